@@ -1,0 +1,89 @@
+"""Counter-based random numbers: one stream per request, whatever the batch looks like.
+
+Every number is a pure function of (seed, position, offset), so a request draws the same numbers
+alone and among others. ``position`` is the number of tokens the request had when the step began;
+it grows by at least one per step, so no number is ever used twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+_MASK = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+
+Words = npt.NDArray[np.uint64]
+
+
+def philox(counter: Words, key: Words) -> Words:
+    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+
+    Args:
+        counter: ``[..., 4]`` 32-bit words held in uint64.
+        key: ``[..., 2]`` 32-bit words held in uint64, broadcast against ``counter``.
+
+    Returns:
+        ``[..., 4]`` independent 32-bit words held in uint64.
+    """
+    c0, c1, c2, c3 = (counter[..., i] for i in range(4))
+    k0, k1 = key[..., 0], key[..., 1]
+    for _ in range(10):
+        product0 = _MULTIPLIERS[0] * c0
+        product1 = _MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (
+            (product1 >> _SHIFT) ^ c1 ^ k0,
+            product1 & _MASK,
+            (product0 >> _SHIFT) ^ c3 ^ k1,
+            product0 & _MASK,
+        )
+        k0 = (k0 + _WEYL[0]) & _MASK
+        k1 = (k1 + _WEYL[1]) & _MASK
+    return np.stack([c0, c1, c2, c3], axis=-1)
+
+
+@dataclass(frozen=True)
+class StepUniforms:
+    """The uniform numbers in [0, 1) of one step, float32, on the host.
+
+    Attributes:
+        draft: ``[batch, num_tokens]`` draws each drafted token.
+        accept: ``[batch, num_tokens]`` decides each acceptance.
+        final: ``[batch]`` draws the corrected or bonus token.
+    """
+
+    draft: Tensor
+    accept: Tensor
+    final: Tensor
+
+
+def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> StepUniforms:
+    """Draw all random numbers that one step may need.
+
+    Args:
+        seeds: ``[batch]`` 64-bit seeds, one per request.
+        positions: ``[batch]`` number of tokens (prompt and output) of each request.
+        num_tokens: the longest draft of the step.
+
+    Returns:
+        Uniforms with 24 random bits each, so that they are exact in float32.
+    """
+    width = max(num_tokens, 1)
+    counter = np.zeros((len(seeds), width, 4), dtype=np.uint64)
+    counter[..., 0] = np.arange(width, dtype=np.uint64)
+    counter[..., 1] = np.asarray(positions, dtype=np.uint64)[:, None]
+    seed = np.asarray([value & 0xFFFFFFFFFFFFFFFF for value in seeds], dtype=np.uint64)
+    key = np.stack([seed & _MASK, seed >> _SHIFT], axis=-1)[:, None, :]
+    words = philox(counter, key)
+    uniforms = ((words >> np.uint64(8)).astype(np.float32)) * np.float32(2.0**-24)
+    return StepUniforms(
+        draft=torch.from_numpy(np.ascontiguousarray(uniforms[:, :num_tokens, 0])),
+        accept=torch.from_numpy(np.ascontiguousarray(uniforms[:, :num_tokens, 1])),
+        final=torch.from_numpy(np.ascontiguousarray(uniforms[:, 0, 2])),
+    )

@@ -1,0 +1,169 @@
+"""The acceptance law: which drafted tokens the target keeps, and what it says instead.
+
+One law covers everything. Each position has the target's distribution p and a *proposal* q′, a
+sub-distribution that is a function of the prefix alone. A drafted token x comes from q′ (or, with
+the missing mass, no token does); x is accepted with probability min(1, p(x)/q′(x)); where nothing
+was accepted the token is drawn from max(p − q′, 0), normalised. Then the position has distribution
+exactly p (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding",
+theorem 1 and appendix A.1, with q replaced by q′). The bonus token is the case q′ = 0.
+
+Block verification (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding",
+algorithm 2) decides over the whole block and accepts at least as many tokens in expectation. It
+needs no separate treatment of cuts and filters: give the vocabulary one more token ⊥ that the
+target never says and that takes the missing mass of q′; a cut or dropped draft is a draft that
+drew ⊥. Block verification on the enlarged vocabulary is lossless, never accepts ⊥ and never draws
+it, and its formulas restricted to the real vocabulary are the ones below.
+
+Shapes: ``batch`` requests, ``width`` the longest verification length, ``rows`` the sum over
+requests of (verification length + 1): target distributions are packed without padding.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+VerificationMethod = Literal["block", "token"]
+
+
+class Accepted(NamedTuple):
+    """Result of the acceptance law.
+
+    Attributes:
+        num_accepted: ``[batch]`` int64, how many leading drafted tokens are kept.
+        next_tokens: ``[batch]`` int64, the corrected or bonus token that follows them.
+    """
+
+    num_accepted: Tensor
+    next_tokens: Tensor
+
+
+def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw one index per row by inverting the cumulative distribution.
+
+    Args:
+        weights: ``[rows, vocab]`` non-negative, not necessarily normalised.
+        uniforms: ``[rows]`` in [0, 1).
+
+    Returns:
+        ``[rows]`` int64. An index of weight 0 is never drawn (unless the whole row is 0, which
+        gives index 0).
+    """
+    cumulative = weights.cumsum(dim=-1)
+    threshold = (uniforms * cumulative[:, -1]).unsqueeze(-1)
+    drawn = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+    # Rounding can put the threshold on the total itself: fall back to a token of positive weight.
+    overflow = drawn >= weights.shape[-1]
+    return torch.where(overflow, weights.argmax(dim=-1), drawn)
+
+
+def accept_greedy(target_tokens: Tensor, tokens: Tensor, lengths: Tensor) -> Accepted:
+    """The law at temperature 0, where p is one-hot: keep what the target would say itself.
+
+    Args:
+        target_tokens: ``[rows]`` int64, the target's argmax at each verified position and after.
+        tokens: ``[batch, width]`` int64 drafted tokens.
+        lengths: ``[batch]`` int64 verification lengths.
+    """
+    first_row = _first_rows(lengths)
+    position = torch.arange(tokens.shape[1], device=tokens.device)
+    valid = position < lengths.unsqueeze(1)
+    row = (first_row.unsqueeze(1) + position).clamp_(max=target_tokens.shape[0] - 1)
+    agrees = (target_tokens[row] == tokens) & valid
+    num_accepted = agrees.long().cumprod(dim=1).sum(dim=1)
+    return Accepted(num_accepted, target_tokens[first_row + num_accepted])
+
+
+def accept(
+    p: Tensor,
+    proposals: Tensor,
+    tokens: Tensor,
+    lengths: Tensor,
+    accept_uniforms: Tensor,
+    final_uniforms: Tensor,
+    lenience: Tensor | None = None,
+    method: VerificationMethod = "block",
+) -> Accepted:
+    """Apply the acceptance law to a batch of drafts of different lengths.
+
+    Args:
+        p: ``[rows, vocab]`` the target's distributions, one per verified position and one after
+            the last, request after request.
+        proposals: ``[batch, >= width + 1, vocab]`` the sub-distributions q′; position
+            ``lengths[b]`` is the proposal where no token is verified (zeros, or a filtered one).
+        tokens: ``[batch, width]`` int64 drafted tokens, each with q′(x) > 0.
+        lengths: ``[batch]`` int64 verification lengths, 0 … width.
+        accept_uniforms: ``[batch, width]`` in [0, 1).
+        final_uniforms: ``[batch]`` in [0, 1).
+        lenience: ``[batch]`` in (0, 1], or ``None`` for 1. Divides the denominator of the
+            acceptance test and nothing else; below 1 the output is not the target's any more.
+            Lenience is defined for token-by-token verification, which is used whenever it is
+            given.
+        method: ``"block"`` or ``"token"``.
+    """
+    batch, width = tokens.shape
+    first_row = _first_rows(lengths)
+    position = torch.arange(width, device=p.device)
+    valid = position < lengths.unsqueeze(1)
+    row = (first_row.unsqueeze(1) + position).clamp_(max=p.shape[0] - 1)
+    p_drawn = p[row, tokens]  # [batch, width]
+    q_drawn = proposals[:, :width].gather(2, tokens.unsqueeze(2)).squeeze(2)
+    ratio = p_drawn / q_drawn
+
+    index = torch.arange(batch, device=p.device)
+    if method == "token" or lenience is not None:
+        limit = ratio if lenience is None else ratio / lenience.unsqueeze(1)
+        kept = (accept_uniforms < limit) & valid
+        num_accepted = kept.long().cumprod(dim=1).sum(dim=1)
+        scale = None
+    else:
+        joint = _joint_ratio(ratio, valid)  # [batch, width + 1]
+        keep_probability = _block_keep_probability(p, proposals, joint, lengths)
+        kept = (accept_uniforms < keep_probability) & valid
+        num_accepted = ((position + 1) * kept).amax(dim=1) if width else torch.zeros_like(lengths)
+        scale = joint[index, num_accepted].unsqueeze(1)
+
+    p_final = p[first_row + num_accepted]
+    weighted = p_final if scale is None else p_final * scale
+    residual = (weighted - proposals[index, num_accepted]).clamp_(min=0)
+    # p = q′ up to rounding leaves no residual; then p itself is the right distribution.
+    empty = residual.sum(dim=1, keepdim=True) <= 0
+    return Accepted(num_accepted, sample(torch.where(empty, p_final, residual), final_uniforms))
+
+
+def _first_rows(lengths: Tensor) -> Tensor:
+    """``[batch]`` index of each request's first row among the packed target rows."""
+    ends = (lengths + 1).cumsum(dim=0)
+    return ends - (lengths + 1)
+
+
+def _joint_ratio(ratio: Tensor, valid: Tensor) -> Tensor:
+    """``[batch, width + 1]`` p_i of block verification: p_0 = 1, p_i = min(p_{i−1}·ratio_i, 1)."""
+    batch, width = ratio.shape
+    joint = torch.ones(batch, width + 1, dtype=ratio.dtype, device=ratio.device)
+    for i in range(width):
+        step = torch.where(valid[:, i], ratio[:, i], 1.0)
+        joint[:, i + 1] = (joint[:, i] * step).clamp(max=1.0)
+    return joint
+
+
+def _block_keep_probability(p: Tensor, proposals: Tensor, joint: Tensor, lengths: Tensor) -> Tensor:
+    """``[batch, width]`` h_1 … h_width of block verification (Sun et al. 2024, algorithm 2).
+
+    h_i = r_i / (r_i + 1 − p_i) with r_i = Σ_x max(p_i·p(x | x_1…x_i) − q′(x | x_1…x_i), 0). At the
+    end of the block q′ is 0 (or filtered), so h = p_i there without being a special case.
+    """
+    batch, columns = joint.shape
+    owner = torch.repeat_interleave(
+        torch.arange(batch, device=p.device), lengths + 1, output_size=p.shape[0]
+    )
+    offset = torch.arange(p.shape[0], device=p.device) - _first_rows(lengths)[owner]
+    running = joint[owner, offset]
+    remaining = (p * running.unsqueeze(1) - proposals[owner, offset]).clamp_(min=0).sum(dim=1)
+    keep = remaining / (remaining + 1 - running)
+    # 0/0 means p = q′ with p_i = 1: the next token is certain to be kept, this cut never chosen.
+    keep_probability = torch.zeros(batch, columns, dtype=p.dtype, device=p.device)
+    keep_probability[owner, offset] = keep.nan_to_num(nan=0.0)
+    return keep_probability[:, 1:]

@@ -1,0 +1,179 @@
+"""From logits to the distribution a token is drawn from, alike for every model.
+
+The order is that of Hugging Face's ``generate``: logit bias, repetition, presence and frequency
+penalties, temperature, top-k, top-p, min-p. Temperature 0 gives the one-hot distribution of the
+largest (biased, penalised) logit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+_NEGATIVE_INFINITY = float("-inf")
+
+
+@dataclass(frozen=True)
+class LogitControls:
+    """Sampling parameters of a batch as tensors, one entry per row of logits.
+
+    A parameter that no row uses is ``None`` and costs nothing.
+
+    Attributes:
+        temperature: ``[rows]`` float32, 0 for greedy rows.
+        all_greedy: every row has temperature 0.
+        top_k: ``[rows]`` int64, the vocabulary size where it is off.
+        top_p: ``[rows]`` float32, 1 where it is off.
+        min_p: ``[rows]`` float32, 0 where it is off.
+        repetition_penalty: ``[rows]`` float32, 1 where it is off.
+        presence_penalty: ``[rows]`` float32, 0 where it is off.
+        frequency_penalty: ``[rows]`` float32, 0 where it is off.
+        bias: ``[rows, vocab]`` float32 added to the logits.
+    """
+
+    temperature: Tensor
+    all_greedy: bool
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+    repetition_penalty: Tensor | None = None
+    presence_penalty: Tensor | None = None
+    frequency_penalty: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def uses_history(self) -> bool:
+        """Whether a penalty needs to know the tokens so far."""
+        return (
+            self.repetition_penalty is not None
+            or self.presence_penalty is not None
+            or self.frequency_penalty is not None
+        )
+
+    def rows(self, index: Tensor) -> LogitControls:
+        """The controls of the given rows: ``index`` is ``[new_rows]`` int64."""
+        taken = {
+            name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **taken)
+
+
+@dataclass(frozen=True)
+class TokenHistory:
+    """Which tokens each row has seen, for the penalties.
+
+    Attributes:
+        seen: ``[rows, vocab]`` bool, tokens of prompt and output.
+        counts: ``[rows, vocab]`` float32, how often each token occurs in the output.
+    """
+
+    seen: Tensor
+    counts: Tensor
+
+    def rows(self, index: Tensor) -> TokenHistory:
+        """The history of the given rows: ``index`` is ``[new_rows]`` int64."""
+        return TokenHistory(self.seen[index], self.counts[index])
+
+    def after(self, tokens: Tensor, valid: Tensor) -> TokenHistory:
+        """The history once each row has said one token more.
+
+        Args:
+            tokens: ``[rows]`` int64.
+            valid: ``[rows]`` bool, rows where it is False stay as they are.
+        """
+        column = tokens.unsqueeze(1)
+        counts = self.counts.scatter_add(1, column, valid.to(self.counts.dtype).unsqueeze(1))
+        seen = self.seen | torch.zeros_like(self.seen).scatter(1, column, valid.unsqueeze(1))
+        return TokenHistory(seen, counts)
+
+
+def control_logits(
+    logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
+) -> Tensor:
+    """Bias and penalties: what changes the largest logit, so greedy decoding needs it too.
+
+    Args:
+        logits: ``[rows, vocab]`` any floating type.
+        controls: one entry per row.
+        history: needed if :attr:`LogitControls.uses_history`.
+
+    Returns:
+        ``[rows, vocab]`` float32 (the input itself if nothing is to be done and it is float32).
+    """
+    logits = logits.float()
+    if controls.bias is not None:
+        logits = logits + controls.bias
+    if not controls.uses_history:
+        return logits
+    if history is None:
+        raise ValueError("penalties need the token history")
+    if controls.repetition_penalty is not None:
+        # Keskar et al. 2019, "CTRL", section 4.1, in the sign-aware form of Hugging Face.
+        penalty = controls.repetition_penalty.unsqueeze(1)
+        penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
+        logits = torch.where(history.seen, penalised, logits)
+    if controls.frequency_penalty is not None:
+        logits = logits - controls.frequency_penalty.unsqueeze(1) * history.counts
+    if controls.presence_penalty is not None:
+        logits = logits - controls.presence_penalty.unsqueeze(1) * (history.counts > 0)
+    return logits
+
+
+def greedy_tokens(
+    logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
+) -> Tensor:
+    """``[rows]`` int64, the token of the largest biased and penalised logit."""
+    return control_logits(logits, controls, history).argmax(dim=-1)
+
+
+def probabilities(
+    logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
+) -> Tensor:
+    """The distribution that a token is drawn from.
+
+    Args:
+        logits: ``[rows, vocab]`` any floating type.
+        controls: one entry per row.
+        history: needed if :attr:`LogitControls.uses_history`.
+
+    Returns:
+        ``[rows, vocab]`` float32, each row summing to 1.
+    """
+    logits = control_logits(logits, controls, history)
+    greedy = controls.temperature == 0
+    temperature = torch.where(greedy, 1.0, controls.temperature)
+    scaled = logits / temperature.unsqueeze(1)
+    if controls.top_k is not None or controls.top_p is not None:
+        scaled = _top_k_top_p(scaled, controls.top_k, controls.top_p)
+    p = scaled.softmax(dim=-1)
+    if controls.min_p is not None:
+        floor = controls.min_p.unsqueeze(1) * p.amax(dim=-1, keepdim=True)
+        p = torch.where(p < floor, 0.0, p)
+        p = p / p.sum(dim=-1, keepdim=True)
+    if bool(greedy.any()):
+        one_hot = torch.zeros_like(p).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
+        p = torch.where(greedy.unsqueeze(1), one_hot, p)
+    return p
+
+
+def _top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+    """Set what the two filters drop to minus infinity; one sort serves both.
+
+    top-p keeps the smallest set of most likely tokens whose mass reaches p (Holtzman et al. 2020,
+    "The Curious Case of Neural Text Degeneration", section 3.1), after top-k.
+    """
+    vocab = logits.shape[-1]
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    drop = torch.zeros_like(ordered, dtype=torch.bool)
+    if top_k is not None:
+        rank = torch.arange(vocab, device=logits.device)
+        drop |= rank >= top_k.unsqueeze(1)
+    if top_p is not None:
+        mass = ordered.masked_fill(drop, _NEGATIVE_INFINITY).softmax(dim=-1)
+        before = mass.cumsum(dim=-1) - mass
+        # A row with top-p off (1) drops nothing, whatever the rounding of its sum.
+        drop |= (before >= top_p.unsqueeze(1)) & (top_p.unsqueeze(1) < 1)
+        drop[:, 0] = False
+    return logits.masked_fill(drop.scatter(1, order, drop), _NEGATIVE_INFINITY)
