@@ -8,6 +8,7 @@ largest (biased, penalised) logit.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ class LogitControls:
 
     def rows(self, index: Tensor) -> LogitControls:
         """The controls of the given rows: ``index`` is ``[new_rows]`` int64."""
-        taken = {
+        taken: dict[str, Any] = {
             name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)
         }
         return replace(self, **taken)
@@ -164,12 +165,12 @@ def _top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> 
     top-p keeps the smallest set of most likely tokens whose mass reaches p (Holtzman et al. 2020,
     "The Curious Case of Neural Text Degeneration", section 3.1), after top-k.
     """
-    vocab = logits.shape[-1]
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     drop = torch.zeros_like(ordered, dtype=torch.bool)
     if top_k is not None:
-        rank = torch.arange(vocab, device=logits.device)
-        drop |= rank >= top_k.unsqueeze(1)
+        # Tokens tied with the k-th all stay, as in Hugging Face: in bfloat16 ties are common.
+        last = top_k.clamp(max=logits.shape[-1]).unsqueeze(1) - 1
+        drop |= ordered < ordered.gather(1, last)
     if top_p is not None:
         mass = ordered.masked_fill(drop, _NEGATIVE_INFINITY).softmax(dim=-1)
         before = mass.cumsum(dim=-1) - mass

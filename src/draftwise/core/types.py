@@ -54,9 +54,12 @@ class Outcome:
         num_verified: verified tokens per request, ``[batch]``.
         num_accepted: accepted tokens per request, ``[batch]``.
         next_tokens: the corrected or bonus token of each request, ``[batch]``.
+        failed: indices of requests for which the target gave no numbers; their other entries
+            mean nothing.
     """
 
     num_drafted: tuple[int, ...]
     num_verified: tuple[int, ...]
     num_accepted: tuple[int, ...]
     next_tokens: tuple[int, ...]
+    failed: frozenset[int] = frozenset()

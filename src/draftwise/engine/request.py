@@ -1,0 +1,113 @@
+"""One request: its tokens, its limits, and what became of it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from draftwise.engine.text import TextBuilder
+from draftwise.errors import DraftwiseError
+from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, TokenSource
+from draftwise.params import SamplingParams
+from draftwise.policies.base import RequestState
+
+NO_ROW = -1
+
+
+class Request:
+    """State of a request from arrival to answer.
+
+    Attributes:
+        request_id: unique number.
+        params: its sampling parameters.
+        seed: of its random numbers.
+        tokens: prompt and output so far.
+        num_prompt_tokens: how many of them are the prompt.
+        row: its row in every key-value cache, ``NO_ROW`` while it waits.
+        finish_reason: ``None`` while it runs.
+        error: why it failed, if it did.
+        stats: how speculation goes.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: str | None,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Any,
+        stop_token_ids: frozenset[int],
+        max_model_len: int,
+        lossless: bool,
+    ) -> None:
+        self.request_id = request_id
+        self.params = params
+        self.seed = secrets.randbits(64) if params.seed is None else params.seed
+        self.tokens = list(prompt_ids)
+        self.num_prompt_tokens = len(prompt_ids)
+        self.row = NO_ROW
+        self.finish_reason: FinishReason | None = None
+        self.error: DraftwiseError | None = None
+        self.stats = SpeculationStats(lossless=lossless)
+        self.max_total_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
+        self._prompt = prompt
+        self._stop_token_ids = stop_token_ids
+        self._sources: list[TokenSource] = []
+        self._text = TextBuilder(tokenizer, prompt_ids, tuple(params.stop))
+        self._num_reported = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    def state(self, draft_limit: int) -> RequestState:
+        """What a policy may know."""
+        return RequestState(len(self.tokens), self.num_output_tokens, draft_limit)
+
+    def draft_limit(self, draft_context: int) -> int:
+        """Most tokens worth drafting: one of those left is the target's own."""
+        return max(
+            0, min(self.max_total_tokens - len(self.tokens) - 1, draft_context - len(self.tokens))
+        )
+
+    def append(self, token: int, source: TokenSource) -> bool:
+        """Take one more token; True if the request ends with it."""
+        self.tokens.append(token)
+        self._sources.append(source)
+        self.stats.num_tokens += 1
+        if token in self._stop_token_ids:
+            self._text.add_silent(token)
+            self.finish(FinishReason.STOP)
+        elif self._text.add(token):
+            self.finish(FinishReason.STOP)
+        elif len(self.tokens) >= self.max_total_tokens:
+            self.finish(FinishReason.LENGTH)
+        return self.finish_reason is not None
+
+    def finish(self, reason: FinishReason, error: DraftwiseError | None = None) -> None:
+        """End the request."""
+        self.finish_reason = reason
+        self.error = error
+        self._text.finish()
+
+    def take_new(self) -> tuple[str, list[int]]:
+        """Text and tokens that came since the last call."""
+        start = self.num_prompt_tokens + self._num_reported
+        new_tokens = self.tokens[start:]
+        self._num_reported += len(new_tokens)
+        return self._text.release(), new_tokens
+
+    def output(self) -> RequestOutput:
+        """The answer as the caller sees it."""
+        return RequestOutput(
+            prompt=self._prompt,
+            prompt_token_ids=self.tokens[: self.num_prompt_tokens],
+            text=self._text.text,
+            token_ids=self.tokens[self.num_prompt_tokens :],
+            token_sources=list(self._sources),
+            token_texts=list(self._text.pieces),
+            finish_reason=self.finish_reason or FinishReason.CANCELLED,
+            speculation=self.stats,
+            error=self.error,
+        )

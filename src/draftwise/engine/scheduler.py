@@ -1,0 +1,251 @@
+"""Who takes part in a step, and what becomes of them afterwards."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from draftwise.core.random import StepUniforms, step_uniforms
+from draftwise.core.sampling import LogitControls, TokenHistory
+from draftwise.core.types import Outcome, Plan
+from draftwise.engine.controls import HistoryStore, batch_controls
+from draftwise.engine.request import NO_ROW, Request
+from draftwise.errors import CacheExhaustedError, NumericalError
+from draftwise.models.kv_cache import KVCache
+from draftwise.outputs import FinishReason, TokenSource
+
+
+class PromptChunk(NamedTuple):
+    """A piece of a prompt that this step processes.
+
+    Attributes:
+        request: whose prompt.
+        start: position of its first token.
+        end: one past its last.
+    """
+
+    request: Request
+    start: int
+    end: int
+
+    @property
+    def completes_prompt(self) -> bool:
+        """Whether the request gets its first token from this step."""
+        return self.end == len(self.request.tokens)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's work.
+
+    Attributes:
+        chunks: pieces of prompts, by row.
+        generating: requests that gain tokens in this step, by row: those whose prompt is done,
+            and those whose prompt is completed by a chunk of this step.
+        can_draft: for each of ``generating``, whether its prompt was done before the step.
+        controls: sampling parameters of ``generating``.
+        history: tokens of ``generating`` so far, if a penalty needs them.
+        uniforms: random numbers of ``generating``, ``None`` if all are greedy.
+    """
+
+    chunks: list[PromptChunk]
+    generating: list[Request]
+    can_draft: list[bool]
+    controls: LogitControls
+    history: TokenHistory | None
+    uniforms: StepUniforms | None
+
+
+class Scheduler:
+    """Admits requests to cache rows in order of arrival and retires them.
+
+    A request is admitted when a row is free and the memory it may need at most is unreserved, so
+    that a running request never runs out of cache.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[KVCache],
+        histories: HistoryStore,
+        vocab_size: int,
+        max_chunk_tokens: int,
+        max_draft_length: int,
+        max_cached_tokens: int,
+    ) -> None:
+        """Set up.
+
+        Args:
+            caches: the target's cache first, then those that follow it.
+            histories: token histories by row.
+            vocab_size: of the target.
+            max_chunk_tokens: prompt tokens per step over all requests.
+            max_draft_length: longest draft of any step.
+            max_cached_tokens: tokens that may be reserved at once.
+        """
+        self._caches = caches
+        self._histories = histories
+        self._vocab_size = vocab_size
+        self._max_chunk_tokens = max_chunk_tokens
+        self._max_draft_length = max_draft_length
+        self._max_cached_tokens = max_cached_tokens
+        self._reserved_tokens = 0
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, Request] = {}
+        self._free_rows = list(range(caches[0].num_rows))
+        self._controls_of: tuple[int, ...] = ()
+        self._controls: LogitControls | None = None
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run."""
+        return len(self._waiting) + len(self._running)
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """Cache tokens promised to running requests."""
+        return self._reserved_tokens
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            CacheExhaustedError: it could never be admitted.
+        """
+        if request.max_total_tokens > self._max_cached_tokens:
+            raise CacheExhaustedError(
+                "max_tokens",
+                f"the request may need {request.max_total_tokens} tokens of cache and there are "
+                f"{self._max_cached_tokens} in all; shorten it or give the cache more memory",
+            )
+        self._waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request wherever it is."""
+        if request.finish_reason is None:
+            request.finish(FinishReason.CANCELLED)
+            self._retire(request)
+
+    def next_batch(self) -> Batch:
+        """Admit who fits and decide what each request does in this step."""
+        self._admit()
+        running = [self._running[row] for row in sorted(self._running)]
+        chunks = self._prompt_chunks(running)
+        completing = {chunk.request.row for chunk in chunks if chunk.completes_prompt}
+        decoding = {r.row for r in running if self._num_pending(r) == 1 and r.num_output_tokens}
+        generating = [r for r in running if r.row in completing or r.row in decoding]
+        controls = self._batch_controls(generating)
+        return Batch(
+            chunks=chunks,
+            generating=generating,
+            can_draft=[r.row in decoding for r in generating],
+            controls=controls,
+            history=self._histories.rows([r.row for r in generating])
+            if controls.uses_history
+            else None,
+            uniforms=None
+            if controls.all_greedy
+            else step_uniforms(
+                [r.seed for r in generating],
+                [len(r.tokens) for r in generating],
+                self._max_draft_length,
+            ),
+        )
+
+    def commit(self, batch: Batch, plan: Plan, outcome: Outcome) -> list[Request]:
+        """Append what was accepted, roll the caches back, retire who is done.
+
+        Returns:
+            The requests that gained tokens or ended.
+        """
+        drafted = plan.tokens.tolist()
+        for index, request in enumerate(batch.generating):
+            if index in outcome.failed:
+                request.finish(
+                    FinishReason.ERROR,
+                    NumericalError("target", "its logits for this request are not numbers"),
+                )
+            else:
+                self._append(request, index, drafted[index], outcome)
+            if request.finish_reason is not None:
+                self._retire(request)
+        return batch.generating
+
+    def _append(self, request: Request, index: int, drafted: list[int], outcome: Outcome) -> None:
+        verified, accepted = outcome.num_verified[index], outcome.num_accepted[index]
+        start = len(request.tokens)
+        stats = request.stats
+        stats.num_steps += 1
+        stats.num_drafted += outcome.num_drafted[index]
+        stats.num_verified += verified
+        stats.num_accepted += accepted
+        last = TokenSource.BONUS if accepted == verified else TokenSource.CORRECTION
+        if not verified:
+            last = TokenSource.TARGET
+        for token in drafted[:accepted]:
+            if request.append(token, TokenSource.DRAFT):
+                break
+        else:
+            request.append(outcome.next_tokens[index], last)
+        # The newest token was never an input; whatever lies beyond it was rejected.
+        for cache in self._caches:
+            cache.truncate(request.row, len(request.tokens) - 1)
+        if request.params.uses_penalties:
+            self._histories.append(request.row, request.tokens[start:])
+
+    def _num_pending(self, request: Request) -> int:
+        """Tokens that the target has not processed yet."""
+        return len(request.tokens) - self._caches[0].lengths[request.row]
+
+    def _admit(self) -> None:
+        while self._waiting and self._free_rows:
+            request = self._waiting[0]
+            if self._reserved_tokens + request.max_total_tokens > self._max_cached_tokens:
+                return
+            self._waiting.popleft()
+            request.row = heapq.heappop(self._free_rows)
+            self._reserved_tokens += request.max_total_tokens
+            self._running[request.row] = request
+            for cache in self._caches:
+                cache.clear(request.row)
+            if request.params.uses_penalties:
+                self._histories.begin(request.row, request.tokens)
+
+    def _prompt_chunks(self, running: list[Request]) -> list[PromptChunk]:
+        """Share the step's prompt tokens out in order of arrival; the result is by row."""
+        chunks: list[PromptChunk] = []
+        left = self._max_chunk_tokens
+        for request in sorted(running, key=lambda r: r.request_id):
+            if request.num_output_tokens or left == 0:
+                continue
+            start = self._caches[0].lengths[request.row]
+            end = min(len(request.tokens), start + left)
+            chunks.append(PromptChunk(request, start, end))
+            left -= end - start
+        return sorted(chunks, key=lambda chunk: chunk.request.row)
+
+    def _batch_controls(self, generating: list[Request]) -> LogitControls:
+        """The batch's controls, rebuilt only when its members change."""
+        members = tuple(request.request_id for request in generating)
+        if self._controls is None or members != self._controls_of:
+            self._controls = batch_controls(
+                [request.params for request in generating],
+                self._vocab_size,
+                self._histories.device,
+            )
+            self._controls_of = members
+        return self._controls
+
+    def _retire(self, request: Request) -> None:
+        if request.row == NO_ROW:
+            self._waiting.remove(request)
+            return
+        if request.finish_reason is FinishReason.ERROR:
+            for cache in self._caches:
+                cache.wipe(request.row)
+        del self._running[request.row]
+        heapq.heappush(self._free_rows, request.row)
+        self._reserved_tokens -= request.max_total_tokens
+        request.row = NO_ROW

@@ -1,0 +1,125 @@
+"""One target pass over exactly the planned tokens, and the acceptance law on its logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftwise.core.rejection import Accepted, VerificationMethod, accept, accept_greedy
+from draftwise.core.sampling import TokenHistory, greedy_tokens, probabilities
+from draftwise.core.types import Draft, Outcome, Plan
+from draftwise.engine.scheduler import Batch
+from draftwise.models.attention import Segment
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.packed_model import PackedModel
+
+
+class TargetVerifier:
+    """Runs the target on prompt chunks and planned tokens together, packed without padding."""
+
+    def __init__(self, model: PackedModel, cache: KVCache) -> None:
+        self._model = model
+        self._cache = cache
+
+    def verify(self, batch: Batch, plan: Plan) -> Tensor | None:
+        """Compute the target's logits.
+
+        Returns:
+            ``[rows, vocab]``: for each generating request one row per verified token and one
+            after the last, request after request. ``None`` if the step only reads prompts.
+        """
+        drafted = plan.tokens.tolist()
+        indices = {request.row: index for index, request in enumerate(batch.generating)}
+        chunks = {chunk.request.row: chunk for chunk in batch.chunks}
+        tokens: list[int] = []
+        segments: list[Segment] = []
+        logit_rows: list[int] = []
+        for row in sorted(indices.keys() | chunks.keys()):
+            if row in chunks:
+                request, start, end = chunks[row]
+                new, num_logits = request.tokens[start:end], int(row in indices)
+            else:
+                request = batch.generating[indices[row]]
+                verified = drafted[indices[row]][: plan.lengths[indices[row]]]
+                start, new = len(request.tokens) - 1, [request.tokens[-1], *verified]
+                num_logits = len(new)
+            tokens.extend(new)
+            segments.append(Segment(row, start, len(new)))
+            logit_rows.extend(range(len(tokens) - num_logits, len(tokens)))
+        return self._model.forward(self._cache, tokens, segments, logit_rows or None)
+
+
+class Acceptance:
+    """Applies the one acceptance law to a step."""
+
+    def __init__(self, method: VerificationMethod, lenience: float) -> None:
+        self._method = method
+        self._lenience = lenience
+
+    def accept(self, batch: Batch, draft: Draft, plan: Plan, logits: Tensor | None) -> Outcome:
+        """Decide what each generating request gains.
+
+        Args:
+            batch: the step.
+            draft: what was drafted, for the counts.
+            plan: what was verified.
+            logits: ``[rows, vocab]`` from :meth:`TargetVerifier.verify`.
+        """
+        if logits is None:
+            return Outcome((), (), (), ())
+        lengths = torch.tensor(plan.lengths, dtype=torch.long, device=logits.device)
+        owner = torch.repeat_interleave(lengths + 1)
+        controls = batch.controls.rows(owner)
+        history = None
+        if batch.history is not None:
+            history = _history_along(batch.history, plan.tokens, lengths, owner)
+        if batch.uniforms is None:
+            chosen = greedy_tokens(logits, controls, history)
+            broken = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isnan()
+            accepted = accept_greedy(chosen, plan.tokens, lengths)
+        else:
+            p = probabilities(logits, controls, history)
+            broken = p[:, 0].isnan()
+            accepted = self._accept_sampled(batch, plan, p, lengths)
+        failed = frozenset(owner[broken].tolist()) if bool(broken.any()) else frozenset()
+        return Outcome(
+            num_drafted=draft.lengths,
+            num_verified=plan.lengths,
+            num_accepted=tuple(accepted.num_accepted.tolist()),
+            next_tokens=tuple(accepted.next_tokens.tolist()),
+            failed=failed,
+        )
+
+    def _accept_sampled(self, batch: Batch, plan: Plan, p: Tensor, lengths: Tensor) -> Accepted:
+        assert batch.uniforms is not None
+        proposals = plan.proposals
+        if proposals is None:  # nothing was drafted
+            proposals = torch.zeros(len(lengths), 1, p.shape[1], device=p.device)
+        lenience = None
+        if self._lenience < 1.0:
+            lenience = torch.full((len(lengths),), self._lenience, device=p.device)
+        width = plan.tokens.shape[1]
+        return accept(
+            p,
+            proposals,
+            plan.tokens,
+            lengths,
+            batch.uniforms.accept[:, :width].to(p.device),
+            batch.uniforms.final.to(p.device),
+            lenience,
+            self._method,
+        )
+
+
+def _history_along(
+    history: TokenHistory, tokens: Tensor, lengths: Tensor, owner: Tensor
+) -> TokenHistory:
+    """The history at each verified position: the request's, and the drafted tokens before it."""
+    steps = [history]
+    for index in range(tokens.shape[1]):
+        steps.append(steps[-1].after(tokens[:, index], index < lengths))
+    seen = torch.stack([step.seen for step in steps], dim=1)
+    counts = torch.stack([step.counts for step in steps], dim=1)
+    first_row = (lengths + 1).cumsum(0) - (lengths + 1)
+    position = torch.arange(len(owner), device=owner.device) - first_row[owner]
+    return TokenHistory(seen[owner, position], counts[owner, position])

@@ -1,0 +1,273 @@
+"""The way in: load models once, generate for any number of prompts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from draftwise.engine.engine import Engine
+from draftwise.engine.request import Request
+from draftwise.errors import DraftwiseError, InvalidParameterError, PromptError
+from draftwise.models.loading import (
+    LoadedModel,
+    check_same_vocabulary,
+    load_model,
+    resolve_device,
+    resolve_dtype,
+)
+from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, StreamPiece
+from draftwise.params import SamplingParams, SpeculationConfig
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+# Share of the free memory that keys and values may take on a CPU.
+_CACHE_SHARE = 0.5
+
+
+class LLM:
+    """A target model, and perhaps a draft that makes it faster without changing what it says.
+
+    Attributes:
+        target: the loaded target model.
+        draft: the loaded draft model, if any.
+        engine: the engine underneath, for callers that run the step loop themselves.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        speculation: SpeculationConfig | Mapping[str, Any] | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_batch_size: int = 32,
+        max_model_len: int | None = None,
+        *,
+        max_chunk_tokens: int = 512,
+        cache_gib: float | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Load the models.
+
+        Args:
+            target: a folder, a hub id or a zoo name such as ``"zoo:target"``.
+            speculation: how to speculate; ``None`` for target-only decoding. A mapping may use
+                vLLM's key names.
+            dtype: ``"auto"``, ``"bfloat16"``, ``"float16"`` or ``"float32"``.
+            device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+            max_batch_size: requests that run at once; more wait.
+            max_model_len: longest prompt and output together; ``None`` for the target's own.
+            max_chunk_tokens: prompt tokens processed per step.
+            cache_gib: memory for keys and values in GiB; ``None`` for half of what is free.
+            trust_remote_code: run code that comes with a model. Off: no such code ever runs.
+
+        Raises:
+            DraftwiseError: a typed error that names the argument at fault.
+        """
+        if isinstance(speculation, Mapping):
+            speculation = SpeculationConfig.from_dict(speculation)
+        for name, value in (
+            ("max_batch_size", max_batch_size),
+            ("max_chunk_tokens", max_chunk_tokens),
+            ("max_model_len", 1 if max_model_len is None else max_model_len),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidParameterError(name, f"must be a positive integer, got {value!r}")
+        if cache_gib is not None and not cache_gib > 0:
+            raise InvalidParameterError("cache_gib", f"must be positive, got {cache_gib!r}")
+        place = resolve_device(device)
+        number = resolve_dtype(dtype, place)
+
+        def load(name: str, role: str, context: int | None) -> LoadedModel:
+            return load_model(name, role, number, place, context, trust_remote_code)
+
+        self.target = load(target, "target", max_model_len)
+        self.draft: LoadedModel | None = None
+        if speculation is not None:
+            self.draft = load_draft(speculation.draft, self.target, load)
+        self.engine = Engine(
+            self.target,
+            self.draft,
+            speculation,
+            max_batch_size,
+            max_chunk_tokens,
+            _cache_bytes(cache_gib, place),
+        )
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_step: Callable[[list[Request]], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for all prompts, batched, and return the answers in their order.
+
+        Args:
+            prompts: one prompt or a list: strings, lists of token ids, or lists of chat messages
+                (``{"role": …, "content": …}``, through the target's chat template).
+            sampling: one for all, or one per prompt.
+            on_step: called after every step with the requests that gained tokens, for progress.
+
+        Returns:
+            One output per prompt. A prompt that cannot be served has ``finish_reason`` ``error``
+            and its ``error`` set; the others are not affected.
+
+        Raises:
+            DraftwiseError: the arguments as a whole are wrong, or every single prompt failed (the
+                first error is raised).
+        """
+        requests = self._add_all(_as_list(prompts), sampling)
+        try:
+            while self.engine.num_unfinished:
+                advanced = self.engine.step()
+                if on_step is not None:
+                    on_step(advanced)
+        except BaseException:
+            self._cancel_all(requests)
+            raise
+        outputs = [
+            _failed(request) if isinstance(request, DraftwiseError) else request.output()
+            for request in requests
+        ]
+        errors = [output.error for output in outputs]
+        if errors and errors[0] is not None and all(errors):
+            raise errors[0]
+        return outputs
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[StreamPiece]:
+        """Generate for all prompts and yield text as it comes, the prompts' pieces interleaved.
+
+        The pieces of a prompt joined are the text :meth:`generate` would return. Closing the
+        iterator early cancels what is left.
+        """
+        requests = self._add_all(_as_list(prompts), sampling)
+        index_of: dict[int, int] = {}
+        try:
+            for index, request in enumerate(requests):
+                if isinstance(request, DraftwiseError):
+                    yield StreamPiece(index, "", [], FinishReason.ERROR, request)
+                else:
+                    index_of[request.request_id] = index
+            while self.engine.num_unfinished:
+                for request in self.engine.step():
+                    text, tokens = request.take_new()
+                    yield StreamPiece(
+                        index_of[request.request_id],
+                        text,
+                        tokens,
+                        request.finish_reason,
+                        request.error,
+                    )
+        finally:
+            self._cancel_all(requests)
+
+    def _add_all(
+        self,
+        prompts: list[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request | DraftwiseError]:
+        if sampling is None or isinstance(sampling, SamplingParams):
+            sampling = [sampling or SamplingParams()] * len(prompts)
+        each = list(sampling)
+        if len(each) != len(prompts):
+            raise InvalidParameterError(
+                "sampling", f"{len(each)} parameter sets for {len(prompts)} prompts"
+            )
+        requests: list[Request | DraftwiseError] = []
+        for prompt, params in zip(prompts, each, strict=True):
+            try:
+                text, ids = self._tokenize(prompt)
+                requests.append(self.engine.add(text, ids, params))
+            except DraftwiseError as error:
+                requests.append(error)
+        return requests
+
+    def _cancel_all(self, requests: Sequence[Request | DraftwiseError]) -> None:
+        for request in requests:
+            if isinstance(request, Request):
+                self.engine.cancel(request)
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        tokenizer = self.target.tokenizer
+        if not isinstance(prompt, str | Sequence):
+            raise PromptError(
+                "prompt", f"must be a string, token ids or messages, got {type(prompt).__name__}"
+            )
+        if not prompt:
+            raise PromptError("prompt", "is empty; give some text or at least one token")
+        if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
+            return None, list(prompt)  # type: ignore[arg-type]
+        if tokenizer is None:
+            raise PromptError("prompt", "the target has no tokenizer; give token ids")
+        text = prompt if isinstance(prompt, str) else self._render_chat(prompt)
+        # A chat template writes its own special tokens.
+        ids = tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]
+        return text, list(ids)
+
+    def _render_chat(self, messages: Any) -> str:
+        tokenizer = self.target.tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise PromptError("prompt", "the target's tokenizer has no chat template; give text")
+        for message in messages:
+            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+                raise PromptError("prompt", "each message needs a 'role' and a 'content'")
+        try:
+            text: str = tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # templates raise whatever their authors chose
+            raise PromptError("prompt", f"the chat template refuses it: {error}") from error
+        return text
+
+
+def load_draft(
+    name: str, target: LoadedModel, load: Callable[[str, str, int | None], LoadedModel]
+) -> LoadedModel:
+    """Load a draft for a target and check that they speak of the same tokens.
+
+    Its context may be the shorter one; beyond it nothing is drafted.
+    """
+    draft = load(name, "draft", None)
+    check_same_vocabulary(target, draft)
+    return draft
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt becomes a list of one; a list of ids or of messages is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and isinstance(items[0], int | Mapping):
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]
+
+
+def _failed(error: DraftwiseError) -> RequestOutput:
+    """The output of a prompt that never became a request."""
+    return RequestOutput(
+        prompt=None,
+        prompt_token_ids=[],
+        text="",
+        token_ids=[],
+        token_sources=[],
+        token_texts=[],
+        finish_reason=FinishReason.ERROR,
+        speculation=SpeculationStats(),
+        error=error,
+    )
+
+
+def _cache_bytes(cache_gib: float | None, device: torch.device) -> int | None:
+    if cache_gib is not None:
+        return int(cache_gib * 2**30)
+    if device.type == "cuda":
+        return None  # rows are allocated whole; what does not fit fails at load
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(_CACHE_SHARE * free)

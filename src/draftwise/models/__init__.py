@@ -1,0 +1,1 @@
+"""Models: loading, refusing what cannot be served, and the forward pass over packed tokens."""

@@ -1,0 +1,299 @@
+"""Attention over packed tokens, plugged into Hugging Face's modules.
+
+The linear layers of a model see one long sequence of packed tokens without padding. Here each
+token attends to its own request's cache row. Requests in neighbouring rows with a similar amount
+of work form a group that is computed in one call, padded inside the group only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from draftwise.errors import UnsupportedModelError
+from draftwise.models.kv_cache import KVCache, LayerShape
+
+ATTENTION_NAME = "draftwise_packed"
+
+# More queries than this and a segment is attended to on its own (a chunk of a prompt).
+_LARGEST_GROUPED_QUERY = 32
+# A group may hold this many times the key positions that its members need by themselves.
+_LARGEST_PADDING = 2
+
+# Arguments that Hugging Face's modules pass and that do not change what is computed here.
+_HARMLESS = frozenset(
+    {
+        "dropout",
+        "position_ids",
+        "position_embeddings",
+        "is_causal",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "cache_position",
+    }
+)
+
+
+class Segment(NamedTuple):
+    """Consecutive new tokens of one request.
+
+    Attributes:
+        row: the request's cache row.
+        start: position of the first new token.
+        num_tokens: number of new tokens.
+    """
+
+    row: int
+    start: int
+    num_tokens: int
+
+
+@dataclass
+class AttentionGroup:
+    """Segments in neighbouring rows, computed in one call.
+
+    Attributes:
+        first_row: first cache row.
+        end_row: one past the last cache row.
+        num_queries: the longest segment's length.
+        kv_length: keys read from each row.
+        mask: ``[rows, 1, num_queries, kv_length]`` additive, or ``None`` where every query sees
+            every key.
+        first_token: index of the group's first packed token.
+        num_tokens: packed tokens of the group.
+        padded: ``[rows * num_queries]`` index into the group's tokens, or ``None`` where all
+            segments have the same length.
+        real: ``[num_tokens]`` index of each token among the padded queries, or ``None``.
+    """
+
+    first_row: int
+    end_row: int
+    num_queries: int
+    kv_length: int
+    mask: Tensor | None
+    first_token: int
+    num_tokens: int
+    padded: Tensor | None
+    real: Tensor | None
+    _folded: dict[int, Tensor] = field(default_factory=dict)
+
+    def folded_mask(self, num_heads_per_kv: int) -> Tensor | None:
+        """The mask with grouped query heads folded into the query length, built once."""
+        if self.mask is None:
+            return None
+        if num_heads_per_kv not in self._folded:
+            self._folded[num_heads_per_kv] = self.mask.repeat(1, 1, num_heads_per_kv, 1)
+        return self._folded[num_heads_per_kv]
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Everything that all layers of one forward pass share.
+
+    Attributes:
+        cache: where keys and values are kept.
+        positions: ``[tokens]`` int64.
+        slots: ``[tokens]`` int64, where each token is written.
+        groups: the attention calls.
+    """
+
+    cache: KVCache
+    positions: Tensor
+    slots: Tensor
+    groups: list[AttentionGroup]
+
+
+def pack(
+    cache: KVCache, segments: Sequence[Segment], dtype: torch.dtype, device: torch.device
+) -> PackedBatch:
+    """Plan one forward pass.
+
+    Args:
+        cache: the model's cache.
+        segments: new tokens of each request, ordered by row; packed tokens follow this order.
+        dtype: type of the model, for the additive masks.
+        device: where the index tensors go.
+    """
+    positions: list[int] = []
+    slots: list[int] = []
+    for row, start, count in segments:
+        positions.extend(range(start, start + count))
+        base = row * cache.capacity + start
+        slots.extend(range(base, base + count))
+    groups: list[AttentionGroup] = []
+    first_token = 0
+    for members in _group(segments):
+        groups.append(_attention_group(members, first_token, dtype, device))
+        first_token += groups[-1].num_tokens
+    return PackedBatch(
+        cache,
+        torch.tensor(positions, dtype=torch.long, device=device),
+        torch.tensor(slots, dtype=torch.long, device=device),
+        groups,
+    )
+
+
+def _group(segments: Sequence[Segment]) -> list[list[Segment]]:
+    groups: list[list[Segment]] = []
+    longest = needed = 0
+    for segment in segments:
+        length = segment.start + segment.num_tokens
+        large = segment.num_tokens > _LARGEST_GROUPED_QUERY
+        joins = (
+            bool(groups)
+            and not large
+            and groups[-1][-1].num_tokens <= _LARGEST_GROUPED_QUERY
+            and groups[-1][-1].row + 1 == segment.row
+            and max(longest, length) * (len(groups[-1]) + 1) <= _LARGEST_PADDING * (needed + length)
+        )
+        if joins:
+            groups[-1].append(segment)
+            longest, needed = max(longest, length), needed + length
+        else:
+            groups.append([segment])
+            longest = needed = length
+    return groups
+
+
+def _attention_group(
+    members: list[Segment], first_token: int, dtype: torch.dtype, device: torch.device
+) -> AttentionGroup:
+    counts = [segment.num_tokens for segment in members]
+    num_queries, num_tokens = max(counts), sum(counts)
+    kv_length = max(segment.start + segment.num_tokens for segment in members)
+    padded = real = None
+    if num_tokens != num_queries * len(members):
+        # A padding query repeats its request's last token, so that it always has keys to see.
+        padded_index: list[int] = []
+        real_index: list[int] = []
+        token = 0
+        for i, count in enumerate(counts):
+            padded_index.extend(token + min(j, count - 1) for j in range(num_queries))
+            real_index.extend(range(i * num_queries, i * num_queries + count))
+            token += count
+        padded = torch.tensor(padded_index, device=device)
+        real = torch.tensor(real_index, device=device)
+    mask = None
+    if any(s.num_tokens > 1 or s.start + s.num_tokens != kv_length for s in members):
+        last_key = torch.tensor(
+            [[s.start + min(j, s.num_tokens - 1) for j in range(num_queries)] for s in members],
+            device=device,
+        )
+        hidden = torch.arange(kv_length, device=device) > last_key.unsqueeze(2)
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+        mask = mask.masked_fill_(hidden, float("-inf")).unsqueeze(1)
+    return AttentionGroup(
+        members[0].row,
+        members[-1].row + 1,
+        num_queries,
+        kv_length,
+        mask,
+        first_token,
+        num_tokens,
+        padded,
+        real,
+    )
+
+
+class ShapeProbe:
+    """Takes the place of a :class:`PackedBatch` to learn what each layer stores.
+
+    Attributes:
+        layers: shape of each layer's keys and values, by layer index.
+        max_model_len: longest context that must be attended to in full.
+    """
+
+    def __init__(self, role: str, max_model_len: int) -> None:
+        self.layers: dict[int, LayerShape] = {}
+        self.max_model_len = max_model_len
+        self._role = role
+
+    def record(self, layer: int, keys: Tensor, values: Tensor, extra: dict[str, Any]) -> None:
+        """Note a layer's shapes and refuse attention that is computed differently."""
+        window = extra.pop("sliding_window", None)
+        if window is not None and window < self.max_model_len:
+            raise UnsupportedModelError(
+                self._role,
+                f"layer {layer} attends to a sliding window of {window} tokens, shorter than the "
+                f"context of {self.max_model_len}; set max_model_len to {window} or less",
+            )
+        for name, value in extra.items():
+            if value is not None and value is not False and name not in _HARMLESS:
+                raise UnsupportedModelError(
+                    self._role, f"layer {layer} uses attention with {name!r}, which is not served"
+                )
+        self.layers[layer] = LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    packed: PackedBatch | ShapeProbe | None = None,
+    **extra: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for ``transformers``' ``AttentionInterface``.
+
+    Args:
+        module: the attention module, with its ``layer_idx``.
+        query: ``[1, heads, tokens, key_size]``.
+        key: ``[1, kv_heads, tokens, key_size]``.
+        value: ``[1, kv_heads, tokens, value_size]``.
+        attention_mask: always ``None``; requests are kept apart by ``packed``.
+        scaling: factor of the scores.
+        packed: plan of this forward pass.
+        extra: what else the module passes; refused at load if it would matter.
+
+    Returns:
+        ``[1, tokens, heads, value_size]`` and ``None``.
+    """
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    if isinstance(packed, ShapeProbe):
+        packed.record(layer, key, value, extra)
+        keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        values = value.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        out = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling)
+        return out.transpose(1, 2), None
+    if packed is None:
+        raise ValueError("packed attention needs the plan of the forward pass")
+
+    q = query[0].transpose(0, 1)  # [tokens, heads, key_size]
+    packed.cache.write(layer, packed.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    outputs = [_attend(layer, packed.cache, group, q, scaling) for group in packed.groups]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0), None
+
+
+def _attend(
+    layer: int, cache: KVCache, group: AttentionGroup, q: Tensor, scaling: float | None
+) -> Tensor:
+    """``[num_tokens, heads, value_size]`` for one group."""
+    q = q[group.first_token : group.first_token + group.num_tokens]
+    if group.padded is not None:
+        q = q[group.padded]
+    keys, values = cache.read(layer, group.first_row, group.end_row, group.kv_length)
+    rows, kv_heads = keys.shape[:2]
+    repeat = q.shape[1] // kv_heads
+    length = group.num_queries
+    # Heads that share keys become further queries: one call without repeating keys.
+    folded = q.view(rows, length, kv_heads, repeat, -1).permute(0, 2, 3, 1, 4)
+    folded = folded.reshape(rows, kv_heads, repeat * length, q.shape[2])
+    out = F.scaled_dot_product_attention(
+        folded, keys, values, attn_mask=group.folded_mask(repeat), scale=scaling
+    )
+    out = out.view(rows, kv_heads, repeat, length, -1).permute(0, 3, 1, 2, 4)
+    out = out.reshape(rows * length, kv_heads * repeat, -1)
+    return out if group.real is None else out[group.real]
+
+
+AttentionInterface.register(ATTENTION_NAME, packed_attention)

@@ -1,0 +1,218 @@
+"""Models and tokenizers by zoo name, folder or hub id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from draftwise import zoo
+from draftwise.errors import (
+    InvalidParameterError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+)
+from draftwise.models.attention import ATTENTION_NAME
+from draftwise.models.packed_model import PackedModel
+from draftwise.models.support import check_config, context_length
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ZOO_PREFIX = "zoo:"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, with what belongs to it.
+
+    Attributes:
+        name: what the user called it.
+        model: the model itself.
+        tokenizer: a fast Hugging Face tokenizer, or ``None`` where the folder holds none.
+        max_model_len: longest context that is served.
+        eos_token_ids: tokens that end a text by the model's own generation settings.
+        num_parameters: parameters of the model, shared ones counted once.
+    """
+
+    name: str
+    model: PackedModel
+    tokenizer: Any
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    num_parameters: int
+
+
+def resolve_device(device: str) -> torch.device:
+    """``"auto"`` is CUDA where there is one, otherwise the CPU."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidParameterError("device", f"{device!r} is not available: {error}") from error
+    return resolved
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """``"auto"`` is bfloat16 where the machine computes in it, otherwise float32."""
+    if dtype == "auto":
+        fast = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    if dtype not in _DTYPES:
+        raise InvalidParameterError("dtype", f"must be auto, {', '.join(_DTYPES)}; got {dtype!r}")
+    return _DTYPES[dtype]
+
+
+def load_model(
+    name: str,
+    role: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a model that the engine can serve.
+
+    Args:
+        name: ``zoo:NAME``, a folder, or a hub id.
+        role: ``"target"`` or ``"draft"``; named in errors.
+        dtype: type the weights are converted to.
+        device: where they go.
+        max_model_len: longest context to serve; ``None`` for the model's own.
+        trust_remote_code: run code that comes with the model. Off unless the user says so.
+
+    Raises:
+        ModelNotFoundError: nothing is found under the name, or no safetensors weights are.
+        UnsupportedModelError: the architecture or a setting cannot be served.
+    """
+    source = _locate(name, role)
+    shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(source, **shared)
+    except (OSError, ValueError, KeyError) as error:
+        raise _load_error(name, role, error) from error
+    context = context_length(config, role, max_model_len)
+    check_config(config, role, context)
+    model = _load_weights(source, name, role, config, dtype, shared)
+    model.to(device)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return LoadedModel(
+        name,
+        PackedModel(model, role, context),
+        _load_tokenizer(source, role, shared),
+        context,
+        _eos_token_ids(model),
+        num_parameters,
+    )
+
+
+def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
+    """A drafted token must mean to the target what it means to the draft.
+
+    Logits may differ in width (padding of the embedding); the tokens themselves may not.
+
+    Raises:
+        VocabularyMismatchError: names both models and how they differ.
+    """
+    if target.tokenizer is None or draft.tokenizer is None:
+        sizes = target.model.vocab_size, draft.model.vocab_size
+        if sizes[0] != sizes[1]:
+            raise VocabularyMismatchError(
+                "draft",
+                f"{draft.name!r} has {sizes[1]} tokens and the target {target.name!r} has "
+                f"{sizes[0]}; the two must share a vocabulary",
+            )
+        return
+    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if ours != theirs:
+        differing = len(set(ours.items()) ^ set(theirs.items()))
+        raise VocabularyMismatchError(
+            "draft",
+            f"the tokenizer of {draft.name!r} ({len(theirs)} tokens) differs from that of the "
+            f"target {target.name!r} ({len(ours)} tokens) in {differing} entries; choose a draft "
+            "of the target's family",
+        )
+
+
+def _locate(name: str, role: str) -> str:
+    if name.startswith(_ZOO_PREFIX):
+        return str(zoo.resolve(name))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFoundError(role, f"the folder {name!r} has no config.json")
+        return str(path)
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelNotFoundError(role, f"there is no folder {name!r}")
+    return name
+
+
+def _load_weights(
+    source: str, name: str, role: str, config: Any, dtype: torch.dtype, shared: dict[str, Any]
+) -> nn.Module:
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation=ATTENTION_NAME,
+            **shared,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise _load_error(name, role, error) from error
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+    return model
+
+
+def _load_error(
+    name: str, role: str, error: Exception
+) -> ModelNotFoundError | UnsupportedModelError:
+    text = str(error).strip().splitlines()
+    reason = text[0] if text else type(error).__name__
+    if "trust_remote_code" in str(error):
+        return UnsupportedModelError(
+            role, f"{name!r} brings its own code; allow it with trust_remote_code if you trust it"
+        )
+    if isinstance(error, OSError):
+        return ModelNotFoundError(
+            role,
+            f"cannot load {name!r} as a folder or hub model with safetensors weights: {reason}; "
+            f"bundled models are {', '.join(_ZOO_PREFIX + known for known in zoo.names())}",
+        )
+    return UnsupportedModelError(role, f"{name!r} is not a causal language model here: {reason}")
+
+
+def _load_tokenizer(source: str, role: str, shared: dict[str, Any]) -> Any:
+    if Path(source).is_dir() and not any(
+        (Path(source) / file).is_file()
+        for file in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    ):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **shared)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelNotFoundError(role, f"its tokenizer cannot be loaded: {error}") from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise UnsupportedModelError(role, "its tokenizer has no fast (tokenizer.json) form")
+    return tokenizer
+
+
+def _eos_token_ids(model: Any) -> frozenset[int]:
+    generation = getattr(model, "generation_config", None)
+    eos = getattr(generation, "eos_token_id", None)
+    if eos is None:
+        eos = getattr(model.config, "eos_token_id", None)
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)

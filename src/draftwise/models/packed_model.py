@@ -1,0 +1,145 @@
+"""A causal language model that computes packed tokens of many requests in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwise.errors import NumericalError, UnsupportedModelError
+from draftwise.models.attention import ATTENTION_NAME, PackedBatch, Segment, ShapeProbe, pack
+from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.packing import can_pack, pack_linear_layers
+
+# Relative error allowed between this forward pass and the model's own, by type.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+_PROBE_LENGTH = 12
+
+
+class PackedModel:
+    """A Hugging Face causal language model, run on packed tokens.
+
+    Attributes:
+        role: ``"target"``, ``"draft"``, …; named in errors.
+        vocab_size: width of the logits.
+        dtype: type of the weights.
+        device: where they are.
+        layers: what each layer keeps per token.
+    """
+
+    def __init__(self, model: nn.Module, role: str, max_model_len: int) -> None:
+        """Take over a loaded model.
+
+        Raises:
+            UnsupportedModelError: the model's own attention gives other logits than ours.
+        """
+        self.role = role
+        self._model: Any = model.eval()
+        parameter = next(model.parameters())
+        self.dtype, self.device = parameter.dtype, parameter.device
+        self.layers, self.vocab_size = self._probe(max_model_len)
+        if can_pack(self.dtype, self.device):
+            pack_linear_layers(model)
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        """A cache for ``num_rows`` requests of up to ``capacity`` tokens."""
+        return KVCache(self.layers, num_rows, capacity, self.dtype, self.device)
+
+    def forward(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[Segment],
+        logit_rows: Sequence[int] | None,
+    ) -> Tensor | None:
+        """Compute packed tokens, write their keys and values, advance the rows' lengths.
+
+        Args:
+            cache: this model's cache.
+            tokens: ``[tokens]`` token ids, segment after segment.
+            segments: ordered by row.
+            logit_rows: which packed tokens' logits are wanted, or ``None`` for none: then the
+                vocabulary projection is not computed at all.
+
+        Returns:
+            ``[len(logit_rows), vocab]`` or ``None``.
+        """
+        packed = pack(cache, segments, self.dtype, self.device)
+        ids = torch.as_tensor(tokens, dtype=torch.long, device=self.device).unsqueeze(0)
+        logits = self._run(ids, packed, logit_rows)
+        for row, start, count in segments:
+            cache.lengths[row] = start + count
+        return logits
+
+    def _run(
+        self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
+    ) -> Tensor | None:
+        arguments = {
+            "input_ids": ids,
+            "position_ids": packed.positions.unsqueeze(0),
+            "use_cache": False,
+            "packed": packed,
+        }
+        if logit_rows is None:
+            self._model.base_model(**arguments)
+            return None
+        keep = torch.tensor(logit_rows, dtype=torch.long, device=self.device)
+        logits: Tensor = self._model(**arguments, logits_to_keep=keep).logits
+        return logits[0]
+
+    @torch.inference_mode()
+    def _probe(self, max_model_len: int) -> tuple[list[LayerShape], int]:
+        """Learn the layers' shapes, and compare our forward pass with the model's own."""
+        config = self._model.config
+        length = min(_PROBE_LENGTH, max_model_len)
+        generator = torch.Generator().manual_seed(0)
+        size = self._model.get_input_embeddings().num_embeddings
+        tokens = torch.randint(0, size, (length,), generator=generator).to(self.device)
+        ids = tokens.unsqueeze(0)
+        positions = torch.arange(length, device=self.device).unsqueeze(0)
+
+        self._model.set_attn_implementation("eager")
+        expected: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
+        finite = expected.isfinite()
+        if not bool(finite.any()):
+            raise NumericalError(self.role, "its weights give logits that are not numbers")
+        probe = ShapeProbe(self.role, max_model_len)
+        try:
+            self._model.set_attn_implementation(ATTENTION_NAME)
+            self._model(input_ids=ids, position_ids=positions, use_cache=False, packed=probe)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UnsupportedModelError(
+                self.role, f"{config.model_type} does not take packed tokens ({error})"
+            ) from error
+        if sorted(probe.layers) != list(range(len(probe.layers))) or not probe.layers:
+            raise UnsupportedModelError(
+                self.role, f"{config.model_type} does not attend through exchangeable attention"
+            )
+        layers = [probe.layers[index] for index in range(len(probe.layers))]
+
+        # Two requests, computed in two pieces, must give what the model gives in one.
+        cache = KVCache(layers, 2, length, self.dtype, self.device)
+        half = length // 2
+        pieces = [(0, half), (half, length)] if half else [(0, length)]
+        logits = []
+        for start, end in pieces:
+            count = end - start
+            segments = [Segment(0, start, count), Segment(1, start, count)]
+            rows = list(range(2 * count))
+            both = torch.cat([tokens[start:end], tokens[start:end]])
+            packed = pack(cache, segments, self.dtype, self.device)
+            part = self._run(both.unsqueeze(0), packed, rows)
+            assert part is not None
+            logits.append(part.view(2, count, -1).float())
+        actual = torch.cat(logits, dim=1)
+        scale = expected[finite].std().clamp(min=1e-6)
+        deviation = ((actual - expected)[:, finite].abs().max() / scale).item()
+        if not deviation <= _TOLERANCE.get(self.dtype, 0.1):
+            raise UnsupportedModelError(
+                self.role,
+                f"{config.model_type} gives other logits when computed in packed form (relative "
+                f"error {deviation:.2g}); something in it is not plain causal attention",
+            )
+        return layers, expected.shape[-1]

@@ -1,0 +1,107 @@
+"""What the engine can serve. Everything else is refused by name before a token is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftwise.errors import UnsupportedModelError
+
+_FULL_ATTENTION = "full_attention"
+
+
+def context_length(config: Any, role: str, requested: int | None) -> int:
+    """Resolve ``max_model_len`` against what the model was made for.
+
+    Raises:
+        UnsupportedModelError: the requested context is longer than the model's.
+    """
+    known = next(
+        (
+            value
+            for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+            if isinstance(value := getattr(config, name, None), int)
+        ),
+        None,
+    )
+    if known is None and requested is None:
+        raise UnsupportedModelError(
+            "max_model_len", f"the {role}'s configuration names no context length; set one"
+        )
+    if requested is None:
+        return int(known)  # type: ignore[arg-type]
+    if known is not None and requested > known:
+        raise UnsupportedModelError(
+            "max_model_len", f"{requested} exceeds the {role}'s context of {known} tokens"
+        )
+    return requested
+
+
+def check_config(config: Any, role: str, max_model_len: int) -> None:
+    """Refuse configurations whose attention is not causal, full and position-wise.
+
+    Args:
+        config: a Hugging Face configuration.
+        role: ``"target"`` or ``"draft"``, named in the error.
+        max_model_len: longest context that will be served.
+
+    Raises:
+        UnsupportedModelError: says what is not served and what would help.
+    """
+    kind = getattr(config, "model_type", type(config).__name__)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(role, f"{kind} has an encoder; only decoder models are served")
+    if getattr(config, "is_causal", True) is False:
+        raise UnsupportedModelError(role, f"{kind} is not causal")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise UnsupportedModelError(role, f"{kind} shares keys and values between layers")
+    _check_windows(config, role, kind, max_model_len)
+    _check_rope(config, role, kind, max_model_len)
+
+
+def _check_windows(config: Any, role: str, kind: str, max_model_len: int) -> None:
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    chunk = getattr(config, "attention_chunk_size", None)
+    layer_types = getattr(config, "layer_types", None) or []
+    for index, layer in enumerate(layer_types):
+        if layer == _FULL_ATTENTION:
+            continue
+        limit = {"sliding_attention": window, "chunked_attention": chunk}.get(layer)
+        if limit is None:
+            raise UnsupportedModelError(
+                role, f"layer {index} of this {kind} model is {layer!r}; only full attention is"
+            )
+        if limit < max_model_len:
+            raise UnsupportedModelError(
+                role,
+                f"layer {index} of this {kind} model attends to {limit} tokens, shorter than the "
+                f"context of {max_model_len}; set max_model_len to {limit} or less",
+            )
+    if not layer_types and window is not None and window < max_model_len:
+        raise UnsupportedModelError(
+            role,
+            f"this {kind} model has a sliding window of {window} tokens, shorter than the context "
+            f"of {max_model_len}; set max_model_len to {window} or less",
+        )
+
+
+def _check_rope(config: Any, role: str, kind: str, max_model_len: int) -> None:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    rope_type = parameters.get("rope_type", "default")
+    if rope_type not in ("dynamic", "longrope"):
+        return
+    # These choose their frequencies by the longest sequence of the batch, so that one request
+    # would change another's text. Below the original context they are constant.
+    original: int = (
+        parameters.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        or getattr(config, "max_position_embeddings", None)
+        or 0
+    )
+    if max_model_len > original:
+        raise UnsupportedModelError(
+            role,
+            f"this {kind} model's {rope_type!r} position scaling changes beyond {original} tokens; "
+            f"set max_model_len to {original} or less",
+        )

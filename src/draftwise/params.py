@@ -1,0 +1,191 @@
+"""What a caller may set: sampling per request, speculation per engine."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from draftwise.core.rejection import VerificationMethod
+from draftwise.errors import InvalidParameterError
+
+MAX_SPECULATIVE_TOKENS = 64
+
+
+def _number(name: str, value: object, low: float, high: float, low_open: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidParameterError(name, f"must be a finite number, got {value!r}")
+    if value < low or value > high or (low_open and value == low):
+        bracket = "(" if low_open else "["
+        top = f"{high:g}]" if math.isfinite(high) else "∞)"
+        raise InvalidParameterError(name, f"must lie in {bracket}{low:g}, {top}, got {value!r}")
+
+
+def _integer(name: str, value: object, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParameterError(name, f"must be an integer, got {value!r}")
+    if value < low or (high is not None and value > high):
+        top = "" if high is None else f" and at most {high}"
+        raise InvalidParameterError(name, f"must be at least {low}{top}, got {value!r}")
+
+
+def refuse_unknown_keys(where: str, keys: Iterable[str], known: Iterable[str]) -> None:
+    """Raise :class:`InvalidParameterError` for the first key that is not known, with a hint."""
+    known = sorted(known)
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            raise InvalidParameterError(f"{where}.{key}", f"unknown key; {hint}")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are drawn and when it ends.
+
+    Attributes:
+        max_tokens: most tokens to generate, at least 1.
+        temperature: 0 for greedy decoding, otherwise divides the logits.
+        top_p: keep the most likely tokens whose mass reaches this, in (0, 1]; 1 is off.
+        top_k: keep this many most likely tokens; 0 is off.
+        min_p: drop tokens less likely than this times the most likely one, in [0, 1]; 0 is off.
+        repetition_penalty: divides positive (multiplies negative) logits of tokens in prompt or
+            output, > 0; 1 is off.
+        presence_penalty: subtracted from the logits of tokens in the output, in [-2, 2].
+        frequency_penalty: the same times the number of occurrences, in [-2, 2].
+        logit_bias: token id to a number in [-100, 100] added to its logit.
+        stop: strings that end the text; the text is cut before them.
+        stop_token_ids: tokens that end the text; they are the last of ``token_ids`` and not in
+            the text.
+        ignore_eos: go on after the model's end-of-sequence token.
+        seed: 64-bit seed; the same seed gives the same text, alone or in a batch. ``None`` draws
+            one.
+
+    Raises:
+        InvalidParameterError: a value lies outside its range.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: str | tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _integer("max_tokens", self.max_tokens, 1)
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _integer("top_k", self.top_k, 0)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0)
+            _number("logit_bias", bias, -100.0, 100.0)
+        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(text, str) and text for text in stop):
+            raise InvalidParameterError("stop", "must be non-empty strings")
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidParameterError("ignore_eos", f"must be a bool, got {self.ignore_eos!r}")
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+
+    @property
+    def uses_penalties(self) -> bool:
+        """Whether the distribution depends on which tokens were said before."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Build from outside input, refusing unknown keys by name."""
+        refuse_unknown_keys("sampling", values, (item.name for item in fields(cls)))
+        return cls(**values)
+
+
+# Keys of vLLM's --speculative-config that mean the same here under another name.
+_ALIASES = {"model": "draft"}
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    """How drafts are made, chosen and accepted.
+
+    Attributes:
+        draft: the draft model: a folder, a hub id or a zoo name such as ``"zoo:draft"``.
+        policy: name of the policy that decides how much to draft and to verify.
+        num_speculative_tokens: most tokens drafted per step (γ), 0 … 64.
+        policy_options: further options of the policy.
+        lenience: divides the acceptance test's denominator, in (0, 1]. Below 1 more is accepted
+            and the output is no longer the target's distribution.
+        verification: ``"block"`` decides over the whole draft (accepts more), ``"token"`` token
+            by token. Both are lossless; lenience below 1 always uses ``"token"``.
+
+    Raises:
+        InvalidParameterError: a value lies outside its range.
+    """
+
+    draft: str
+    policy: str = "fixed"
+    num_speculative_tokens: int = 5
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    lenience: float = 1.0
+    verification: VerificationMethod = "block"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.draft, str) or not self.draft:
+            raise InvalidParameterError("draft", f"must name a model, got {self.draft!r}")
+        if not isinstance(self.policy, str) or not self.policy:
+            raise InvalidParameterError("policy", f"must name a policy, got {self.policy!r}")
+        _integer("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
+        _number("lenience", self.lenience, 0.0, 1.0, low_open=True)
+        if self.verification not in ("block", "token"):
+            raise InvalidParameterError(
+                "verification", f"must be 'block' or 'token', got {self.verification!r}"
+            )
+        object.__setattr__(self, "policy_options", MappingProxyType(dict(self.policy_options)))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SpeculationConfig:
+        """Build from outside input, with vLLM's key names where the meaning is the same.
+
+        ``model`` is taken for ``draft`` and ``method`` may be ``"draft_model"``. Unknown keys are
+        refused by name.
+        """
+        values = dict(values)
+        method = values.pop("method", "draft_model")
+        if method != "draft_model":
+            raise InvalidParameterError(
+                "speculation.method", f"only 'draft_model' is known, got {method!r}"
+            )
+        for theirs, ours in _ALIASES.items():
+            if theirs in values:
+                if ours in values:
+                    raise InvalidParameterError(
+                        f"speculation.{theirs}", f"is another name of {ours!r}; give one of them"
+                    )
+                values[ours] = values.pop(theirs)
+        refuse_unknown_keys("speculation", values, (item.name for item in fields(cls)))
+        if "draft" not in values:
+            raise InvalidParameterError("speculation.draft", "missing: name the draft model")
+        return cls(**values)

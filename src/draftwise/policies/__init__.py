@@ -1,0 +1,6 @@
+"""Policies: when to stop drafting and what to verify. They know nothing of engines."""
+
+from draftwise.policies.base import DraftPosition, Policy, RequestState
+from draftwise.policies.registry import POLICIES, create_policy, policy_class
+
+__all__ = ["POLICIES", "DraftPosition", "Policy", "RequestState", "create_policy", "policy_class"]

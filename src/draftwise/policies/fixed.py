@@ -1,0 +1,19 @@
+"""A fixed draft length, all of it verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftwise.policies.base import Policy, RequestState
+
+
+class FixedLength(Policy):
+    """Draft and verify γ tokens in every step, whatever the load."""
+
+    name = "fixed"
+    summary = "always num_speculative_tokens, all verified"
+    source = "Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding"
+
+    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
+        """γ for everybody, as far as there is room."""
+        return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]

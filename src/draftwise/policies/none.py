@@ -1,0 +1,20 @@
+"""No speculation: the target alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftwise.policies.base import Policy, RequestState
+
+
+class NoSpeculation(Policy):
+    """Draft nothing; every step yields one token per request."""
+
+    name = "none"
+    summary = "target-only decoding"
+    source = "the baseline"
+    needs_draft = False
+
+    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
+        """Zero for everybody."""
+        return [0] * len(requests)
