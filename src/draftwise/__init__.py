@@ -1,8 +1,28 @@
 """Draftwise: lossless, batched speculative decoding for Hugging Face models."""
 
-from draftwise.llm import LLM
-from draftwise.outputs import RequestOutput
-from draftwise.params import SamplingParams, SpeculationConfig
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftwise.llm import LLM
+    from draftwise.outputs import RequestOutput
+    from draftwise.params import SamplingParams, SpeculationConfig
 
 __all__ = ["LLM", "RequestOutput", "SamplingParams", "SpeculationConfig"]
 __version__ = "0.1.0"
+
+_HOME = {
+    "LLM": "draftwise.llm",
+    "RequestOutput": "draftwise.outputs",
+    "SamplingParams": "draftwise.params",
+    "SpeculationConfig": "draftwise.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use, so that `draftwise --help` does not wait for PyTorch.
+    if name not in _HOME:
+        raise AttributeError(f"module 'draftwise' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

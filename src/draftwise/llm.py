@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
 
-from draftwise.engine.engine import Engine
+from draftwise.engine.engine import Engine, EngineOptions
 from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError, InvalidParameterError, PromptError
 from draftwise.models.loading import (
@@ -20,6 +21,7 @@ from draftwise.models.loading import (
 )
 from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, StreamPiece
 from draftwise.params import SamplingParams, SpeculationConfig
+from draftwise.policies import policy_class
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -34,6 +36,7 @@ class LLM:
     Attributes:
         target: the loaded target model.
         draft: the loaded draft model, if any.
+        speculation: how it speculates, ``None`` for target-only decoding.
         engine: the engine underneath, for callers that run the step loop themselves.
     """
 
@@ -84,18 +87,32 @@ class LLM:
         def load(name: str, role: str, context: int | None) -> LoadedModel:
             return load_model(name, role, number, place, context, trust_remote_code)
 
-        self.target = load(target, "target", max_model_len)
-        self.draft: LoadedModel | None = None
-        if speculation is not None:
-            self.draft = load_draft(speculation.draft, self.target, load)
-        self.engine = Engine(
-            self.target,
-            self.draft,
-            speculation,
-            max_batch_size,
-            max_chunk_tokens,
-            _cache_bytes(cache_gib, place),
+        self._load = load
+        self._engine_options = EngineOptions(
+            max_batch_size, max_chunk_tokens, _cache_bytes(cache_gib, place)
         )
+        self.target = load(target, "target", max_model_len)
+        self._set_speculation(speculation)
+
+    def with_speculation(self, speculation: SpeculationConfig | None) -> LLM:
+        """Another ``LLM`` on the same loaded target that speculates in another way.
+
+        Weights are shared; caches and requests are not.
+        """
+        other = copy(self)
+        other._set_speculation(speculation)
+        return other
+
+    def _set_speculation(self, speculation: SpeculationConfig | None) -> None:
+        loaded = getattr(self, "draft", None)
+        self.speculation = speculation
+        self.draft = None
+        if speculation is not None and policy_class(speculation.policy).needs_draft:
+            if loaded is not None and loaded.name == speculation.draft:
+                self.draft = loaded
+            else:
+                self.draft = _load_draft(speculation.draft, self.target, self._load)
+        self.engine = Engine(self.target, self.draft, speculation, self._engine_options)
 
     def generate(
         self,
@@ -227,7 +244,7 @@ class LLM:
         return text
 
 
-def load_draft(
+def _load_draft(
     name: str, target: LoadedModel, load: Callable[[str, str, int | None], LoadedModel]
 ) -> LoadedModel:
     """Load a draft for a target and check that they speak of the same tokens.

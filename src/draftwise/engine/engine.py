@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import torch
 
@@ -18,6 +19,21 @@ from draftwise.params import SamplingParams, SpeculationConfig
 from draftwise.policies import Policy, create_policy
 
 
+@dataclass(frozen=True)
+class EngineOptions:
+    """Sizes of an engine.
+
+    Attributes:
+        max_batch_size: requests that run at once.
+        max_chunk_tokens: prompt tokens processed per step, over all requests.
+        cache_bytes: memory for the keys and values of all models; ``None`` for no limit.
+    """
+
+    max_batch_size: int = 32
+    max_chunk_tokens: int = 512
+    cache_bytes: int | None = None
+
+
 class Engine:
     """Generates for many requests at once; they join and leave between steps.
 
@@ -31,9 +47,7 @@ class Engine:
         target: LoadedModel,
         draft: LoadedModel | None = None,
         speculation: SpeculationConfig | None = None,
-        max_batch_size: int = 32,
-        max_chunk_tokens: int = 512,
-        cache_bytes: int | None = None,
+        options: EngineOptions | None = None,
     ) -> None:
         """Set up caches for loaded models.
 
@@ -41,10 +55,10 @@ class Engine:
             target: the model whose distribution is kept.
             draft: the model that writes ahead; with the target's vocabulary.
             speculation: how; required with a draft.
-            max_batch_size: requests that run at once.
-            max_chunk_tokens: prompt tokens processed per step, over all requests.
-            cache_bytes: memory for the keys and values of all models; ``None`` for no limit.
+            options: sizes; ``None`` for the defaults.
         """
+        options = options or EngineOptions()
+        num_rows = options.max_batch_size
         if speculation is None:
             speculation = SpeculationConfig(draft="none", policy="none", num_speculative_tokens=0)
         self.max_model_len = target.max_model_len
@@ -56,21 +70,21 @@ class Engine:
         )
         self.lossless = self.policy.lossless and speculation.lenience == 1.0
 
-        target_cache = target.model.new_cache(max_batch_size, target.max_model_len)
+        target_cache = target.model.new_cache(num_rows, target.max_model_len)
         caches = [target_cache]
         self._drafter: DraftSource = NoDraft(target.model.device)
         if draft is not None and self.policy.needs_draft:
-            draft_cache = draft.model.new_cache(max_batch_size, draft.max_model_len)
+            draft_cache = draft.model.new_cache(num_rows, draft.max_model_len)
             caches.append(draft_cache)
             self._drafter = ModelDraft(draft.model, draft_cache, self._vocab_size)
-        self._histories = HistoryStore(max_batch_size, self._vocab_size, target.model.device)
+        self._histories = HistoryStore(num_rows, self._vocab_size, target.model.device)
         self._scheduler = Scheduler(
             caches,
             self._histories,
             self._vocab_size,
-            max_chunk_tokens,
+            options.max_chunk_tokens,
             speculation.num_speculative_tokens,
-            _max_cached_tokens(caches, cache_bytes),
+            _max_cached_tokens(caches, options.cache_bytes),
         )
         self._verifier = TargetVerifier(target.model, target_cache)
         self._acceptance = Acceptance(speculation.verification, speculation.lenience)

@@ -1,0 +1,1 @@
+"""Honest measurement: the same prompts, interleaved runs, ratios."""

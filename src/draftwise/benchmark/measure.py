@@ -1,0 +1,129 @@
+"""Timed runs, and two ways of decoding side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from draftwise.engine.request import Request
+from draftwise.llm import LLM, Prompt
+from draftwise.outputs import RequestOutput, SpeculationStats
+from draftwise.params import SamplingParams
+
+OnStep = Callable[[list[Request]], None]
+
+_WARM_UP_TOKENS = 8
+
+
+@dataclass
+class Run:
+    """Answers and the time they took.
+
+    Attributes:
+        outputs: one per prompt.
+        seconds: wall time, prompts included, summed over the parts of the run.
+    """
+
+    outputs: list[RequestOutput] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated."""
+        return sum(len(output.token_ids) for output in self.outputs)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens per second of wall time."""
+        return self.num_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def stats(self) -> SpeculationStats:
+        """Speculation over all prompts."""
+        total = SpeculationStats()
+        for output in self.outputs:
+            total.add(output.speculation)
+        return total
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Target-only and speculative decoding of the same prompts.
+
+    Attributes:
+        target_only: the target alone.
+        speculative: with the draft.
+    """
+
+    target_only: Run
+    speculative: Run
+
+    @property
+    def speedup(self) -> float:
+        """Ratio of tokens per second, speculative over target-only."""
+        return self.speculative.tokens_per_second / self.target_only.tokens_per_second
+
+    @property
+    def num_identical(self) -> int:
+        """Prompts whose two answers are the same, token for token."""
+        pairs = zip(self.target_only.outputs, self.speculative.outputs, strict=True)
+        return sum(a.token_ids == b.token_ids for a, b in pairs)
+
+
+def timed_generate(
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    on_step: OnStep | None = None,
+) -> Run:
+    """Generate for all prompts and take the time."""
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params, on_step)
+    return Run(outputs, time.perf_counter() - start)
+
+
+def warm_up(llm: LLM, prompt: Prompt) -> None:
+    """Generate a few tokens so that one-time costs stay out of a measurement."""
+    llm.generate([prompt], SamplingParams(max_tokens=_WARM_UP_TOKENS, temperature=0))
+
+
+def compare(
+    speculative: LLM,
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    batch_size: int,
+    on_step: OnStep | None = None,
+) -> Comparison:
+    """Decode the same prompts with and without speculation.
+
+    The two take turns batch by batch, and take turns at going first, so that a change in the
+    machine's speed meets both alike.
+
+    Args:
+        speculative: the ``LLM`` with its draft; the target alone is run on the same weights.
+        prompts: one or more.
+        params: one per prompt.
+        batch_size: prompts per turn.
+        on_step: called after each step of either run.
+    """
+    target_only = speculative.with_speculation(None)
+    runs = {id(llm): Run() for llm in (target_only, speculative)}
+    for llm in (target_only, speculative):
+        warm_up(llm, prompts[0])
+    order = [target_only, speculative]
+    for start in range(0, len(prompts), batch_size):
+        part = slice(start, start + batch_size)
+        for llm in order:
+            run = timed_generate(llm, prompts[part], params[part], on_step)
+            runs[id(llm)].outputs.extend(run.outputs)
+            runs[id(llm)].seconds += run.seconds
+        order.reverse()
+    return Comparison(runs[id(target_only)], runs[id(speculative)])
+
+
+def with_seeds(params: SamplingParams, num_prompts: int) -> list[SamplingParams]:
+    """The same parameters for every prompt; a seed counts up from the first to the last."""
+    if params.seed is None:
+        return [params] * num_prompts
+    return [replace(params, seed=params.seed + i) for i in range(num_prompts)]

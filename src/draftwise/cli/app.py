@@ -1,0 +1,51 @@
+"""Entry point: commands, and errors as one line and exit status 2."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import draftwise
+from draftwise.cli.generate import generate
+from draftwise.errors import DraftwiseError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"draftwise {draftwise.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Lossless speculative decoding: the same text, sooner."""
+
+
+app.command()(generate)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends with one line and exit status 2."""
+    try:
+        app()
+    except DraftwiseError as error:
+        Console(stderr=True).print(f"[bold red]error[/] [bold]{error.field}[/]: ", end="")
+        print(error.message, file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

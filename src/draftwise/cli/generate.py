@@ -1,0 +1,201 @@
+"""``draftwise generate``: text for prompts, alone or side by side with target-only decoding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from draftwise.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from draftwise.llm import LLM, Prompt
+    from draftwise.params import SamplingParams, SpeculationConfig
+
+_MODELS, _DRAWING, _RUNNING, _SHOWING = "Models", "Sampling", "Running", "Output"
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with prompt, question, turns or text.", metavar="FILE"),
+    ] = None,
+    num_prompts: Annotated[
+        int | None, typer.Option(help="Take only the first prompts of the file.", min=1)
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send prompts through the target's chat template.")
+    ] = False,
+    target: Annotated[
+        str,
+        typer.Option(help="Folder, hub id or zoo:NAME.", rich_help_panel=_MODELS),
+    ] = "zoo:target",
+    draft: Annotated[
+        str,
+        typer.Option(help="The model that writes ahead.", rich_help_panel=_MODELS),
+    ] = "zoo:draft",
+    policy: Annotated[
+        str,
+        typer.Option(help="When to draft and what to verify.", rich_help_panel=_MODELS),
+    ] = "fixed",
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="Most tokens drafted per step.", rich_help_panel=_MODELS)
+    ] = 5,
+    max_tokens: Annotated[
+        int, typer.Option(help="Most tokens to generate.", rich_help_panel=_DRAWING)
+    ] = 128,
+    temperature: Annotated[
+        float, typer.Option(help="0 is greedy.", rich_help_panel=_DRAWING)
+    ] = 0.0,
+    top_p: Annotated[float, typer.Option(rich_help_panel=_DRAWING, help="1 is off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(rich_help_panel=_DRAWING, help="0 is off.")] = 0,
+    min_p: Annotated[float, typer.Option(rich_help_panel=_DRAWING, help="0 is off.")] = 0.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of the first prompt; each next one adds 1.", rich_help_panel=_DRAWING),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(help="Prompts that run at once.", rich_help_panel=_RUNNING)
+    ] = 8,
+    dtype: Annotated[
+        str,
+        typer.Option(help="auto, bfloat16, float16 or float32.", rich_help_panel=_RUNNING),
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_RUNNING)
+    ] = "auto",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(help="Longest prompt and output together.", rich_help_panel=_RUNNING),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run code that comes with a model.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Run target-only and speculative decoding side by side.",
+            rich_help_panel=_SHOWING,
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=_SHOWING)
+    ] = False,
+) -> None:
+    """Generate text with speculative decoding.
+
+    Examples:
+      draftwise generate "def fibonacci(n):"
+      draftwise generate --prompts prompts.jsonl --compare
+    """
+    import logging
+    import warnings
+
+    # The models' library talks to developers; a user of the command wants the text.
+    warnings.filterwarnings("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+    from draftwise.params import SamplingParams, SpeculationConfig
+
+    texts = _read_prompts(prompt, prompts, num_prompts)
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+    )
+    speculation = SpeculationConfig(
+        draft=draft, policy=policy, num_speculative_tokens=num_speculative_tokens
+    )
+    console = Console(stderr=as_json, highlight=False)
+    llm = _load(
+        console, target, speculation, dtype, device, batch_size, max_model_len, trust_remote_code
+    )
+    inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
+    result = _run(console, llm, inputs, params, batch_size, compare)
+    if as_json:
+        typer.echo(json.dumps(result, ensure_ascii=False))
+    if any(output["error"] for output in result["outputs"]):
+        raise typer.Exit(2)
+
+
+def _read_prompts(prompt: str | None, file: Path | None, num_prompts: int | None) -> list[str]:
+    from draftwise.prompts import load_prompts
+
+    if (prompt is None) == (file is None):
+        raise InvalidParameterError("prompt", "give either a prompt or --prompts FILE")
+    if file is not None:
+        return load_prompts(file, num_prompts)
+    return [prompt or ""]
+
+
+def _load(
+    console: Console,
+    target: str,
+    speculation: SpeculationConfig,
+    dtype: str,
+    device: str,
+    batch_size: int,
+    max_model_len: int | None,
+    trust_remote_code: bool,
+) -> LLM:
+    with console.status(f"loading {target} and {speculation.draft} …"):
+        from draftwise.llm import LLM
+
+        return LLM(
+            target,
+            speculation,
+            dtype=dtype,
+            device=device,
+            max_batch_size=batch_size,
+            max_model_len=max_model_len,
+            trust_remote_code=trust_remote_code,
+        )
+
+
+def _run(
+    console: Console,
+    llm: LLM,
+    prompts: list[Prompt],
+    params: SamplingParams,
+    batch_size: int,
+    side_by_side: bool,
+) -> dict[str, Any]:
+    from draftwise.benchmark.measure import compare, timed_generate, with_seeds
+    from draftwise.cli.render import (
+        describe,
+        live_text,
+        progress,
+        show_comparison,
+        show_outputs,
+        show_summary,
+    )
+
+    each = with_seeds(params, len(prompts))
+    if side_by_side:
+        with progress(console, "comparing", 2 * len(prompts)) as on_step:
+            comparison = compare(llm, prompts, each, batch_size, on_step)
+        show_outputs(console, comparison.speculative)
+        show_comparison(console, llm, comparison, batch_size)
+        return describe(llm, comparison.speculative, comparison)
+    if len(prompts) == 1 and console.is_terminal:
+        run = timed_generate(llm, prompts, each, live_text(console))
+        console.print()
+    else:
+        with progress(console, "generating", len(prompts)) as on_step:
+            run = timed_generate(llm, prompts, each, on_step)
+        show_outputs(console, run)
+    show_summary(console, llm, run)
+    return describe(llm, run)

@@ -1,0 +1,229 @@
+"""What a run looks like: coloured text, progress, summaries, and the same as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from draftwise.benchmark.measure import Comparison, Run
+from draftwise.engine.request import Request
+from draftwise.llm import LLM
+from draftwise.models.loading import LoadedModel
+from draftwise.outputs import RequestOutput, TokenSource
+
+_STYLES = {
+    TokenSource.DRAFT: "green",
+    TokenSource.CORRECTION: "bold red",
+    TokenSource.BONUS: "bold cyan",
+    TokenSource.TARGET: "",
+}
+_MEANINGS = {
+    TokenSource.DRAFT: "drafted and accepted",
+    TokenSource.CORRECTION: "the target's correction",
+    TokenSource.BONUS: "bonus after a fully accepted draft",
+    TokenSource.TARGET: "the target alone",
+}
+
+
+@contextmanager
+def progress(console: Console, what: str, total: int) -> Iterator[Callable[[list[Request]], None]]:
+    """A progress bar over finished requests; yields the function to call after each step."""
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("prompts"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[num_tokens]} tokens"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total, num_tokens=0)
+        num_tokens = 0
+
+        def on_step(advanced: list[Request]) -> None:
+            nonlocal num_tokens
+            num_tokens += sum(len(request.take_new()[1]) for request in advanced)
+            finished = sum(request.finish_reason is not None for request in advanced)
+            bar.update(task, advance=finished, num_tokens=num_tokens)
+
+        yield on_step
+
+
+def live_text(console: Console) -> Callable[[list[Request]], None]:
+    """Print one request's text as it comes; returns the function to call after each step."""
+    printed = 0
+
+    def on_step(advanced: list[Request]) -> None:
+        nonlocal printed
+        for request in advanced:
+            output = request.output()
+            console.print(_coloured(output, printed), end="", soft_wrap=True)
+            printed = len(output.token_texts)
+
+    return on_step
+
+
+def show_outputs(console: Console, run: Run) -> None:
+    """Print every prompt's text, each token coloured by where it came from."""
+    for number, output in enumerate(run.outputs, start=1):
+        title = _first_line(output.prompt) if output.prompt else f"prompt {number}"
+        console.print(Rule(Text(f"{number}  {title}", style="bold"), align="left", style="dim"))
+        if output.error is not None:
+            console.print(Text(f"error {output.error}", style="bold red"))
+        else:
+            console.print(_coloured(output), soft_wrap=True)
+    console.print(Rule(style="dim"))
+
+
+def show_summary(console: Console, llm: LLM, run: Run) -> None:
+    """Print what a run amounted to."""
+    stats = run.stats
+    console.print(_legend(run))
+    table = _table(llm)
+    table.add_row("generated", f"{run.num_tokens} tokens in {run.seconds:.2f} s")
+    table.add_row("speed", f"[bold]{run.tokens_per_second:.1f}[/] tokens/s (prompts included)")
+    if stats.num_verified:
+        table.add_row("acceptance", f"{stats.acceptance_rate:.2f} of the verified tokens")
+        table.add_row("accepted length", f"{stats.mean_accepted_length:.2f} tokens per step")
+    table.add_row("output", _promise(stats.lossless))
+    console.print(table)
+
+
+def show_comparison(console: Console, llm: LLM, comparison: Comparison, batch_size: int) -> None:
+    """Print target-only and speculative decoding side by side."""
+    console.print(_legend(comparison.speculative))
+    console.print(_table(llm))
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    for name in ("tokens", "seconds", "tokens/s", "acceptance", "tokens/step"):
+        table.add_column(name, justify="right")
+    for name, run in (
+        ("target only", comparison.target_only),
+        ("speculative", comparison.speculative),
+    ):
+        stats = run.stats
+        table.add_row(
+            name,
+            str(run.num_tokens),
+            f"{run.seconds:.2f}",
+            f"{run.tokens_per_second:.1f}",
+            f"{stats.acceptance_rate:.2f}" if stats.num_verified else "–",
+            f"{stats.mean_accepted_length:.2f}",
+        )
+    console.print(table)
+    console.print(
+        f"speed-up [bold green]{comparison.speedup:.2f}x[/] at batch size {batch_size}; "
+        f"{_equality(comparison)}"
+    )
+    console.print(_promise(comparison.speculative.stats.lossless))
+
+
+def describe(llm: LLM, run: Run, comparison: Comparison | None = None) -> dict[str, Any]:
+    """A run as one JSON-ready object: settings, outputs and timing."""
+    speculation = llm.speculation
+    result: dict[str, Any] = {
+        "target": llm.target.name,
+        "draft": llm.draft.name if llm.draft else None,
+        "policy": speculation.policy if speculation else "none",
+        "dtype": str(llm.target.model.dtype).removeprefix("torch."),
+        "device": str(llm.target.model.device),
+        "outputs": [_output(output) for output in run.outputs],
+        "timing": _timing(run),
+    }
+    if comparison is not None:
+        result["compare"] = {
+            "target_only": _timing(comparison.target_only),
+            "speculative": _timing(comparison.speculative),
+            "speedup": comparison.speedup,
+            "num_identical": comparison.num_identical,
+            "num_prompts": len(run.outputs),
+        }
+    return result
+
+
+def _output(output: RequestOutput) -> dict[str, Any]:
+    stats = output.speculation
+    return {
+        "prompt": output.prompt,
+        "text": output.text,
+        "token_ids": output.token_ids,
+        "finish_reason": output.finish_reason.value,
+        "error": str(output.error) if output.error else None,
+        "speculation": {
+            "num_steps": stats.num_steps,
+            "num_drafted": stats.num_drafted,
+            "num_verified": stats.num_verified,
+            "num_accepted": stats.num_accepted,
+            "mean_accepted_length": stats.mean_accepted_length,
+            "acceptance_rate": stats.acceptance_rate,
+            "lossless": stats.lossless,
+        },
+    }
+
+
+def _timing(run: Run) -> dict[str, Any]:
+    return {
+        "seconds": run.seconds,
+        "num_tokens": run.num_tokens,
+        "tokens_per_second": run.tokens_per_second,
+        "acceptance_rate": run.stats.acceptance_rate,
+        "mean_accepted_length": run.stats.mean_accepted_length,
+    }
+
+
+def _coloured(output: RequestOutput, start: int = 0) -> Text:
+    text = Text()
+    for piece, source in zip(output.token_texts[start:], output.token_sources[start:], strict=True):
+        text.append(piece, style=_STYLES[source])
+    return text
+
+
+def _legend(run: Run) -> Text:
+    used = {source for output in run.outputs for source in output.token_sources}
+    parts = [Text(_MEANINGS[s], style=_STYLES[s]) for s in TokenSource if s in used]
+    return Text(" · ").join(parts)
+
+
+def _table(llm: LLM) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("target", _model(llm.target))
+    if llm.draft is not None and llm.speculation is not None:
+        table.add_row("draft", _model(llm.draft))
+        table.add_row(
+            "policy",
+            f"{llm.speculation.policy}, at most {llm.speculation.num_speculative_tokens} tokens",
+        )
+    return table
+
+
+def _model(model: LoadedModel) -> str:
+    dtype = str(model.model.dtype).removeprefix("torch.")
+    return f"{model.name} ({model.num_parameters / 1e6:.1f} M parameters, {dtype})"
+
+
+def _equality(comparison: Comparison) -> str:
+    same, total = comparison.num_identical, len(comparison.speculative.outputs)
+    greedy = all(run.stats.num_tokens for run in (comparison.target_only, comparison.speculative))
+    if same == total and greedy:
+        return f"[bold]all {total} texts are identical[/]"
+    return f"{same} of {total} texts are identical"
+
+
+def _promise(lossless: bool) -> str:
+    if lossless:
+        return "[dim]lossless: the output has exactly the target's distribution[/]"
+    return "[bold yellow]not lossless: the settings accept more than the target would[/]"
+
+
+def _first_line(prompt: str) -> str:
+    line = prompt.strip().splitlines()[0] if prompt.strip() else ""
+    return line if len(line) <= 60 else line[:59] + "…"
