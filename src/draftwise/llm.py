@@ -33,6 +33,8 @@ _CACHE_SHARE = 0.5
 class LLM:
     """A target model, and perhaps a draft that makes it faster without changing what it says.
 
+    Not safe to call from several threads at once.
+
     Attributes:
         target: the loaded target model.
         draft: the loaded draft model, if any.
@@ -137,11 +139,13 @@ class LLM:
                 first error is raised).
         """
         requests = self._add_all(_as_list(prompts), sampling)
+        unfinished = {request for request in requests if isinstance(request, Request)}
         try:
-            while self.engine.num_unfinished:
-                advanced = self.engine.step()
+            while unfinished:
+                advanced = unfinished.intersection(self.engine.step())
                 if on_step is not None:
-                    on_step(advanced)
+                    on_step(list(advanced))
+                unfinished -= {r for r in unfinished if r.finish_reason is not None}
         except BaseException:
             self._cancel_all(requests)
             raise
@@ -165,23 +169,22 @@ class LLM:
         iterator early cancels what is left.
         """
         requests = self._add_all(_as_list(prompts), sampling)
-        index_of: dict[int, int] = {}
+        unfinished: dict[int, Request] = {}
         try:
             for index, request in enumerate(requests):
                 if isinstance(request, DraftwiseError):
                     yield StreamPiece(index, "", [], FinishReason.ERROR, request)
                 else:
-                    index_of[request.request_id] = index
-            while self.engine.num_unfinished:
-                for request in self.engine.step():
+                    unfinished[index] = request
+            while unfinished:
+                self.engine.step()
+                for index, request in list(unfinished.items()):
                     text, tokens = request.take_new()
-                    yield StreamPiece(
-                        index_of[request.request_id],
-                        text,
-                        tokens,
-                        request.finish_reason,
-                        request.error,
-                    )
+                    reason = request.finish_reason
+                    if tokens or reason is not None:
+                        yield StreamPiece(index, text, tokens, reason, request.error)
+                    if reason is not None:
+                        del unfinished[index]
         finally:
             self._cancel_all(requests)
 

@@ -13,6 +13,7 @@ from draftwise.core.rejection import VerificationMethod
 from draftwise.errors import InvalidParameterError
 
 MAX_SPECULATIVE_TOKENS = 64
+_SMALLEST_TEMPERATURE = 1e-4
 
 
 def _number(name: str, value: object, low: float, high: float, low_open: bool = False) -> None:
@@ -48,7 +49,7 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most tokens to generate, at least 1.
-        temperature: 0 for greedy decoding, otherwise divides the logits.
+        temperature: 0 for greedy decoding, otherwise (from 1e-4 on) divides the logits.
         top_p: keep the most likely tokens whose mass reaches this, in (0, 1]; 1 is off.
         top_k: keep this many most likely tokens; 0 is off.
         min_p: drop tokens less likely than this times the most likely one, in [0, 1]; 0 is off.
@@ -85,6 +86,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 1)
         _number("temperature", self.temperature, 0.0, math.inf)
+        if 0 < self.temperature < _SMALLEST_TEMPERATURE:
+            raise InvalidParameterError(
+                "temperature",
+                f"{self.temperature!r} is too small to divide by; use 0 for greedy decoding",
+            )
         _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _integer("top_k", self.top_k, 0)
         _number("min_p", self.min_p, 0.0, 1.0)

@@ -54,10 +54,12 @@ class Comparison:
     Attributes:
         target_only: the target alone.
         speculative: with the draft.
+        greedy: every prompt was decoded at temperature 0, so that the texts should be the same.
     """
 
     target_only: Run
     speculative: Run
+    greedy: bool
 
     @property
     def speedup(self) -> float:
@@ -119,7 +121,8 @@ def compare(
             runs[id(llm)].outputs.extend(run.outputs)
             runs[id(llm)].seconds += run.seconds
         order.reverse()
-    return Comparison(runs[id(target_only)], runs[id(speculative)])
+    greedy = all(each.temperature == 0 for each in params)
+    return Comparison(runs[id(target_only)], runs[id(speculative)], greedy)
 
 
 def with_seeds(params: SamplingParams, num_prompts: int) -> list[SamplingParams]:

@@ -212,8 +212,9 @@ def _model(model: LoadedModel) -> str:
 
 def _equality(comparison: Comparison) -> str:
     same, total = comparison.num_identical, len(comparison.speculative.outputs)
-    greedy = all(run.stats.num_tokens for run in (comparison.target_only, comparison.speculative))
-    if same == total and greedy:
+    if not comparison.greedy:
+        return "sampled texts differ by chance, their distribution is the same"
+    if same == total:
         return f"[bold]all {total} texts are identical[/]"
     return f"{same} of {total} texts are identical"
 

@@ -91,11 +91,11 @@ def load_model(
         ModelNotFoundError: nothing is found under the name, or no safetensors weights are.
         UnsupportedModelError: the architecture or a setting cannot be served.
     """
-    source = _locate(name, role)
+    source = locate(name, role)
     shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(source, **shared)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever a broken configuration or file makes the library raise
         raise _load_error(name, role, error) from error
     context = context_length(config, role, max_model_len)
     check_config(config, role, context)
@@ -140,7 +140,12 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
         )
 
 
-def _locate(name: str, role: str) -> str:
+def locate(name: str, role: str) -> str:
+    """Where ``transformers`` finds a model: a folder, or the hub id itself.
+
+    Raises:
+        ModelNotFoundError: a folder that does not exist or holds no model.
+    """
     if name.startswith(_ZOO_PREFIX):
         return str(zoo.resolve(name))
     path = Path(name).expanduser()
@@ -167,7 +172,7 @@ def _load_weights(
             attn_implementation=ATTENTION_NAME,
             **shared,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever a broken configuration or file makes the library raise
         raise _load_error(name, role, error) from error
     finally:
         if bars:

@@ -64,8 +64,10 @@ class PackedModel:
                 vocabulary projection is not computed at all.
 
         Returns:
-            ``[len(logit_rows), vocab]`` or ``None``.
+            ``[len(logit_rows), vocab]``, or ``None`` if none were wanted or there are no tokens.
         """
+        if not segments:
+            return None
         packed = pack(cache, segments, self.dtype, self.device)
         ids = torch.as_tensor(tokens, dtype=torch.long, device=self.device).unsqueeze(0)
         logits = self._run(ids, packed, logit_rows)
