@@ -1,0 +1,167 @@
+"""At temperature 0 the engine says, token for token, what ``transformers`` generates by itself."""
+
+import functools
+
+import pytest
+import torch
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.outputs import FinishReason, TokenSource
+from draftwise.policies import POLICIES
+
+from ..tiny_models import FAMILIES, Recipe
+
+VOCAB = 64
+NUM_TOKENS = 20
+LENGTHS = [1, 2, 3, 5, 7, 8, 11, 40, 13, 16, 17, 20, 23, 29, 31, 34]
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
+PENALISED = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, repetition_penalty=1.4)
+
+
+def random_prompts(lengths, vocab=VOCAB, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, vocab, (n,), generator=generator).tolist() for n in lengths]
+
+
+PROMPTS = random_prompts(LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def generated(models):
+    """What ``generate`` says after each prompt, computed once per model."""
+
+    @functools.cache
+    def of(family, repetition_penalty=1.0):
+        model = models.reference(Recipe(family, VOCAB))
+        texts = []
+        for prompt in PROMPTS:
+            ids = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                repetition_penalty=repetition_penalty,
+            )
+            texts.append(ids[0, len(prompt) :].tolist())
+        return texts
+
+    return of
+
+
+def engine(models, recipe, draft=None, max_batch_size=16, max_chunk_tokens=512, **speculation):
+    config = None
+    if draft is not None:
+        config = SpeculationConfig(draft=models.folder(draft), **speculation)
+    return LLM(
+        models.folder(recipe),
+        config,
+        dtype="float32",
+        max_batch_size=max_batch_size,
+        max_chunk_tokens=max_chunk_tokens,
+    )
+
+
+def token_ids(outputs):
+    assert {output.finish_reason for output in outputs} == {FinishReason.LENGTH}
+    return [output.token_ids for output in outputs]
+
+
+def sources(outputs):
+    return {source for output in outputs for source in output.token_sources}
+
+
+@pytest.mark.parametrize("max_chunk_tokens", [512, 9])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_alone(models, generated, family, max_chunk_tokens):
+    llm = engine(models, Recipe(family, VOCAB), max_chunk_tokens=max_chunk_tokens)
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert token_ids(outputs) == generated(family)
+    assert sources(outputs) == {TokenSource.TARGET}
+
+
+@pytest.mark.parametrize(
+    ("max_batch_size", "max_chunk_tokens", "num_speculative_tokens"),
+    [(16, 512, 3), (16, 9, 5), (5, 33, 1)],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_a_draft(
+    models, generated, family, max_batch_size, max_chunk_tokens, num_speculative_tokens
+):
+    recipe = Recipe(family, VOCAB)
+    llm = engine(
+        models,
+        recipe,
+        recipe.draft(),
+        max_batch_size,
+        max_chunk_tokens,
+        num_speculative_tokens=num_speculative_tokens,
+    )
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert token_ids(outputs) == generated(family)
+    # Accepted, rejected and bonus tokens all occur, or the test would say little.
+    assert sources(outputs) == set(TokenSource)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_a_draft_one_at_a_time(models, generated, family):
+    recipe = Recipe(family, VOCAB)
+    llm = engine(models, recipe, recipe.draft(), max_batch_size=1, num_speculative_tokens=4)
+    for index in (0, 4, 7):
+        (output,) = llm.generate(PROMPTS[index], GREEDY)
+        assert output.token_ids == generated(family)[index]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_with_every_policy(models, generated, policy):
+    """Also those that are lossless at temperature 0 only."""
+    recipe = Recipe("llama", VOCAB)
+    llm = engine(models, recipe, recipe.draft(), policy=policy, num_speculative_tokens=4)
+    assert token_ids(llm.generate(PROMPTS, GREEDY)) == generated("llama")
+
+
+def test_with_an_unrelated_draft_of_another_family(models, generated):
+    """Hardly anything is accepted, and nothing changes."""
+    llm = engine(models, Recipe("llama", VOCAB), Recipe("gpt2", VOCAB, seed=5))
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert token_ids(outputs) == generated("llama")
+    assert sum(output.speculation.acceptance_rate for output in outputs) < 0.2 * len(outputs)
+
+
+def test_with_itself_as_draft(models, generated):
+    """Everything is accepted."""
+    recipe = Recipe("llama", VOCAB)
+    llm = engine(models, recipe, recipe, num_speculative_tokens=3)
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert token_ids(outputs) == generated("llama")
+    assert {output.speculation.acceptance_rate for output in outputs} == {1.0}
+    # The first token, then four steps of four tokens, then a draft cut by max_tokens.
+    assert {output.speculation.num_steps for output in outputs} == {6}
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_with_a_repetition_penalty(models, generated, draft):
+    recipe = Recipe("llama", VOCAB)
+    llm = engine(models, recipe, recipe.draft() if draft else None)
+    assert token_ids(llm.generate(PROMPTS, PENALISED)) == generated("llama", 1.4)
+
+
+def test_greedy_and_sampled_requests_in_one_batch(models, generated):
+    recipe = Recipe("llama", VOCAB)
+    llm = engine(models, recipe, recipe.draft())
+    hot = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.3, top_p=0.9, seed=1)
+    outputs = token_ids(llm.generate(PROMPTS, [GREEDY, hot, PENALISED, hot] * 4))
+    assert outputs[0::4] == generated("llama")[0::4]
+    assert outputs[2::4] == generated("llama", 1.4)[2::4]
+    for sampled, greedy in zip(outputs[1::2], generated("llama")[1::2], strict=True):
+        assert sampled != greedy
+
+
+def test_with_a_head_tied_to_the_embedding(models):
+    recipe = Recipe(vocab=VOCAB, config={"tie_word_embeddings": True})
+    model = models.reference(recipe)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    expected = model.generate(
+        torch.tensor([PROMPTS[3]]), max_new_tokens=NUM_TOKENS, do_sample=False
+    )
+    (output,) = engine(models, recipe, recipe.draft()).generate(PROMPTS[3], GREEDY)
+    assert PROMPTS[3] + output.token_ids == expected[0].tolist()

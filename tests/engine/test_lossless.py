@@ -1,0 +1,183 @@
+"""Whatever speculates, the engine's texts have exactly the target's distribution.
+
+The joint distribution of the first tokens is worked out without the engine and compared with what
+tens of thousands of requests say that run through one engine together, joining and leaving.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.core.rejection import Accepted, sample
+from draftwise.core.rejection import accept as right_accept
+from draftwise.engine import verification
+from draftwise.outputs import TokenSource
+from draftwise.policies import POLICIES
+
+from ..core.statistics_tools import chi_square_p_value, sequence_counts
+from ..tiny_models import Recipe
+from .exact import exact_distribution
+
+NUM_REQUESTS = 52_000
+NOT_UNLIKELY = 1e-4
+IMPOSSIBLE = 1e-6
+
+PLAIN = SamplingParams()
+COLD = SamplingParams(temperature=0.5, top_k=5)
+HOT = SamplingParams(temperature=1.5, top_p=0.85, min_p=0.05)
+PENALISED = SamplingParams(
+    top_k=7,
+    top_p=0.97,
+    repetition_penalty=1.3,
+    presence_penalty=0.5,
+    frequency_penalty=0.4,
+    logit_bias={1: 1.0, 3: -0.7},
+)
+# Each with a prompt of its own length: all of them share every batch.
+SETTINGS = (([1, 2, 3], PLAIN), ([3, 0, 2, 2, 1], COLD), ([1], HOT), ([0, 3], PENALISED))
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to speculate, and how many tokens of how large a vocabulary are compared."""
+
+    policy: str
+    verification: str
+    num_speculative_tokens: int
+    vocab: int = 8
+    num_tokens: int = 4
+    num_requests: int = NUM_REQUESTS
+    lenience: float = 1.0
+
+    def __str__(self):
+        return f"{self.policy}-{self.verification}-{self.num_speculative_tokens}-{self.vocab}"
+
+    @property
+    def recipe(self):
+        return Recipe(vocab=self.vocab, seed=3, config={"num_hidden_layers": 1})
+
+    def engine(self, models, max_batch_size=512):
+        speculation = SpeculationConfig(
+            draft=models.folder(self.recipe.draft()),
+            policy=self.policy,
+            num_speculative_tokens=self.num_speculative_tokens,
+            verification=self.verification,
+            lenience=self.lenience,
+        )
+        target = models.folder(self.recipe)
+        llm = LLM(target, speculation, dtype="float32", max_batch_size=max_batch_size)
+        return llm.engine
+
+    def requests(self, engine, num_requests):
+        """Requests of all settings in turn; some go on for longer than what is compared."""
+        longer = itertools.cycle([0, 0, 0, 0, 1, 1, 1, 2, 3])
+        requests = []
+        for seed, (prompt, params) in zip(
+            range(num_requests), itertools.cycle(SETTINGS), strict=False
+        ):
+            params = replace(params, max_tokens=self.num_tokens + next(longer), seed=seed)
+            requests.append(engine.add(None, prompt, params))
+        return requests
+
+    def sampled(self, models, num_requests=None, max_batch_size=512):
+        """``[settings, requests, num_tokens]`` first tokens, and the requests."""
+        engine = self.engine(models, max_batch_size)
+        requests = self.requests(engine, num_requests or self.num_requests)
+        while engine.num_unfinished:
+            engine.step()
+        first = [r.output().token_ids[: self.num_tokens] for r in requests]
+        return torch.tensor(first).view(-1, len(SETTINGS), self.num_tokens).transpose(0, 1), (
+            requests
+        )
+
+    def p_values(self, models, tokens):
+        """One for each setting."""
+        model = models.reference(self.recipe)
+        for (prompt, params), said in zip(SETTINGS, tokens, strict=True):
+            expected = exact_distribution(model, prompt, params, self.num_tokens).joint()
+            yield chi_square_p_value(sequence_counts(said, self.vocab), expected)
+
+
+LOSSLESS = [name for name, policy in POLICIES.items() if policy.lossless]
+CASES = [
+    Case("fixed", "block", 1),
+    Case("fixed", "token", 2),
+    Case("fixed", "block", 3),
+    Case("fixed", "token", 3, vocab=32, num_tokens=2),
+    Case("fixed", "block", 4, vocab=4, num_tokens=6),
+    Case("fixed", "token", 4, vocab=4, num_tokens=6),
+]
+CASES += [
+    Case(name, method, gamma, num_requests=NUM_REQUESTS // 2)
+    for name in LOSSLESS
+    if name != "fixed" and POLICIES[name].needs_draft
+    for method, gamma in (("block", 3), ("token", 2))
+]
+CASES += [
+    Case(name, "block", 0, num_requests=NUM_REQUESTS // 2)
+    for name in LOSSLESS
+    if not POLICIES[name].needs_draft
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_texts_follow_the_target(models, case):
+    tokens, requests = case.sampled(models)
+    sources = {source for r in requests[:1000] for source in r.output().token_sources}
+    if POLICIES[case.policy].needs_draft:
+        # Accepted, rejected and bonus tokens all occur, or the test would say little.
+        assert sources == set(TokenSource)
+    else:
+        assert sources == {TokenSource.TARGET}
+    assert all(request.stats.lossless for request in requests)
+    for p_value in case.p_values(models, tokens):
+        assert p_value > NOT_UNLIKELY
+
+
+@pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 200), (3, 800), (16, 4000)])
+@pytest.mark.parametrize("method", ["block", "token"])
+def test_smaller_batches_say_the_same(models, method, max_batch_size, num_requests):
+    """Request for request what the large batches of the test above say."""
+    case = Case("fixed", method, 3)
+    large, _ = case.sampled(models, num_requests)
+    small, _ = case.sampled(models, num_requests, max_batch_size)
+    # Matrix products round differently, which can tip a token once in a hundred thousand.
+    assert int((large != small).any(dim=2).sum()) <= num_requests // 1000
+
+
+def resample_from_p(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):
+    """Accepts as it should, and draws the corrected token from p instead of the residual."""
+    accepted = right_accept(
+        p, proposals, tokens, lengths, accept_uniforms, final_uniforms, method="token"
+    )
+    row = (lengths + 1).cumsum(0) - (lengths + 1) + accepted.num_accepted
+    return Accepted(accepted.num_accepted, sample(p[row], final_uniforms))
+
+
+def one_position_late(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):
+    """Judges each drafted token by the distribution after it."""
+    return right_accept(p.roll(-1, 0), proposals, tokens, lengths, accept_uniforms, final_uniforms)
+
+
+def same_number_twice(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):
+    """Draws the corrected token with the number that decided the first acceptance."""
+    number = accept_uniforms[:, 0] if accept_uniforms.shape[1] else final_uniforms
+    return right_accept(p, proposals, tokens, lengths, accept_uniforms, number, method="token")
+
+
+@pytest.mark.parametrize("wrong", [resample_from_p, one_position_late, same_number_twice])
+def test_a_wrong_acceptance_rule_is_found_out(models, monkeypatch, wrong):
+    monkeypatch.setattr(verification, "accept", wrong)
+    case = Case("fixed", "token", 2, num_requests=16_000)
+    tokens, _ = case.sampled(models)
+    assert min(case.p_values(models, tokens)) < IMPOSSIBLE
+
+
+def test_lenience_is_found_out(models):
+    case = Case("fixed", "token", 2, num_requests=16_000, lenience=0.7)
+    tokens, requests = case.sampled(models)
+    assert not any(request.stats.lossless for request in requests)
+    assert min(case.p_values(models, tokens)) < IMPOSSIBLE
