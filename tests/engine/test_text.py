@@ -1,0 +1,182 @@
+"""Tokens become text as they come: whole characters, stop strings, nothing taken back."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from draftwise.engine.text import TextBuilder
+
+from ..tiny_models import EOS, MARK, byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+property_test = settings(deadline=None, derandomize=True, max_examples=300)
+
+tokens = st.integers(0, len(TOKENIZER) - 1)
+texts = st.text("abcdh \n.,é€😀", min_size=1, max_size=12)
+# Random bytes, and whole characters, and both.
+outputs = st.lists(
+    st.one_of(tokens.map(lambda token: [token]), texts.map(lambda text: encode(text))), max_size=6
+).map(lambda parts: [token for part in parts for token in part])
+stops = st.lists(st.text("abcd é€", min_size=1, max_size=4), max_size=3).map(tuple)
+
+
+def encode(text):
+    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+
+
+def build(prompt, output, stop=()):
+    """Feed a builder; returns it, the released pieces, and whether a stop string ended it."""
+    builder = TextBuilder(TOKENIZER, encode(prompt), stop)
+    released = []
+    stopped = False
+    for token in output:
+        stopped = builder.add(token)
+        if stopped:
+            break
+        released.append(builder.release())
+    builder.finish()
+    released.append(builder.release())
+    return builder, released, stopped
+
+
+def decoded(prompt, output):
+    """The text of ``output`` after ``prompt``, decoded at once."""
+    return TOKENIZER.decode(encode(prompt) + output, skip_special_tokens=True)[len(prompt) :]
+
+
+@property_test
+@given(texts, outputs)
+def test_equals_decoding_everything_at_once(prompt, output):
+    builder, released, _ = build(prompt, output)
+    assert builder.text == decoded(prompt, output)
+    assert "".join(released) == builder.text
+    assert "".join(builder.pieces) == builder.text
+    assert len(builder.pieces) == len(output)
+
+
+@property_test
+@given(texts, outputs, stops)
+def test_ends_before_the_first_stop_string(prompt, output, stop):
+    whole = ""
+    expected, num_tokens = None, len(output)
+    for count in range(1, len(output) + 1):
+        text = decoded(prompt, output[:count])
+        if text.endswith(REPLACEMENT):
+            continue  # perhaps a character that is not complete yet
+        whole = text
+        found = [whole.find(s) for s in stop if s in whole]
+        if found:
+            expected, num_tokens = whole[: min(found)], count
+            break
+    builder, released, stopped = build(prompt, output, stop)
+    assert stopped == (expected is not None)
+    assert builder.text == (decoded(prompt, output) if expected is None else expected)
+    assert "".join(released) == builder.text
+    assert "".join(builder.pieces) == builder.text
+    assert len(builder.pieces) == num_tokens
+
+
+@property_test
+@given(texts, outputs, stops)
+def test_holds_back_no_more_than_a_possible_stop_string(prompt, output, stop):
+    builder = TextBuilder(TOKENIZER, encode(prompt), stop)
+    released = ""
+    for token in output:
+        if builder.add(token):
+            return
+        released += builder.release()
+        held = builder.text[len(released) :]
+        assert builder.text.startswith(released)
+        assert not held or any(s.startswith(held) and s != held for s in stop)
+
+
+def test_a_character_is_released_whole():
+    builder = TextBuilder(TOKENIZER, encode("a"), ())
+    smile = encode("😀")
+    assert len(smile) == 4
+    released = []
+    for token in smile:
+        builder.add(token)
+        released.append(builder.release())
+    assert released == ["", "", "", "😀"]
+    assert builder.pieces == ["", "", "", "😀"]
+
+
+def test_an_unfinished_character_is_shown_as_replacement():
+    builder, released, _ = build("a", [*encode("b"), *encode("€")[:2]])
+    assert builder.text == "b" + REPLACEMENT
+    assert "".join(released) == builder.text
+
+
+def test_a_leading_space_is_kept():
+    """Also with a tokenizer that would drop it at the beginning of a text."""
+    builder, _, _ = build("abc", encode(" d"))
+    assert builder.text == " d"
+
+
+def test_a_prompt_that_ends_inside_a_character():
+    """The missing byte alone is no character; the prompt's bytes are not repeated."""
+    euro = encode("€")
+    builder = TextBuilder(TOKENIZER, encode("a") + euro[:2], ())
+    for token in [*euro[2:], *encode("bc")]:
+        builder.add(token)
+    builder.finish()
+    assert builder.text.endswith("bc")
+    assert "€" not in builder.text
+    assert "a" not in builder.text
+
+
+def test_special_tokens_have_no_text():
+    mark = TOKENIZER.convert_tokens_to_ids(MARK)
+    builder, released, _ = build("a", [mark, *encode("bc"), mark, *encode("d"), mark])
+    assert builder.text == "bcd"
+    assert "".join(released) == "bcd"
+
+
+def test_a_token_that_ends_the_text_is_silent():
+    builder = TextBuilder(TOKENIZER, encode("a"), ())
+    builder.add(encode("b")[0])
+    builder.add_silent(encode("c")[0])
+    builder.finish()
+    assert builder.text == "b"
+    assert builder.pieces == ["b", ""]
+
+
+def test_a_stop_string_across_a_special_token():
+    eos = TOKENIZER.convert_tokens_to_ids(EOS)
+    builder, released, stopped = build(
+        "a", [*encode("b"), eos, *encode("c"), *encode("d")], ("bc",)
+    )
+    assert stopped
+    assert builder.text == "".join(released) == ""
+
+
+def test_the_earliest_of_two_stop_strings_counts():
+    builder, _, stopped = build("d", encode("abc"), ("c", "bc"))
+    assert stopped
+    assert builder.text == "a"
+
+
+@pytest.mark.parametrize("stop", [(), ("a",)])
+def test_without_a_tokenizer_there_is_no_text(stop):
+    builder = TextBuilder(None, [1, 2, 3], stop)
+    assert not builder.add(1)
+    builder.finish()
+    assert builder.text == builder.release() == ""
+    assert builder.pieces == [""]
+
+
+def test_a_space_that_belongs_to_a_token_is_kept_after_the_prompt():
+    """Tokenizers of this kind drop the space of the first token they decode."""
+    backend = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "c": 2, "?": 3}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert tokenizer.decode([1, 2]) == "bc"
+    builder = TextBuilder(tokenizer, tokenizer("a")["input_ids"], ())
+    for token in (1, 2, 1):
+        builder.add(token)
+    assert builder.text == " bc b"
