@@ -1,0 +1,258 @@
+"""Requests join, wait, leave and are cancelled; none of it changes what the others say."""
+
+import pytest
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.errors import CacheExhaustedError
+from draftwise.outputs import FinishReason
+
+from ..tiny_models import Recipe
+
+RECIPE = Recipe(vocab=16, seed=6)
+GIB = 2**30
+
+
+def build(models, **options):
+    speculation = SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=3)
+    return LLM(models.folder(RECIPE), speculation, dtype="float32", **options)
+
+
+def work(count):
+    """Prompts of many lengths, and how to go on with each."""
+    prompts = [[(index * 5 + i * 3) % 16 for i in range(1 + index % 11)] for index in range(count)]
+    params = [SamplingParams(max_tokens=1 + index % 14, seed=index) for index in range(count)]
+    return prompts, params
+
+
+def token_ids(outputs):
+    return [output.token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected(models):
+    """What 50 requests say that all run at once."""
+    return token_ids(build(models, max_batch_size=50).generate(*work(50)))
+
+
+def assert_idle(llm):
+    """Every row is free and nothing is reserved."""
+    scheduler = llm.engine._scheduler
+    assert llm.engine.num_unfinished == 0
+    assert scheduler.num_reserved_tokens == 0
+    assert sorted(scheduler._free_rows) == list(range(len(scheduler._free_rows)))
+    assert len(scheduler._free_rows) == scheduler._caches[0].num_rows
+
+
+@pytest.mark.parametrize("max_batch_size", [1, 4, 7])
+def test_more_requests_than_rows_queue(models, expected, max_batch_size):
+    llm = build(models, max_batch_size=max_batch_size, max_chunk_tokens=6)
+    sizes = []
+    outputs = llm.generate(*work(50), on_step=lambda requests: sizes.append(len(requests)))
+    assert token_ids(outputs) == expected
+    assert max(sizes) == max_batch_size
+    assert_idle(llm)
+
+
+def test_requests_are_admitted_in_order_of_arrival(models):
+    llm = build(models, max_batch_size=3)
+    seen = []
+
+    def note(requests):
+        seen.extend(r.request_id for r in requests if r.request_id not in seen)
+
+    llm.generate([[1]] * 12, SamplingParams(max_tokens=6), on_step=note)
+    assert [sorted(seen[i : i + 3]) for i in range(0, 12, 3)] == [
+        [i, i + 1, i + 2] for i in range(0, 12, 3)
+    ]
+
+
+def test_requests_that_arrive_later(models, expected):
+    llm = build(models, max_batch_size=5)
+    prompts, params = work(50)
+    requests = []
+    while len(requests) < 50 or llm.engine.num_unfinished:
+        for _ in range(len(requests) % 3 + 1):
+            if len(requests) < 50:
+                index = len(requests)
+                requests.append(llm.engine.add(None, prompts[index], params[index]))
+        llm.engine.step()
+    assert token_ids(request.output() for request in requests) == expected
+    assert_idle(llm)
+
+
+def bytes_per_token(models):
+    engine = build(models, max_batch_size=1).engine
+    return sum(cache.bytes_per_token for cache in engine._scheduler._caches)
+
+
+def test_a_small_cache_makes_requests_wait(models, expected):
+    # Room for two or three of these requests, which need at most 11 + 14 tokens.
+    size = 2.5 * 25 * bytes_per_token(models) / GIB
+    llm = build(models, max_batch_size=50, cache_gib=size)
+    running = []
+    outputs = llm.generate(
+        *work(50),
+        on_step=lambda _: running.append(llm.engine._scheduler.num_reserved_tokens),
+    )
+    assert token_ids(outputs) == expected
+    assert 25 < max(running) <= 2.5 * 25
+    assert_idle(llm)
+
+
+def test_a_request_that_never_fits_is_refused(models, expected):
+    size = 20 * bytes_per_token(models) / GIB
+    llm = build(models, max_batch_size=50, cache_gib=size)
+    with pytest.raises(CacheExhaustedError) as caught:
+        llm.generate([1, 2, 3], SamplingParams(max_tokens=18))
+    assert caught.value.field == "max_tokens"
+    assert "21 tokens" in str(caught.value)
+    assert "20 in all" in str(caught.value)
+    assert llm.generate([1, 2, 3], SamplingParams(max_tokens=17))[0].error is None
+    outputs = llm.generate(*work(50))
+    for output, tokens, prompt, params in zip(outputs, expected, *work(50), strict=True):
+        if len(prompt) + params.max_tokens > 20:
+            assert isinstance(output.error, CacheExhaustedError)
+        else:
+            assert output.token_ids == tokens
+    assert_idle(llm)
+
+
+def test_the_context_limits_what_a_request_may_need(models):
+    """``max_tokens`` beyond the context costs nothing."""
+    size = 64 * bytes_per_token(models) / GIB
+    llm = build(models, cache_gib=size)
+    (output,) = llm.generate([1], SamplingParams(max_tokens=10**6))
+    assert len(output.token_ids) == RECIPE.context - 1
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 5])
+@pytest.mark.parametrize("victims", [[0], [3, 4], [12], [0, 13, 14, 30], [49]])
+def test_cancelled_requests_do_not_disturb_the_others(models, expected, after, victims):
+    """Waiting, in the middle of their prompt, or in the middle of their text."""
+    llm = build(models, max_batch_size=12, max_chunk_tokens=8)
+    requests = [llm.engine.add(None, *item) for item in zip(*work(50), strict=True)]
+    for _ in range(after):
+        llm.engine.step()
+    for victim in victims:
+        llm.engine.cancel(requests[victim])
+        llm.engine.cancel(requests[victim])
+    while llm.engine.num_unfinished:
+        llm.engine.step()
+    for index, request in enumerate(requests):
+        output = request.output()
+        if index in victims and output.finish_reason is FinishReason.CANCELLED:
+            assert output.token_ids == expected[index][: len(output.token_ids)]
+            assert len(output.token_ids) < len(expected[index])
+        else:
+            assert output.finish_reason is FinishReason.LENGTH
+            assert output.token_ids == expected[index]
+    assert_idle(llm)
+
+
+def test_cancelling_what_has_ended_changes_nothing(models):
+    llm = build(models)
+    request = llm.engine.add(None, [1, 2], SamplingParams(max_tokens=3))
+    while llm.engine.num_unfinished:
+        llm.engine.step()
+    llm.engine.cancel(request)
+    assert request.output().finish_reason is FinishReason.LENGTH
+    assert_idle(llm)
+
+
+def test_cancelling_from_a_callback(models, expected):
+    llm = build(models, max_batch_size=50)
+
+    def cancel_odd(requests):
+        for request in requests:
+            if request.request_id % 2 and request.num_output_tokens >= 3:
+                llm.engine.cancel(request)
+
+    outputs = llm.generate(*work(50), on_step=cancel_odd)
+    for index, output in enumerate(outputs):
+        if output.finish_reason is FinishReason.CANCELLED:
+            assert index % 2
+            assert 3 <= len(output.token_ids) < len(expected[index])
+        assert output.token_ids == expected[index][: len(output.token_ids)]
+    assert FinishReason.CANCELLED in {output.finish_reason for output in outputs}
+    assert_idle(llm)
+
+
+def test_an_exception_in_a_callback_cancels_the_call(models, expected):
+    llm = build(models, max_batch_size=4)
+
+    def fail(requests):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(*work(50), on_step=fail)
+    assert_idle(llm)
+    assert token_ids(llm.generate(*work(50))) == expected
+
+
+def test_an_exception_in_a_model_leaves_the_engine_usable(models, expected, monkeypatch):
+    llm = build(models, max_batch_size=4)
+    forward = type(llm.target.model).forward
+    calls = []
+
+    def fail_once(self, *args, **kwargs):
+        calls.append(self)
+        if len(calls) == 7:
+            raise MemoryError
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(llm.target.model), "forward", fail_once)
+    with pytest.raises(MemoryError):
+        llm.generate(*work(50))
+    assert_idle(llm)
+    assert token_ids(llm.generate(*work(50))) == expected
+
+
+def test_closing_a_stream_cancels_what_is_left(models, expected):
+    llm = build(models, max_batch_size=4)
+    stream = llm.stream(*work(50))
+    for _ in range(9):
+        next(stream)
+    assert llm.engine.num_unfinished
+    stream.close()
+    assert_idle(llm)
+    assert token_ids(llm.generate(*work(50))) == expected
+
+
+def test_a_stream_that_is_never_read_costs_nothing(models):
+    llm = build(models)
+    llm.stream([[1, 2]])
+    assert_idle(llm)
+
+
+def test_two_streams_and_a_call_share_the_engine(models, expected):
+    llm = build(models, max_batch_size=4)
+    prompts, params = work(50)
+    streams = [llm.stream(prompts[i::2], params[i::2]) for i in range(2)]
+    texts = [[[] for _ in prompts[i::2]] for i in range(2)]
+    turn = 0
+    while streams != [None, None]:
+        turn += 1
+        if turn == 30:
+            assert token_ids(llm.generate(prompts[:8], params[:8])) == expected[:8]
+        for which, stream in enumerate(streams):
+            piece = None if stream is None else next(stream, None)
+            if piece is None:
+                streams[which] = None
+            else:
+                texts[which][piece.index] += piece.token_ids
+    assert texts == [expected[0::2], expected[1::2]]
+    assert_idle(llm)
+
+
+def test_pieces_of_a_stream(models, expected):
+    llm = build(models, max_batch_size=4)
+    tokens = [[] for _ in range(50)]
+    ended = set()
+    for piece in llm.stream(*work(50)):
+        assert piece.index not in ended
+        assert piece.token_ids
+        tokens[piece.index] += piece.token_ids
+        if piece.finish_reason is not None:
+            ended.add(piece.index)
+    assert tokens == expected
+    assert ended == set(range(50))
