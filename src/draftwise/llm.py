@@ -138,7 +138,8 @@ class LLM:
             DraftwiseError: the arguments as a whole are wrong, or every single prompt failed (the
                 first error is raised).
         """
-        requests = self._add_all(_as_list(prompts), sampling)
+        each = _as_list(prompts)
+        requests = self._add_all(each, sampling)
         unfinished = {request for request in requests if isinstance(request, Request)}
         try:
             while unfinished:
@@ -150,8 +151,8 @@ class LLM:
             self._cancel_all(requests)
             raise
         outputs = [
-            _failed(request) if isinstance(request, DraftwiseError) else request.output()
-            for request in requests
+            _failed(prompt, request) if isinstance(request, DraftwiseError) else request.output()
+            for prompt, request in zip(each, requests, strict=True)
         ]
         errors = [output.error for output in outputs]
         if errors and errors[0] is not None and all(errors):
@@ -269,10 +270,10 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return items  # type: ignore[return-value]
 
 
-def _failed(error: DraftwiseError) -> RequestOutput:
+def _failed(prompt: Prompt, error: DraftwiseError) -> RequestOutput:
     """The output of a prompt that never became a request."""
     return RequestOutput(
-        prompt=None,
+        prompt=prompt if isinstance(prompt, str) else None,
         prompt_token_ids=[],
         text="",
         token_ids=[],

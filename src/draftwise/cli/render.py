@@ -43,7 +43,9 @@ def progress(console: Console, what: str, total: int) -> Iterator[Callable[[list
         TimeElapsedColumn(),
         TextColumn("{task.fields[num_tokens]} tokens"),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task(what, total=total, num_tokens=0)
         num_tokens = 0
 

@@ -147,7 +147,10 @@ def locate(name: str, role: str) -> str:
         ModelNotFoundError: a folder that does not exist or holds no model.
     """
     if name.startswith(_ZOO_PREFIX):
-        return str(zoo.resolve(name))
+        try:
+            return str(zoo.resolve(name))
+        except ModelNotFoundError as error:
+            raise ModelNotFoundError(role, error.message) from error
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

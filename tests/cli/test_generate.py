@@ -1,0 +1,174 @@
+"""``draftwise generate`` as a user runs it, on tiny models."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from draftwise.cli import main
+
+from ..tiny_models import Recipe
+
+TARGET = Recipe(vocab=300, context=96, tokenizer=True)
+DRAFT = TARGET.draft()
+
+
+@pytest.fixture
+def command(models, monkeypatch, capsys):
+    """Run the command with the tiny pair; gives (exit status, stdout, stderr)."""
+
+    def run(*arguments, pair=True):
+        named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)] if pair else []
+        monkeypatch.setattr(sys, "argv", ["draftwise", *arguments, *named])
+        monkeypatch.setenv("COLUMNS", "120")
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return end.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def prompt_file(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    records = [{"prompt": "abc"}, {"question": "cab"}, {"turns": ["bed", "x"]}, {"text": "fed"}]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(file)
+
+
+def test_json_is_one_object_with_outputs_and_timing(command):
+    status, out, _ = command("generate", "head", "--json", "--max-tokens", "12", "--dtype=float32")
+    assert status == 0
+    result = json.loads(out)
+    (output,) = result["outputs"]
+    assert output["prompt"] == "head"
+    assert len(output["token_ids"]) == 12
+    assert output["finish_reason"] == "length"
+    assert output["error"] is None
+    assert output["speculation"]["lossless"] is True
+    assert output["speculation"]["num_verified"] > 0
+    assert result["timing"]["num_tokens"] == 12
+    assert result["timing"]["tokens_per_second"] > 0
+
+
+def test_all_kinds_of_prompt_files_load(command, prompt_file):
+    _, out, _ = command("generate", "--prompts", prompt_file, "--json", "--max-tokens", "4")
+    prompts = [output["prompt"] for output in json.loads(out)["outputs"]]
+    assert prompts == ["abc", "cab", "bed", "fed"]
+
+
+def test_num_prompts_takes_the_first(command, prompt_file):
+    arguments = ["--prompts", prompt_file, "--num-prompts", "2", "--max-tokens", "4", "--json"]
+    _, out, _ = command("generate", *arguments)
+    assert [output["prompt"] for output in json.loads(out)["outputs"]] == ["abc", "cab"]
+
+
+def test_compare_shows_both_and_equal_texts(command, prompt_file):
+    arguments = ["--prompts", prompt_file, "--compare", "--max-tokens", "16", "--dtype", "float32"]
+    status, out, _ = command("generate", *arguments)
+    assert status == 0
+    assert "target only" in out
+    assert "speed-up" in out
+    assert "all 4 texts are identical" in out
+    assert "lossless" in out
+
+
+def test_compare_as_json(command, prompt_file):
+    arguments = ["--prompts", prompt_file, "--compare", "--max-tokens", "16", "--dtype", "float32"]
+    _, out, _ = command("generate", *arguments, "--json")
+    compared = json.loads(out)["compare"]
+    assert compared["num_identical"] == compared["num_prompts"] == 4
+    assert compared["speedup"] > 0
+    assert compared["speculative"]["num_tokens"] == compared["target_only"]["num_tokens"]
+
+
+def test_sampled_comparison_does_not_claim_equal_texts(command):
+    arguments = ["head", "--compare", "--temperature", "1", "--seed", "1", "--max-tokens", "16"]
+    _, out, _ = command("generate", *arguments)
+    assert "their distribution is the same" in out
+
+
+def test_seed_repeats_and_differs_between_prompts(command, prompt_file):
+    arguments = ["generate", "--temperature", "1", "--max-tokens", "8", "--json", "--dtype=float32"]
+    texts = [
+        json.loads(command(*arguments, "head", "--seed", seed)[1])["outputs"][0]["token_ids"]
+        for seed in ("5", "5", "6")
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_policy_none_needs_no_draft(command, models):
+    status, out, _ = command(
+        "generate",
+        "head",
+        "--policy=none",
+        "--draft=/does/not/exist",
+        f"--target={models.folder(TARGET)}",
+        "--max-tokens=4",
+        "--json",
+        pair=False,
+    )
+    assert status == 0
+    assert json.loads(out)["draft"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["head", "--temperature", "-1"], "temperature"),
+        (["head", "--top-p", "0"], "top_p"),
+        (["head", "--max-tokens", "0"], "max_tokens"),
+        (["head", "--num-speculative-tokens", "65"], "num_speculative_tokens"),
+        (["head", "--policy", "fixd"], "policy"),
+        (["head", "--dtype", "int3"], "dtype"),
+        (["head", "--batch-size", "0"], "max_batch_size"),
+        (["head", "--prompts", "file.jsonl"], "prompt"),
+        (["--prompts", "/does/not/exist.jsonl"], "prompts"),
+        ([], "prompt"),
+        ([""], "prompt"),
+        (["a c" * 80], "prompt"),
+        (["head", "--chat", "--max-model-len", "97"], "max_model_len"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):
+    status, out, err = command("generate", *arguments)
+    assert status == 2
+    assert out == ""
+    assert err.startswith(f"error {field}: ")
+    assert "Traceback" not in err
+
+
+def test_missing_model_names_the_bundled_ones(command):
+    status, _, err = command("generate", "x", "--target", "zoo:targte", pair=False)
+    assert status == 2
+    assert "zoo:target" in err
+
+
+def test_a_bad_prompt_does_not_stop_the_others(command, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": "bad"}, {"prompt": "deaf " * 60}, {"prompt": "a bed"}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, out, _ = command("generate", "--prompts", str(file), "--json", "--max-tokens", "4")
+    assert status == 2
+    outputs = json.loads(out)["outputs"]
+    assert [output["finish_reason"] for output in outputs] == ["length", "error", "length"]
+    assert "context" in outputs[1]["error"]
+
+
+def test_a_malformed_line_is_named(command, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "bad"}\n{"nothing": 1}\n')
+    status, _, err = command("generate", "--prompts", str(file))
+    assert status == 2
+    assert "prompts.jsonl:2" in err
+
+
+def test_help_does_not_wait_for_pytorch():
+    script = "import sys; from draftwise.cli import main; sys.argv[1:] = ['--help']\n"
+    script += "try: main()\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "False"
