@@ -1,0 +1,166 @@
+"""Model cards of the bundled family, written from what the runs recorded."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import LlamaConfig
+
+from draftwise.zoo.recipe import Stage
+
+_SOURCES = {
+    "stdlib": ("standard library of Python, without its tests", "PSF-2.0"),
+    "tests": ("test suite of Python's standard library", "PSF-2.0"),
+    "docs": ("Python language reference (`pydoc_data.topics`)", "PSF-2.0"),
+    "gsm8k": ("GSM8K, training questions", "MIT"),
+    "mbpp": ("MBPP, training tasks 601-974", "CC-BY-4.0"),
+}
+
+_ROLES = {
+    "target": "The target of the family: the model whose distribution speculation preserves.",
+    "draft": "The draft of the family: trained on text, then distilled from the target.",
+    "companion": (
+        "The companion of the family: a second small model that judges drafted tokens. It is "
+        "trained on text only, because distilling it as well would make it err as the draft does."
+    ),
+    "spare": "A third small model, of another shape, seed and data order; trained on text only.",
+    "mid": "A model between draft and target, trained on text only.",
+}
+
+_DISTILLATION = """
+## Distillation
+
+After its training on text the draft minimises the forward KL divergence from the target's
+distribution at temperature 1, on training text and on continuations of training prompts sampled
+from the target ({share:.0%} of the rows), as in DistillSpec (Zhou et al., ICLR 2024,
+arXiv:2310.08461) with fixed data; continuations of its own (the paper's on-policy variant) are not
+used.
+"""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the shipped weights score. Losses in nats per token; acceptance is None for the target.
+
+    Attributes:
+        losses: ``loss`` (weighted by the mixture) and ``loss/<source>`` on held-out documents.
+        acceptance: ``acceptance``, ``acceptance/<source>`` on held-out documents, and
+            ``acceptance/continuations`` on text the target sampled.
+    """
+
+    losses: Mapping[str, float]
+    acceptance: Mapping[str, float] | None
+
+
+def portable_command(command: str) -> str:
+    """Return a recorded command with the folders of its machine replaced by names."""
+    words = shlex.split(command)
+    for option, name in (("--data", "DIR"), ("--out", "RUNS")):
+        for i, word in enumerate(words):
+            if word == option and i + 1 < len(words):
+                words[i + 1] = name
+            elif word.startswith(f"{option}="):
+                words[i] = f"{option}={name}"
+    return " ".join(words)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _data_table(stage: Stage, metrics: Mapping[str, Any]) -> str:
+    weight = sum(stage.mixture.values())
+    rows = []
+    for name, share in stage.mixture.items():
+        text, licence = _SOURCES[name]
+        epochs = metrics["epochs"][name]
+        rows.append((name, text, licence, f"{share / weight:.0%}", f"{epochs:.1f}"))
+    return _table(("source", "text", "licence", "share of text rows", "epochs"), rows)
+
+
+def _score_table(stage: Stage, evaluation: Evaluation) -> str:
+    scored = [name for name in stage.mixture if f"loss/{name}" in evaluation.losses]
+    names = {"": "all, weighted by share", **{f"/{name}": name for name in scored}}
+    header = ["held-out text", "loss (nats per token)"]
+    rows = [[label, f"{evaluation.losses['loss' + key]:.3f}"] for key, label in names.items()]
+    if evaluation.acceptance is not None:
+        header.append("acceptance")
+        for row, key in zip(rows, names, strict=True):
+            row.append(f"{evaluation.acceptance['acceptance' + key]:.3f}")
+        continuations = evaluation.acceptance["acceptance/continuations"]
+        rows.append(["sampled from the target", "", f"{continuations:.3f}"])
+    return _table(header, rows)
+
+
+def model_card(
+    stage: Stage,
+    config: LlamaConfig,
+    metrics: Mapping[str, Any],
+    evaluation: Evaluation,
+    remark: str = "",
+) -> str:
+    """Return the README of one model.
+
+    ``metrics`` is what the training run recorded, ``remark`` what a reader must know beyond that.
+    """
+    name = stage.name
+    acceptance = ""
+    if evaluation.acceptance is not None:
+        acceptance = (
+            "Acceptance is the mean over positions of Σ min(p, q), p from the bundled target and "
+            "q from\nthis model, both at temperature 1.\n"
+        )
+    distillation = ""
+    if stage.distillation is not None:
+        distillation = _DISTILLATION.format(share=stage.distillation.continuation_share)
+    notes = f"\n{remark.strip()}\n" if remark.strip() else ""
+    versions = ", ".join(f"{key} {value}" for key, value in metrics["versions"].items())
+    return f"""---
+license: apache-2.0
+language: en
+library_name: transformers
+tags: [draftwise, speculative-decoding]
+---
+
+# draftwise zoo:{name}
+
+{_ROLES[name]}
+
+{metrics["num_parameters"]:,} parameters, {metrics["num_tokens"]:,} training tokens. A toy-sized
+model for studying speculation on any machine, not for the use of its text: what it says is often
+wrong, and nobody has examined it for bias or harm.
+
+Llama architecture with tied embeddings, vocabulary {config.vocab_size}, context of
+{config.max_position_embeddings} tokens: hidden size {config.hidden_size},
+{config.num_hidden_layers} layers, {config.num_attention_heads} heads of {config.head_dim} with
+{config.num_key_value_heads} for keys and values, MLP {config.intermediate_size}. The weights are
+bfloat16.
+
+## Data
+
+{_data_table(stage, metrics)}
+
+Two percent of the documents, chosen by a hash of their content, are held out and never trained
+on. The test questions of GSM8K and the tasks of MBPP outside 601-974 are not among the data.
+
+## Training
+
+{metrics["num_steps"]:,} steps in {metrics["minutes"]:.0f} minutes on {metrics["machine"]}
+({versions}), seed {stage.seed}, Muon and AdamW:
+
+```
+{portable_command(metrics["command"])}
+python -m draftwise.zoo.export --runs RUNS
+```
+
+`DIR` holds `gsm8k_train.jsonl` and `mbpp.jsonl`; the other text is that of the running Python.
+{notes}{distillation}
+## Scores of these weights
+
+{_score_table(stage, evaluation)}
+
+{acceptance}"""

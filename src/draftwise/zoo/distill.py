@@ -1,0 +1,119 @@
+"""Distilling a draft from its target, after DistillSpec (Zhou et al., ICLR 2024, arXiv:2310.08461).
+
+The draft, first trained on text, is then trained to match the target's whole distribution at every
+position: forward KL, D(p ‖ q) = Σ p (log p - log q), temperature 1. Of the paper's choices of data
+this takes a fixed set: part of the rows is training text, part are continuations that the target
+itself sampled, because those are the contexts a draft meets when it serves. The paper's on-policy
+variant, continuations sampled from the draft, is not used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from draftwise.zoo.packing import Corpus, PackedStream, Rows, TokenizedSource
+from draftwise.zoo.recipe import Distillation, Stage
+from draftwise.zoo.training import Runtime, Trainer
+
+CONTINUATIONS = "continuations"
+_ROWS_PER_BATCH = 128
+
+
+def forward_kl(logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Mean of D(p ‖ q) in nats per token. Both [rows, length, vocab]; p is the teacher's."""
+    log_q = F.log_softmax(logits.float().flatten(0, 1), dim=-1)
+    log_p = F.log_softmax(teacher_logits.float().flatten(0, 1), dim=-1)
+    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+
+
+@torch.no_grad()
+def sample_continuations(
+    model: LlamaForCausalLM, prompts: Rows, num_tokens: int, seed: int
+) -> Rows:
+    """Continue every prompt by ``num_tokens`` tokens at temperature 1, end-of-text included.
+
+    prompts: [num_rows, length] -> [num_rows, length + num_tokens].
+    """
+    generator = torch.Generator(device=model.device).manual_seed(seed)
+    model.eval()
+    finished = []
+    for first in range(0, len(prompts), _ROWS_PER_BATCH):
+        inputs = torch.from_numpy(prompts[first : first + _ROWS_PER_BATCH]).to(model.device)
+        pieces, cache = [inputs], None
+        for _ in range(num_tokens):
+            output = model(
+                input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1
+            )
+            cache = output.past_key_values
+            p = output.logits[:, -1].float().softmax(-1)
+            inputs = torch.multinomial(p, 1, generator=generator)
+            pieces.append(inputs)
+        finished.append(torch.cat(pieces, dim=1).cpu().numpy())
+    return np.concatenate(finished)
+
+
+def _continuations(
+    teacher: LlamaForCausalLM, stage: Stage, plan: Distillation, corpus: Corpus, folder: Path
+) -> TokenizedSource:
+    path = folder / "continuations.npy"
+    if not path.exists():
+        started = time.monotonic()
+        # Another seed than the text phase's: these prompts come in an order of their own.
+        prompts = PackedStream(corpus.training, stage.mixture, stage.seed + 1_000)
+        rows = sample_continuations(
+            teacher,
+            prompts.rows(plan.num_continuations, plan.prompt_length - 1),
+            plan.continuation_length,
+            stage.seed,
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / "continuations.tmp.npy"
+        np.save(temporary, rows)
+        temporary.replace(path)
+        print(f"sampled {rows.shape} tokens in {time.monotonic() - started:.0f} s", flush=True)
+    return TokenizedSource.from_documents(np.load(path).tolist())
+
+
+def distillation_trainer(
+    model: LlamaForCausalLM,
+    teacher: LlamaForCausalLM,
+    stage: Stage,
+    corpus: Corpus,
+    folder: Path,
+    runtime: Runtime,
+    evaluate: Callable[[LlamaForCausalLM], Mapping[str, float]] | None = None,
+) -> Trainer:
+    """Return a trainer that distils ``teacher`` into ``model``; both share one vocabulary.
+
+    Raises ``ValueError`` if the stage has no distillation.
+    """
+    plan = stage.distillation
+    if plan is None:
+        raise ValueError(f"stage {stage.name} has no distillation")
+    teacher = teacher.to(runtime.device).eval().requires_grad_(False)
+    sources = {
+        **corpus.training,
+        CONTINUATIONS: _continuations(teacher, stage, plan, corpus, folder),
+    }
+    text_weight = sum(stage.mixture.values())
+    share = plan.continuation_share
+    mixture = {name: (1 - share) * weight / text_weight for name, weight in stage.mixture.items()}
+    mixture[CONTINUATIONS] = share
+
+    def loss(logits: Tensor, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            teacher_logits = teacher(input_ids=batch[:, :-1], use_cache=False).logits
+        return forward_kl(logits, teacher_logits)
+
+    stream = PackedStream(sources, mixture, stage.seed + 1_000)
+    return Trainer(
+        model, plan.schedule, stream, folder, runtime, loss_function=loss, evaluate=evaluate
+    )

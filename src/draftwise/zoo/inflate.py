@@ -1,0 +1,247 @@
+"""Enlarge a Llama checkpoint without changing its function.
+
+A model of 9 million parameters trained on a desk says something; 200 million cost something.
+Speculative decoding is studied with a target that does both, so this module replicates the residual
+stream, the attention heads and the MLP units of a trained checkpoint and adds layers that compute
+but contribute nothing:
+
+- x' = [x, …, x] has the mean square of x, so RMSNorm is unchanged.
+- A matrix that reads x' holds the source's matrix in every column block, multiplied by coefficients
+  that sum to one. They are powers of two, hence exact in every floating-point format.
+- A matrix that writes to x' holds the source's rows in every row block; its columns, over the
+  replicated heads or units, carry coefficients in the same way.
+- Tied embeddings read and write at once: the rows are replicated, and the coefficients of the
+  output side go into the weight of the final norm.
+- An added layer has random q, k, v, gate and up projections, and zero o and down projections.
+
+What remains is float32 rounding. The speed of the result is that of a model of its size; its text
+is that of the source. Results obtained with it must say so, and its configuration does
+(``draftwise_inflated``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+
+from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedModelError
+from draftwise.zoo.inflation_plan import InflationPlan, choose_plan
+from draftwise.zoo.registry import INFLATE_VERSION, parse_num_parameters
+
+_INITIAL_STANDARD_DEVIATION = 0.02
+_LAYER = "model.layers."
+
+
+@dataclass(frozen=True)
+class InflationReport:
+    """What was made of what. Sizes are numbers of parameters."""
+
+    source: str
+    source_parameters: int
+    num_parameters: int
+    num_copies: int
+    num_mlp_copies: int
+    source_layers: tuple[int, ...]
+    num_layers: int
+    hidden_size: int
+    seed: int
+
+
+def power_of_two_coefficients(count: int) -> list[float]:
+    """Return ``count`` powers of two that sum to one, as equal as possible."""
+    coefficients = [1.0]
+    while len(coefficients) < count:
+        # The list is descending, so halving its head keeps the spread within a factor of two.
+        half = coefficients.pop(0) / 2
+        coefficients = sorted([*coefficients, half, half], reverse=True)
+    return coefficients
+
+
+def _read(weight: Tensor, copies: int) -> Tensor:
+    """Widen the columns: [out, in] -> [out, copies * in], block i times coefficient i."""
+    return torch.cat([weight * c for c in power_of_two_coefficients(copies)], dim=1)
+
+
+def _repeat(weight: Tensor, copies: int) -> Tensor:
+    """Repeat along the first dimension: [n, …] -> [copies * n, …]."""
+    return torch.cat([weight] * copies, dim=0)
+
+
+def _inflate_layer(weights: Mapping[str, Tensor], plan: InflationPlan) -> dict[str, Tensor]:
+    result = {}
+    for name, weight in weights.items():
+        module, kind = name.rsplit(".", 2)[-2:]
+        num_units = plan.num_mlp_copies if "mlp." in name else plan.num_copies
+        if kind == "bias" or module.endswith("layernorm"):
+            writes_stream = module in ("o_proj", "down_proj") or module.endswith("layernorm")
+            result[name] = _repeat(weight, plan.num_copies if writes_stream else num_units)
+        elif module in ("o_proj", "down_proj"):
+            result[name] = _repeat(_read(weight, num_units), plan.num_copies)
+        else:
+            # Heads are repeated as one block, which keeps every query head with its kv head.
+            result[name] = _repeat(_read(weight, plan.num_copies), num_units)
+    return result
+
+
+def _identity_layer(like: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    result = {}
+    for name, weight in like.items():
+        module, kind = name.rsplit(".", 2)[-2:]
+        if module.endswith("layernorm"):
+            result[name] = torch.ones_like(weight)
+        elif kind == "bias" or module in ("o_proj", "down_proj"):
+            result[name] = torch.zeros_like(weight)
+        else:
+            noise = torch.randn(weight.shape, generator=generator) * _INITIAL_STANDARD_DEVIATION
+            result[name] = noise.to(weight.dtype)
+    return result
+
+
+def source_layer_positions(num_source: int, num_layers: int) -> tuple[int, ...]:
+    """Where the source's layers stand among ``num_layers``: evenly spread, the last one last."""
+    return tuple((i + 1) * num_layers // num_source - 1 for i in range(num_source))
+
+
+def inflate_weights(
+    weights: Mapping[str, Tensor], config: LlamaConfig, plan: InflationPlan, seed: int
+) -> dict[str, Tensor]:
+    """Return the state dict of the inflated model, dtype unchanged; tied heads are left out."""
+    generator = torch.Generator().manual_seed(seed)
+    copies = plan.num_copies
+    norm = weights["model.norm.weight"]
+    embedding = torch.cat([weights["model.embed_tokens.weight"]] * copies, dim=1)
+    result = {"model.embed_tokens.weight": embedding}
+    if config.tie_word_embeddings:
+        coefficients = power_of_two_coefficients(copies)
+        result["model.norm.weight"] = torch.cat([norm * c for c in coefficients])
+    else:
+        result["model.norm.weight"] = _repeat(norm, copies)
+        result["lm_head.weight"] = _read(weights["lm_head.weight"], copies)
+    positions = source_layer_positions(config.num_hidden_layers, plan.num_layers)
+    inflated = {}
+    for source, position in enumerate(positions):
+        prefix = f"{_LAYER}{source}."
+        layer = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
+        inflated[position] = _inflate_layer(layer, plan)
+    for position in range(plan.num_layers):
+        layer = inflated.get(position) or _identity_layer(inflated[positions[0]], generator)
+        result.update({f"{_LAYER}{position}.{name}": weight for name, weight in layer.items()})
+    return {name: weight.contiguous() for name, weight in result.items()}
+
+
+def _load_source(source: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
+    if not (source / "config.json").is_file():
+        raise ModelNotFoundError("source", f"{source} is no model folder: it has no config.json")
+    config = AutoConfig.from_pretrained(str(source))
+    if config.model_type != "llama":
+        raise UnsupportedModelError(
+            "source", f"only Llama checkpoints can be inflated, {source} is a {config.model_type}"
+        )
+    model = AutoModelForCausalLM.from_pretrained(str(source), dtype="auto")
+    return config, dict(model.state_dict())
+
+
+def _write_config(
+    source: Path, destination: Path, config: LlamaConfig, plan: InflationPlan, label: object
+) -> None:
+    values = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    # From the loaded configuration: a file may leave defaults out.
+    for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"):
+        values[name] = getattr(config, name) * plan.num_copies
+    values["intermediate_size"] = config.intermediate_size * plan.num_mlp_copies
+    values["num_hidden_layers"] = plan.num_layers
+    values["draftwise_inflated"] = label
+    text = json.dumps(values, indent=2) + "\n"
+    (destination / "config.json").write_text(text, encoding="utf-8")
+
+
+def _write_card(destination: Path, report: InflationReport) -> None:
+    added = report.num_layers - len(report.source_layers)
+    text = f"""---
+license: apache-2.0
+tags: [draftwise, inflated]
+---
+
+# Inflated model: {report.num_parameters:,} parameters with the function of {report.source}
+
+Made by `draftwise.zoo.inflate` from `{report.source}` ({report.source_parameters:,} parameters):
+the residual stream is replicated {report.num_copies} times and the MLP units
+{report.num_mlp_copies} times, and {added} identity layers are added (seed {report.seed}). The
+outputs equal those of the source within rounding; only the cost is that of a larger model.
+Measurements made with it must be labelled as made with an inflated model.
+"""
+    (destination / "README.md").write_text(text, encoding="utf-8")
+
+
+def inflate(source: Path, destination: Path, num_parameters: int, seed: int = 0) -> InflationReport:
+    """Write to ``destination`` a model of about ``num_parameters`` with the function of ``source``.
+
+    Both are folders in the format of Hugging Face; the dtype stays, tokenizer files are copied.
+    Raises :class:`ModelNotFoundError`, :class:`UnsupportedModelError` (not a Llama) or
+    :class:`InvalidParameterError` (smaller than the source).
+    """
+    config, weights = _load_source(source)
+    plan = choose_plan(config, num_parameters)
+    inflated = inflate_weights(weights, config, plan, seed)
+    tied = config.tie_word_embeddings
+    report = InflationReport(
+        source=source.name,
+        source_parameters=sum(
+            weight.numel()
+            for name, weight in weights.items()
+            if not (tied and name == "lm_head.weight")
+        ),
+        num_parameters=plan.num_parameters,
+        num_copies=plan.num_copies,
+        num_mlp_copies=plan.num_mlp_copies,
+        source_layers=source_layer_positions(config.num_hidden_layers, plan.num_layers),
+        num_layers=plan.num_layers,
+        hidden_size=config.hidden_size * plan.num_copies,
+        seed=seed,
+    )
+    destination.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.iterdir()):
+        if path.is_file() and ("token" in path.name or path.name.endswith(".jinja")):
+            shutil.copyfile(path, destination / path.name)
+    if (source / "generation_config.json").exists():
+        shutil.copyfile(source / "generation_config.json", destination / "generation_config.json")
+    save_file(inflated, destination / "model.safetensors", metadata={"format": "pt"})
+    label = {"version": INFLATE_VERSION, **asdict(report)}
+    _write_config(source, destination, config, plan, label)
+    _write_card(destination, report)
+    return report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m draftwise.zoo.inflate",
+        description="Enlarge a Llama checkpoint without changing its function.",
+    )
+    parser.add_argument("source", type=Path, help="model folder")
+    parser.add_argument("destination", type=Path, help="folder to write")
+    parser.add_argument("--parameters", required=True, help="about this many, for example 200M")
+    parser.add_argument("--seed", type=int, default=0, help="of the added layers")
+    arguments = parser.parse_args(argv)
+    try:
+        size = parse_num_parameters(arguments.parameters)
+        report = inflate(arguments.source, arguments.destination, size, arguments.seed)
+    except DraftwiseError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps(asdict(report), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

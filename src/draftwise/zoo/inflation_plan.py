@@ -1,0 +1,83 @@
+"""Choosing the shape of an inflated model (see :mod:`draftwise.zoo.inflate`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from transformers import LlamaConfig
+
+from draftwise.errors import InvalidParameterError
+
+# Llama-like models of 0.2 to 1 billion parameters are 60 to 130 times as wide as they are deep.
+_IDEAL_ASPECT = 100.0
+_MAX_COPIES = 64
+
+
+@dataclass(frozen=True)
+class InflationPlan:
+    """How often each part of the source is replicated.
+
+    Attributes:
+        num_copies: of the residual stream and of the attention heads, so the widths of both agree.
+        num_mlp_copies: of the MLP's hidden units.
+        num_layers: of the result; all beyond the source's are identities.
+        num_parameters: of the result, shared embeddings counted once.
+    """
+
+    num_copies: int
+    num_mlp_copies: int
+    num_layers: int
+    num_parameters: int
+
+
+def count_parameters(config: LlamaConfig, copies: int, mlp_copies: int, num_layers: int) -> int:
+    """Parameters of a Llama model shaped like ``config`` after replication."""
+    hidden: int = config.hidden_size * copies
+    heads = config.num_attention_heads * copies * config.head_dim
+    kv_heads = config.num_key_value_heads * copies * config.head_dim
+    mlp = config.intermediate_size * mlp_copies
+    layer = 2 * hidden * heads + 2 * hidden * kv_heads + 3 * hidden * mlp + 2 * hidden
+    if config.attention_bias:
+        layer += heads + 2 * kv_heads + hidden
+    if config.mlp_bias:
+        layer += 2 * mlp + hidden
+    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    size: int = embeddings + num_layers * layer + hidden
+    return size
+
+
+def _candidates(config: LlamaConfig, num_parameters: int) -> Iterator[InflationPlan]:
+    for copies in range(1, _MAX_COPIES + 1):
+        for mlp_copies in range(max(1, copies - copies // 3), copies + copies // 3 + 1):
+            base = count_parameters(config, copies, mlp_copies, 0)
+            layer = count_parameters(config, copies, mlp_copies, 1) - base
+            ideal = (num_parameters - base) / layer
+            for layers in {math.floor(ideal), math.ceil(ideal)}:
+                if layers >= config.num_hidden_layers:
+                    size = base + layers * layer
+                    yield InflationPlan(copies, mlp_copies, layers, size)
+
+
+def choose_plan(config: LlamaConfig, num_parameters: int) -> InflationPlan:
+    """Return the plan that comes near ``num_parameters`` in the proportions of a real model.
+
+    Raises :class:`InvalidParameterError` if the source is larger than ``num_parameters``.
+    """
+    source_size = count_parameters(config, 1, 1, config.num_hidden_layers)
+    plans = list(_candidates(config, num_parameters))
+    if num_parameters < source_size or not plans:
+        raise InvalidParameterError(
+            "num_parameters",
+            f"must be at least the {source_size:,} parameters of the source and below what "
+            f"{_MAX_COPIES} copies of it allow, is {num_parameters:,}",
+        )
+
+    def cost(plan: InflationPlan) -> float:
+        aspect = config.hidden_size * plan.num_copies / plan.num_layers
+        shape = abs(math.log(aspect / _IDEAL_ASPECT))
+        mlp = abs(math.log(plan.num_mlp_copies / plan.num_copies))
+        return 20 * abs(math.log(plan.num_parameters / num_parameters)) + shape + mlp
+
+    return min(plans, key=cost)

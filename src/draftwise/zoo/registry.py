@@ -1,0 +1,102 @@
+"""Names of the bundled models: ``zoo:target``, ``zoo:draft``, …, ``zoo:target@200m`` inflated."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from draftwise.errors import InvalidParameterError, ModelNotFoundError
+
+PREFIX = "zoo:"
+CACHE_VARIABLE = "DRAFTWISE_CACHE"
+# Part of the cache key: raise it whenever ``inflate`` writes something else for the same input.
+INFLATE_VERSION = 1
+
+_WEIGHTS = Path(__file__).parent / "weights"
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmbg]?)")
+
+
+def names() -> list[str]:
+    """Return the names of the bundled models, without the ``zoo:`` prefix."""
+    if not _WEIGHTS.is_dir():
+        return []
+    return sorted(path.parent.name for path in _WEIGHTS.glob("*/config.json"))
+
+
+def parse_num_parameters(text: str) -> int:
+    """Read a size such as ``200m``, ``1.5B`` or ``8704128``.
+
+    Raises :class:`InvalidParameterError` for anything else.
+    """
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None or float(match[1]) <= 0:
+        raise InvalidParameterError(
+            "parameters", f"write a size as 200m, 1.5b or 8704128, not {text!r}"
+        )
+    return round(float(match[1]) * _UNITS[match[2]])
+
+
+def cache_folder() -> Path:
+    """Where inflated models are kept: ``$DRAFTWISE_CACHE``, by default ``~/.cache/draftwise``."""
+    configured = os.environ.get(CACHE_VARIABLE)
+    return Path(configured) if configured else Path.home() / ".cache" / "draftwise"
+
+
+def resolve(name: str) -> Path:
+    """Return the folder of the bundled model called ``name``, with or without ``zoo:``.
+
+    ``target@200m`` stands for the target inflated to about 200 million parameters; it is built in
+    the cache folder the first time. Raises :class:`ModelNotFoundError` for an unknown name and
+    :class:`InvalidParameterError` for an unusable size.
+    """
+    base, at, size = name.removeprefix(PREFIX).partition("@")
+    known = names()
+    if base not in known:
+        nearest = difflib.get_close_matches(base, known, n=1)
+        hint = f"did you mean {PREFIX}{nearest[0]}? " if nearest else ""
+        listed = ", ".join(PREFIX + entry for entry in known) or "none, the weights are missing"
+        raise ModelNotFoundError("model", f"{name!r} is not bundled; {hint}known: {listed}")
+    folder = _WEIGHTS / base
+    return _inflated(folder, parse_num_parameters(size)) if at else folder
+
+
+def _fingerprint(folder: Path) -> str:
+    digest = hashlib.sha256(f"inflate {INFLATE_VERSION}".encode())
+    # The configuration and the tokenizer are copied into the result, so they count as well.
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != "README.md":
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _inflated(source: Path, num_parameters: int) -> Path:
+    folder = cache_folder() / "zoo"
+    destination = folder / f"{source.name}-{num_parameters}-{_fingerprint(source)}"
+    if destination.is_dir():
+        return destination
+    # Importing this loads torch, which a plain name does not need.
+    from draftwise.zoo.inflate import inflate
+
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=folder))
+    try:
+        inflate(source, temporary, num_parameters)
+        temporary.chmod(0o755)
+        for path in temporary.iterdir():
+            path.chmod(0o644)
+        try:
+            temporary.rename(destination)
+        except OSError:
+            # Another process finished the same model first; its result is as good.
+            if not destination.is_dir():
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return destination

@@ -1,0 +1,108 @@
+import pytest
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from draftwise.errors import InvalidParameterError, ModelNotFoundError
+from draftwise.zoo import export, names, registry, resolve, train
+from draftwise.zoo.registry import cache_folder, parse_num_parameters
+
+from .conftest import TINY
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """Two bundled models in miniature, and a cache of their own."""
+    folder = tmp_path / "weights"
+    for name in ("target", "draft"):
+        LlamaForCausalLM(TINY.config()).save_pretrained(folder / name)
+    (folder / "unfinished").mkdir()
+    monkeypatch.setattr(registry, "_WEIGHTS", folder)
+    monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def test_names(weights):
+    assert names() == ["draft", "target"]
+
+
+def test_names_without_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_WEIGHTS", tmp_path / "nothing")
+    assert names() == []
+    with pytest.raises(ModelNotFoundError, match="weights are missing"):
+        resolve("zoo:target")
+
+
+@pytest.mark.parametrize("name", ["zoo:target", "target"])
+def test_resolve(weights, name):
+    assert resolve(name) == weights / "target"
+
+
+def test_unknown_name_lists_the_known(weights):
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve("zoo:targte")
+    message = str(caught.value)
+    assert "did you mean zoo:target?" in message
+    assert "zoo:draft, zoo:target" in message
+
+
+@pytest.mark.parametrize("name", ["zoo:", "zoo:../weights/target", "zoo:unfinished", "zoo:/"])
+def test_only_names_are_resolved(weights, name):
+    with pytest.raises(ModelNotFoundError):
+        resolve(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("200m", 200_000_000), ("1.5B", 1_500_000_000), ("12", 12), ("3k", 3000)]
+)
+def test_sizes(text, size):
+    assert parse_num_parameters(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "m", "0m", "-1m", "1e9", "200 millions"])
+def test_unusable_sizes(text):
+    with pytest.raises(InvalidParameterError, match="parameters"):
+        parse_num_parameters(text)
+
+
+def test_inflated_is_built_once(weights, tmp_path, monkeypatch):
+    folder = resolve("zoo:target@1m")
+    assert folder.parent == tmp_path / "cache" / "zoo"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    monkeypatch.setattr("draftwise.zoo.inflate.inflate", None)
+    assert resolve("target@1M") == folder
+
+
+def test_inflated_follows_its_source(weights):
+    first = resolve("zoo:target@1m")
+    LlamaForCausalLM.from_pretrained(weights / "draft").save_pretrained(weights / "target")
+    assert resolve("zoo:target@1m") != first
+
+
+def test_failed_build_leaves_nothing(weights, tmp_path):
+    with pytest.raises(InvalidParameterError):
+        resolve("zoo:target@5")
+    assert list((tmp_path / "cache" / "zoo").iterdir()) == []
+
+
+def test_default_cache(monkeypatch):
+    monkeypatch.delenv("DRAFTWISE_CACHE", raising=False)
+    assert cache_folder().parts[-2:] == (".cache", "draftwise")
+
+
+def test_from_training_to_a_name(data, tiny_stages, tmp_path, monkeypatch, capsys):
+    runs, shipped = tmp_path / "runs", tmp_path / "shipped"
+    command = ["--data", str(data), "--out", str(runs), "--no-compile", "--device", "cpu"]
+    train.main(command)
+    train.main(command)
+    assert "draft: finished before" in capsys.readouterr().out
+    export.main(["--runs", str(runs), "--destination", str(shipped)])
+    monkeypatch.setattr(registry, "_WEIGHTS", shipped)
+    assert names() == ["draft", "target"]
+    model = LlamaForCausalLM.from_pretrained(resolve("zoo:draft"))
+    tokenizer = AutoTokenizer.from_pretrained(resolve("zoo:draft"))
+    assert model.dtype.itemsize == 2
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    card = (shipped / "draft" / "README.md").read_text()
+    assert "DistillSpec" in card
+    assert "--data DIR --out RUNS" in card
+    assert str(tmp_path) not in card
+    assert "sampled from the target" in card
