@@ -162,7 +162,7 @@ def _block_keep_probability(p: Tensor, proposals: Tensor, joint: Tensor, lengths
     offset = torch.arange(p.shape[0], device=p.device) - _first_rows(lengths)[owner]
     running = joint[owner, offset]
     remaining = (p * running.unsqueeze(1) - proposals[owner, offset]).clamp_(min=0).sum(dim=1)
-    keep = remaining / (remaining + 1 - running)
+    keep = remaining / (remaining + (1 - running))
     # 0/0 means p = q′ with p_i = 1: the next token is certain to be kept, this cut never chosen.
     keep_probability = torch.zeros(batch, columns, dtype=p.dtype, device=p.device)
     keep_probability[owner, offset] = keep.nan_to_num(nan=0.0)

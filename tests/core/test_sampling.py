@@ -1,0 +1,387 @@
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from draftwise.core.sampling import (
+    LogitControls,
+    TokenHistory,
+    control_logits,
+    greedy_tokens,
+    probabilities,
+)
+
+property_test = settings(deadline=None, derandomize=True, max_examples=60)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The sampling parameters of one request, as a user gives them."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of logits with their parameters and the tokens each has seen."""
+
+    rows: list[Row]
+    logits: torch.Tensor
+    prompts: list[list[int]]
+    outputs: list[list[int]]
+
+    @property
+    def vocab(self):
+        return self.logits.shape[1]
+
+    def controls(self):
+        return controls_of(self.rows, self.vocab)
+
+    def history(self):
+        return history_of(self.prompts, self.outputs, self.vocab)
+
+    def row(self, i):
+        return Case([self.rows[i]], self.logits[i : i + 1], [self.prompts[i]], [self.outputs[i]])
+
+    def probabilities(self):
+        return probabilities(self.logits, self.controls(), self.history())
+
+
+def controls_of(rows, vocab):
+    """Tensors for what some row uses, ``None`` for what none does."""
+
+    def column(name, off, dtype=torch.float32):
+        values = [getattr(row, name) for row in rows]
+        return None if all(v == off for v in values) else torch.tensor(values, dtype=dtype)
+
+    top_k = column("top_k", 0, torch.int64)
+    bias = None
+    if any(row.bias for row in rows):
+        bias = torch.zeros(len(rows), vocab)
+        for i, row in enumerate(rows):
+            for token, value in row.bias:
+                bias[i, token] = value
+    return LogitControls(
+        temperature=torch.tensor([row.temperature for row in rows]),
+        all_greedy=all(row.temperature == 0 for row in rows),
+        top_k=None if top_k is None else torch.where(top_k == 0, vocab, top_k),
+        top_p=column("top_p", 1.0),
+        min_p=column("min_p", 0.0),
+        repetition_penalty=column("repetition_penalty", 1.0),
+        presence_penalty=column("presence_penalty", 0.0),
+        frequency_penalty=column("frequency_penalty", 0.0),
+        bias=bias,
+    )
+
+
+def history_of(prompts, outputs, vocab):
+    seen = torch.zeros(len(prompts), vocab, dtype=torch.bool)
+    counts = torch.zeros(len(prompts), vocab)
+    for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        seen[i, prompt + output] = True
+        for token in output:
+            counts[i, token] += 1
+    return TokenHistory(seen, counts)
+
+
+def random_logits(seed, rows, vocab, scale):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, vocab, generator=generator) * scale
+
+
+temperatures = st.floats(0.05, 5.0)
+top_ps = st.one_of(st.just(1.0), st.floats(0.01, 0.999))
+min_ps = st.one_of(st.just(0.0), st.floats(0.001, 1.0))
+penalties = st.one_of(st.just(1.0), st.floats(0.5, 3.0))
+additive_penalties = st.one_of(st.just(0.0), st.floats(-2.0, 2.0))
+
+
+@st.composite
+def cases(draw, min_rows=1, max_rows=4, greedy=True, max_blocked=0.5):
+    vocab = draw(st.integers(2, 40))
+    num_rows = draw(st.integers(min_rows, max_rows))
+    tokens = st.integers(0, vocab - 1)
+    row = st.builds(
+        Row,
+        temperature=st.one_of(st.just(0.0), temperatures) if greedy else temperatures,
+        top_k=st.integers(0, vocab + 2),
+        top_p=top_ps,
+        min_p=min_ps,
+        repetition_penalty=penalties,
+        presence_penalty=additive_penalties,
+        frequency_penalty=additive_penalties,
+        bias=st.lists(
+            st.tuples(tokens, st.floats(-5.0, 5.0)),
+            max_size=3,
+            unique_by=lambda pair: pair[0],
+        ).map(tuple),
+    )
+    logits = random_logits(draw(st.integers(0, 10**6)), num_rows, vocab, draw(st.floats(0.2, 8.0)))
+    p_blocked = draw(st.sampled_from([0.0, max_blocked]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    blocked = torch.rand(logits.shape, generator=generator) < p_blocked
+    blocked.scatter_(1, logits.argmax(dim=1, keepdim=True), False)
+    texts = st.lists(tokens, min_size=1, max_size=8)
+    return Case(
+        rows=draw(st.lists(row, min_size=num_rows, max_size=num_rows)),
+        logits=logits.masked_fill(blocked, float("-inf")),
+        prompts=draw(st.lists(texts, min_size=num_rows, max_size=num_rows)),
+        outputs=draw(st.lists(texts, min_size=num_rows, max_size=num_rows)),
+    )
+
+
+def hugging_face(logits, row, tokens):
+    """The distribution that ``generate`` samples from, by its own processors in its own order."""
+    processors = LogitsProcessorList()
+    if row.repetition_penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(row.repetition_penalty))
+    processors.append(TemperatureLogitsWarper(row.temperature))
+    if row.top_k:
+        processors.append(TopKLogitsWarper(row.top_k))
+    if row.top_p < 1:
+        processors.append(TopPLogitsWarper(row.top_p))
+    if row.min_p:
+        processors.append(MinPLogitsWarper(row.min_p))
+    return processors(torch.tensor([tokens]), logits).softmax(dim=-1)
+
+
+def far_from_a_threshold(case, margin=1e-5):
+    """Whether rounding cannot decide what top-p and min-p keep, for the parameters of HF."""
+    row = case.rows[0]
+    unfiltered = Row(row.temperature, row.top_k, repetition_penalty=row.repetition_penalty)
+    p = Case([unfiltered], case.logits, case.prompts, case.outputs).probabilities()[0].double()
+    p = p.sort(descending=True).values
+    before = p.cumsum(0) - p
+    kept = p[(before < row.top_p) | (before == 0)]
+    return (row.top_p == 1 or bool(((before - row.top_p).abs() > margin).all())) and bool(
+        ((kept / kept[0] - row.min_p).abs() > margin)[1:].all()
+    )
+
+
+@property_test
+@given(cases(max_rows=1, greedy=False))
+def test_equals_hugging_face(case):
+    row = Row(
+        case.rows[0].temperature,
+        case.rows[0].top_k,
+        case.rows[0].top_p,
+        case.rows[0].min_p,
+        case.rows[0].repetition_penalty,
+    )
+    case = Case([row], case.logits, case.prompts, case.outputs)
+    assume(far_from_a_threshold(case))
+    expected = hugging_face(case.logits, row, case.prompts[0] + case.outputs[0])
+    actual = case.probabilities()
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+    assert torch.equal(actual > 0, expected > 0)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 5, 9])
+def test_top_k_keeps_ties_like_hugging_face(top_k):
+    """Logits in bfloat16 tie often; which of the tied tokens come first must not matter."""
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, -1.0, 2.0, 3.0]])
+    expected = hugging_face(logits, Row(top_k=top_k), [0])
+    actual = Case([Row(top_k=top_k)], logits, [[0]], [[]]).probabilities()
+    torch.testing.assert_close(actual, expected)
+
+
+def reference(case):
+    """Everything in one plain loop over one row, in double precision."""
+    (row,) = case.rows
+    scores = [float(x) for x in case.logits[0]]
+    for token, value in row.bias:
+        scores[token] += value
+    for token in set(case.prompts[0] + case.outputs[0]):
+        x = scores[token]
+        scores[token] = x * row.repetition_penalty if x < 0 else x / row.repetition_penalty
+    for token in set(case.outputs[0]):
+        scores[token] -= row.presence_penalty
+        scores[token] -= row.frequency_penalty * case.outputs[0].count(token)
+    return scores
+
+
+@property_test
+@given(cases(max_rows=1))
+def test_bias_and_penalties_equal_a_direct_loop(case):
+    expected = torch.tensor([reference(case)])
+    actual = control_logits(case.logits, case.controls(), case.history())
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@property_test
+@given(cases(max_rows=1, greedy=False))
+def test_penalised_distribution_equals_a_direct_loop(case):
+    """Bias and penalties come before the temperature."""
+    row = case.rows[0]
+    kept = Row(
+        row.temperature,
+        repetition_penalty=row.repetition_penalty,
+        presence_penalty=row.presence_penalty,
+        frequency_penalty=row.frequency_penalty,
+        bias=row.bias,
+    )
+    case = Case([kept], case.logits, case.prompts, case.outputs)
+    scores = [x / row.temperature for x in reference(case)]
+    largest = max(scores)
+    weights = [math.exp(x - largest) for x in scores]
+    expected = torch.tensor([[w / sum(weights) for w in weights]])
+    torch.testing.assert_close(case.probabilities(), expected, rtol=1e-3, atol=1e-5)
+
+
+@property_test
+@given(cases(min_rows=2, max_rows=5))
+def test_mixed_batches_equal_row_by_row(case):
+    together = case.probabilities()
+    alone = torch.cat([case.row(i).probabilities() for i in range(len(case.rows))])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-7)
+    assert torch.equal(together > 0, alone > 0)
+
+
+@property_test
+@given(cases())
+def test_every_row_is_a_distribution(case):
+    p = case.probabilities()
+    assert p.dtype == torch.float32
+    assert bool((p >= 0).all())
+    torch.testing.assert_close(p.sum(dim=1), torch.ones(len(case.rows)))
+    assert not bool(p[case.logits == float("-inf")].any())
+
+
+@property_test
+@given(cases())
+def test_greedy_rows_are_one_hot_at_the_largest_controlled_logit(case):
+    p = case.probabilities()
+    tokens = greedy_tokens(case.logits, case.controls(), case.history())
+    for i, row in enumerate(case.rows):
+        scores = reference(case.row(i))
+        assert scores[int(tokens[i])] == pytest.approx(max(scores), abs=1e-5)
+        if row.temperature == 0:
+            one_hot = torch.zeros(case.vocab)
+            one_hot[tokens[i]] = 1.0
+            assert torch.equal(p[i], one_hot)
+
+
+@property_test
+@given(cases(), st.lists(st.integers(0, 3), min_size=1, max_size=6))
+def test_rows_can_be_repeated_and_reordered(case, index):
+    index = torch.tensor([i % len(case.rows) for i in index])
+    taken = probabilities(
+        case.logits[index], case.controls().rows(index), case.history().rows(index)
+    )
+    torch.testing.assert_close(taken, case.probabilities()[index], rtol=1e-5, atol=1e-7)
+
+
+@property_test
+@given(cases(), st.data())
+def test_history_after_one_token_more(case, data):
+    tokens = data.draw(
+        st.lists(st.integers(0, case.vocab - 1), min_size=len(case.rows), max_size=len(case.rows))
+    )
+    valid = data.draw(st.lists(st.booleans(), min_size=len(case.rows), max_size=len(case.rows)))
+    before = case.history()
+    seen, counts = before.seen.clone(), before.counts.clone()
+    after = before.after(torch.tensor(tokens), torch.tensor(valid))
+    outputs = [
+        output + [token] * said
+        for output, token, said in zip(case.outputs, tokens, valid, strict=True)
+    ]
+    expected = history_of(case.prompts, outputs, case.vocab)
+    assert torch.equal(after.seen, expected.seen)
+    assert torch.equal(after.counts, expected.counts)
+    # The history before is still needed when a drafted token is rejected.
+    assert torch.equal(before.seen, seen)
+    assert torch.equal(before.counts, counts)
+
+
+OFF = {
+    "top_k": torch.full((3,), 11),
+    "top_p": torch.ones(3),
+    "min_p": torch.zeros(3),
+    "repetition_penalty": torch.ones(3),
+    "presence_penalty": torch.zeros(3),
+    "frequency_penalty": torch.zeros(3),
+    "bias": torch.zeros(3, 11),
+}
+TEMPERATURE = torch.tensor([0.7, 0.0, 1.3])
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_a_parameter_that_is_off_changes_nothing(name):
+    logits = random_logits(3, 3, 11, 3.0)
+    history = history_of([[1, 2], [3], [4]], [[1], [], [5, 5]], 11)
+    plain = LogitControls(TEMPERATURE, all_greedy=False)
+    off = LogitControls(TEMPERATURE, all_greedy=False, **{name: OFF[name]})
+    assert not plain.uses_history
+    assert off.uses_history == name.endswith("penalty")
+    torch.testing.assert_close(
+        probabilities(logits, off, history), probabilities(logits, plain), rtol=1e-6, atol=0
+    )
+
+
+def test_top_p_of_one_keeps_even_the_least_likely_token():
+    """Beside a row that uses top-p, and although the sum of the others rounds to 1."""
+    logits = torch.zeros(2, 50)
+    logits[:, 0] = 25.0
+    controls = LogitControls(torch.ones(2), all_greedy=False, top_p=torch.tensor([1.0, 0.9]))
+    p = probabilities(logits, controls)
+    assert bool((p[0] > 0).all())
+    assert p[1].count_nonzero() == 1
+
+
+def test_top_p_of_zero_keeps_the_most_likely_token():
+    logits = torch.tensor([[0.1, 2.0, 1.9], [3.0, 0.0, -1.0]])
+    controls = LogitControls(torch.ones(2), all_greedy=False, top_p=torch.zeros(2))
+    assert probabilities(logits, controls).tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+
+
+def test_logits_without_controls_are_not_copied():
+    logits = random_logits(0, 3, 11, 1.0)
+    assert control_logits(logits, LogitControls(TEMPERATURE, all_greedy=False)) is logits
+
+
+def test_the_logits_of_the_caller_stay_as_they_are():
+    case = Case(
+        [Row(0.8, 3, 0.9, 0.1, 1.2, 0.3, 0.4, ((2, 1.0),)), Row(temperature=0.0)],
+        random_logits(1, 2, 9, 2.0),
+        [[1], [2]],
+        [[3], [4, 4]],
+    )
+    before = case.logits.clone()
+    case.probabilities()
+    greedy_tokens(case.logits, case.controls(), case.history())
+    assert torch.equal(case.logits, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_logits_of_any_type_are_processed_in_float32(dtype):
+    case = Case([Row(0.8, 4, 0.9, 0.05, 1.3)], random_logits(2, 1, 20, 3.0), [[1, 2]], [[3]])
+    logits = case.logits.to(dtype)
+    in_float32 = Case(case.rows, logits.float(), case.prompts, case.outputs).probabilities()
+    actual = Case(case.rows, logits, case.prompts, case.outputs).probabilities()
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, in_float32)
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_penalties_without_a_history_are_refused(name):
+    controls = LogitControls(torch.ones(1), all_greedy=False, **{name: torch.tensor([1.5])})
+    with pytest.raises(ValueError, match="history"):
+        probabilities(torch.zeros(1, 4), controls)
