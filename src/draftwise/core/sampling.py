@@ -140,7 +140,7 @@ def probabilities(
         history: needed if :attr:`LogitControls.uses_history`.
 
     Returns:
-        ``[rows, vocab]`` float32, each row summing to 1.
+        ``[rows, vocab]`` float32, each row summing to 1, or NaN throughout where logits are NaN.
     """
     logits = control_logits(logits, controls, history)
     greedy = controls.temperature == 0
@@ -154,7 +154,9 @@ def probabilities(
         p = torch.where(p < floor, 0.0, p)
         p = p / p.sum(dim=-1, keepdim=True)
     if bool(greedy.any()):
-        one_hot = torch.zeros_like(p).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
+        largest, token = logits.max(dim=-1, keepdim=True)
+        one_hot = torch.zeros_like(p).scatter_(1, token, 1.0)
+        one_hot = one_hot.masked_fill(largest.isnan(), float("nan"))
         p = torch.where(greedy.unsqueeze(1), one_hot, p)
     return p
 
