@@ -137,15 +137,15 @@ def test_logits_of_chosen_tokens_only(machine):
     torch.testing.assert_close(logits, torch.stack([first, second]), rtol=1e-3, atol=1e-3)
 
 
-def test_wiping_a_row_removes_stale_nans(machine):
+def test_a_cleared_row_holds_no_stale_nans(machine):
     machine.forward({0: [1] * 12, 1: [2] * 12, 2: [3] * 12})
     slots = torch.arange(CAPACITY, CAPACITY + 12)
     for layer, shape in enumerate(machine.model.layers):
         for_keys = torch.full((12, shape.num_heads, shape.key_size), float("nan"))
         for_values = torch.full((12, shape.num_heads, shape.value_size), float("nan"))
         machine.cache.write(layer, slots, for_keys, for_values)
+    machine.truncate(1, 4)
     machine.clear(1)
-    machine.cache.wipe(1)
     machine.forward({0: [4], 1: [5] * 7, 2: [6]})
 
 

@@ -242,9 +242,6 @@ class Scheduler:
         if request.row == NO_ROW:
             self._waiting.remove(request)
             return
-        if request.finish_reason is FinishReason.ERROR:
-            for cache in self._caches:
-                cache.wipe(request.row)
         del self._running[request.row]
         heapq.heappush(self._free_rows, request.row)
         self._reserved_tokens -= request.max_total_tokens

@@ -51,6 +51,7 @@ class KVCache:
         self.num_rows = num_rows
         self.capacity = capacity
         self.lengths = [0] * num_rows
+        self._written = [0] * num_rows
         self.bytes_per_token = dtype.itemsize * sum(
             s.num_heads * (s.key_size + s.value_size) for s in layers
         )
@@ -95,20 +96,25 @@ class KVCache:
             v[first_row:end_row, :length].transpose(1, 2),
         )
 
+    def advance(self, row: int, length: int) -> None:
+        """Count the tokens of a row that were written, up to ``length``."""
+        self.lengths[row] = length
+        self._written[row] = max(self._written[row], length)
+
     def truncate(self, row: int, length: int) -> None:
         """Forget all tokens of a row from ``length`` on, in O(1)."""
         if length < self.lengths[row]:
             self.lengths[row] = length
 
     def clear(self, row: int) -> None:
-        """Hand a row to its next request, in O(1)."""
-        self.lengths[row] = 0
+        """Hand a row to its next request.
 
-    def wipe(self, row: int) -> None:
-        """Overwrite a row with zeros: masking hides stale numbers, but not stale NaNs."""
+        What was written is overwritten with zeros: a mask hides stale numbers, but not stale NaNs.
+        """
         for keys, values in self._layers:
-            keys[row].zero_()
-            values[row].zero_()
+            keys[row, : self._written[row]].zero_()
+            values[row, : self._written[row]].zero_()
+        self.lengths[row] = self._written[row] = 0
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

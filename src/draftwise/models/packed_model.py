@@ -72,7 +72,7 @@ class PackedModel:
         ids = torch.as_tensor(tokens, dtype=torch.long, device=self.device).unsqueeze(0)
         logits = self._run(ids, packed, logit_rows)
         for row, start, count in segments:
-            cache.lengths[row] = start + count
+            cache.advance(row, start + count)
         return logits
 
     def _run(
