@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -143,9 +143,9 @@ class LLM:
         unfinished = {request for request in requests if isinstance(request, Request)}
         try:
             while unfinished:
-                advanced = unfinished.intersection(self.engine.step())
+                advanced = [request for request in self.engine.step() if request in unfinished]
                 if on_step is not None:
-                    on_step(list(advanced))
+                    on_step(advanced)
                 unfinished -= {r for r in unfinished if r.finish_reason is not None}
         except BaseException:
             self._cancel_all(requests)
@@ -196,13 +196,18 @@ class LLM:
     ) -> list[Request | DraftwiseError]:
         if sampling is None or isinstance(sampling, SamplingParams):
             sampling = [sampling or SamplingParams()] * len(prompts)
-        each = list(sampling)
-        if len(each) != len(prompts):
+        if not isinstance(sampling, Sequence) or not all(
+            isinstance(params, SamplingParams) for params in sampling
+        ):
             raise InvalidParameterError(
-                "sampling", f"{len(each)} parameter sets for {len(prompts)} prompts"
+                "sampling", f"must be SamplingParams or a list of them, got {sampling!r}"
+            )
+        if len(sampling) != len(prompts):
+            raise InvalidParameterError(
+                "sampling", f"{len(sampling)} parameter sets for {len(prompts)} prompts"
             )
         requests: list[Request | DraftwiseError] = []
-        for prompt, params in zip(prompts, each, strict=True):
+        for prompt, params in zip(prompts, sampling, strict=True):
             try:
                 text, ids = self._tokenize(prompt)
                 requests.append(self.engine.add(text, ids, params))
@@ -228,6 +233,12 @@ class LLM:
         if tokenizer is None:
             raise PromptError("prompt", "the target has no tokenizer; give token ids")
         text = prompt if isinstance(prompt, str) else self._render_chat(prompt)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                "prompt", f"is no valid text: half of a surrogate pair at character {error.start}"
+            ) from error
         # A chat template writes its own special tokens.
         ids = tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]
         return text, list(ids)
@@ -264,6 +275,12 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt becomes a list of one; a list of ids or of messages is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise PromptError(
+            "prompt",
+            f"must be a string, token ids, messages or a list of these, got "
+            f"{type(prompts).__name__}",
+        )
     items = list(prompts)
     if items and isinstance(items[0], int | Mapping):
         return [items]  # type: ignore[list-item]

@@ -1,0 +1,257 @@
+"""An error of one request is its own: the others say what they would have said without it."""
+
+import math
+
+import pytest
+import torch
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.errors import InvalidParameterError, NumericalError, PromptError
+from draftwise.outputs import FinishReason, TokenSource
+
+from ..tiny_models import Recipe
+from .test_lossless import NOT_UNLIKELY, Case
+
+VOCAB = 32
+RECIPE = Recipe(vocab=VOCAB, seed=8, tokenizer=True)
+BROKEN = 17
+# Nobody else meets the broken token, neither in a text nor in a draft.
+AVOIDED = {BROKEN: -100.0}
+SAMPLED = {"temperature": 0.8, "top_p": 0.95}
+GREEDY = {"temperature": 0.0}
+KINDS = {
+    "greedy": [GREEDY],
+    "sampled": [SAMPLED],
+    "mixed": [GREEDY, SAMPLED, {**SAMPLED, "repetition_penalty": 1.2, "min_p": 0.01}],
+}
+
+
+def build(models, speculation=True, **options):
+    config = None
+    if speculation:
+        config = SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=3)
+    return LLM(models.folder(RECIPE), config, dtype="float32", **options)
+
+
+@torch.no_grad()
+def break_token(packed_model, token):
+    """Give a loaded model a token whose embedding is not a number."""
+    packed_model._model.get_input_embeddings().weight[token] = math.nan
+
+
+def work(count, kinds):
+    prompts = [[(index * 5 + i * 3) % 16 for i in range(1 + index % 11)] for index in range(count)]
+    params = [
+        SamplingParams(
+            max_tokens=6 + index % 9,
+            seed=index,
+            logit_bias=AVOIDED,
+            **kinds[index % len(kinds)],
+        )
+        for index in range(count)
+    ]
+    return prompts, params
+
+
+def token_ids(outputs):
+    return [output.token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("max_chunk_tokens", [512, 10])
+@pytest.mark.parametrize("speculation", [True, False])
+@pytest.mark.parametrize("others", KINDS)
+@pytest.mark.parametrize("own", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_numbers_that_are_none_fail_one_request(models, own, others, speculation, max_chunk_tokens):
+    options = {"max_batch_size": 5, "max_chunk_tokens": max_chunk_tokens}
+    prompts, params = work(16, KINDS[others])
+    expected = token_ids(build(models, speculation, **options).generate(prompts, params))
+
+    llm = build(models, speculation, **options)
+    break_token(llm.target.model, BROKEN)
+    prompts.insert(3, [1, 2, BROKEN, *[4] * 20])
+    params.insert(3, SamplingParams(max_tokens=9, **own))
+    outputs = llm.generate(prompts, params)
+    failed = outputs.pop(3)
+    assert failed.finish_reason is FinishReason.ERROR
+    assert isinstance(failed.error, NumericalError)
+    assert failed.error.field == "target"
+    assert failed.token_ids == []
+    assert token_ids(outputs) == expected
+    # The rows are used again, beside longer ones, and nothing is left in them.
+    assert token_ids(llm.generate(*work(16, KINDS[others]))) == expected
+
+
+@pytest.mark.parametrize("others", KINDS)
+def test_numbers_that_become_none_in_the_middle_of_a_text(models, others):
+    prompts, params = work(16, KINDS[others])
+    expected = token_ids(build(models, max_batch_size=5).generate(prompts, params))
+    llm = build(models, max_batch_size=5)
+    break_token(llm.target.model, BROKEN)
+    prompts.insert(3, [1, 2, 3])
+    # Says the broken token as soon as it may.
+    params.insert(3, SamplingParams(max_tokens=30, logit_bias={BROKEN: 3.0}, seed=0))
+    outputs = llm.generate(prompts, params)
+    failed = outputs.pop(3)
+    assert isinstance(failed.error, NumericalError)
+    assert BROKEN not in failed.token_ids[:-1]
+    assert token_ids(outputs) == expected
+
+
+def test_all_requests_failing_raises(models):
+    llm = build(models)
+    break_token(llm.target.model, BROKEN)
+    with pytest.raises(NumericalError, match="not numbers"):
+        llm.generate([[BROKEN], [3, BROKEN]])
+
+
+def test_a_stream_reports_the_failure(models):
+    llm = build(models)
+    break_token(llm.target.model, BROKEN)
+    last = {
+        piece.index: piece
+        for piece in llm.stream(
+            [[1, BROKEN], [1, 2]], SamplingParams(max_tokens=4, logit_bias=AVOIDED)
+        )
+    }
+    assert last[0].finish_reason is FinishReason.ERROR
+    assert isinstance(last[0].error, NumericalError)
+    assert last[1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_cancelled_request_leaves_no_stale_numbers(models):
+    """Cancelled in the middle of its prompt, before anyone could see its logits."""
+    work_after = work(10, [SAMPLED])
+    expected = token_ids(build(models, max_batch_size=2).generate(*work_after))
+    llm = build(models, max_batch_size=2, max_chunk_tokens=8)
+    break_token(llm.target.model, BROKEN)
+    request = llm.engine.add(None, [BROKEN] * 30, SamplingParams())
+    llm.engine.step()
+    llm.engine.cancel(request)
+    assert token_ids(llm.generate(*work_after)) == expected
+
+
+class TestABrokenDraft:
+    """Nothing is drafted by what is not a number, and nothing else changes."""
+
+    @pytest.mark.parametrize("max_chunk_tokens", [512, 10])
+    def test_greedy_texts_stay(self, models, max_chunk_tokens):
+        prompts = [[1, BROKEN, 3], [4, 5], [BROKEN], list(range(25))]
+        params = SamplingParams(max_tokens=30, temperature=0)
+        expected = token_ids(build(models, False).generate(prompts, params))
+        llm = build(models, max_chunk_tokens=max_chunk_tokens)
+        break_token(llm.draft.model, BROKEN)
+        assert token_ids(llm.generate(prompts, params)) == expected
+
+    @pytest.mark.parametrize("method", ["block", "token"])
+    def test_sampled_texts_follow_the_target(self, models, method, monkeypatch):
+        """A draft that breaks in the middle of texts and in the middle of drafts."""
+        case = Case("fixed", method, 3, num_requests=24_000)
+        build_engine = Case.engine
+
+        def broken_engine(case, models, max_batch_size=512):
+            engine = build_engine(case, models, max_batch_size)
+            break_token(engine._drafter._model, 5)
+            return engine
+
+        monkeypatch.setattr(Case, "engine", broken_engine)
+        tokens, requests = case.sampled(models)
+        sources = [request.output().token_sources for request in requests[:1000]]
+        assert {source for each in sources for source in each} == set(TokenSource)
+        for p_value in case.p_values(models, tokens):
+            assert p_value > NOT_UNLIKELY
+
+    def test_later_requests_are_drafted_for_again(self, models):
+        """Its numbers do not stay behind in the rows of the draft's cache."""
+        prompts, params = work(12, [SAMPLED])
+        fresh = build(models, max_batch_size=3).generate(prompts, params)
+        llm = build(models, max_batch_size=3)
+        break_token(llm.draft.model, BROKEN)
+        llm.generate([[BROKEN] * 30] * 3, SamplingParams(max_tokens=8, logit_bias=AVOIDED))
+        later = llm.generate(prompts, params)
+        assert token_ids(later) == token_ids(fresh)
+        assert [output.speculation for output in later] == [o.speculation for o in fresh]
+
+
+BAD_PROMPTS = {
+    "empty text": "",
+    "empty ids": [],
+    "too long": [1] * 64,
+    "outside the vocabulary": [1, VOCAB],
+    "negative": [1, -1],
+    "not an integer": [1, 2.5],
+    "a bool": [1, True],
+    "not a prompt": 2.5,
+    "bytes": b"abc",
+    "none": None,
+    "text among ids": [1, "a"],
+    "messages without content": [{"role": "user"}],
+    "messages of numbers": [{"role": "user", "content": "a"}, 5],
+    "refused by the template": [{"role": "user", "content": "bad"}],
+    "half a surrogate pair": "abc\ud83d",
+    "half a surrogate pair in a message": [{"role": "user", "content": "a\ud83d"}],
+}
+GOOD_PROMPTS = ["abc", [1, 2, 3], [{"role": "user", "content": "a b"}], "é€😀"]
+
+
+@pytest.mark.parametrize("bad", BAD_PROMPTS.values(), ids=BAD_PROMPTS.keys())
+def test_one_bad_prompt_among_good_ones(models, bad):
+    llm = build(models)
+    params = [SamplingParams(max_tokens=5, seed=seed) for seed in range(5)]
+    expected = llm.generate(GOOD_PROMPTS, params[:2] + params[3:])
+    prompts = GOOD_PROMPTS[:2] + [bad] + GOOD_PROMPTS[2:]
+    outputs = llm.generate(prompts, params)
+    assert isinstance(outputs[2].error, PromptError)
+    assert outputs[2].error.field == "prompt"
+    assert outputs[2].finish_reason is FinishReason.ERROR
+    assert outputs[2].token_ids == []
+    assert [output.error for output in outputs].count(None) == 4
+    assert token_ids(outputs[:2] + outputs[3:]) == token_ids(expected)
+    pieces = list(llm.stream(prompts, params))
+    assert [piece.index for piece in pieces if piece.error is not None] == [2]
+    tokens = [[t for p in pieces if p.index == i for t in p.token_ids] for i in range(5)]
+    assert tokens == token_ids(outputs)
+
+
+@pytest.mark.parametrize("bad", BAD_PROMPTS.values(), ids=BAD_PROMPTS.keys())
+def test_a_single_bad_prompt_raises(models, bad):
+    llm = build(models)
+    with pytest.raises(PromptError) as caught:
+        llm.generate([bad])
+    assert caught.value.field == "prompt"
+    with pytest.raises(PromptError):
+        llm.generate([bad, bad])
+    assert llm.engine.num_unfinished == 0
+
+
+@pytest.mark.parametrize("prompts", [5, None, b"abc", {"role": "user", "content": "a"}])
+def test_prompts_of_another_kind(models, prompts):
+    """A lone message and bytes can be iterated over, but nobody means that."""
+    llm = build(models)
+    with pytest.raises(PromptError, match="must be a string, token ids, messages or a list"):
+        llm.generate(prompts)
+    with pytest.raises(PromptError):
+        next(llm.stream(prompts))
+
+
+BAD_PARAMETERS = {
+    "logit_bias": SamplingParams(max_tokens=5, logit_bias={VOCAB: 1.0}),
+    "stop_token_ids": SamplingParams(max_tokens=5, stop_token_ids=(3, VOCAB)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PARAMETERS)
+def test_parameters_with_tokens_that_do_not_exist(models, name):
+    llm = build(models)
+    outputs = llm.generate([[1], [2]], [BAD_PARAMETERS[name], SamplingParams(max_tokens=5)])
+    assert isinstance(outputs[0].error, InvalidParameterError)
+    assert outputs[0].error.field == name
+    assert outputs[1].error is None
+    with pytest.raises(InvalidParameterError, match="outside the vocabulary of 32"):
+        llm.generate([1], BAD_PARAMETERS[name])
+
+
+def test_stop_strings_without_a_tokenizer(models):
+    llm = LLM(models.folder(Recipe()), dtype="float32")
+    with pytest.raises(InvalidParameterError, match="use stop_token_ids") as caught:
+        llm.generate([1], SamplingParams(stop="a"))
+    assert caught.value.field == "stop"
