@@ -104,13 +104,20 @@ class ModelDraft:
             start = self._cache.lengths[request.row]
             end = min(end, self._cache.capacity)
             if end > start:
-                tokens.extend(request.tokens[start:end])
+                tokens.extend(self._readable(request.tokens[start:end]))
                 segments.append(Segment(request.row, start, end - start))
             if drafts:
                 rows.append(len(tokens) - 1)
         if not segments:
             return None
         return self._model.forward(self._cache, tokens, segments, rows or None)
+
+    def _readable(self, tokens: list[int]) -> list[int]:
+        """Tokens for the draft: one that only the target's wider embedding has becomes token 0."""
+        size = self._model.vocab_size
+        if size >= self._vocab_size:
+            return tokens
+        return [token if token < size else 0 for token in tokens]
 
     def _forward_one(self, batch: Batch, active: list[int], tokens: Tensor) -> Tensor:
         rows = [batch.generating[index].row for index in active]
