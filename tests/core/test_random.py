@@ -69,11 +69,15 @@ def test_shapes_types_and_range(requests, num_tokens):
     uniforms = step_uniforms([s for s, _ in requests], [n for _, n in requests], num_tokens)
     assert uniforms.draft.shape == uniforms.accept.shape == (len(requests), num_tokens)
     assert uniforms.final.shape == (len(requests),)
-    for numbers in (uniforms.draft, uniforms.accept, uniforms.final):
-        assert numbers.dtype == torch.float32
+    for numbers, dtype, bits in (
+        (uniforms.draft, torch.float64, 53),
+        (uniforms.accept, torch.float32, 24),
+        (uniforms.final, torch.float64, 53),
+    ):
+        assert numbers.dtype == dtype
         assert bool(((numbers >= 0) & (numbers < 1)).all())
-        scaled = numbers.double() * 2**24
-        assert torch.equal(scaled, scaled.round())  # 24 bits each
+        scaled = numbers.double() * 2**bits
+        assert torch.equal(scaled, scaled.round())
 
 
 def test_the_largest_word_gives_a_number_below_one():
@@ -86,13 +90,13 @@ def test_the_same_request_always_gets_the_same_numbers():
     """Pinned: a seed in a bug report must give the same text with every version."""
     uniforms = step_uniforms([42], [10], 2)
     words = philox(
-        np.array([[0, 10, 0, 0], [1, 10, 0, 0]], dtype=np.uint64),
+        np.array([[0, 10, 0, 0], [1, 10, 0, 0], [0, 10, 1, 0]], dtype=np.uint64),
         np.array([42, 0], dtype=np.uint64),
     )
-    expected = torch.from_numpy((words >> np.uint64(8)).astype(np.float64) / 2**24).float()
-    assert torch.equal(uniforms.draft[0], expected[:, 0])
-    assert torch.equal(uniforms.accept[0], expected[:, 1])
-    assert torch.equal(uniforms.final[0], expected[0, 2])
+    long = [((int(w[0]) << 32 | int(w[1])) >> 11) / 2**53 for w in words]
+    assert uniforms.draft[0].tolist() == long[:2]
+    assert uniforms.accept[0].tolist() == [(int(w[2]) >> 8) / 2**24 for w in words[:2]]
+    assert uniforms.final[0].item() == long[2]
 
 
 def test_seeds_are_64_bits_wide_and_may_be_negative():

@@ -285,3 +285,17 @@ def test_the_largest_number_draws_a_possible_token(num_zeros):
     table[:, 3000 - num_zeros :] = 0.0
     drawn = int(sample(table, torch.tensor([BELOW_ONE])))
     assert float(table[0, drawn]) > 0
+
+
+@pytest.mark.parametrize("vocab", [513, 4096, 50_000])
+def test_drawing_from_a_large_vocabulary_loses_no_token(vocab):
+    """Quantiles in the middle of each token's share, unlikely tokens included, find that token."""
+    generator = torch.Generator().manual_seed(vocab)
+    weights = (4 * torch.randn(vocab, generator=generator)).softmax(0)
+    weights[::7] = 0.0
+    cumulative = weights.double().cumsum(0)
+    middle = ((cumulative - weights.double() / 2) / cumulative[-1]).clamp(max=1 - 2**-53)
+    chosen = torch.nonzero(weights).squeeze(1)[:: max(1, vocab // 2000)]
+    assert weights[chosen].min() < 2**-24  # below what a float32 running sum can tell apart
+    drawn = sample(weights.expand(len(chosen), vocab), middle[chosen])
+    assert torch.equal(drawn, chosen)

@@ -50,12 +50,12 @@ def philox(counter: Words, key: Words) -> Words:
 
 @dataclass(frozen=True)
 class StepUniforms:
-    """The uniform numbers in [0, 1) of one step, float32, on the host.
+    """The uniform numbers in [0, 1) of one step, on the host.
 
     Attributes:
-        draft: ``[batch, num_tokens]`` draws each drafted token.
-        accept: ``[batch, num_tokens]`` decides each acceptance.
-        final: ``[batch]`` draws the corrected or bonus token.
+        draft: ``[batch, num_tokens]`` float64, draws each drafted token.
+        accept: ``[batch, num_tokens]`` float32, decides each acceptance.
+        final: ``[batch]`` float64, draws the corrected or bonus token.
     """
 
     draft: Tensor
@@ -72,18 +72,20 @@ def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> St
         num_tokens: the longest draft of the step.
 
     Returns:
-        Uniforms with 24 random bits each, so that they are exact in float32.
+        Uniforms with as many random bits as their type holds exactly: 53 and 24.
     """
-    width = max(num_tokens, 1)
-    counter = np.zeros((len(seeds), width, 4), dtype=np.uint64)
-    counter[..., 0] = np.arange(width, dtype=np.uint64)
+    # One counter per drafted token, and a last column, in a stream of its own, for the final draw.
+    counter = np.zeros((len(seeds), num_tokens + 1, 4), dtype=np.uint64)
+    counter[:, :num_tokens, 0] = np.arange(num_tokens, dtype=np.uint64)
+    counter[:, num_tokens, 2] = 1
     counter[..., 1] = np.asarray(positions, dtype=np.uint64)[:, None]
     seed = np.asarray([value & 0xFFFFFFFFFFFFFFFF for value in seeds], dtype=np.uint64)
     key = np.stack([seed & _MASK, seed >> _SHIFT], axis=-1)[:, None, :]
     words = philox(counter, key)
-    uniforms = ((words >> np.uint64(8)).astype(np.float32)) * np.float32(2.0**-24)
+    drawing = (((words[..., 0] << _SHIFT) | words[..., 1]) >> np.uint64(11)) * 2.0**-53
+    accepting = (words[:, :num_tokens, 2] >> np.uint64(8)).astype(np.float32)
     return StepUniforms(
-        draft=torch.from_numpy(np.ascontiguousarray(uniforms[:, :num_tokens, 0])),
-        accept=torch.from_numpy(np.ascontiguousarray(uniforms[:, :num_tokens, 1])),
-        final=torch.from_numpy(np.ascontiguousarray(uniforms[:, 0, 2])),
+        draft=torch.from_numpy(drawing[:, :num_tokens].copy()),
+        accept=torch.from_numpy(accepting * np.float32(2.0**-24)),
+        final=torch.from_numpy(drawing[:, num_tokens].copy()),
     )
