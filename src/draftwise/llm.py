@@ -87,7 +87,9 @@ class LLM:
         number = resolve_dtype(dtype, place)
 
         def load(name: str, role: str, context: int | None) -> LoadedModel:
-            return load_model(name, role, number, place, context, trust_remote_code)
+            return load_model(
+                name, role, number, place, context, trust_remote_code, role != "target"
+            )
 
         self._load = load
         self._engine_options = EngineOptions(
@@ -264,9 +266,9 @@ def _load_draft(
 ) -> LoadedModel:
     """Load a draft for a target and check that they speak of the same tokens.
 
-    Its context may be the shorter one; beyond it nothing is drafted.
+    Its context may be the shorter one; beyond it nothing is drafted. A longer one is not used.
     """
-    draft = load(name, "draft", None)
+    draft = load(name, "draft", target.max_model_len)
     check_same_vocabulary(target, draft)
     return draft
 

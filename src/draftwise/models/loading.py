@@ -76,6 +76,7 @@ def load_model(
     device: torch.device,
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
+    may_be_shorter: bool = False,
 ) -> LoadedModel:
     """Load a model that the engine can serve.
 
@@ -86,6 +87,7 @@ def load_model(
         device: where they go.
         max_model_len: longest context to serve; ``None`` for the model's own.
         trust_remote_code: run code that comes with the model. Off unless the user says so.
+        may_be_shorter: serve the model's own context where it is shorter than ``max_model_len``.
 
     Raises:
         ModelNotFoundError: nothing is found under the name, or no safetensors weights are.
@@ -97,7 +99,7 @@ def load_model(
         config = AutoConfig.from_pretrained(source, **shared)
     except Exception as error:  # whatever a broken configuration or file makes the library raise
         raise _load_error(name, role, error) from error
-    context = context_length(config, role, max_model_len)
+    context = context_length(config, role, max_model_len, may_be_shorter)
     check_config(config, role, context)
     model = _load_weights(source, name, role, config, dtype, shared)
     model.to(device)

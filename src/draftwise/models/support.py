@@ -9,8 +9,16 @@ from draftwise.errors import UnsupportedModelError
 _FULL_ATTENTION = "full_attention"
 
 
-def context_length(config: Any, role: str, requested: int | None) -> int:
+def context_length(
+    config: Any, role: str, requested: int | None, may_be_shorter: bool = False
+) -> int:
     """Resolve ``max_model_len`` against what the model was made for.
+
+    Args:
+        config: a Hugging Face configuration.
+        role: ``"target"`` or ``"draft"``, named in the error.
+        requested: longest context to serve; ``None`` for the model's own.
+        may_be_shorter: take the model's own where it is shorter, as a draft's may be.
 
     Raises:
         UnsupportedModelError: the requested context is longer than the model's.
@@ -30,6 +38,8 @@ def context_length(config: Any, role: str, requested: int | None) -> int:
     if requested is None:
         return int(known)  # type: ignore[arg-type]
     if known is not None and requested > known:
+        if may_be_shorter:
+            return int(known)
         raise UnsupportedModelError(
             "max_model_len", f"{requested} exceeds the {role}'s context of {known} tokens"
         )
