@@ -169,12 +169,14 @@ def _load_weights(
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        model: nn.Module
+        model, report = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
             dtype=dtype,
             use_safetensors=True,
             attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
             **shared,
         )
     except Exception as error:  # whatever a broken configuration or file makes the library raise
@@ -182,6 +184,13 @@ def _load_weights(
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise UnsupportedModelError(
+            role,
+            f"the weights of {name!r} are not those of a whole causal language model: "
+            f"missing are {len(missing)}, such as {missing[0]}",
+        )
     return model
 
 
@@ -211,7 +220,9 @@ def _load_tokenizer(source: str, role: str, shared: dict[str, Any]) -> Any:
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **shared)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever a broken file makes the library raise
+        if "trust_remote_code" in str(error):
+            raise _load_error(source, role, error) from error
         raise ModelNotFoundError(role, f"its tokenizer cannot be loaded: {error}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise UnsupportedModelError(role, "its tokenizer has no fast (tokenizer.json) form")
