@@ -198,7 +198,7 @@ def test_one_bad_prompt_among_good_ones(models, bad):
     llm = build(models)
     params = [SamplingParams(max_tokens=5, seed=seed) for seed in range(5)]
     expected = llm.generate(GOOD_PROMPTS, params[:2] + params[3:])
-    prompts = GOOD_PROMPTS[:2] + [bad] + GOOD_PROMPTS[2:]
+    prompts = [*GOOD_PROMPTS[:2], bad, *GOOD_PROMPTS[2:]]
     outputs = llm.generate(prompts, params)
     assert isinstance(outputs[2].error, PromptError)
     assert outputs[2].error.field == "prompt"
