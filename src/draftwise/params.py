@@ -33,12 +33,34 @@ def _integer(name: str, value: object, low: int, high: int | None = None) -> Non
         raise InvalidParameterError(name, f"must be at least {low}{top}, got {value!r}")
 
 
+def _mapping(name: str, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise InvalidParameterError(name, f"must be a mapping, got {value!r}")
+
+
+def _tuple(name: str, value: object) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise InvalidParameterError(name, f"must be a list, got {value!r}")
+    return tuple(value)
+
+
+def _rebuild(cls: type[Any], values: dict[str, Any]) -> Any:
+    """For pickle and copy, which cannot take a read-only view of a dictionary."""
+    return cls(**values)
+
+
+def _reduced(params: Any) -> tuple[Any, ...]:
+    values = {item.name: getattr(params, item.name) for item in fields(params)}
+    plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+    return _rebuild, (type(params), plain)
+
+
 def refuse_unknown_keys(where: str, keys: Iterable[str], known: Iterable[str]) -> None:
     """Raise :class:`InvalidParameterError` for the first key that is not known, with a hint."""
     known = sorted(known)
     for key in keys:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+            near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
             raise InvalidParameterError(f"{where}.{key}", f"unknown key; {hint}")
 
@@ -77,7 +99,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     stop: str | tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -97,21 +119,25 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _mapping("logit_bias", self.logit_bias)
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0)
             _number("logit_bias", bias, -100.0, 100.0)
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop)
         if not all(isinstance(text, str) and text for text in stop):
             raise InvalidParameterError("stop", "must be non-empty strings")
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidParameterError("ignore_eos", f"must be a bool, got {self.ignore_eos!r}")
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduced(self)
 
     @property
     def uses_penalties(self) -> bool:
@@ -154,7 +180,7 @@ class SpeculationConfig:
     draft: str
     policy: str = "fixed"
     num_speculative_tokens: int = 5
-    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    policy_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     lenience: float = 1.0
     verification: VerificationMethod = "block"
 
@@ -169,7 +195,14 @@ class SpeculationConfig:
             raise InvalidParameterError(
                 "verification", f"must be 'block' or 'token', got {self.verification!r}"
             )
+        _mapping("policy_options", self.policy_options)
+        for key in self.policy_options:
+            if not isinstance(key, str):
+                raise InvalidParameterError("policy_options", f"names are strings, got {key!r}")
         object.__setattr__(self, "policy_options", MappingProxyType(dict(self.policy_options)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduced(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculationConfig:
