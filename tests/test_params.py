@@ -1,0 +1,242 @@
+import copy
+import dataclasses
+import math
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwise import SamplingParams, SpeculationConfig
+from draftwise.errors import DraftwiseError, InvalidParameterError
+from draftwise.params import MAX_SPECULATIVE_TOKENS
+
+NOT_NUMBERS = ["1", None, True, [1], math.nan, math.inf, -math.inf]
+NOT_INTEGERS = ["1", None, True, [1], 1.0, math.nan]
+
+# Per field: values outside its range, values of another kind, and values at its ends.
+BAD_SAMPLING = {
+    "max_tokens": [0, -1, *NOT_INTEGERS],
+    "temperature": [-0.1, 1e-9, *NOT_NUMBERS],
+    "top_p": [0, -0.5, 1.01, *NOT_NUMBERS],
+    "top_k": [-1, *NOT_INTEGERS],
+    "min_p": [-0.01, 1.5, *NOT_NUMBERS],
+    "repetition_penalty": [0, -1.0, *NOT_NUMBERS],
+    "presence_penalty": [-2.1, 2.1, *NOT_NUMBERS],
+    "frequency_penalty": [-2.1, 2.1, *NOT_NUMBERS],
+    "logit_bias": [
+        {-1: 1.0},
+        {"1": 1.0},
+        {1.0: 1.0},
+        {True: 1.0},
+        {1: 101.0},
+        {1: -101},
+        {1: math.nan},
+        {1: "a"},
+        [1, 2],
+        "ab",
+        5,
+        None,
+    ],
+    "stop": ["", ("a", ""), (1,), ["a", None], 5, None, {"a": 1}, b"ab"],
+    "stop_token_ids": [(-1,), (1.0,), ("1",), (True,), 5, None, "12", {1: 2}],
+    "ignore_eos": [1, 0, "yes", None],
+    "seed": [1.5, "1", True, 2**64, -(2**63) - 1],
+}
+GOOD_SAMPLING = {
+    "max_tokens": [1, 10**9],
+    "temperature": [0, 0.0, 1e-4, 1, 2.5, 100.0],
+    "top_p": [1e-9, 0.5, 1, 1.0],
+    "top_k": [0, 1, 10**9],
+    "min_p": [0, 0.0, 0.3, 1],
+    "repetition_penalty": [1e-3, 1, 2.0],
+    "presence_penalty": [-2, 0, 2.0],
+    "frequency_penalty": [-2, 0, 2.0],
+    "logit_bias": [{}, {0: 100}, {3: -100.0, 7: 0.5}],
+    "stop": ["a", (), ("a", "bc"), ["a", "bc"]],
+    "stop_token_ids": [(), (0,), [1, 2]],
+    "ignore_eos": [True, False],
+    "seed": [None, 0, -(2**63), 2**64 - 1],
+}
+BAD_SPECULATION = {
+    "draft": ["", None, 5, ["a"]],
+    "policy": ["", None, 5],
+    "num_speculative_tokens": [-1, MAX_SPECULATIVE_TOKENS + 1, *NOT_INTEGERS],
+    "policy_options": [5, "ab", None, [1], {1: 2}],
+    "lenience": [0, -0.5, 1.01, *NOT_NUMBERS],
+    "verification": ["", "tokens", None, 1, ["block"]],
+}
+GOOD_SPECULATION = {
+    "draft": ["zoo:draft", "/a/b"],
+    "policy": ["none", "fixed"],
+    "num_speculative_tokens": [0, MAX_SPECULATIVE_TOKENS],
+    "policy_options": [{}, {"a": 1}],
+    "lenience": [1, 1.0, 0.01],
+    "verification": ["block", "token"],
+}
+
+
+def each(cases):
+    return [(name, value) for name, values in cases.items() for value in values]
+
+
+def names(cls):
+    return {field.name for field in dataclasses.fields(cls)}
+
+
+def test_the_tables_above_name_every_field():
+    assert BAD_SAMPLING.keys() == GOOD_SAMPLING.keys() == names(SamplingParams)
+    assert BAD_SPECULATION.keys() == GOOD_SPECULATION.keys() == names(SpeculationConfig)
+
+
+@pytest.mark.parametrize(("name", "value"), each(BAD_SAMPLING))
+def test_bad_sampling_parameters_are_named(name, value):
+    with pytest.raises(InvalidParameterError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.field == name
+    assert isinstance(caught.value, ValueError)
+    assert str(caught.value).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(("name", "value"), each(GOOD_SAMPLING))
+def test_good_sampling_parameters(name, value):
+    kept = getattr(SamplingParams(**{name: value}), name)
+    if name == "stop":
+        assert kept == ((value,) if isinstance(value, str) else tuple(value))
+    elif name == "stop_token_ids":
+        assert kept == tuple(value)
+    else:
+        assert kept == value
+
+
+@pytest.mark.parametrize(("name", "value"), each(BAD_SPECULATION))
+def test_bad_speculation_parameters_are_named(name, value):
+    with pytest.raises(InvalidParameterError) as caught:
+        SpeculationConfig(**{"draft": "zoo:draft", name: value})
+    assert caught.value.field == name
+
+
+@pytest.mark.parametrize(("name", "value"), each(GOOD_SPECULATION))
+def test_good_speculation_parameters(name, value):
+    config = SpeculationConfig(**{"draft": "zoo:draft", name: value})
+    assert getattr(config, name) == value
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=4,
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(st.data())
+def test_whatever_comes_from_outside_gives_parameters_or_a_typed_error(data):
+    for cls in (SamplingParams, SpeculationConfig):
+        keys = st.sampled_from(sorted(names(cls)))
+        values = data.draw(st.dictionaries(keys, anything, max_size=3))
+        try:
+            cls.from_dict(values)
+        except DraftwiseError as error:
+            assert error.field  # noqa: PT017
+
+
+def test_defaults_sample_from_the_plain_distribution():
+    params = SamplingParams()
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, 0, 0.0)
+    assert not params.uses_penalties
+    config = SpeculationConfig("zoo:draft")
+    assert (config.policy, config.lenience, config.verification) == ("fixed", 1.0, "block")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("repetition_penalty", 1.1), ("presence_penalty", -0.1), ("frequency_penalty", 0.1)],
+)
+def test_penalties_need_the_history(name, value):
+    assert SamplingParams(**{name: value}).uses_penalties
+
+
+def test_what_is_given_cannot_be_changed():
+    bias = {1: 1.0}
+    params = SamplingParams(logit_bias=bias)
+    bias[2] = 2.0
+    assert params.logit_bias == {1: 1.0}
+    with pytest.raises(TypeError):
+        params.logit_bias[3] = 1.0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.top_k = 3
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(top_k=3, logit_bias={1: 1.0}, stop=("a",)),
+        SpeculationConfig("zoo:draft", policy_options={"a": 1}),
+    ],
+    ids=["sampling", "speculation"],
+)
+def test_parameters_can_be_copied_compared_and_sent(params):
+    assert copy.deepcopy(params) == params
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert dataclasses.replace(params) == params
+    assert len({params, copy.deepcopy(params)}) == 1
+
+
+class TestFromDict:
+    def test_known_keys(self):
+        values = {"max_tokens": 3, "stop": ["a"], "logit_bias": {1: 2.0}}
+        assert SamplingParams.from_dict(values) == SamplingParams(**values)
+        values = {"draft": "d", "policy": "none", "lenience": 0.5}
+        assert SpeculationConfig.from_dict(values) == SpeculationConfig(**values)
+
+    @pytest.mark.parametrize(
+        ("key", "hint"),
+        [
+            ("max_token", "did you mean 'max_tokens'?"),
+            ("temprature", "did you mean 'temperature'?"),
+            ("best_of", "known keys: frequency_penalty, ignore_eos"),
+            (3, "known keys"),
+        ],
+    )
+    def test_unknown_sampling_keys(self, key, hint):
+        with pytest.raises(InvalidParameterError) as caught:
+            SamplingParams.from_dict({"top_k": 1, key: 5})
+        assert caught.value.field == f"sampling.{key}"
+        assert hint in caught.value.message
+
+    @pytest.mark.parametrize(
+        ("key", "hint"),
+        [
+            ("num_speculative_token", "did you mean 'num_speculative_tokens'?"),
+            ("lenient", "did you mean 'lenience'?"),
+            ("ngram_prompt_lookup", "known keys: draft, lenience"),
+        ],
+    )
+    def test_unknown_speculation_keys(self, key, hint):
+        with pytest.raises(InvalidParameterError) as caught:
+            SpeculationConfig.from_dict({"draft": "d", key: 5})
+        assert caught.value.field == f"speculation.{key}"
+        assert hint in caught.value.message
+
+    def test_vllms_names(self):
+        values = {"method": "draft_model", "model": "d", "num_speculative_tokens": 3}
+        expected = SpeculationConfig("d", num_speculative_tokens=3)
+        assert SpeculationConfig.from_dict(values) == expected
+        assert values["model"] == "d"
+
+    def test_another_method(self):
+        with pytest.raises(InvalidParameterError) as caught:
+            SpeculationConfig.from_dict({"model": "d", "method": "eagle3"})
+        assert caught.value.field == "speculation.method"
+        assert "'eagle3'" in caught.value.message
+
+    def test_both_names(self):
+        with pytest.raises(InvalidParameterError) as caught:
+            SpeculationConfig.from_dict({"model": "d", "draft": "d"})
+        assert caught.value.field == "speculation.model"
+
+    def test_no_draft(self):
+        with pytest.raises(InvalidParameterError) as caught:
+            SpeculationConfig.from_dict({"num_speculative_tokens": 3})
+        assert caught.value.field == "speculation.draft"
