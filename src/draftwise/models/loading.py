@@ -20,6 +20,7 @@ from draftwise.errors import (
 )
 from draftwise.models.attention import ATTENTION_NAME
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.support import check_config, context_length
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -93,6 +94,7 @@ def load_model(
         ModelNotFoundError: nothing is found under the name, or no safetensors weights are.
         UnsupportedModelError: the architecture or a setting cannot be served.
     """
+    limit_kernel_cache()
     source = locate(name, role)
     shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:

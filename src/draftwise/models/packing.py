@@ -6,11 +6,18 @@ is up to twice as fast for the handful of tokens of a decoding step.
 
 from __future__ import annotations
 
+import os
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+# oneDNN, and PyTorch above it, keep a compiled kernel of up to 0.7 MB for every shape they have met,
+# 1024 of them unless told otherwise. Step sizes vary, so that would fill; making a kernel anew takes
+# half a millisecond.
+_KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+_MAX_KERNELS = 128
 
 _PACKABLE = (torch.bfloat16, torch.float32)
 
@@ -31,6 +38,15 @@ class PackedLinear(nn.Module):
             inputs, self._weight, self._bias, "none", [], ""
         )
         return result
+
+
+def limit_kernel_cache() -> None:
+    """Bound the memory of compiled kernels; must run before the first matrix product.
+
+    A value that the user has set in the environment is kept.
+    """
+    for variable in _KERNEL_CACHES:
+        os.environ.setdefault(variable, str(_MAX_KERNELS))
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

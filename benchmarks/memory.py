@@ -1,0 +1,47 @@
+"""Resident memory over many short requests through one LLM: it should stay flat.
+
+python benchmarks/memory.py --target zoo:target@200m --num-requests 2000
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from pathlib import Path
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+
+_PAGE_BYTES = 4096
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", default="zoo:target@200m")
+    parser.add_argument("--draft", default="zoo:draft")
+    parser.add_argument("--num-requests", type=int, default=2000)
+    parser.add_argument("--max-tokens", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=32)
+    arguments = parser.parse_args()
+
+    llm = LLM(
+        arguments.target,
+        SpeculationConfig(draft=arguments.draft, num_speculative_tokens=4),
+        max_batch_size=arguments.batch_size,
+    )
+    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=1.0)
+    part = max(arguments.num_requests // 10, 1)
+    first = None
+    for done in range(0, arguments.num_requests, part):
+        llm.generate([f"def function_{done + i}(value):" for i in range(part)], params)
+        gc.collect()
+        now = resident_mib()
+        first = first or now
+        print(f"{done + part:6d} requests  {now:8.1f} MiB  {now / first - 1:+.2%}")
+
+
+if __name__ == "__main__":
+    main()
