@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-# oneDNN, and PyTorch above it, keep a compiled kernel of up to 0.7 MB for every shape they have met,
-# 1024 of them unless told otherwise. Step sizes vary, so that would fill; making a kernel anew takes
-# half a millisecond.
+# oneDNN, and PyTorch above it, keep a compiled kernel of up to 0.7 MB for every shape they met, up
+# to 1024 of them unless told otherwise. Step sizes vary, so that would fill up; making a kernel
+# anew takes half a millisecond.
 _KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _MAX_KERNELS = 128
 

@@ -9,8 +9,8 @@ A policy is asked four things in every step, in this order:
 
 The output stays the target's as long as a decision about a position uses nothing that was drawn at
 or after that position, or else reports the filtered proposal it amounts to (see
-:mod:`draftwise.core.rejection`). A position is either cut (q′ = 0) or filtered (q′ = q·keep) by what
-precedes it; which of the two must not depend on the token drawn there.
+:mod:`draftwise.core.rejection`). A position is either cut (q′ = 0) or filtered (q′ = q·keep) by
+what precedes it; which of the two must not depend on the token drawn there.
 """
 
 from __future__ import annotations
