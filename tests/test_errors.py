@@ -1,0 +1,41 @@
+import inspect
+import pickle
+
+import pytest
+
+from draftwise import errors
+from draftwise.errors import DraftwiseError
+
+CLASSES = [
+    cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, DraftwiseError)
+]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_an_error_names_its_field(cls):
+    error = cls("temperature", "is too high; use less")
+    assert error.field == "temperature"
+    assert error.message == "is too high; use less"
+    assert str(error) == "temperature: is too high; use less"
+    assert cls.__doc__
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_an_error_can_be_sent_to_another_process(cls):
+    error = pickle.loads(pickle.dumps(cls("a", "b")))
+    assert type(error) is cls
+    assert (error.field, error.message, str(error)) == ("a", "b", "a: b")
+
+
+def test_there_are_these():
+    """Each of them is raised by another test, which says where."""
+    assert {cls.__name__ for cls in CLASSES} == {
+        "CacheExhaustedError",
+        "DraftwiseError",
+        "InvalidParameterError",
+        "ModelNotFoundError",
+        "NumericalError",
+        "PromptError",
+        "UnsupportedModelError",
+        "VocabularyMismatchError",
+    }

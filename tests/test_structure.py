@@ -1,0 +1,103 @@
+"""What the package shows, and in which direction its parts depend on each other."""
+
+import ast
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import draftwise
+
+ROOT = Path(draftwise.__file__).parent
+
+# What each part may import of Draftwise, beside itself.
+MAY_IMPORT = {
+    "core": set(),
+    "errors": set(),
+    "params": {"core", "errors"},
+    "outputs": {"errors"},
+    "prompts": {"errors"},
+    "estimators": {"core", "errors"},
+    "policies": {"core", "errors", "estimators", "params"},
+    "zoo": {"errors"},
+    "models": {"core", "errors", "zoo"},
+    "engine": {"core", "errors", "models", "outputs", "params", "policies"},
+    "llm": {"core", "engine", "errors", "models", "outputs", "params", "policies"},
+}
+# These stand above all others, which never import them.
+TOP = {"benchmark", "cli", "integrations", "profiling", "serving", "studies"}
+
+
+def part_of(module):
+    """The part of the package that a dotted name belongs to: ``None`` for the package itself."""
+    names = module.split(".")
+    return names[1] if len(names) > 1 else None
+
+
+def sources():
+    for file in sorted(ROOT.rglob("*.py")):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        yield file, ".".join(("draftwise", *parts)).removesuffix(".__init__")
+
+
+def imported(file, module):
+    """Dotted names of everything of Draftwise that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            # `from draftwise import zoo` imports a part, not a name.
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "draftwise")
+
+
+def test_public_names():
+    assert draftwise.__all__ == ["LLM", "RequestOutput", "SamplingParams", "SpeculationConfig"]
+    for name in draftwise.__all__:
+        assert getattr(draftwise, name).__doc__
+
+
+def test_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", draftwise.__version__)
+    pyproject = ROOT.parent.parent / "pyproject.toml"
+    if pyproject.is_file():
+        assert f'version = "{draftwise.__version__}"' in pyproject.read_text()
+    try:
+        installed = metadata.version("draftwise")
+    except metadata.PackageNotFoundError:
+        return
+    assert installed == draftwise.__version__
+
+
+SOURCES = list(sources())
+
+
+@pytest.mark.parametrize(("file", "module"), SOURCES, ids=[module for _, module in SOURCES])
+def test_dependencies_point_downwards(file, module):
+    part = part_of(module)
+    if part is None or part in TOP:
+        return
+    used = {part_of(name) for name in imported(file, module)} - {part}
+    assert used <= MAY_IMPORT[part]
+
+
+def test_every_part_is_listed():
+    """A new part says above what it may import."""
+    parts = {part_of(module) for _, module in SOURCES} - {None}
+    assert parts <= MAY_IMPORT.keys() | TOP
+
+
+def test_the_core_is_mathematics():
+    """It imports torch, numpy and the standard library, so that any engine can use it."""
+    known = {"torch", "numpy", "draftwise", *sys.stdlib_module_names}
+    for file in (ROOT / "core").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                assert {alias.name.split(".")[0] for alias in node.names} <= known
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module.split(".")[0] in known
