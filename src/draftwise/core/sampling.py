@@ -25,6 +25,7 @@ class LogitControls:
     Attributes:
         temperature: ``[rows]`` float32, 0 for greedy rows.
         all_greedy: every row has temperature 0.
+        any_greedy: some row may have temperature 0; False saves looking for it.
         top_k: ``[rows]`` int64, the vocabulary size where it is off.
         top_p: ``[rows]`` float32, 1 where it is off.
         min_p: ``[rows]`` float32, 0 where it is off.
@@ -36,6 +37,7 @@ class LogitControls:
 
     temperature: Tensor
     all_greedy: bool
+    any_greedy: bool = True
     top_k: Tensor | None = None
     top_p: Tensor | None = None
     min_p: Tensor | None = None
@@ -143,9 +145,11 @@ def probabilities(
         ``[rows, vocab]`` float32, each row summing to 1, or NaN throughout where logits are NaN.
     """
     logits = control_logits(logits, controls, history)
-    greedy = controls.temperature == 0
-    temperature = torch.where(greedy, 1.0, controls.temperature)
-    scaled = logits / temperature.unsqueeze(1)
+    temperature = controls.temperature.unsqueeze(1)
+    greedy = temperature == 0
+    if controls.any_greedy:
+        temperature = torch.where(greedy, 1.0, temperature)
+    scaled = logits / temperature
     if controls.top_k is not None or controls.top_p is not None:
         scaled = _top_k_top_p(scaled, controls.top_k, controls.top_p)
     p = scaled.softmax(dim=-1)
@@ -153,11 +157,11 @@ def probabilities(
         floor = controls.min_p.unsqueeze(1) * p.amax(dim=-1, keepdim=True)
         p = torch.where(p < floor, 0.0, p)
         p = p / p.sum(dim=-1, keepdim=True)
-    if bool(greedy.any()):
+    if controls.any_greedy:
         largest, token = logits.max(dim=-1, keepdim=True)
         one_hot = torch.zeros_like(p).scatter_(1, token, 1.0)
         one_hot = one_hot.masked_fill(largest.isnan(), float("nan"))
-        p = torch.where(greedy.unsqueeze(1), one_hot, p)
+        p = torch.where(greedy, one_hot, p)
     return p
 
 

@@ -43,6 +43,7 @@ def batch_controls(
     return LogitControls(
         temperature=temperature,
         all_greedy=all(p.temperature == 0 for p in params),
+        any_greedy=any(p.temperature == 0 for p in params),
         top_k=top_k,
         top_p=column(lambda p: p.top_p, 1.0),
         min_p=column(lambda p: p.min_p, 0.0),
