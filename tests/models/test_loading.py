@@ -452,3 +452,45 @@ class TestPlaceAndType:
         with pytest.raises(InvalidParameterError) as caught:
             resolve_device(device)
         assert caught.value.field == "device"
+
+
+class TestTrustedCode:
+    """What a model's own code may and may not do."""
+
+    HEAD = "from transformers import LlamaForCausalLM\n\nclass OwnForCausalLM(LlamaForCausalLM):\n"
+
+    def write(self, llama, body):
+        (llama / "modeling_own.py").write_text(self.HEAD + body)
+        edit_config(llama, auto_map={"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"})
+        return llama
+
+    @pytest.fixture(autouse=True)
+    def own_module_cache(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(
+            transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules")
+        )
+
+    def test_runs_where_it_is_trusted(self, llama):
+        self.write(llama, "    pass\n")
+        assert load(llama, trust_remote_code=True).model.vocab_size == 32
+
+    def test_that_ignores_which_logits_are_wanted(self, llama):
+        """It would hand back the first ones for the last."""
+        self.write(
+            llama,
+            "    def forward(self, logits_to_keep=0, **kwargs):\n"
+            "        return super().forward(**kwargs)\n",
+        )
+        error = refused(llama, trust_remote_code=True)
+        assert "other logits" in error.message
+
+    def test_that_attends_in_another_way(self, llama):
+        self.write(
+            llama,
+            "    def forward(self, input_ids, **kwargs):\n"
+            "        output = super().forward(input_ids, **kwargs)\n"
+            "        output.logits = output.logits + input_ids.float().mean()\n"
+            "        return output\n",
+        )
+        error = refused(llama, trust_remote_code=True)
+        assert "not plain causal attention" in error.message
