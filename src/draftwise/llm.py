@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -72,8 +73,14 @@ class LLM:
         Raises:
             DraftwiseError: a typed error that names the argument at fault.
         """
+        if not isinstance(target, str) or not target:
+            raise InvalidParameterError("target", f"must name a model, got {target!r}")
         if isinstance(speculation, Mapping):
             speculation = SpeculationConfig.from_dict(speculation)
+        if not isinstance(speculation, SpeculationConfig | None):
+            raise InvalidParameterError(
+                "speculation", f"must be a SpeculationConfig or a mapping, got {speculation!r}"
+            )
         for name, value in (
             ("max_batch_size", max_batch_size),
             ("max_chunk_tokens", max_chunk_tokens),
@@ -81,8 +88,14 @@ class LLM:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidParameterError(name, f"must be a positive integer, got {value!r}")
-        if cache_gib is not None and not cache_gib > 0:
-            raise InvalidParameterError("cache_gib", f"must be positive, got {cache_gib!r}")
+        if cache_gib is not None and (
+            isinstance(cache_gib, bool)
+            or not isinstance(cache_gib, int | float)
+            or not 0 < cache_gib < math.inf
+        ):
+            raise InvalidParameterError(
+                "cache_gib", f"must be a positive, finite number, got {cache_gib!r}"
+            )
         place = resolve_device(device)
         number = resolve_dtype(dtype, place)
 

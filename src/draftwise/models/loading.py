@@ -55,7 +55,7 @@ def resolve_device(device: str) -> torch.device:
     try:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise InvalidParameterError("device", f"{device!r} is not available: {error}") from error
     return resolved
 
