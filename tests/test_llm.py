@@ -1,0 +1,287 @@
+"""The way in: prompts of every kind, parameters per prompt, and how speculation is chosen."""
+
+import math
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from draftwise import LLM, RequestOutput, SamplingParams, SpeculationConfig
+from draftwise.errors import InvalidParameterError, ModelNotFoundError, PromptError
+from draftwise.outputs import FinishReason, TokenSource
+
+from .tiny_models import Recipe, byte_tokenizer, save
+
+RECIPE = Recipe(vocab=32, seed=11, tokenizer=True)
+TOKENIZER = byte_tokenizer()
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+
+
+def build(models, speculation="default", **options):
+    if speculation == "default":
+        speculation = SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=3)
+    return LLM(models.folder(RECIPE), speculation, dtype="float32", **options)
+
+
+@pytest.fixture(scope="module")
+def llm(models):
+    return build(models)
+
+
+def encode(text):
+    return TOKENIZER(text)["input_ids"]
+
+
+class TestPrompts:
+    def test_text(self, llm):
+        (output,) = llm.generate("abc d", GREEDY)
+        assert isinstance(output, RequestOutput)
+        assert output.prompt == "abc d"
+        assert output.prompt_token_ids == encode("abc d")
+        assert len(output.token_ids) == 12
+        assert output.finish_reason is FinishReason.LENGTH
+        assert output.error is None
+
+    def test_token_ids(self, llm):
+        (output,) = llm.generate(encode("abc d"), GREEDY)
+        assert output.prompt is None
+        assert output.token_ids == llm.generate("abc d", GREEDY)[0].token_ids
+        assert output.text == llm.generate("abc d", GREEDY)[0].text
+
+    @pytest.mark.parametrize("kind", [list, tuple])
+    def test_one_or_several(self, llm, kind):
+        ids = encode("abc d")
+        expected = llm.generate("abc d", GREEDY)[0].token_ids
+        assert [o.token_ids for o in llm.generate(kind(ids), GREEDY)] == [expected]
+        assert [o.token_ids for o in llm.generate(kind([ids]), GREEDY)] == [expected]
+        assert [o.token_ids for o in llm.generate([kind(ids), "abc d"], GREEDY)] == [expected] * 2
+
+    def test_messages(self, llm):
+        messages = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
+        (output,) = llm.generate(messages, GREEDY)
+        assert output.prompt == "u:ab\na:c\na:"
+        assert output.token_ids == llm.generate(encode("u:ab\na:c\na:"), GREEDY)[0].token_ids
+        outputs = llm.generate([messages, "abc d"], GREEDY)
+        assert outputs[0].prompt == output.prompt
+        assert outputs[1].prompt == "abc d"
+
+    def test_all_kinds_at_once_keep_their_order(self, llm):
+        prompts = ["h", [3, 4], [{"role": "user", "content": "g"}], (5,), "é€😀"]
+        outputs = llm.generate(prompts, GREEDY)
+        assert [o.prompt for o in outputs] == ["h", None, "u:g\na:", None, "é€😀"]
+        for prompt, output in zip(prompts, outputs, strict=True):
+            assert output.token_ids == llm.generate([prompt], GREEDY)[0].token_ids
+
+    def test_none_at_all(self, llm):
+        assert llm.generate([], GREEDY) == []
+        assert list(llm.stream([], GREEDY)) == []
+
+    def test_special_tokens_are_added_to_text_and_not_to_templates(self, models, tmp_path):
+        """A template writes its own."""
+        save(RECIPE.build(), tmp_path)
+        tokenizer = byte_tokenizer("{{ bos_token }}{{ messages[0]['content'] }}")
+        bos = tokenizer.bos_token_id
+        backend = tokenizer.backend_tokenizer
+        backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+        tokenizer.save_pretrained(tmp_path)
+        llm = LLM(str(tmp_path), dtype="float32")
+        text, chat = llm.generate(["ab", [{"role": "user", "content": "ab"}]], GREEDY)
+        assert text.prompt_token_ids == [bos, *encode("ab")]
+        assert chat.prompt_token_ids == [bos, *encode("ab")]
+
+    @pytest.mark.parametrize("prompt", ["ab", [{"role": "user", "content": "ab"}]])
+    def test_text_needs_a_tokenizer(self, models, prompt):
+        llm = LLM(models.folder(Recipe()), dtype="float32")
+        with pytest.raises(PromptError, match="no tokenizer; give token ids"):
+            llm.generate(prompt)
+
+    def test_messages_need_a_template(self, tmp_path):
+        save(RECIPE.build(), tmp_path)
+        byte_tokenizer(chat_template=None).save_pretrained(tmp_path)
+        llm = LLM(str(tmp_path), dtype="float32")
+        with pytest.raises(PromptError, match="no chat template; give text"):
+            llm.generate([{"role": "user", "content": "ab"}])
+
+    def test_a_template_that_refuses(self, llm):
+        with pytest.raises(PromptError, match="no bad words"):
+            llm.generate([{"role": "user", "content": "bad"}])
+
+    def test_longest(self, llm):
+        (output,) = llm.generate([1] * 63, GREEDY)
+        assert len(output.token_ids) == 1
+        with pytest.raises(PromptError, match="has 64 tokens and the context holds 64"):
+            llm.generate([1] * 64, GREEDY)
+
+
+class TestSampling:
+    def test_default(self, llm):
+        (output,) = llm.generate([1, 2])
+        assert len(output.token_ids) == 62  # the context ends before 128 tokens
+
+    def test_one_for_each(self, llm):
+        params = [SamplingParams(max_tokens=n, seed=n) for n in (3, 1, 5)]
+        outputs = llm.generate(["a", "b", "c"], params)
+        assert [len(output.token_ids) for output in outputs] == [3, 1, 5]
+        outputs = llm.generate(["a", "b", "c"], tuple(params))
+        assert [len(output.token_ids) for output in outputs] == [3, 1, 5]
+
+    @pytest.mark.parametrize("count", [0, 1, 3])
+    def test_not_as_many_as_prompts(self, llm, count):
+        for call in (llm.generate, lambda *a: list(llm.stream(*a))):
+            with pytest.raises(InvalidParameterError) as caught:
+                call(["a", "b"], [GREEDY] * count)
+            assert caught.value.field == "sampling"
+            assert f"{count} parameter sets for 2 prompts" in caught.value.message
+        assert llm.engine.num_unfinished == 0
+
+    @pytest.mark.parametrize("sampling", [5, "greedy", {"top_k": 1}, [GREEDY, None]])
+    def test_not_parameters(self, llm, sampling):
+        with pytest.raises(InvalidParameterError) as caught:
+            llm.generate(["a", "b"], sampling)
+        assert caught.value.field == "sampling"
+        assert llm.engine.num_unfinished == 0
+
+
+class TestOutputs:
+    def test_counts_agree(self, llm):
+        outputs = llm.generate(["a"] * 8, [SamplingParams(max_tokens=n) for n in range(20, 28)])
+        for output in outputs:
+            stats = output.speculation
+            sources = output.token_sources
+            assert stats.num_tokens == len(output.token_ids) == len(sources)
+            assert stats.num_drafted == stats.num_verified >= stats.num_accepted > 0
+            assert sources.count(TokenSource.DRAFT) == stats.num_accepted
+            assert len(sources) - sources.count(TokenSource.DRAFT) == stats.num_steps
+            assert sources[0] is TokenSource.TARGET
+            assert stats.mean_accepted_length == stats.num_tokens / stats.num_steps
+            assert stats.lossless
+
+    def test_lenience_says_that_it_is_not_lossless(self, models):
+        config = SpeculationConfig(models.folder(RECIPE.draft()), lenience=0.5)
+        llm = build(models, config)
+        assert not llm.engine.lossless
+        assert not llm.generate("a", GREEDY)[0].speculation.lossless
+
+    def test_text_is_what_the_tokens_say(self, llm):
+        (output,) = llm.generate("ab", SamplingParams(max_tokens=40, seed=3))
+        text = TOKENIZER.decode(encode("ab") + output.token_ids, skip_special_tokens=True)
+        assert output.text == text.removeprefix("ab")
+        assert "".join(output.token_texts) == output.text
+
+    def test_a_stream_says_the_same(self, llm):
+        prompts = ["ab", [4, 5], "é"]
+        params = [SamplingParams(max_tokens=30, seed=seed) for seed in range(3)]
+        expected = llm.generate(prompts, params)
+        pieces = list(llm.stream(prompts, params))
+        for index, output in enumerate(expected):
+            own = [piece for piece in pieces if piece.index == index]
+            assert "".join(piece.text for piece in own) == output.text
+            assert [token for piece in own for token in piece.token_ids] == output.token_ids
+            assert [p.finish_reason for p in own[:-1]] == [None] * (len(own) - 1)
+            assert own[-1].finish_reason is output.finish_reason
+
+
+class TestSpeculation:
+    def test_none(self, models, llm):
+        plain = build(models, None)
+        (output,) = plain.generate("ab", GREEDY)
+        assert plain.draft is None
+        assert output.token_ids == llm.generate("ab", GREEDY)[0].token_ids
+        assert output.speculation.num_drafted == 0
+        assert set(output.token_sources) == {TokenSource.TARGET}
+
+    def test_no_tokens(self, models):
+        config = SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=0)
+        sampled = SamplingParams(max_tokens=20, seed=1)
+        for params in (GREEDY, sampled):
+            (output,) = build(models, config).generate("ab", params)
+            assert set(output.token_sources) == {TokenSource.TARGET}
+            assert output.token_ids == build(models, None).generate("ab", params)[0].token_ids
+
+    def test_a_mapping_with_vllms_names(self, models, llm):
+        other = build(
+            models,
+            {
+                "method": "draft_model",
+                "model": models.folder(RECIPE.draft()),
+                "num_speculative_tokens": 3,
+            },
+        )
+        params = SamplingParams(max_tokens=20, seed=1)
+        assert other.generate("ab", params) == llm.generate("ab", params)
+
+    def test_another_way_on_the_same_target(self, models, llm):
+        params = SamplingParams(max_tokens=20, seed=1)
+        expected = llm.generate("ab", params)
+        plain = llm.with_speculation(None)
+        longer = llm.with_speculation(
+            SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=5)
+        )
+        assert plain.target is longer.target is llm.target
+        assert longer.draft is llm.draft
+        assert plain.draft is None
+        assert plain.generate("ab", params)[0].speculation.num_drafted == 0
+        assert longer.generate("ab", GREEDY)[0].token_ids == llm.generate("ab", GREEDY)[0].token_ids
+        assert llm.generate("ab", params) == expected
+
+    def test_unknown_policy(self, models):
+        config = SpeculationConfig(models.folder(RECIPE.draft()), policy="fixd")
+        with pytest.raises(InvalidParameterError, match="did you mean 'fixed'") as caught:
+            build(models, config)
+        assert caught.value.field == "policy"
+
+    def test_unknown_option_of_a_policy(self, models):
+        config = SpeculationConfig(models.folder(RECIPE.draft()), policy_options={"gamma": 3})
+        with pytest.raises(InvalidParameterError) as caught:
+            build(models, config)
+        assert caught.value.field == "policy_options.gamma"
+
+    def test_missing_draft(self, models):
+        with pytest.raises(ModelNotFoundError) as caught:
+            build(models, SpeculationConfig("/no/such/draft"))
+        assert caught.value.field == "draft"
+
+
+NOT_POSITIVE = [0, -1, 1.5, "1", True]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_batch_size", value) for value in [*NOT_POSITIVE, None]),
+        *(("max_chunk_tokens", value) for value in [*NOT_POSITIVE, None]),
+        *(("max_model_len", value) for value in NOT_POSITIVE),
+        *(("cache_gib", value) for value in [0, -1, math.nan, math.inf, "1", True]),
+        *(("dtype", value) for value in ["int8", None, 5]),
+        *(("device", value) for value in ["gpu", "cuda:99", None, 5]),
+        *(("target", value) for value in ["", None, 5]),
+        *(("speculation", value) for value in [5, "fixed", True]),
+    ],
+)
+def test_bad_arguments_are_named(models, name, value):
+    arguments = {"target": models.folder(RECIPE), name: value}
+    with pytest.raises(InvalidParameterError) as caught:
+        LLM(**arguments)
+    assert caught.value.field == name
+
+
+def test_a_mapping_with_unknown_keys(models):
+    with pytest.raises(InvalidParameterError) as caught:
+        build(models, {"model": "d", "draft_tensor_parallel_size": 1})
+    assert caught.value.field == "speculation.draft_tensor_parallel_size"
+
+
+def test_a_context_of_one_token_serves_nothing(models):
+    llm = build(models, max_model_len=1)
+    with pytest.raises(PromptError, match="the context holds 1"):
+        llm.generate([1])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])
+def test_other_types_of_numbers(models, dtype):
+    """Within one type, speculation changes nothing at temperature 0."""
+    config = SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=3)
+    llm = LLM(models.folder(RECIPE), config, dtype=dtype, max_batch_size=1)
+    outputs = llm.generate(["ab", "cd", "é"], GREEDY)
+    for output in outputs:
+        assert len(output.token_ids) == 12
+        assert output.error is None
