@@ -1,0 +1,90 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwise.core.types import Draft
+from draftwise.errors import InvalidParameterError
+from draftwise.policies import POLICIES, Policy, RequestState, create_policy, policy_class
+
+each_policy = pytest.mark.parametrize("name", POLICIES)
+property_test = settings(deadline=None, derandomize=True, max_examples=50)
+states = st.lists(
+    st.builds(
+        RequestState,
+        num_tokens=st.integers(1, 1000),
+        num_output_tokens=st.integers(0, 100),
+        draft_limit=st.integers(0, 20),
+    ),
+    max_size=40,
+)
+
+
+@each_policy
+def test_a_policy_introduces_itself(name):
+    policy = POLICIES[name]
+    assert policy.name == name
+    assert issubclass(policy, Policy)
+    assert policy.summary
+    assert policy.source
+    assert policy.__doc__
+    assert policy_class(name) is policy
+
+
+@each_policy
+@property_test
+@given(states, st.integers(0, 10))
+def test_draft_lengths_keep_to_the_limits(name, requests, gamma):
+    lengths = create_policy(name, gamma, {}).draft_lengths(requests)
+    assert len(lengths) == len(requests)
+    for length, request in zip(lengths, requests, strict=True):
+        assert isinstance(length, int)
+        assert 0 <= length <= min(gamma, request.draft_limit)
+        assert POLICIES[name].needs_draft or length == 0
+
+
+@each_policy
+def test_a_plan_proposes_no_more_than_was_drafted(name):
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.rand(3, 3, 5, generator=generator).softmax(dim=2)
+    lengths = (2, 0, 1)
+    for request, length in enumerate(lengths):
+        probs[request, length:] = 0
+    tokens = torch.tensor([[1, 2], [0, 0], [4, 0]])
+    plan = create_policy(name, 2, {}).select(Draft(tokens, lengths, probs, (-1, 0)))
+    assert torch.equal(plan.tokens, tokens)
+    assert plan.proposals is not None
+    assert bool((plan.proposals <= probs).all())
+    for request, (length, drafted) in enumerate(zip(plan.lengths, lengths, strict=True)):
+        assert 0 <= length <= drafted
+        for position in range(length):
+            assert plan.proposals[request, position, tokens[request, position]] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("fixd", "did you mean 'fixed'?"), ("nothing like it", "policies are none, fixed")],
+)
+def test_unknown_policies(name, hint):
+    with pytest.raises(InvalidParameterError) as caught:
+        policy_class(name)
+    assert caught.value.field == "policy"
+    assert hint in caught.value.message
+
+
+@each_policy
+def test_unknown_options(name):
+    with pytest.raises(InvalidParameterError) as caught:
+        create_policy(name, 3, {"no_such_option": 1})
+    assert caught.value.field == "policy_options.no_such_option"
+
+
+@pytest.mark.parametrize("name", ["self", "num_speculative_tokens"])
+def test_options_that_are_none_of_the_users(name):
+    with pytest.raises(InvalidParameterError):
+        create_policy("fixed", 3, {name: 1})
+
+
+def test_the_registry_cannot_be_changed_from_outside():
+    with pytest.raises(TypeError):
+        POLICIES["mine"] = Policy
