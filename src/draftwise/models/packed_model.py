@@ -39,9 +39,11 @@ class PackedModel:
         self._model: Any = model.eval()
         parameter = next(model.parameters())
         self.dtype, self.device = parameter.dtype, parameter.device
-        self.layers, self.vocab_size = self._probe(max_model_len)
+        ids = self._probe_ids(max_model_len)
+        expected = self._own_logits(ids)
         if can_pack(self.dtype, self.device):
             pack_linear_layers(model)
+        self.layers, self.vocab_size = self._probe(ids, expected, max_model_len)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """A cache for ``num_rows`` requests of up to ``capacity`` tokens."""
@@ -91,22 +93,31 @@ class PackedModel:
         logits: Tensor = self._model(**arguments, logits_to_keep=keep).logits
         return logits[0]
 
-    @torch.inference_mode()
-    def _probe(self, max_model_len: int) -> tuple[list[LayerShape], int]:
-        """Learn the layers' shapes, and compare our forward pass with the model's own."""
-        config = self._model.config
+    def _probe_ids(self, max_model_len: int) -> Tensor:
+        """``[1, length]`` some tokens to try the model with."""
         length = min(_PROBE_LENGTH, max_model_len)
         generator = torch.Generator().manual_seed(0)
         size = self._model.get_input_embeddings().num_embeddings
-        tokens = torch.randint(0, size, (length,), generator=generator).to(self.device)
-        ids = tokens.unsqueeze(0)
-        positions = torch.arange(length, device=self.device).unsqueeze(0)
+        return torch.randint(0, size, (1, length), generator=generator).to(self.device)
 
+    @torch.inference_mode()
+    def _own_logits(self, ids: Tensor) -> Tensor:
+        """``[length, vocab]`` float32, what the model computes by itself."""
         self._model.set_attn_implementation("eager")
-        expected: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
-        finite = expected.isfinite()
-        if not bool(finite.any()):
+        logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
+        if not bool(logits.isfinite().any()):
             raise NumericalError(self.role, "its weights give logits that are not numbers")
+        return logits
+
+    @torch.inference_mode()
+    def _probe(
+        self, ids: Tensor, expected: Tensor, max_model_len: int
+    ) -> tuple[list[LayerShape], int]:
+        """Learn the layers' shapes, and compare our forward pass with the model's own."""
+        config = self._model.config
+        tokens, length = ids[0], ids.shape[1]
+        finite = expected.isfinite()
+        positions = torch.arange(length, device=self.device).unsqueeze(0)
         probe = ShapeProbe(self.role, max_model_len)
         try:
             self._model.set_attn_implementation(ATTENTION_NAME)
