@@ -17,6 +17,7 @@ from draftwise.errors import (
     VocabularyMismatchError,
 )
 from draftwise.models.loading import load_model, resolve_device, resolve_dtype
+from draftwise.models.packing import can_pack
 
 from ..tiny_models import FAMILIES, Recipe, byte_tokenizer, edit_config, save
 
@@ -483,6 +484,17 @@ class TestTrustedCode:
         )
         error = refused(llama, trust_remote_code=True)
         assert "other logits" in error.message
+
+    def test_that_reads_the_weights_of_its_layers(self, llama):
+        """Which have none that it could use once they are packed."""
+        self.write(
+            llama,
+            "    def forward(self, *args, **kwargs):\n"
+            "        assert self.lm_head.weight.dim() == 2\n"
+            "        return super().forward(*args, **kwargs)\n",
+        )
+        if can_pack(torch.float32, CPU):
+            assert "weight" in refused(llama, trust_remote_code=True).message
 
     def test_that_attends_in_another_way(self, llama):
         self.write(
