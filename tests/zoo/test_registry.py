@@ -3,7 +3,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from draftwise.errors import InvalidParameterError, ModelNotFoundError
 from draftwise.zoo import export, names, registry, resolve, train
-from draftwise.zoo.registry import cache_folder, parse_num_parameters
+from draftwise.zoo.registry import cache_folder
+from draftwise.zoo.sizes import parse_num_parameters
 
 from .conftest import TINY
 

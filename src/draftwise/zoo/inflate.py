@@ -36,7 +36,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedModelError
 from draftwise.zoo.inflation_plan import InflationPlan, choose_plan
-from draftwise.zoo.registry import INFLATE_VERSION, parse_num_parameters
+from draftwise.zoo.sizes import INFLATE_VERSION, parse_num_parameters
 
 _INITIAL_STANDARD_DEVIATION = 0.02
 _LAYER = "model.layers."

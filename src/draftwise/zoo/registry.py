@@ -5,21 +5,16 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
 
-from draftwise.errors import InvalidParameterError, ModelNotFoundError
+from draftwise.errors import ModelNotFoundError
+from draftwise.zoo.sizes import INFLATE_VERSION, parse_num_parameters
 
 PREFIX = "zoo:"
 CACHE_VARIABLE = "DRAFTWISE_CACHE"
-# Part of the cache key: raise it whenever ``inflate`` writes something else for the same input.
-INFLATE_VERSION = 1
-
 _WEIGHTS = Path(__file__).parent / "weights"
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmbg]?)")
 
 
 def names() -> list[str]:
@@ -27,19 +22,6 @@ def names() -> list[str]:
     if not _WEIGHTS.is_dir():
         return []
     return sorted(path.parent.name for path in _WEIGHTS.glob("*/config.json"))
-
-
-def parse_num_parameters(text: str) -> int:
-    """Read a size such as ``200m``, ``1.5B`` or ``8704128``.
-
-    Raises :class:`InvalidParameterError` for anything else.
-    """
-    match = _SIZE.fullmatch(text.strip().lower())
-    if match is None or float(match[1]) <= 0:
-        raise InvalidParameterError(
-            "parameters", f"write a size as 200m, 1.5b or 8704128, not {text!r}"
-        )
-    return round(float(match[1]) * _UNITS[match[2]])
 
 
 def cache_folder() -> Path:

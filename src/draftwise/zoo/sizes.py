@@ -1,0 +1,26 @@
+"""How the size of an inflated model is written, and the version of what inflation makes of it."""
+
+from __future__ import annotations
+
+import re
+
+from draftwise.errors import InvalidParameterError
+
+# Part of the cache key: raise it whenever ``inflate`` writes something else for the same input.
+INFLATE_VERSION = 1
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmbg]?)")
+
+
+def parse_num_parameters(text: str) -> int:
+    """Read a size such as ``200m``, ``1.5B`` or ``8704128``.
+
+    Raises :class:`InvalidParameterError` for anything else.
+    """
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None or float(match[1]) <= 0:
+        raise InvalidParameterError(
+            "parameters", f"write a size as 200m, 1.5b or 8704128, not {text!r}"
+        )
+    return round(float(match[1]) * _UNITS[match[2]])
