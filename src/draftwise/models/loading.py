@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,15 +97,18 @@ def load_model(
         UnsupportedModelError: the architecture or a setting cannot be served.
     """
     limit_kernel_cache()
-    source = locate(name, role)
-    shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    try:
-        config = AutoConfig.from_pretrained(source, **shared)
-    except Exception as error:  # whatever a broken configuration or file makes the library raise
-        raise _load_error(name, role, error) from error
-    context = context_length(config, role, max_model_len, may_be_shorter)
-    check_config(config, role, context)
-    model = _load_weights(source, name, role, config, dtype, shared)
+    with _no_progress_bars():
+        source = locate(name, role)
+        shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        try:
+            config = AutoConfig.from_pretrained(source, **shared)
+        except (
+            Exception
+        ) as error:  # whatever a broken configuration or file makes the library raise
+            raise _load_error(name, role, error) from error
+        context = context_length(config, role, max_model_len, may_be_shorter)
+        check_config(config, role, context)
+        model = _load_weights(source, name, role, config, dtype, shared)
     model.to(device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return LoadedModel(
@@ -165,11 +170,21 @@ def locate(name: str, role: str) -> str:
     return name
 
 
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep the models' library from drawing a bar per file."""
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
 def _load_weights(
     source: str, name: str, role: str, config: Any, dtype: torch.dtype, shared: dict[str, Any]
 ) -> nn.Module:
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
     try:
         model: nn.Module
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -183,9 +198,6 @@ def _load_weights(
         )
     except Exception as error:  # whatever a broken configuration or file makes the library raise
         raise _load_error(name, role, error) from error
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
     missing = sorted(report["missing_keys"])
     if missing:
         raise UnsupportedModelError(
