@@ -264,14 +264,15 @@ def packed_attention(
         keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         values = value.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         out = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling)
-        return out.transpose(1, 2), None
+        return out.transpose(1, 2).contiguous(), None
     if packed is None:
         raise ValueError("packed attention needs the plan of the forward pass")
 
     q = query[0].transpose(0, 1)  # [tokens, heads, key_size]
     packed.cache.write(layer, packed.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     outputs = [_attend(layer, packed.cache, group, q, scaling) for group in packed.groups]
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0), None
+    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return out.contiguous().unsqueeze(0), None
 
 
 def _attend(

@@ -217,6 +217,10 @@ def _load_error(
         return UnsupportedModelError(
             role, f"{name!r} brings its own code; allow it with trust_remote_code if you trust it"
         )
+    if ATTENTION_NAME in str(error):
+        return UnsupportedModelError(
+            role, f"{name!r} does not attend through exchangeable attention"
+        )
     if isinstance(error, OSError):
         return ModelNotFoundError(
             role,

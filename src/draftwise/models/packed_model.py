@@ -103,8 +103,13 @@ class PackedModel:
     @torch.inference_mode()
     def _own_logits(self, ids: Tensor) -> Tensor:
         """``[length, vocab]`` float32, what the model computes by itself."""
-        self._model.set_attn_implementation("eager")
-        logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
+        try:
+            self._model.set_attn_implementation("eager")
+            logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
+        except Exception as error:  # whatever the model's code raises
+            raise UnsupportedModelError(
+                self.role, f"{self._model.config.model_type} fails by itself: {error}"
+            ) from error
         if not bool(logits.isfinite().any()):
             raise NumericalError(self.role, "its weights give logits that are not numbers")
         return logits
@@ -122,7 +127,9 @@ class PackedModel:
         try:
             self._model.set_attn_implementation(ATTENTION_NAME)
             self._model(input_ids=ids, position_ids=positions, use_cache=False, packed=probe)
-        except (TypeError, ValueError, AttributeError) as error:
+        except UnsupportedModelError:
+            raise
+        except Exception as error:  # whatever the model's code raises
             raise UnsupportedModelError(
                 self.role, f"{config.model_type} does not take packed tokens ({error})"
             ) from error

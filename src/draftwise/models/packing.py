@@ -23,12 +23,17 @@ _PACKABLE = (torch.bfloat16, torch.float32)
 
 
 class PackedLinear(nn.Module):
-    """``nn.Linear`` for inference on the CPU, with its weight in oneDNN's layout."""
+    """``nn.Linear`` for inference on the CPU, with its weight in oneDNN's layout.
+
+    Attributes:
+        weight: shape and type of the weight, for models that ask for them; it holds no numbers.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """Pack a weight ``[out_features, in_features]`` and an optional bias."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
+        self.weight = torch.empty_like(weight, device="meta", requires_grad=False)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
         self._bias = None if bias is None else bias.detach()
 
