@@ -49,6 +49,26 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "sliding_window": None}),
     "opt": ("OPTConfig", {"ffn_dim": 24, "word_embed_proj_dim": 16, **_UNTIED}),
     "cohere": ("CohereConfig", _UNTIED),
+    # Reshapes what attention gives it without a copy.
+    "afmoe": ("AfmoeConfig", {"head_dim": 8, "num_experts": 9, "moe_intermediate_size": 8}),
+    # Keys and values of different sizes.
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 5,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
 }
 
 

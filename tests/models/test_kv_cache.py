@@ -69,6 +69,7 @@ def test_clearing_leaves_nothing_even_of_what_was_rolled_back():
     for row in range(3):
         cache.advance(row, 5)
     cache.truncate(1, 2)
+    cache.advance(1, 3)
     cache.clear(1)
     assert cache.lengths == [5, 0, 5]
     for layer in range(2):

@@ -222,12 +222,27 @@ class TestUnsupported:
         )
         assert refused(folder, max_model_len=32).field == "target"
 
-    def test_position_biases(self, tmp_path):
-        config = transformers.BloomConfig(vocab_size=16, hidden_size=16, n_layer=2, n_head=2)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        error = refused(save(model, tmp_path), max_model_len=64)
+    @pytest.mark.parametrize(
+        ("class_name", "settings", "reason"),
+        [
+            # Positions as biases of the scores.
+            ("Bloom", {"n_layer": 2, "n_head": 2}, "bloom does not attend through exchangeable"),
+            ("Falcon", {"alibi": True}, "does not attend through exchangeable"),
+            # Attention that no function of ours can replace.
+            ("GPTJ", {"n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}, "exchangeable"),
+            ("StableLm", {}, "does not take packed tokens"),
+            # Scores beside those of the keys.
+            ("GptOss", {"head_dim": 8, "sliding_window": 64}, "'s_aux'"),
+            # Attention that is not softmax over the keys.
+            ("DiffLlama", {}, "not plain causal attention"),
+            # Attention to both sides.
+            ("Bert", {}, "not plain causal attention"),
+        ],
+    )
+    def test_other_attention(self, tmp_path, class_name, settings, reason):
+        error = refused(tiny(tmp_path, class_name, **settings), max_model_len=64)
         assert error.field == "target"
-        assert "bloom" in error.message
+        assert reason in error.message
 
     def test_capped_scores(self, tmp_path):
         folder = tiny(tmp_path, "Gemma2", head_dim=8, sliding_window=64)
@@ -486,15 +501,22 @@ class TestTrustedCode:
         assert "other logits" in error.message
 
     def test_that_reads_the_weights_of_its_layers(self, llama):
-        """Which have none that it could use once they are packed."""
-        self.write(
-            llama,
+        """It may ask for their shape and type, but once packed they hold no numbers."""
+        forward = (
             "    def forward(self, *args, **kwargs):\n"
-            "        assert self.lm_head.weight.dim() == 2\n"
-            "        return super().forward(*args, **kwargs)\n",
+            "        assert {}\n"
+            "        return super().forward(*args, **kwargs)\n"
         )
+        asks = "self.lm_head.weight.shape == (32, 16) and self.lm_head.weight.dtype.itemsize == 4"
+        self.write(llama, forward.format(asks))
+        assert load(llama, trust_remote_code=True).model.vocab_size == 32
+        self.write(llama, forward.format("bool(self.lm_head.weight.any())"))
         if can_pack(torch.float32, CPU):
-            assert "weight" in refused(llama, trust_remote_code=True).message
+            assert "packed" in refused(llama, trust_remote_code=True).message
+
+    def test_that_fails(self, llama):
+        self.write(llama, "    def forward(self, *args, **kwargs):\n        raise KeyError(5)\n")
+        assert "llama fails by itself: 5" in refused(llama, trust_remote_code=True).message
 
     def test_that_attends_in_another_way(self, llama):
         self.write(
