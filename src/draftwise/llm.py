@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -322,5 +323,18 @@ def _cache_bytes(cache_gib: float | None, device: torch.device) -> int | None:
         return int(cache_gib * 2**30)
     if device.type == "cuda":
         return None  # rows are allocated whole; what does not fit fails at load
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(_CACHE_SHARE * free)
+    free = _available_bytes()
+    return None if free is None else int(_CACHE_SHARE * free)
+
+
+def _available_bytes() -> int | None:
+    """Memory that can be had without swapping, files that the system caches included."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if "MemAvailable" in line)
+    except (OSError, StopIteration):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
