@@ -1,12 +1,16 @@
 """The way in: prompts of every kind, parameters per prompt, and how speculation is chosen."""
 
 import math
+import os
+from pathlib import Path
 
 import pytest
+import torch
 from tokenizers.processors import TemplateProcessing
 
 from draftwise import LLM, RequestOutput, SamplingParams, SpeculationConfig
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, PromptError
+from draftwise.llm import _cache_bytes
 from draftwise.outputs import FinishReason, TokenSource
 
 from .tiny_models import Recipe, byte_tokenizer, save
@@ -262,6 +266,26 @@ def test_bad_arguments_are_named(models, name, value):
     with pytest.raises(InvalidParameterError) as caught:
         LLM(**arguments)
     assert caught.value.field == name
+
+
+class TestMemory:
+    """The cache takes half of what is available, wherever the system says how much that is."""
+
+    def test_files_that_the_system_caches_can_be_had(self, monkeypatch):
+        monkeypatch.setattr(Path, "read_text", lambda self: "MemFree: 10 kB\nMemAvailable: 80 kB")
+        assert _cache_bytes(None, torch.device("cpu")) == 40 * 1024
+
+    def test_other_systems(self, monkeypatch):
+        monkeypatch.setattr(Path, "read_text", lambda self: "MemFree: 10 kB")
+        assert _cache_bytes(None, torch.device("cpu")) > 10**8
+
+    def test_systems_that_say_nothing(self, monkeypatch):
+        monkeypatch.setattr(Path, "read_text", lambda self: "")
+        monkeypatch.delattr(os, "sysconf")
+        assert _cache_bytes(None, torch.device("cpu")) is None
+
+    def test_what_is_given_counts(self):
+        assert _cache_bytes(0.5, torch.device("cpu")) == 2**29
 
 
 def test_a_mapping_with_unknown_keys(models):
