@@ -268,11 +268,37 @@ def packed_attention(
     if packed is None:
         raise ValueError("packed attention needs the plan of the forward pass")
 
-    q = query[0].transpose(0, 1)  # [tokens, heads, key_size]
-    packed.cache.write(layer, packed.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    out = attend(
+        packed,
+        layer,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scaling,
+    )
+    return out.unsqueeze(0), None
+
+
+def attend(
+    packed: PackedBatch, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None
+) -> Tensor:
+    """Store the new keys and values of a layer and attend to them and all before them.
+
+    Args:
+        packed: plan of this forward pass.
+        layer: layer index.
+        q: ``[tokens, heads, key_size]``.
+        k: ``[tokens, kv_heads, key_size]``.
+        v: ``[tokens, kv_heads, value_size]``.
+        scaling: factor of the scores; ``None`` for 1/√key_size.
+
+    Returns:
+        ``[tokens, heads, value_size]``, contiguous.
+    """
+    packed.cache.write(layer, packed.slots, k, v)
     outputs = [_attend(layer, packed.cache, group, q, scaling) for group in packed.groups]
     out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return out.contiguous().unsqueeze(0), None
+    return out.contiguous()
 
 
 def _attend(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from draftwise.errors import NumericalError, UnsupportedModelError
-from draftwise.models.attention import ATTENTION_NAME, PackedBatch, Segment, ShapeProbe, pack
+from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
+from draftwise.models.attention import ATTENTION_NAME, Segment, ShapeProbe, pack
+from draftwise.models.forward import ForwardPass, forward_pass
 from draftwise.models.kv_cache import KVCache, LayerShape
-from draftwise.models.packing import can_pack, pack_linear_layers
 
 # Relative error allowed between this forward pass and the model's own, by type.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
@@ -41,9 +42,10 @@ class PackedModel:
         self.dtype, self.device = parameter.dtype, parameter.device
         ids = self._probe_ids(max_model_len)
         expected = self._own_logits(ids)
-        if can_pack(self.dtype, self.device):
-            pack_linear_layers(model)
-        self.layers, self.vocab_size = self._probe(ids, expected, max_model_len)
+        self.vocab_size = expected.shape[-1]
+        self.layers = self._learn_layers(ids, max_model_len)
+        self._forward: ForwardPass = forward_pass(model)
+        self._compare(ids[0], expected)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """A cache for ``num_rows`` requests of up to ``capacity`` tokens."""
@@ -71,27 +73,23 @@ class PackedModel:
         if not segments:
             return None
         packed = pack(cache, segments, self.dtype, self.device)
-        ids = torch.as_tensor(tokens, dtype=torch.long, device=self.device).unsqueeze(0)
-        logits = self._run(ids, packed, logit_rows)
+        ids = torch.as_tensor(tokens, dtype=torch.long, device=self.device)
+        logits = self._forward(ids, packed, logit_rows)
         for row, start, count in segments:
             cache.advance(row, start + count)
         return logits
 
-    def _run(
-        self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
-    ) -> Tensor | None:
-        arguments = {
-            "input_ids": ids,
-            "position_ids": packed.positions.unsqueeze(0),
-            "use_cache": False,
-            "packed": packed,
-        }
-        if logit_rows is None:
-            self._model.base_model(**arguments)
-            return None
-        keep = torch.tensor(logit_rows, dtype=torch.long, device=self.device)
-        logits: Tensor = self._model(**arguments, logits_to_keep=keep).logits
-        return logits[0]
+    @contextmanager
+    def _refusing(self, what: str) -> Iterator[None]:
+        """Turn whatever the model's own code raises into a refusal of the model."""
+        try:
+            yield
+        except DraftwiseError:
+            raise
+        except Exception as error:
+            raise UnsupportedModelError(
+                self.role, f"{self._model.config.model_type} {what}: {error}"
+            ) from error
 
     def _probe_ids(self, max_model_len: int) -> Tensor:
         """``[1, length]`` some tokens to try the model with."""
@@ -103,44 +101,33 @@ class PackedModel:
     @torch.inference_mode()
     def _own_logits(self, ids: Tensor) -> Tensor:
         """``[length, vocab]`` float32, what the model computes by itself."""
-        try:
+        with self._refusing("fails by itself"):
             self._model.set_attn_implementation("eager")
             logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
-        except Exception as error:  # whatever the model's code raises
-            raise UnsupportedModelError(
-                self.role, f"{self._model.config.model_type} fails by itself: {error}"
-            ) from error
         if not bool(logits.isfinite().any()):
             raise NumericalError(self.role, "its weights give logits that are not numbers")
         return logits
 
     @torch.inference_mode()
-    def _probe(
-        self, ids: Tensor, expected: Tensor, max_model_len: int
-    ) -> tuple[list[LayerShape], int]:
-        """Learn the layers' shapes, and compare our forward pass with the model's own."""
-        config = self._model.config
-        tokens, length = ids[0], ids.shape[1]
-        finite = expected.isfinite()
-        positions = torch.arange(length, device=self.device).unsqueeze(0)
+    def _learn_layers(self, ids: Tensor, max_model_len: int) -> list[LayerShape]:
+        """What each layer keeps per token; refuses attention that is computed differently."""
+        positions = torch.arange(ids.shape[1], device=self.device).unsqueeze(0)
         probe = ShapeProbe(self.role, max_model_len)
-        try:
+        with self._refusing("does not take packed tokens"):
             self._model.set_attn_implementation(ATTENTION_NAME)
             self._model(input_ids=ids, position_ids=positions, use_cache=False, packed=probe)
-        except UnsupportedModelError:
-            raise
-        except Exception as error:  # whatever the model's code raises
-            raise UnsupportedModelError(
-                self.role, f"{config.model_type} does not take packed tokens ({error})"
-            ) from error
         if sorted(probe.layers) != list(range(len(probe.layers))) or not probe.layers:
             raise UnsupportedModelError(
-                self.role, f"{config.model_type} does not attend through exchangeable attention"
+                self.role,
+                f"{self._model.config.model_type} does not attend through exchangeable attention",
             )
-        layers = [probe.layers[index] for index in range(len(probe.layers))]
+        return [probe.layers[index] for index in range(len(probe.layers))]
 
-        # Two requests, computed in two pieces, must give what the model gives in one.
-        cache = KVCache(layers, 2, length, self.dtype, self.device)
+    @torch.inference_mode()
+    def _compare(self, tokens: Tensor, expected: Tensor) -> None:
+        """Two requests, computed in two pieces, must give what the model gives in one."""
+        length = len(tokens)
+        cache = self.new_cache(2, length)
         half = length // 2
         pieces = [(0, half), (half, length)] if half else [(0, length)]
         logits = []
@@ -149,18 +136,17 @@ class PackedModel:
             segments = [Segment(0, start, count), Segment(1, start, count)]
             # Last first: a model that ignores which logits are wanted is found out.
             rows = list(range(2 * count))[::-1]
-            both = torch.cat([tokens[start:end], tokens[start:end]])
-            packed = pack(cache, segments, self.dtype, self.device)
-            part = self._run(both.unsqueeze(0), packed, rows)
+            with self._refusing("does not take packed tokens"):
+                part = self.forward(cache, tokens[start:end].repeat(2), segments, rows)
             assert part is not None
             logits.append(part.flip(0).view(2, count, -1).float())
         actual = torch.cat(logits, dim=1)
+        finite = expected.isfinite()
         scale = expected[finite].std().clamp(min=1e-6)
         deviation = ((actual - expected)[:, finite].abs().max() / scale).item()
         if not deviation <= _TOLERANCE.get(self.dtype, 0.1):
             raise UnsupportedModelError(
                 self.role,
-                f"{config.model_type} gives other logits when computed in packed form (relative "
-                f"error {deviation:.2g}); something in it is not plain causal attention",
+                f"{self._model.config.model_type} gives other logits when computed in packed form "
+                f"(relative error {deviation:.2g}); something in it is not plain causal attention",
             )
-        return layers, expected.shape[-1]

@@ -7,9 +7,12 @@ is up to twice as fast for the handful of tokens of a decoding step.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -20,6 +23,9 @@ _KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _MAX_KERNELS = 128
 
 _PACKABLE = (torch.bfloat16, torch.float32)
+
+
+Linear = Callable[[Tensor], Tensor]
 
 
 class PackedLinear(nn.Module):
@@ -80,3 +86,26 @@ def pack_linear_layers(model: nn.Module) -> int:
             setattr(parent, name, packed)
             replaced += 1
     return replaced
+
+
+def join_linear(layers: list[nn.Linear]) -> Linear:
+    """One layer that computes several with the same input, packed where the machine can.
+
+    The layers' own weights are given up, so that nothing is held twice (a weight shared with the
+    embedding stays there).
+
+    Args:
+        layers: with equal ``in_features``, all with a bias or all without.
+
+    Returns:
+        ``[..., in_features]`` to ``[..., sum of out_features]``.
+    """
+    weights: list[Tensor] = [layer.weight.detach() for layer in layers]
+    biases: list[Tensor] = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    bias = torch.cat(biases) if biases else None
+    for layer in layers:
+        layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"))
+    if can_pack(weight.dtype, weight.device):
+        return PackedLinear(weight, bias)
+    return partial(F.linear, weight=weight, bias=bias)

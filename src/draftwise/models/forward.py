@@ -1,0 +1,55 @@
+"""Forward passes over packed tokens: Hugging Face's modules as they are, or written out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from draftwise.models.attention import PackedBatch
+from draftwise.models.llama import LlamaForward, is_llama
+from draftwise.models.packing import can_pack, pack_linear_layers
+
+
+class ForwardPass(Protocol):
+    """Computes packed tokens and stores their keys and values."""
+
+    def __call__(
+        self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
+    ) -> Tensor | None:
+        """Logits ``[len(logit_rows), vocab]`` of packed tokens ``[tokens]``; ``None`` for none."""
+
+
+class ModuleForward:
+    """Any model, through Hugging Face's own modules."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Take over a model that attends through :func:`packed_attention`."""
+        self._model: Any = model
+        parameter = next(model.parameters())
+        if can_pack(parameter.dtype, parameter.device):
+            pack_linear_layers(model)
+
+    def __call__(
+        self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
+    ) -> Tensor | None:
+        """See :class:`ForwardPass`."""
+        arguments = {
+            "input_ids": ids.unsqueeze(0),
+            "position_ids": packed.positions.unsqueeze(0),
+            "use_cache": False,
+            "packed": packed,
+        }
+        if logit_rows is None:
+            self._model.base_model(**arguments)
+            return None
+        keep = torch.tensor(logit_rows, dtype=torch.long, device=ids.device)
+        logits: Tensor = self._model(**arguments, logits_to_keep=keep).logits
+        return logits[0]
+
+
+def forward_pass(model: nn.Module) -> ForwardPass:
+    """The fastest forward pass there is for a model; takes the model over."""
+    return LlamaForward(model) if is_llama(model) else ModuleForward(model)
