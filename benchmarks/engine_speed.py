@@ -83,7 +83,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     torch.set_num_threads(arguments.threads)
-    console = Console()
+    console = Console(width=100)
     speculation = SpeculationConfig(
         draft=arguments.draft,
         policy="fixed",
@@ -97,14 +97,14 @@ def main() -> None:
 
     table = Table(title=f"{arguments.target} + {arguments.draft}, bfloat16, {platform.machine()}")
     for name in ("", "batch", "tokens/s", "baseline", "ratio", "acceptance", "tokens/step"):
-        table.add_column(name, justify="left" if not name else "right")
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     figures: dict[str, object] = {}
     for temperature in (0.0, 1.0):
         params = SamplingParams(max_tokens=arguments.max_tokens, temperature=temperature, seed=0)
         result: Comparison = compare(llm, prompts, with_seeds(params, len(prompts)), batch_size=1)
         stats = result.speculative.stats
         table.add_row(
-            f"fixed γ={arguments.num_speculative_tokens}, temperature {temperature:g}",
+            f"γ={arguments.num_speculative_tokens} / target only, temperature {temperature:g}",
             "1",
             f"{result.speculative.tokens_per_second:.1f}",
             f"{result.target_only.tokens_per_second:.1f}",
@@ -122,7 +122,7 @@ def main() -> None:
     ours, theirs = against_transformers(llm, prompts, arguments.max_tokens, arguments.batch_size)
     ratio = ours.tokens_per_second / theirs.tokens_per_second
     table.add_row(
-        "target-only against transformers one by one",
+        "target only / transformers one by one",
         str(arguments.batch_size),
         f"{ours.tokens_per_second:.1f}",
         f"{theirs.tokens_per_second:.1f}",

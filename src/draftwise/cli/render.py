@@ -20,7 +20,7 @@ from draftwise.outputs import RequestOutput, TokenSource
 
 _STYLES = {
     TokenSource.DRAFT: "green",
-    TokenSource.CORRECTION: "bold red",
+    TokenSource.CORRECTION: "bold yellow",
     TokenSource.BONUS: "bold cyan",
     TokenSource.TARGET: "",
 }
