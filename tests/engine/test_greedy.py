@@ -156,12 +156,30 @@ def test_greedy_and_sampled_requests_in_one_batch(models, generated):
         assert sampled != greedy
 
 
-def test_with_a_head_tied_to_the_embedding(models):
-    recipe = Recipe(vocab=VOCAB, config={"tie_word_embeddings": True})
+VARIANTS = {
+    "tied head": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "no shared keys": {"num_key_value_heads": 4},
+    "one key for all": {"num_key_value_heads": 1},
+    "wide heads": {"head_dim": 10},
+    "another activation": {"hidden_act": "gelu_pytorch_tanh"},
+    "another base": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "another epsilon": {"rms_norm_eps": 0.1},
+}
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
+def test_variants_of_llama(models, config):
+    recipe = Recipe(vocab=VOCAB, config=config)
     model = models.reference(recipe)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    expected = model.generate(
-        torch.tensor([PROMPTS[3]]), max_new_tokens=NUM_TOKENS, do_sample=False
-    )
-    (output,) = engine(models, recipe, recipe.draft()).generate(PROMPTS[3], GREEDY)
-    assert PROMPTS[3] + output.token_ids == expected[0].tolist()
+    prompts = PROMPTS[:8]
+    llm = engine(models, recipe, recipe.draft(), max_chunk_tokens=19)
+    for prompt, output in zip(prompts, llm.generate(prompts, GREEDY), strict=True):
+        ids = torch.tensor([prompt])
+        expected = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+        )
+        assert prompt + output.token_ids == expected[0].tolist()
