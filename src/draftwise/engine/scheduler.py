@@ -136,6 +136,9 @@ class Scheduler:
         completing = {chunk.request.row for chunk in chunks if chunk.completes_prompt}
         decoding = {r.row for r in running if self._num_pending(r) == 1 and r.num_output_tokens}
         generating = [r for r in running if r.row in completing or r.row in decoding]
+        if self.num_unfinished and not chunks and not generating:
+            # Every caller loops until all are finished: better to stop than to spin.
+            raise RuntimeError("requests are unfinished and none of them can advance")
         controls = self._batch_controls(generating)
         return Batch(
             chunks=chunks,
