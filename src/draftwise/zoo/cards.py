@@ -27,13 +27,13 @@ _ROLES = {
         "trained on text only, because distilling it as well would make it err as the draft does."
     ),
     "spare": "A third small model, of another shape, seed and data order; trained on text only.",
-    "mid": "A model between draft and target, trained on text only.",
+    "mid": "A model between draft and target: trained on text, then distilled from the target.",
 }
 
 _DISTILLATION = """
 ## Distillation
 
-After its training on text the draft minimises the forward KL divergence from the target's
+After its training on text the model minimises the forward KL divergence from the target's
 distribution at temperature 1, on training text and on continuations of training prompts sampled
 from the target ({share:.0%} of the rows), as in DistillSpec (Zhou et al., ICLR 2024,
 arXiv:2310.08461) with fixed data; continuations of its own (the paper's on-policy variant) are not

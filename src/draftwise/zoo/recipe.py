@@ -150,8 +150,11 @@ _STAGES = (
     Stage(
         name="mid",
         shape=ModelShape(192, 4, 3, 1, 64, 512),
-        schedule=Schedule(tokens=6_000_000),
+        schedule=Schedule(tokens=2_000_000),
         seed=4,
+        distillation=Distillation(
+            schedule=Schedule(tokens=5_000_000, muon_learning_rate=2e-3, adamw_learning_rate=2e-3)
+        ),
     ),
     Stage(
         name="draft",
