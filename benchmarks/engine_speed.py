@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import subprocess
 import time
 from pathlib import Path
 
@@ -69,6 +71,21 @@ def against_transformers(
     return ours_total, theirs_total
 
 
+def _provenance(arguments: argparse.Namespace) -> dict[str, object]:
+    """What was run, from which revision, on what."""
+    revision = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    settings = {name: str(value) for name, value in vars(arguments).items() if name != "output"}
+    settings["prompts"] = arguments.prompts.name
+    return {
+        "settings": settings,
+        "revision": revision.stdout.strip(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="zoo:target@200m")
@@ -83,7 +100,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     torch.set_num_threads(arguments.threads)
-    console = Console(width=100)
+    console = Console(width=110)
     speculation = SpeculationConfig(
         draft=arguments.draft,
         policy="fixed",
@@ -96,7 +113,7 @@ def main() -> None:
     ]
 
     table = Table(title=f"{arguments.target} + {arguments.draft}, bfloat16, {platform.machine()}")
-    for name in ("", "batch", "tokens/s", "baseline", "ratio", "acceptance", "tokens/step"):
+    for name in ("", "batch", "tokens/s", "against", "ratio", "accepted", "per step"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     figures: dict[str, object] = {}
     for temperature in (0.0, 1.0):
@@ -133,7 +150,7 @@ def main() -> None:
     figures["batched_over_transformers_sequential"] = {"ratio": ratio}
     console.print(table)
     if arguments.output:
-        arguments.output.write_text(json.dumps(figures, indent=2) + "\n")
+        arguments.output.write_text(json.dumps(_provenance(arguments) | figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,15 +24,13 @@ FILES = {"gsm8k_test": True, "humaneval": False, "spec_bench": True}
 @pytest.fixture(scope="module")
 def llms():
     """One target in float32, decoding one prompt at a time and sixteen."""
-    torch.set_num_threads(2)
     speculation = SpeculationConfig(draft="zoo:draft", num_speculative_tokens=4)
-    yield {
+    return {
         size: LLM(
             "zoo:target", speculation, dtype="float32", max_batch_size=size, max_model_len=CONTEXT
         )
         for size in (1, 16)
     }
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
