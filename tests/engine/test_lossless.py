@@ -102,10 +102,11 @@ class Case:
 
 
 LOSSLESS = [name for name, policy in POLICIES.items() if policy.lossless]
-# Every lossless policy, 50,000 requests of it at least; the default one with every draft length.
+# Every lossless policy, 50,000 requests of it at least; the default one with every draft length,
+# and once with 50,000 requests of every setting.
 CASES = [
     Case("fixed", "token", 2, num_requests=52_000),
-    Case("fixed", "block", 3, num_requests=52_000),
+    Case("fixed", "block", 3, num_requests=208_000),
     Case("fixed", "block", 1),
     Case("fixed", "token", 3, vocab=32, num_tokens=2),
     Case("fixed", "block", 4, vocab=4, num_tokens=6),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
-from draftwise.zoo import names, resolve
+from draftwise.zoo import resolve
 from draftwise.zoo.inflate import (
     inflate,
     inflate_weights,
@@ -168,7 +168,6 @@ def test_command_line(tmp_path, capsys):
     assert "200m" in capsys.readouterr().err
 
 
-@pytest.mark.skipif("target" not in names(), reason="the bundled weights are not built yet")
 def test_bundled_target(tmp_path):
     inflate(resolve("zoo:target"), tmp_path, 30_000_000)
     source, larger = (
