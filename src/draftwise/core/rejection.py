@@ -159,6 +159,22 @@ def accept(
     return Accepted(num_accepted, sample(torch.where(empty, p_final, residual), final_uniforms))
 
 
+def packed_rows(lengths: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Whose each packed target row is, and its position in the draft.
+
+    Args:
+        lengths: ``[batch]`` int64 verification lengths.
+        num_rows: their sum plus one each.
+
+    Returns:
+        Request ``[rows]`` and position ``[rows]``, 0 for the first drafted token's.
+    """
+    batch = torch.arange(len(lengths), device=lengths.device)
+    owner = torch.repeat_interleave(batch, lengths + 1, output_size=num_rows)
+    row = torch.arange(num_rows, device=lengths.device)
+    return owner, row - _first_rows(lengths)[owner]
+
+
 def _first_rows(lengths: Tensor) -> Tensor:
     """``[batch]`` index of each request's first row among the packed target rows."""
     ends = (lengths + 1).cumsum(dim=0)
@@ -182,10 +198,7 @@ def _block_keep_probability(p: Tensor, proposals: Tensor, joint: Tensor, lengths
     end of the block q′ is 0 (or filtered), so h = p_i there without being a special case.
     """
     batch, columns = joint.shape
-    owner = torch.repeat_interleave(
-        torch.arange(batch, device=p.device), lengths + 1, output_size=p.shape[0]
-    )
-    offset = torch.arange(p.shape[0], device=p.device) - _first_rows(lengths)[owner]
+    owner, offset = packed_rows(lengths, p.shape[0])
     running = joint[owner, offset]
     remaining = (p * running.unsqueeze(1) - proposals[owner, offset]).clamp_(min=0).sum(dim=1)
     keep = remaining / (remaining + (1 - running))

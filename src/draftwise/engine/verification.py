@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwise.core.rejection import Accepted, VerificationMethod, accept, accept_greedy
+from draftwise.core.rejection import (
+    Accepted,
+    VerificationMethod,
+    accept,
+    accept_greedy,
+    packed_rows,
+)
 from draftwise.core.sampling import TokenHistory, greedy_tokens, probabilities
 from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.scheduler import Batch
@@ -68,11 +74,11 @@ class Acceptance:
         if logits is None:
             return Outcome((), (), (), ())
         lengths = torch.tensor(plan.lengths, dtype=torch.long, device=logits.device)
-        owner = torch.repeat_interleave(lengths + 1)
+        owner, position = packed_rows(lengths, len(logits))
         controls = batch.controls.rows(owner)
         history = None
         if batch.history is not None:
-            history = _history_along(batch.history, plan.tokens, lengths, owner)
+            history = _history_along(batch.history, plan.tokens, lengths, owner, position)
         if batch.uniforms is None:
             chosen = greedy_tokens(logits, controls, history)
             broken = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isnan()
@@ -112,7 +118,7 @@ class Acceptance:
 
 
 def _history_along(
-    history: TokenHistory, tokens: Tensor, lengths: Tensor, owner: Tensor
+    history: TokenHistory, tokens: Tensor, lengths: Tensor, owner: Tensor, position: Tensor
 ) -> TokenHistory:
     """The history at each verified position: the request's, and the drafted tokens before it."""
     steps = [history]
@@ -120,6 +126,4 @@ def _history_along(
         steps.append(steps[-1].after(tokens[:, index], index < lengths))
     seen = torch.stack([step.seen for step in steps], dim=1)
     counts = torch.stack([step.counts for step in steps], dim=1)
-    first_row = (lengths + 1).cumsum(0) - (lengths + 1)
-    position = torch.arange(len(owner), device=owner.device) - first_row[owner]
     return TokenHistory(seen[owner, position], counts[owner, position])
