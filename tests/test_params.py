@@ -60,18 +60,24 @@ GOOD_SAMPLING = {
 }
 BAD_SPECULATION = {
     "draft": ["", None, 5, ["a"]],
-    "policy": ["", None, 5],
+    "companion": ["", 5, ["a"]],
+    "policy": ["", 5],
+    "profile": ["", 5],
+    "latency_profile": ["", 5],
     "num_speculative_tokens": [-1, MAX_SPECULATIVE_TOKENS + 1, *NOT_INTEGERS],
     "policy_options": [5, "ab", None, [1], {1: 2}],
-    "lenience": [0, -0.5, 1.01, *NOT_NUMBERS],
+    "lenience": [0, -0.5, 1.01, *NOT_NUMBERS, {}, {1: 0.5}],
     "verification": ["", "tokens", None, 1, ["block"]],
 }
 GOOD_SPECULATION = {
     "draft": ["zoo:draft", "/a/b"],
-    "policy": ["none", "fixed"],
+    "companion": [None, "zoo:companion", "draft:int8"],
+    "policy": [None, "none", "fixed"],
+    "profile": [None, "profile.safetensors"],
+    "latency_profile": [None, "latency.json"],
     "num_speculative_tokens": [0, MAX_SPECULATIVE_TOKENS],
     "policy_options": [{}, {"a": 1}],
-    "lenience": [1, 1.0, 0.01],
+    "lenience": [1, 1.0, 0.01, {0: 1.0, 16: 0.8}],
     "verification": ["block", "token"],
 }
 
@@ -122,6 +128,29 @@ def test_good_speculation_parameters(name, value):
     assert getattr(config, name) == value
 
 
+@pytest.mark.parametrize(
+    ("rule", "field"),
+    [
+        ({0: 0.0}, "lenience.0"),
+        ({0: 1.0, "5": 2}, "lenience.5"),
+        ({0: 1.0, -1: 1.0}, "lenience.-1"),
+        ({0: 1.0, "many": 1.0}, "lenience.many"),
+        ({0: 1.0, True: 1.0}, "lenience.True"),
+    ],
+)
+def test_a_bad_lenience_rule_is_named(rule, field):
+    with pytest.raises(InvalidParameterError) as caught:
+        SpeculationConfig("zoo:draft", lenience=rule)
+    assert caught.value.field == field
+
+
+def test_lenience_follows_the_number_of_waiting_requests():
+    config = SpeculationConfig("zoo:draft", lenience={0: 1.0, "16": 0.8, 64: 0.5})
+    waiting = (0, 1, 15, 16, 63, 64, 1000)
+    assert [config.lenience_at(n) for n in waiting] == [1.0, 1.0, 1.0, 0.8, 0.8, 0.5, 0.5]
+    assert SpeculationConfig("zoo:draft", lenience=0.7).lenience_at(99) == 0.7
+
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner),
@@ -146,7 +175,8 @@ def test_defaults_sample_from_the_plain_distribution():
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, 0, 0.0)
     assert not params.uses_penalties
     config = SpeculationConfig("zoo:draft")
-    assert (config.policy, config.lenience, config.verification) == ("fixed", 1.0, "block")
+    assert (config.policy_name, config.lenience, config.verification) == ("adaptive", 1.0, "block")
+    assert SpeculationConfig("zoo:draft", companion="zoo:companion").policy_name == "sv"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +240,7 @@ class TestFromDict:
         [
             ("num_speculative_token", "did you mean 'num_speculative_tokens'?"),
             ("lenient", "did you mean 'lenience'?"),
-            ("ngram_prompt_lookup", "known keys: draft, lenience"),
+            ("ngram_prompt_lookup", "known keys: companion, draft"),
         ],
     )
     def test_unknown_speculation_keys(self, key, hint):

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
-from draftwise.engine.engine import Engine, EngineOptions
+from draftwise.core.latency import LatencyModel
+from draftwise.engine.engine import Engine, EngineOptions, Models
 from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError, InvalidParameterError, PromptError
+from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.loading import (
     LoadedModel,
     check_same_vocabulary,
@@ -24,6 +26,7 @@ from draftwise.models.loading import (
 from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, StreamPiece
 from draftwise.params import SamplingParams, SpeculationConfig
 from draftwise.policies import policy_class
+from draftwise.profiling.latency import load_latency, measure_latency
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -40,6 +43,7 @@ class LLM:
     Attributes:
         target: the loaded target model.
         draft: the loaded draft model, if any.
+        companion: the loaded companion model, if any.
         speculation: how it speculates, ``None`` for target-only decoding.
         engine: the engine underneath, for callers that run the step loop themselves.
     """
@@ -110,6 +114,8 @@ class LLM:
             max_batch_size, max_chunk_tokens, _cache_bytes(cache_gib, place)
         )
         self.target = load(target, "target", max_model_len)
+        self.draft: LoadedModel | None = None
+        self.companion: LoadedModel | None = None
         self._set_speculation(speculation)
 
     def with_speculation(self, speculation: SpeculationConfig | None) -> LLM:
@@ -122,15 +128,39 @@ class LLM:
         return other
 
     def _set_speculation(self, speculation: SpeculationConfig | None) -> None:
-        loaded = getattr(self, "draft", None)
+        loaded = {m.name: m for m in (self.draft, self.companion) if m is not None}
         self.speculation = speculation
-        self.draft = None
-        if speculation is not None and policy_class(speculation.policy).needs_draft:
-            if loaded is not None and loaded.name == speculation.draft:
-                self.draft = loaded
-            else:
-                self.draft = _load_draft(speculation.draft, self.target, self._load)
-        self.engine = Engine(self.target, self.draft, speculation, self._engine_options)
+        self.draft = self.companion = None
+        latency: LatencyModel | None = None
+        profile: AcceptanceProfile | None = None
+        if speculation is not None:
+            policy = policy_class(speculation.policy_name)
+
+            def small_model(name: str, role: str) -> LoadedModel:
+                return loaded.get(name) or _load_follower(name, role, self.target, self._load)
+
+            if policy.needs_draft:
+                self.draft = small_model(speculation.draft, "draft")
+            if speculation.companion is not None:
+                self.companion = small_model(speculation.companion, "companion")
+            if speculation.profile is not None:
+                profile = AcceptanceProfile.load(speculation.profile)
+            if policy.needs_latency:
+                latency = self._latency(speculation)
+        self.engine = Engine(
+            Models(self.target, self.draft, self.companion),
+            speculation,
+            self._engine_options,
+            latency,
+            profile,
+        )
+
+    def _latency(self, speculation: SpeculationConfig) -> LatencyModel:
+        """What passes cost here: from a file, or measured for a few seconds."""
+        models = Models(self.target, self.draft, self.companion)
+        if speculation.latency_profile is not None:
+            return load_latency(speculation.latency_profile, models)
+        return measure_latency(models, self._engine_options.max_batch_size)
 
     def generate(
         self,
@@ -275,16 +305,19 @@ class LLM:
         return text
 
 
-def _load_draft(
-    name: str, target: LoadedModel, load: Callable[[str, str, int | None], LoadedModel]
+def _load_follower(
+    name: str,
+    role: str,
+    target: LoadedModel,
+    load: Callable[[str, str, int | None], LoadedModel],
 ) -> LoadedModel:
-    """Load a draft for a target and check that they speak of the same tokens.
+    """Load a draft or companion for a target and check that they speak of the same tokens.
 
     Its context may be the shorter one; beyond it nothing is drafted. A longer one is not used.
     """
-    draft = load(name, "draft", target.max_model_len)
-    check_same_vocabulary(target, draft)
-    return draft
+    model = load(name, role, target.max_model_len)
+    check_same_vocabulary(target, model, role)
+    return model
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

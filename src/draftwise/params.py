@@ -44,6 +44,22 @@ def _tuple(name: str, value: object) -> tuple[Any, ...]:
     return tuple(value)
 
 
+def _lenience(name: str, value: object) -> float | Mapping[int, float]:
+    """Check a lenience, or one by load (its keys may be strings, as in JSON)."""
+    if not isinstance(value, Mapping):
+        _number(name, value, 0.0, 1.0, low_open=True)
+        return value  # type: ignore[return-value]
+    rule: dict[int, float] = {}
+    for key, each in value.items():
+        start = int(key) if isinstance(key, str) and key.isdecimal() else key
+        _integer(f"{name}.{key}", start, 0)
+        _number(f"{name}.{key}", each, 0.0, 1.0, low_open=True)
+        rule[start] = each
+    if 0 not in rule:
+        raise InvalidParameterError(name, "a rule by load must say what holds from 0 waiting on")
+    return MappingProxyType(rule)
+
+
 def _rebuild(cls: type[Any], values: dict[str, Any]) -> Any:
     """For pickle and copy, which cannot take a read-only view of a dictionary."""
     return cls(**values)
@@ -165,11 +181,19 @@ class SpeculationConfig:
 
     Attributes:
         draft: the draft model: a folder, a hub id or a zoo name such as ``"zoo:draft"``.
-        policy: name of the policy that decides how much to draft and to verify.
-        num_speculative_tokens: most tokens drafted per step (γ), 0 … 64.
+        companion: the model that judges the draft: a folder, a hub id, a zoo name, or
+            ``"draft:int8"`` or ``"draft:int4"`` for the draft itself with quantised weights.
+        policy: name of the policy that decides how much to draft and to verify; ``None`` for
+            ``"sv"`` where there is a companion and ``"adaptive"`` where there is none.
         policy_options: further options of the policy.
+        profile: file of ``draftwise profile``, what is known of acceptance for these models.
+        latency_profile: file of ``draftwise profile-latency``, what passes cost on this machine;
+            without it a policy that prices measures for a few seconds when it is loaded.
+        num_speculative_tokens: most tokens drafted per step (γ), 0 … 64.
         lenience: divides the acceptance test's denominator, in (0, 1]. Below 1 more is accepted
-            and the output is no longer the target's distribution.
+            and the output is no longer the target's distribution. A mapping from a number of
+            waiting requests to the lenience from there on makes it follow the load:
+            ``{0: 1.0, 16: 0.8}``.
         verification: ``"block"`` decides over the whole draft (accepts more), ``"token"`` token
             by token. Both are lossless; lenience below 1 always uses ``"token"``.
 
@@ -178,19 +202,25 @@ class SpeculationConfig:
     """
 
     draft: str
-    policy: str = "fixed"
-    num_speculative_tokens: int = 5
+    companion: str | None = None
+    policy: str | None = None
     policy_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    lenience: float = 1.0
+    profile: str | None = None
+    latency_profile: str | None = None
+    num_speculative_tokens: int = 5
+    lenience: float | Mapping[int, float] = field(default=1.0, hash=False)
     verification: VerificationMethod = "block"
 
     def __post_init__(self) -> None:
         if not isinstance(self.draft, str) or not self.draft:
             raise InvalidParameterError("draft", f"must name a model, got {self.draft!r}")
-        if not isinstance(self.policy, str) or not self.policy:
-            raise InvalidParameterError("policy", f"must name a policy, got {self.policy!r}")
+        for name in ("companion", "policy", "profile", "latency_profile"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                kind = {"companion": "model", "policy": "policy"}.get(name, "file")
+                raise InvalidParameterError(name, f"must name a {kind}, got {value!r}")
         _integer("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
-        _number("lenience", self.lenience, 0.0, 1.0, low_open=True)
+        object.__setattr__(self, "lenience", _lenience("lenience", self.lenience))
         if self.verification not in ("block", "token"):
             raise InvalidParameterError(
                 "verification", f"must be 'block' or 'token', got {self.verification!r}"
@@ -203,6 +233,17 @@ class SpeculationConfig:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reduced(self)
+
+    @property
+    def policy_name(self) -> str:
+        """The policy, chosen by whether there is a companion if it was left open."""
+        return self.policy or ("adaptive" if self.companion is None else "sv")
+
+    def lenience_at(self, num_waiting: int) -> float:
+        """The lenience while so many requests wait."""
+        if not isinstance(self.lenience, Mapping):
+            return self.lenience
+        return self.lenience[max(start for start in self.lenience if start <= num_waiting)]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculationConfig:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.core.rejection import Accepted, accept, sample
+from draftwise.core.rejection import accept, sample
 
 from .speculation import (
     Speculation,
@@ -45,16 +45,18 @@ def wrong_resampling(p, proposals, tokens, lengths, accept_uniforms, final_unifo
         p, proposals, tokens, lengths, accept_uniforms, final_uniforms, method="token"
     )
     row = (lengths + 1).cumsum(0) - (lengths + 1) + accepted.num_accepted
-    return Accepted(accepted.num_accepted, sample(p[row], final_uniforms))
+    return accepted._replace(next_tokens=sample(p[row], final_uniforms))
 
 
 def block_with_token_residual(p, proposals, tokens, lengths, accept_uniforms, final_uniforms):
     """Accepts as block verification does and corrects as token verification does."""
     arguments = (p, proposals, tokens, lengths, accept_uniforms, final_uniforms)
-    num_accepted = accept(*arguments, method="block").num_accepted
+    accepted = accept(*arguments, method="block")
+    num_accepted = accepted.num_accepted
     row = (lengths + 1).cumsum(0) - (lengths + 1) + num_accepted
     proposal = proposals[torch.arange(len(tokens)), num_accepted]
-    return Accepted(num_accepted, sample((p[row] - proposal).clamp(min=0), final_uniforms))
+    residual = (p[row] - proposal).clamp(min=0)
+    return accepted._replace(next_tokens=sample(residual, final_uniforms))
 
 
 def one_number_for_everything(p, proposals, tokens, lengths, accept_uniforms, final_uniforms):

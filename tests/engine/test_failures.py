@@ -29,7 +29,9 @@ KINDS = {
 def build(models, speculation=True, **options):
     config = None
     if speculation:
-        config = SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=3)
+        config = SpeculationConfig(
+            models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
+        )
     return LLM(models.folder(RECIPE), config, dtype="float32", **options)
 
 
@@ -150,7 +152,7 @@ class TestABrokenDraft:
 
         def broken_engine(case, models, max_batch_size=512):
             engine = build_engine(case, models, max_batch_size)
-            break_token(engine._drafter._model, 5)
+            break_token(engine._drafter._follower._model, 5)
             return engine
 
         monkeypatch.setattr(Case, "engine", broken_engine)

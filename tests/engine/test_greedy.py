@@ -51,6 +51,7 @@ def generated(models):
 def engine(models, recipe, draft=None, max_batch_size=16, max_chunk_tokens=512, **speculation):
     config = None
     if draft is not None:
+        speculation = {"policy": "fixed", **speculation}
         config = SpeculationConfig(draft=models.folder(draft), **speculation)
     return LLM(
         models.folder(recipe),

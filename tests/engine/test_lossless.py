@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
-from draftwise.core.rejection import Accepted, sample
 from draftwise.core.rejection import accept as right_accept
+from draftwise.core.rejection import sample
 from draftwise.engine import verification
 from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES
@@ -156,7 +156,7 @@ def resample_from_p(p, proposals, tokens, lengths, accept_uniforms, final_unifor
         p, proposals, tokens, lengths, accept_uniforms, final_uniforms, method="token"
     )
     row = (lengths + 1).cumsum(0) - (lengths + 1) + accepted.num_accepted
-    return Accepted(accepted.num_accepted, sample(p[row], final_uniforms))
+    return accepted._replace(next_tokens=sample(p[row], final_uniforms))
 
 
 def one_position_late(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):

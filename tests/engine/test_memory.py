@@ -14,7 +14,8 @@ from draftwise import LLM, SamplingParams, SpeculationConfig
 
 torch.set_num_threads(1)
 target, draft = sys.argv[1:]
-llm = LLM(target, SpeculationConfig(draft=draft, num_speculative_tokens=3), dtype="float32")
+speculation = SpeculationConfig(draft=draft, policy="fixed", num_speculative_tokens=3)
+llm = LLM(target, speculation, dtype="float32")
 params = SamplingParams(max_tokens=4, temperature=1, repetition_penalty=1.1)
 
 def serve(num_requests):

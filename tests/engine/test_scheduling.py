@@ -13,7 +13,9 @@ GIB = 2**30
 
 
 def build(models, **options):
-    speculation = SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=3)
+    speculation = SpeculationConfig(
+        models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
+    )
     return LLM(models.folder(RECIPE), speculation, dtype="float32", **options)
 
 

@@ -21,7 +21,9 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def build(models, speculation=True, **options):
-    config = SpeculationConfig(models.folder(RECIPE.draft()), num_speculative_tokens=3)
+    config = SpeculationConfig(
+        models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
+    )
     return LLM(models.folder(RECIPE), config if speculation else None, dtype="float32", **options)
 
 
@@ -80,7 +82,9 @@ def test_greedy_texts_need_no_seed(models):
 def test_a_draft_that_is_the_target_is_always_right(models, kind, method):
     """The draft's tokens are drawn with the same parameters and after the same history."""
     folder = models.folder(RECIPE)
-    config = SpeculationConfig(folder, num_speculative_tokens=4, verification=method)
+    config = SpeculationConfig(
+        folder, num_speculative_tokens=4, verification=method, policy="fixed"
+    )
     llm = LLM(folder, config, dtype="float32")
     params = [SamplingParams(max_tokens=40, seed=seed, **kind) for seed in range(30)]
     outputs = llm.generate([PROMPT] * 30, params)

@@ -46,7 +46,7 @@ def llm(folders, request):
 def build(folders, draft, **options):
     speculation = None
     if draft != "none":
-        speculation = SpeculationConfig(folders[draft], num_speculative_tokens=5)
+        speculation = SpeculationConfig(folders[draft], num_speculative_tokens=5, policy="fixed")
     return LLM(folders["target"], speculation, dtype="float32", **options)
 
 
@@ -193,7 +193,7 @@ def test_a_draft_with_another_context_than_the_target(folders, tmp_path, context
     )
     llm = LLM(
         folders["target"],
-        SpeculationConfig(draft, num_speculative_tokens=4),
+        SpeculationConfig(draft, num_speculative_tokens=4, policy="fixed"),
         dtype="float32",
         max_chunk_tokens=5,
     )
@@ -214,7 +214,9 @@ def test_stopping_while_sampling(models):
     """The same seed with a stop string gives the same text up to it."""
     recipe = Recipe(vocab=len(TOKENIZER), tokenizer=True, seed=4)
     llm = LLM(
-        models.folder(recipe), SpeculationConfig(models.folder(recipe.draft())), dtype="float32"
+        models.folder(recipe),
+        SpeculationConfig(models.folder(recipe.draft()), policy="fixed"),
+        dtype="float32",
     )
     seeds = range(24)
     free = llm.generate(["abc"] * 24, [SamplingParams(max_tokens=40, seed=s) for s in seeds])

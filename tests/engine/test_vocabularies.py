@@ -24,7 +24,9 @@ PROMPTS = [[1, 40, 3], [47], [2, 3, 4], [31, 32, 33, 45]]
 def build(models, draft, **options):
     config = None
     if draft is not None:
-        config = SpeculationConfig(models.folder(DRAFTS[draft]), num_speculative_tokens=3)
+        config = SpeculationConfig(
+            models.folder(DRAFTS[draft]), num_speculative_tokens=3, policy="fixed"
+        )
     return LLM(models.folder(TARGET), config, dtype="float32", **options)
 
 

@@ -134,7 +134,7 @@ class TestVocabularies:
     def build(self, models, target, draft):
         folders = models.folder(target), models.folder(draft)
         with pytest.raises(VocabularyMismatchError) as caught:
-            LLM(folders[0], SpeculationConfig(folders[1]), dtype="float32")
+            LLM(folders[0], SpeculationConfig(folders[1], policy="fixed"), dtype="float32")
         assert caught.value.field == "draft"
         for folder in folders:
             assert repr(folder) in caught.value.message
@@ -155,7 +155,7 @@ class TestVocabularies:
         (llama / "tokenizer.json").write_text(json.dumps(vocab))
         target = models.folder(Recipe(vocab=32, tokenizer=True))
         with pytest.raises(VocabularyMismatchError) as caught:
-            LLM(target, SpeculationConfig(str(llama)), dtype="float32")
+            LLM(target, SpeculationConfig(str(llama), policy="fixed"), dtype="float32")
         assert "differs" in caught.value.message
         assert "4 entries" in caught.value.message
         assert repr(str(llama)) in caught.value.message

@@ -137,9 +137,11 @@ class TestSlidingWindow:
         draft = tiny(tmp_path, "Mistral", **WINDOWS["Mistral"])
         target = models.folder(Recipe(vocab=16))
         with pytest.raises(UnsupportedModelError) as caught:
-            LLM(target, SpeculationConfig(draft), dtype="float32")
+            LLM(target, SpeculationConfig(draft, policy="fixed"), dtype="float32")
         assert caught.value.field == "draft"
-        llm = LLM(target, SpeculationConfig(draft), dtype="float32", max_model_len=20)
+        llm = LLM(
+            target, SpeculationConfig(draft, policy="fixed"), dtype="float32", max_model_len=20
+        )
         assert llm.draft.max_model_len == 20
         alone = LLM(target, dtype="float32", max_model_len=20)
         greedy = SamplingParams(temperature=0)

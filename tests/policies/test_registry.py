@@ -5,7 +5,14 @@ from hypothesis import strategies as st
 
 from draftwise.core.types import Draft
 from draftwise.errors import InvalidParameterError
-from draftwise.policies import POLICIES, Policy, RequestState, create_policy, policy_class
+from draftwise.policies import (
+    POLICIES,
+    Policy,
+    PolicyContext,
+    RequestState,
+    create_policy,
+    policy_class,
+)
 
 each_policy = pytest.mark.parametrize("name", POLICIES)
 property_test = settings(deadline=None, derandomize=True, max_examples=50)
@@ -18,6 +25,10 @@ states = st.lists(
     ),
     max_size=40,
 )
+
+
+def context(gamma):
+    return PolicyContext(gamma, has_companion=True)
 
 
 @each_policy
@@ -35,7 +46,7 @@ def test_a_policy_introduces_itself(name):
 @property_test
 @given(states, st.integers(0, 10))
 def test_draft_lengths_keep_to_the_limits(name, requests, gamma):
-    lengths = create_policy(name, gamma, {}).draft_lengths(requests)
+    lengths = create_policy(name, context(gamma), {}).draft_lengths(requests)
     assert len(lengths) == len(requests)
     for length, request in zip(lengths, requests, strict=True):
         assert isinstance(length, int)
@@ -51,7 +62,7 @@ def test_a_plan_proposes_no_more_than_was_drafted(name):
     for request, length in enumerate(lengths):
         probs[request, length:] = 0
     tokens = torch.tensor([[1, 2], [0, 0], [4, 0]])
-    plan = create_policy(name, 2, {}).select(Draft(tokens, lengths, probs, (-1, 0)))
+    plan = create_policy(name, context(2), {}).select(Draft(tokens, lengths, probs, (-1, 0)), None)
     assert torch.equal(plan.tokens, tokens)
     assert plan.proposals is not None
     assert bool((plan.proposals <= probs).all())
@@ -75,14 +86,14 @@ def test_unknown_policies(name, hint):
 @each_policy
 def test_unknown_options(name):
     with pytest.raises(InvalidParameterError) as caught:
-        create_policy(name, 3, {"no_such_option": 1})
+        create_policy(name, context(3), {"no_such_option": 1})
     assert caught.value.field == "policy_options.no_such_option"
 
 
-@pytest.mark.parametrize("name", ["self", "num_speculative_tokens"])
+@pytest.mark.parametrize("name", ["self", "context"])
 def test_options_that_are_none_of_the_users(name):
     with pytest.raises(InvalidParameterError):
-        create_policy("fixed", 3, {name: 1})
+        create_policy("fixed", context(3), {name: 1})
 
 
 def test_the_registry_cannot_be_changed_from_outside():

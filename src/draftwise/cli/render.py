@@ -134,7 +134,7 @@ def describe(llm: LLM, run: Run, comparison: Comparison | None = None) -> dict[s
     result: dict[str, Any] = {
         "target": llm.target.name,
         "draft": llm.draft.name if llm.draft else None,
-        "policy": speculation.policy if speculation else "none",
+        "policy": speculation.policy_name if speculation else "none",
         "dtype": str(llm.target.model.dtype).removeprefix("torch."),
         "device": str(llm.target.model.device),
         "outputs": [_output(output) for output in run.outputs],
@@ -203,7 +203,8 @@ def _table(llm: LLM) -> Table:
         table.add_row("draft", _model(llm.draft))
         table.add_row(
             "policy",
-            f"{llm.speculation.policy}, at most {llm.speculation.num_speculative_tokens} tokens",
+            f"{llm.speculation.policy_name}, "
+            f"at most {llm.speculation.num_speculative_tokens} tokens",
         )
     return table
 

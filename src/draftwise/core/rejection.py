@@ -39,10 +39,13 @@ class Accepted(NamedTuple):
     Attributes:
         num_accepted: ``[batch]`` int64, how many leading drafted tokens are kept.
         next_tokens: ``[batch]`` int64, the corrected or bonus token that follows them.
+        acceptance: ``[batch, width]`` float32, min(1, p(x)/q′(x)) of each verified token (lenience
+            apart), 0 beyond the verification length.
     """
 
     num_accepted: Tensor
     next_tokens: Tensor
+    acceptance: Tensor
 
 
 def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -99,7 +102,7 @@ def accept_greedy(target_tokens: Tensor, tokens: Tensor, lengths: Tensor) -> Acc
     row = (first_row.unsqueeze(1) + position).clamp_(max=target_tokens.shape[0] - 1)
     agrees = (target_tokens[row] == tokens) & valid
     num_accepted = agrees.long().cumprod(dim=1).sum(dim=1)
-    return Accepted(num_accepted, target_tokens[first_row + num_accepted])
+    return Accepted(num_accepted, target_tokens[first_row + num_accepted], agrees.float())
 
 
 def accept(
@@ -125,8 +128,8 @@ def accept(
         final_uniforms: ``[batch]`` float64 in [0, 1).
         lenience: ``[batch]`` in (0, 1], or ``None`` for 1. Divides the denominator of the
             acceptance test and nothing else; below 1 the output is not the target's any more.
-            Lenience is defined for token-by-token verification, which is used whenever it is
-            given.
+            Lenience is defined for token-by-token verification, which requests below 1 get
+            whatever the method.
         method: ``"block"`` or ``"token"``.
     """
     batch, width = tokens.shape
@@ -139,24 +142,28 @@ def accept(
     ratio = p_drawn / q_drawn
 
     index = torch.arange(batch, device=p.device)
-    if method == "token" or lenience is not None:
-        limit = ratio if lenience is None else ratio / lenience.unsqueeze(1)
-        kept = (accept_uniforms < limit) & valid
-        num_accepted = kept.long().cumprod(dim=1).sum(dim=1)
-        scale = None
-    else:
+    limit = ratio if lenience is None else ratio / lenience.unsqueeze(1)
+    kept = (accept_uniforms < limit) & valid
+    num_accepted = kept.long().cumprod(dim=1).sum(dim=1)
+    scale = torch.ones_like(final_uniforms, dtype=p.dtype)
+    if method == "block":
+        # Only for requests without lenience, which is defined token by token.
+        strict = None if lenience is None else lenience == 1.0
         joint = _joint_ratio(ratio, valid)  # [batch, width + 1]
         keep_probability = _block_keep_probability(p, proposals, joint, lengths)
         kept = (accept_uniforms < keep_probability) & valid
-        num_accepted = ((position + 1) * kept).amax(dim=1) if width else torch.zeros_like(lengths)
-        scale = joint[index, num_accepted].unsqueeze(1)
+        in_block = ((position + 1) * kept).amax(dim=1) if width else torch.zeros_like(lengths)
+        num_accepted = in_block if strict is None else torch.where(strict, in_block, num_accepted)
+        weight = joint[index, num_accepted]
+        scale = weight if strict is None else torch.where(strict, weight, scale)
 
     p_final = p[first_row + num_accepted]
-    weighted = p_final if scale is None else p_final * scale
-    residual = (weighted - proposals[index, num_accepted]).clamp_(min=0)
+    residual = (p_final * scale.unsqueeze(1) - proposals[index, num_accepted]).clamp_(min=0)
     # p = q′ up to rounding leaves no residual; then p itself is the right distribution.
     empty = residual.sum(dim=1, keepdim=True) <= 0
-    return Accepted(num_accepted, sample(torch.where(empty, p_final, residual), final_uniforms))
+    next_tokens = sample(torch.where(empty, p_final, residual), final_uniforms)
+    acceptance = torch.where(valid, ratio.clamp(max=1.0), 0.0).nan_to_num(nan=0.0)
+    return Accepted(num_accepted, next_tokens, acceptance)
 
 
 def packed_rows(lengths: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:

@@ -131,6 +131,23 @@ def greedy_tokens(
     return control_logits(logits, controls, history).argmax(dim=-1)
 
 
+def beliefs(logits: Tensor, controls: LogitControls, history: TokenHistory | None = None) -> Tensor:
+    """What a model thinks of the next token, after the controls; greedy rows at temperature 1.
+
+    At temperature 0 the distribution a token is drawn from is one-hot and says nothing of how sure
+    the model is; this one does.
+
+    Args:
+        logits: ``[rows, vocab]`` any floating type.
+        controls: one entry per row.
+        history: needed if :attr:`LogitControls.uses_history`.
+
+    Returns:
+        ``[rows, vocab]`` float32, each row summing to 1, or NaN throughout where logits are NaN.
+    """
+    return _softened(control_logits(logits, controls, history), controls)
+
+
 def probabilities(
     logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
 ) -> Tensor:
@@ -145,10 +162,29 @@ def probabilities(
         ``[rows, vocab]`` float32, each row summing to 1, or NaN throughout where logits are NaN.
     """
     logits = control_logits(logits, controls, history)
+    p = _softened(logits, controls)
+    return one_hot_where_greedy(p, logits, controls) if controls.any_greedy else p
+
+
+def one_hot_where_greedy(p: Tensor, scores: Tensor, controls: LogitControls) -> Tensor:
+    """``p`` with the rows of temperature 0 replaced by the one-hot of their largest score.
+
+    Args:
+        p: ``[rows, vocab]`` distributions.
+        scores: ``[rows, vocab]`` logits, or anything with the same order.
+        controls: one entry per row.
+    """
+    largest, token = scores.max(dim=-1, keepdim=True)
+    one_hot = torch.zeros_like(p).scatter_(1, token, 1.0)
+    one_hot = one_hot.masked_fill(largest.isnan(), float("nan"))
+    return torch.where((controls.temperature == 0).unsqueeze(1), one_hot, p)
+
+
+def _softened(logits: Tensor, controls: LogitControls) -> Tensor:
+    """Temperature (1 for greedy rows) and the filters, of logits that are controlled already."""
     temperature = controls.temperature.unsqueeze(1)
-    greedy = temperature == 0
     if controls.any_greedy:
-        temperature = torch.where(greedy, 1.0, temperature)
+        temperature = torch.where(temperature == 0, 1.0, temperature)
     scaled = logits / temperature
     if controls.top_k is not None or controls.top_p is not None:
         scaled = _top_k_top_p(scaled, controls.top_k, controls.top_p)
@@ -157,11 +193,6 @@ def probabilities(
         floor = controls.min_p.unsqueeze(1) * p.amax(dim=-1, keepdim=True)
         p = torch.where(p < floor, 0.0, p)
         p = p / p.sum(dim=-1, keepdim=True)
-    if controls.any_greedy:
-        largest, token = logits.max(dim=-1, keepdim=True)
-        one_hot = torch.zeros_like(p).scatter_(1, token, 1.0)
-        one_hot = one_hot.masked_fill(largest.isnan(), float("nan"))
-        p = torch.where(greedy, one_hot, p)
     return p
 
 

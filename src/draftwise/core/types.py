@@ -19,12 +19,46 @@ class Draft:
             of the step is decoded greedily, where q is not needed.
         parents: index of the token each drafted token follows, -1 for the request's last token.
             A chain is ``(-1, 0, 1, …)``; it is the same for all requests of a step.
+        signals: what the draft knows of itself; ``None`` if the policy does not ask.
     """
 
     tokens: Tensor
     lengths: tuple[int, ...]
     probs: Tensor | None
     parents: tuple[int, ...]
+    signals: DraftSignals | None = None
+
+
+@dataclass(frozen=True)
+class DraftSignals:
+    """What the draft knows of itself, computed once per step. Entries beyond a length are 0.
+
+    Attributes:
+        beliefs: ``[batch, num_tokens, vocab]`` float32, what the draft thinks of each position: q
+            itself, and for greedy requests, whose q is one-hot, the distribution at temperature 1.
+        entropy: ``[batch, num_tokens]`` float32, H of the beliefs in nats.
+        token_probs: ``[batch, num_tokens]`` float32, the belief in the drafted token.
+    """
+
+    beliefs: Tensor
+    entropy: Tensor
+    token_probs: Tensor
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a companion thinks of a draft. Entries beyond a request's length are 0.
+
+    Attributes:
+        beliefs: ``[batch, num_tokens, vocab]`` float32, the companion's distribution c at each
+            drafted position, processed as the draft's beliefs are.
+        overlap: ``[batch, num_tokens]`` float32, S = Σ min(q, c).
+        agreement: ``[batch, num_tokens]`` float32, A = min(1, c(x)/q(x)) of the drafted token.
+    """
+
+    beliefs: Tensor
+    overlap: Tensor
+    agreement: Tensor
 
 
 @dataclass(frozen=True)
@@ -38,11 +72,14 @@ class Plan:
             0 ≤ q′ ≤ q. Position ``lengths[b]`` holds q′ where no token is verified: zeros after a
             cut that did not look at the token drawn there, q·keep where it did. ``None`` when
             every request is decoded greedily.
+        num_own: how many leading tokens of each request are the draft's own, where a policy puts
+            others in their place; ``None`` for all of them.
     """
 
     tokens: Tensor
     lengths: tuple[int, ...]
     proposals: Tensor | None
+    num_own: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +91,10 @@ class Outcome:
         num_verified: verified tokens per request, ``[batch]``.
         num_accepted: accepted tokens per request, ``[batch]``.
         next_tokens: the corrected or bonus token of each request, ``[batch]``.
+        acceptance: ``[batch, width]`` float32, the acceptance probability min(1, p(x)/q(x)) of
+            each verified token (given that the tokens before it were kept; at temperature 0
+            whether the target agrees); 0 beyond the verification length. ``None`` in a step in
+            which no request gained tokens.
         failed: indices of requests for which the target gave no numbers; their other entries
             mean nothing.
     """
@@ -62,4 +103,31 @@ class Outcome:
     num_verified: tuple[int, ...]
     num_accepted: tuple[int, ...]
     next_tokens: tuple[int, ...]
+    acceptance: Tensor | None = None
     failed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Where a step's time went, in seconds.
+
+    Attributes:
+        draft: the draft model and the drawing of its tokens.
+        companion: the companion's pass and its signals.
+        select: the policy's choice of what to verify.
+        verify: the target's pass.
+        accept: the acceptance law, probabilities included.
+        rest: scheduling before and the commit of the step before.
+    """
+
+    draft: float
+    companion: float
+    select: float
+    verify: float
+    accept: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        """The whole step."""
+        return self.draft + self.companion + self.select + self.verify + self.accept + self.rest

@@ -86,3 +86,23 @@ class HistoryStore:
             raise RuntimeError("rows before begin")
         index = torch.tensor(rows, device=self.device)
         return TokenHistory(self._seen[index], self._counts[index])
+
+
+def history_along(
+    history: TokenHistory, tokens: Tensor, lengths: Tensor, owner: Tensor, position: Tensor
+) -> TokenHistory:
+    """The history at each position of a draft: the request's, and the drafted tokens before it.
+
+    Args:
+        history: of the requests, ``[batch]``.
+        tokens: ``[batch, width]`` int64 drafted tokens.
+        lengths: ``[batch]`` int64, how many of them count.
+        owner: ``[rows]`` request of each wanted row.
+        position: ``[rows]`` its position in the draft.
+    """
+    steps = [history]
+    for index in range(tokens.shape[1]):
+        steps.append(steps[-1].after(tokens[:, index], index < lengths))
+    seen = torch.stack([step.seen for step in steps], dim=1)
+    counts = torch.stack([step.counts for step in steps], dim=1)
+    return TokenHistory(seen[owner, position], counts[owner, position])

@@ -8,12 +8,17 @@ import torch
 from torch import Tensor
 
 from draftwise.core.rejection import sample
-from draftwise.core.sampling import TokenHistory, greedy_tokens, probabilities
-from draftwise.core.types import Draft
+from draftwise.core.sampling import (
+    TokenHistory,
+    beliefs,
+    greedy_tokens,
+    one_hot_where_greedy,
+    probabilities,
+)
+from draftwise.core.signals import entropy, token_probabilities
+from draftwise.core.types import Draft, DraftSignals
+from draftwise.engine.follower import Follower, Reading
 from draftwise.engine.scheduler import Batch
-from draftwise.models.attention import Segment
-from draftwise.models.kv_cache import KVCache
-from draftwise.models.packed_model import PackedModel
 from draftwise.policies.base import DraftPosition, Policy
 
 
@@ -32,44 +37,42 @@ class NoDraft:
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """An empty draft for everybody."""
-        num_requests = len(batch.generating)
-        tokens = torch.zeros(num_requests, 0, dtype=torch.long, device=self._device)
-        return Draft(tokens, (0,) * num_requests, None, ())
+        states = batch.states(0)
+        policy.draft_lengths(states)
+        return _empty(len(states), self._device)
 
 
 class ModelDraft:
     """A draft model that writes token by token, all requests of the batch at once.
 
-    It keeps its own cache and follows the target's prompt chunk by chunk, without computing
-    logits for prompts.
+    It follows the target's prompt chunk by chunk, without computing logits for prompts.
     """
 
-    def __init__(self, model: PackedModel, cache: KVCache, vocab_size: int) -> None:
+    def __init__(self, follower: Follower, vocab_size: int) -> None:
         """Set up.
 
         Args:
-            model: the draft model.
-            cache: its cache, with the target's rows.
-            vocab_size: the target's; the draft's logits are cut or filled to this width.
+            follower: the draft model and its cache.
+            vocab_size: the target's.
         """
-        self._model = model
-        self._cache = cache
+        self._follower = follower
         self._vocab_size = vocab_size
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Draft as far as the policy wants, at most to each request's limit."""
-        limits = self._limits(batch, policy)
+        states = batch.states(self._follower.capacity)
+        lengths = policy.draft_lengths(states)
+        limits = [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
         active = [index for index, limit in enumerate(limits) if limit > 0]
         logits = self._catch_up(batch, active)
         if logits is None:
-            return NoDraft(self._model.device).propose(batch, policy)
-        writer = _DraftWriter(batch, max(limits), self._vocab_size, self._model.device)
+            return _empty(len(states), self._follower.device)
+        writer = _DraftWriter(
+            batch, max(limits), self._vocab_size, self._follower.device, policy.uses_draft_signals()
+        )
         while True:
             index = writer.num_tokens
-            q, drawn = writer.write(active, self._fit_vocabulary(logits))
-            position = DraftPosition(
-                index, torch.tensor(active, device=self._model.device), drawn, q, logits
-            )
+            position = writer.write(active, logits)
             wanted = policy.keep_drafting(position)
             going = [True] * len(active) if wanted is None else wanted.tolist()
             stays = [
@@ -79,65 +82,33 @@ class ModelDraft:
             ]
             if not stays:
                 return writer.draft()
+            drawn = position.tokens
             active = [active[at] for at in stays]
             if len(stays) < len(drawn):
                 drawn = drawn[torch.tensor(stays, device=drawn.device)]
-            logits = self._forward_one(batch, active, drawn)
-
-    def _limits(self, batch: Batch, policy: Policy) -> list[int]:
-        states = [
-            request.state(request.draft_limit(self._cache.capacity) if can_draft else 0)
-            for request, can_draft in zip(batch.generating, batch.can_draft, strict=True)
-        ]
-        lengths = policy.draft_lengths(states)
-        return [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
+            rows = [batch.generating[index].row for index in active]
+            logits = self._follower.read_one(rows, drawn)
 
     def _catch_up(self, batch: Batch, active: list[int]) -> Tensor | None:
         """Process what the draft has not seen; logits of the active requests' last tokens."""
-        pending = [(chunk.request, chunk.end, False) for chunk in batch.chunks]
-        pending += [(batch.generating[i], len(batch.generating[i].tokens), True) for i in active]
-        pending.sort(key=lambda item: item[0].row)
-        tokens: list[int] = []
-        segments: list[Segment] = []
-        rows: list[int] = []
-        for request, end, drafts in pending:
-            start = self._cache.lengths[request.row]
-            end = min(end, self._cache.capacity)
-            if end > start:
-                tokens.extend(self._readable(request.tokens[start:end]))
-                segments.append(Segment(request.row, start, end - start))
-            if drafts:
-                rows.append(len(tokens) - 1)
-        if not segments:
-            return None
-        return self._model.forward(self._cache, tokens, segments, rows or None)
+        pending = [Reading(chunk.request, chunk.end) for chunk in batch.chunks]
+        for index in active:
+            request = batch.generating[index]
+            pending.append(Reading(request, len(request.tokens), num_logits=1))
+        return self._follower.read(pending)[0]
 
-    def _readable(self, tokens: list[int]) -> list[int]:
-        """Tokens for the draft: one that only the target's wider embedding has becomes token 0."""
-        size = self._model.vocab_size
-        if size >= self._vocab_size:
-            return tokens
-        return [token if token < size else 0 for token in tokens]
 
-    def _forward_one(self, batch: Batch, active: list[int], tokens: Tensor) -> Tensor:
-        rows = [batch.generating[index].row for index in active]
-        segments = [Segment(row, self._cache.lengths[row], 1) for row in rows]
-        logits = self._model.forward(self._cache, tokens, segments, range(len(rows)))
-        assert logits is not None
-        return logits
-
-    def _fit_vocabulary(self, logits: Tensor) -> Tensor:
-        """Give logits the target's width: padding entries are never drafted."""
-        missing = self._vocab_size - logits.shape[1]
-        if missing <= 0:
-            return logits[:, : self._vocab_size]
-        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+def _empty(num_requests: int, device: torch.device) -> Draft:
+    tokens = torch.zeros(num_requests, 0, dtype=torch.long, device=device)
+    return Draft(tokens, (0,) * num_requests, None, ())
 
 
 class _DraftWriter:
     """Collects a batch's draft position by position."""
 
-    def __init__(self, batch: Batch, width: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, batch: Batch, width: int, vocab_size: int, device: torch.device, signals: bool
+    ) -> None:
         num_requests = len(batch.generating)
         self._batch = batch
         self._history: TokenHistory | None = batch.history
@@ -146,41 +117,80 @@ class _DraftWriter:
         if batch.uniforms is not None:
             self._probs = torch.zeros(num_requests, width + 1, vocab_size, device=device)
             self._uniforms = batch.uniforms.draft.to(device)
+        self._beliefs: Tensor | None = None
+        if signals:
+            self._entropy = torch.zeros(num_requests, width, device=device)
+            self._token_probs = torch.zeros(num_requests, width, device=device)
+            if self._probs is None or batch.controls.any_greedy:
+                self._beliefs = torch.zeros(num_requests, width, vocab_size, device=device)
+        self._uses_signals = signals
         self.lengths = [0] * num_requests
         self.num_tokens = 0
 
-    def write(self, active: list[int], logits: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Draw the next token of the active requests: q ``[active, vocab]`` and the tokens."""
+    def write(self, active: list[int], logits: Tensor) -> DraftPosition:
+        """Draw the next token of the active requests."""
+        at = self.num_tokens
         index = torch.tensor(active, device=logits.device)
-        everybody = len(active) == len(self.lengths)
-        controls = self._batch.controls if everybody else self._batch.controls.rows(index)
-        history = self._history if self._history is None else self._history.rows(index)
+        controls, history = self._batch.controls, self._history
+        if len(active) < len(self.lengths):
+            controls = controls.rows(index)
+            history = None if history is None else history.rows(index)
         q: Tensor | None = None
-        written = [True] * len(active)
-        if self._probs is None:
-            drawn = greedy_tokens(logits, controls, history)
-        else:
+        belief: Tensor | None = None
+        if self._uses_signals:
+            belief = beliefs(logits, controls, history)
+            if self._probs is not None:
+                q = belief
+                if controls.any_greedy:
+                    q = one_hot_where_greedy(belief, belief, controls)
+        elif self._probs is not None:
             q = probabilities(logits, controls, history)
-            drawn = sample(q, self._uniforms[index, self.num_tokens])
+
+        written = [True] * len(active)
+        if q is None:
+            drawn = (
+                greedy_tokens(logits, controls, history)
+                if belief is None
+                else belief.argmax(dim=-1)
+            )
+        else:
+            drawn = sample(q, self._uniforms[index, at])
             broken = q[:, 0].isnan()
             if bool(broken.any()):
                 # A draft that is not a number proposes nothing from here on.
                 q = torch.where(broken.unsqueeze(1), 0.0, q)
                 written = (~broken).tolist()
-            self._probs[index, self.num_tokens] = q
-        self._tokens[index, self.num_tokens] = drawn
+            assert self._probs is not None
+            self._probs[index, at] = q
+        self._tokens[index, at] = drawn
         if self._history is not None:
             everyone = torch.zeros(len(self.lengths), dtype=torch.bool, device=logits.device)
             everyone[index] = True
-            self._history = self._history.after(self._tokens[:, self.num_tokens], everyone)
+            self._history = self._history.after(self._tokens[:, at], everyone)
         for request, wrote in zip(active, written, strict=True):
             self.lengths[request] += wrote
         self.num_tokens += 1
-        return q, drawn
+        if belief is None:
+            return DraftPosition(at, active, drawn, None, None, None)
+        belief = belief.nan_to_num(nan=0.0)
+        uncertainty, confidence = entropy(belief), token_probabilities(belief, drawn)
+        self._entropy[index, at] = uncertainty
+        self._token_probs[index, at] = confidence
+        if self._beliefs is not None:
+            self._beliefs[index, at] = belief
+        return DraftPosition(at, active, drawn, belief, uncertainty, confidence)
 
     def draft(self) -> Draft:
         """What was collected."""
-        tokens, probs = self._tokens[:, : self.num_tokens], self._probs
+        end = self.num_tokens
+        tokens, probs = self._tokens[:, :end], self._probs
         if probs is not None:
-            probs = probs[:, : self.num_tokens + 1]
-        return Draft(tokens, tuple(self.lengths), probs, tuple(range(-1, self.num_tokens - 1)))
+            probs = probs[:, : end + 1]
+        signals: DraftSignals | None = None
+        if self._uses_signals:
+            believed = probs if self._beliefs is None else self._beliefs
+            assert believed is not None
+            signals = DraftSignals(
+                believed[:, :end], self._entropy[:, :end], self._token_probs[:, :end]
+            )
+        return Draft(tokens, tuple(self.lengths), probs, tuple(range(-1, end - 1)), signals)

@@ -7,16 +7,22 @@ from dataclasses import dataclass
 
 import torch
 
+from draftwise.core.latency import LatencyModel
+from draftwise.core.types import Draft, Judgement, Plan, StepTimes
 from draftwise.engine.controls import HistoryStore
 from draftwise.engine.drafting import DraftSource, ModelDraft, NoDraft
+from draftwise.engine.follower import Follower
+from draftwise.engine.judging import Companion
 from draftwise.engine.request import Request
-from draftwise.engine.scheduler import Scheduler
+from draftwise.engine.scheduler import Batch, Scheduler
+from draftwise.engine.stopwatch import Stopwatch
 from draftwise.engine.verification import Acceptance, TargetVerifier
 from draftwise.errors import InvalidParameterError, PromptError
+from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.params import SamplingParams, SpeculationConfig
-from draftwise.policies import Policy, create_policy
+from draftwise.policies import Policy, PolicyContext, create_policy
 
 
 @dataclass(frozen=True)
@@ -34,49 +40,84 @@ class EngineOptions:
     cache_bytes: int | None = None
 
 
+@dataclass(frozen=True)
+class Models:
+    """The models of an engine.
+
+    Attributes:
+        target: the model whose distribution is kept.
+        draft: the model that writes ahead; with the target's vocabulary.
+        companion: the model that judges the draft; with the target's vocabulary.
+    """
+
+    target: LoadedModel
+    draft: LoadedModel | None = None
+    companion: LoadedModel | None = None
+
+
 class Engine:
     """Generates for many requests at once; they join and leave between steps.
 
     Attributes:
         max_model_len: longest prompt and output together, in tokens.
-        lossless: whether the output keeps exactly the target's distribution.
+        policy: decides how much is drafted and verified.
+        latency: what steps cost, followed while it runs; ``None`` if nobody asks.
+        uncounted_seconds: time spent on what a study is told for free.
+        times: where the time of the last step went.
     """
 
     def __init__(
         self,
-        target: LoadedModel,
-        draft: LoadedModel | None = None,
+        models: Models,
         speculation: SpeculationConfig | None = None,
         options: EngineOptions | None = None,
+        latency: LatencyModel | None = None,
+        profile: AcceptanceProfile | None = None,
     ) -> None:
         """Set up caches for loaded models.
 
         Args:
-            target: the model whose distribution is kept.
-            draft: the model that writes ahead; with the target's vocabulary.
+            models: loaded.
             speculation: how; required with a draft.
             options: sizes; ``None`` for the defaults.
+            latency: what passes of the models cost here; needed by policies that price.
+            profile: what is known of acceptance for these models.
         """
         options = options or EngineOptions()
-        num_rows = options.max_batch_size
         if speculation is None:
             speculation = SpeculationConfig(draft="none", policy="none", num_speculative_tokens=0)
+        target = models.target
         self.max_model_len = target.max_model_len
+        self.latency = latency
+        self.uncounted_seconds = 0.0
+        self.times = StepTimes(0, 0, 0, 0, 0, 0)
         self._tokenizer = target.tokenizer
         self._eos_token_ids = target.eos_token_ids
         self._vocab_size = target.model.vocab_size
-        self.policy: Policy = create_policy(
-            speculation.policy, speculation.num_speculative_tokens, speculation.policy_options
+        self._speculation = speculation
+        context = PolicyContext(
+            speculation.num_speculative_tokens, latency, profile, models.companion is not None
         )
-        self.lossless = self.policy.lossless and speculation.lenience == 1.0
+        self.policy: Policy = create_policy(
+            speculation.policy_name, context, speculation.policy_options
+        )
 
+        num_rows = options.max_batch_size
         target_cache = target.model.new_cache(num_rows, target.max_model_len)
         caches = [target_cache]
+
+        def follower(model: LoadedModel) -> Follower:
+            cache = model.model.new_cache(num_rows, model.max_model_len)
+            caches.append(cache)
+            return Follower(model.model, cache, self._vocab_size)
+
         self._drafter: DraftSource = NoDraft(target.model.device)
-        if draft is not None and self.policy.needs_draft:
-            draft_cache = draft.model.new_cache(num_rows, draft.max_model_len)
-            caches.append(draft_cache)
-            self._drafter = ModelDraft(draft.model, draft_cache, self._vocab_size)
+        if models.draft is not None and self.policy.needs_draft:
+            self._drafter = ModelDraft(follower(models.draft), self._vocab_size)
+        judge = target if self.policy.judged_by_target else models.companion
+        self._companion: Companion | None = None
+        if judge is not None and self.policy.uses_companion():
+            self._companion = Companion(follower(judge), self._vocab_size)
         self._histories = HistoryStore(num_rows, self._vocab_size, target.model.device)
         self._scheduler = Scheduler(
             caches,
@@ -87,8 +128,9 @@ class Engine:
             _max_cached_tokens(caches, options.cache_bytes),
         )
         self._verifier = TargetVerifier(target.model, target_cache)
-        self._acceptance = Acceptance(speculation.verification, speculation.lenience)
+        self._acceptance = Acceptance(speculation.verification)
         self._ids = itertools.count()
+        self._rest = 0.0
 
     @property
     def num_unfinished(self) -> int:
@@ -98,13 +140,57 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Advance every running request; returns those that gained tokens or ended."""
-        batch = self._scheduler.next_batch()
+        clock = Stopwatch()
+        lenience = self._speculation.lenience_at(self._scheduler.num_waiting)
+        batch = self._scheduler.next_batch(lenience)
+        clock.lap("rest")
         draft = self._drafter.propose(batch, self.policy)
-        plan = self.policy.select(draft)
+        clock.lap("draft")
+        judgement = self._judge(batch, draft)
+        clock.lap("companion")
+        plan = self.policy.select(draft, judgement)
+        clock.lap("select")
         logits = self._verifier.verify(batch, plan)
+        clock.lap("verify")
         outcome = self._acceptance.accept(batch, draft, plan, logits)
-        self.policy.observe(outcome)
-        return self._scheduler.commit(batch, plan, outcome)
+        clock.lap("accept")
+        self.times = clock.times(self._rest)
+        self.policy.observe(outcome, self.times)
+        self._learn_costs(batch, draft, judgement, plan)
+        advanced = self._scheduler.commit(batch, plan, outcome)
+        self.policy.forget([r.request_id for r in advanced if r.finish_reason is not None])
+        self._rest = clock.since_last_lap()
+        return advanced
+
+    def _judge(self, batch: Batch, draft: Draft) -> Judgement | None:
+        """The companion's judgement, if there is a companion and the policy wants it now."""
+        if self._companion is None:
+            return None
+        if any(draft.lengths) and self.policy.wants_judgement():
+            return self._companion.judge(batch, draft)
+        self._companion.read_prompts(batch)
+        return None
+
+    def _learn_costs(
+        self, batch: Batch, draft: Draft, judgement: Judgement | None, plan: Plan
+    ) -> None:
+        """Follow the machine: what this step cost, if no prompt was in it."""
+        if self.latency is None or batch.chunks or not all(batch.can_draft):
+            return
+        times = self.times
+        context = sum(len(request.tokens) for request in batch.generating)
+        num_tokens = len(plan.lengths) + sum(plan.lengths)
+        self.latency.observe_target(
+            num_tokens,
+            context,
+            times.total - times.draft - times.companion,
+        )
+        depths = range(max(draft.lengths, default=0))
+        self.latency.observe_draft(
+            [sum(length > depth for length in draft.lengths) for depth in depths], times.draft
+        )
+        if judgement is not None:
+            self.latency.observe_companion(sum(draft.lengths), times.companion)
 
     def add(self, prompt: str | None, prompt_ids: list[int], params: SamplingParams) -> Request:
         """Queue a request.
@@ -131,7 +217,7 @@ class Engine:
             self._tokenizer,
             stop_token_ids,
             self.max_model_len,
-            self.lossless,
+            self.policy.lossless or params.temperature == 0,
         )
         self._scheduler.add(request)
         return request
@@ -139,6 +225,7 @@ class Engine:
     def cancel(self, request: Request) -> None:
         """End a request; what it has so far is its output."""
         self._scheduler.cancel(request)
+        self.policy.forget([request.request_id])
 
     def _check(self, prompt_ids: list[int], params: SamplingParams) -> None:
         if not prompt_ids:

@@ -13,6 +13,10 @@ from draftwise.policies.base import RequestState
 
 NO_ROW = -1
 
+# Acceptance of a request of which nothing is known, and the weight of each new token.
+_FIRST_GUESS = 0.6
+_HISTORY_WEIGHT = 0.1
+
 
 class Request:
     """State of a request from arrival to answer.
@@ -27,6 +31,8 @@ class Request:
         finish_reason: ``None`` while it runs.
         error: why it failed, if it did.
         stats: how speculation goes.
+        lenience: its own, ``None`` for the engine's.
+        history: mean acceptance probability of its recent tokens.
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class Request:
         stop_token_ids: frozenset[int],
         max_model_len: int,
         lossless: bool,
+        lenience: float | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -49,6 +56,8 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.error: DraftwiseError | None = None
         self.stats = SpeculationStats(lossless=lossless)
+        self.lenience = lenience
+        self.history = _FIRST_GUESS
         self.max_total_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
         self._prompt = prompt
         self._stop_token_ids = stop_token_ids
@@ -63,7 +72,26 @@ class Request:
 
     def state(self, draft_limit: int) -> RequestState:
         """What a policy may know."""
-        return RequestState(len(self.tokens), self.num_output_tokens, draft_limit)
+        return RequestState(
+            len(self.tokens),
+            self.num_output_tokens,
+            draft_limit,
+            self.request_id,
+            self.params.temperature == 0,
+            self.history,
+        )
+
+    def learn(self, acceptance: list[float], lenience: float) -> None:
+        """Take note of a step: acceptance probabilities of the verified tokens, and lenience.
+
+        A token counts as far as those before it were likely to be kept.
+        """
+        if lenience < 1.0:
+            self.stats.lossless = False
+        reached = 1.0
+        for probability in acceptance:
+            self.history += _HISTORY_WEIGHT * reached * (probability - self.history)
+            reached *= probability
 
     def draft_limit(self, draft_context: int) -> int:
         """Most tokens worth drafting: one of those left is the target's own."""

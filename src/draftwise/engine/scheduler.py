@@ -16,6 +16,7 @@ from draftwise.engine.request import NO_ROW, Request
 from draftwise.errors import CacheExhaustedError, NumericalError
 from draftwise.models.kv_cache import KVCache
 from draftwise.outputs import FinishReason, TokenSource
+from draftwise.policies.base import RequestState
 
 
 class PromptChunk(NamedTuple):
@@ -49,6 +50,7 @@ class Batch:
         controls: sampling parameters of ``generating``.
         history: tokens of ``generating`` so far, if a penalty needs them.
         uniforms: random numbers of ``generating``, ``None`` if all are greedy.
+        lenience: of ``generating``, 1 for exactly the target's distribution.
     """
 
     chunks: list[PromptChunk]
@@ -57,6 +59,18 @@ class Batch:
     controls: LogitControls
     history: TokenHistory | None
     uniforms: StepUniforms | None
+    lenience: list[float]
+
+    def states(self, draft_context: int) -> list[RequestState]:
+        """What a policy may know of ``generating``.
+
+        Args:
+            draft_context: longest context of the draft model, 0 if there is none.
+        """
+        return [
+            request.state(request.draft_limit(draft_context) if can_draft else 0)
+            for request, can_draft in zip(self.generating, self.can_draft, strict=True)
+        ]
 
 
 class Scheduler:
@@ -128,8 +142,17 @@ class Scheduler:
             request.finish(FinishReason.CANCELLED)
             self._retire(request)
 
-    def next_batch(self) -> Batch:
-        """Admit who fits and decide what each request does in this step."""
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a row."""
+        return len(self._waiting)
+
+    def next_batch(self, lenience: float = 1.0) -> Batch:
+        """Admit who fits and decide what each request does in this step.
+
+        Args:
+            lenience: of requests that have none of their own.
+        """
         self._admit()
         running = [self._running[row] for row in sorted(self._running)]
         chunks = self._prompt_chunks(running)
@@ -155,6 +178,7 @@ class Scheduler:
                 [len(r.tokens) for r in generating],
                 self._max_draft_length,
             ),
+            lenience=[lenience if r.lenience is None else r.lenience for r in generating],
         )
 
     def commit(self, batch: Batch, plan: Plan, outcome: Outcome) -> list[Request]:
@@ -163,7 +187,8 @@ class Scheduler:
         Returns:
             The requests that gained tokens or ended.
         """
-        drafted = plan.tokens.tolist()
+        planned = plan.tokens.tolist()
+        acceptance = [] if outcome.acceptance is None else outcome.acceptance.tolist()
         for index, request in enumerate(batch.generating):
             if index in outcome.failed:
                 request.finish(
@@ -171,12 +196,17 @@ class Scheduler:
                     NumericalError("target", "its logits for this request are not numbers"),
                 )
             else:
-                self._append(request, index, drafted[index], outcome)
+                length = outcome.num_verified[index]
+                request.learn(acceptance[index][:length], batch.lenience[index])
+                num_own = length if plan.num_own is None else plan.num_own[index]
+                self._append(request, index, planned[index], outcome, num_own)
             if request.finish_reason is not None:
                 self._retire(request)
         return batch.generating
 
-    def _append(self, request: Request, index: int, drafted: list[int], outcome: Outcome) -> None:
+    def _append(
+        self, request: Request, index: int, planned: list[int], outcome: Outcome, num_own: int
+    ) -> None:
         verified, accepted = outcome.num_verified[index], outcome.num_accepted[index]
         start = len(request.tokens)
         stats = request.stats
@@ -187,14 +217,18 @@ class Scheduler:
         last = TokenSource.BONUS if accepted == verified else TokenSource.CORRECTION
         if not verified:
             last = TokenSource.TARGET
-        for token in drafted[:accepted]:
+        for token in planned[:accepted]:
             if request.append(token, TokenSource.DRAFT):
                 break
         else:
             request.append(outcome.next_tokens[index], last)
-        # The newest token was never an input; whatever lies beyond it was rejected.
-        for cache in self._caches:
-            cache.truncate(request.row, len(request.tokens) - 1)
+        # The newest token was never an input; whatever lies beyond it was rejected. Beyond what
+        # the draft itself wrote, the small models have read other tokens than the target.
+        valid = len(request.tokens) - 1
+        target_cache, *followers = self._caches
+        target_cache.truncate(request.row, valid)
+        for cache in followers:
+            cache.truncate(request.row, min(valid, start + num_own))
         if request.params.uses_penalties:
             self._histories.append(request.row, request.tokens[start:])
 

@@ -12,8 +12,9 @@ from draftwise.core.rejection import (
     accept_greedy,
     packed_rows,
 )
-from draftwise.core.sampling import TokenHistory, greedy_tokens, probabilities
+from draftwise.core.sampling import greedy_tokens, probabilities
 from draftwise.core.types import Draft, Outcome, Plan
+from draftwise.engine.controls import history_along
 from draftwise.engine.scheduler import Batch
 from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache
@@ -58,9 +59,8 @@ class TargetVerifier:
 class Acceptance:
     """Applies the one acceptance law to a step."""
 
-    def __init__(self, method: VerificationMethod, lenience: float) -> None:
+    def __init__(self, method: VerificationMethod) -> None:
         self._method = method
-        self._lenience = lenience
 
     def accept(self, batch: Batch, draft: Draft, plan: Plan, logits: Tensor | None) -> Outcome:
         """Decide what each generating request gains.
@@ -72,13 +72,13 @@ class Acceptance:
             logits: ``[rows, vocab]`` from :meth:`TargetVerifier.verify`.
         """
         if logits is None:
-            return Outcome((), (), (), ())
+            return Outcome((), (), (), (), None)
         lengths = torch.tensor(plan.lengths, dtype=torch.long, device=logits.device)
         owner, position = packed_rows(lengths, len(logits))
         controls = batch.controls.rows(owner)
         history = None
         if batch.history is not None:
-            history = _history_along(batch.history, plan.tokens, lengths, owner, position)
+            history = history_along(batch.history, plan.tokens, lengths, owner, position)
         if batch.uniforms is None:
             chosen = greedy_tokens(logits, controls, history)
             broken = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isnan()
@@ -93,6 +93,7 @@ class Acceptance:
             num_verified=plan.lengths,
             num_accepted=tuple(accepted.num_accepted.tolist()),
             next_tokens=tuple(accepted.next_tokens.tolist()),
+            acceptance=accepted.acceptance,
             failed=failed,
         )
 
@@ -102,8 +103,8 @@ class Acceptance:
         if proposals is None:  # nothing was drafted
             proposals = torch.zeros(len(lengths), 1, p.shape[1], device=p.device)
         lenience = None
-        if self._lenience < 1.0:
-            lenience = torch.full((len(lengths),), self._lenience, device=p.device)
+        if any(value < 1.0 for value in batch.lenience):
+            lenience = torch.tensor(batch.lenience, device=p.device)
         width = plan.tokens.shape[1]
         return accept(
             p,
@@ -115,15 +116,3 @@ class Acceptance:
             lenience,
             self._method,
         )
-
-
-def _history_along(
-    history: TokenHistory, tokens: Tensor, lengths: Tensor, owner: Tensor, position: Tensor
-) -> TokenHistory:
-    """The history at each verified position: the request's, and the drafted tokens before it."""
-    steps = [history]
-    for index in range(tokens.shape[1]):
-        steps.append(steps[-1].after(tokens[:, index], index < lengths))
-    seen = torch.stack([step.seen for step in steps], dim=1)
-    counts = torch.stack([step.counts for step in steps], dim=1)
-    return TokenHistory(seen[owner, position], counts[owner, position])

@@ -121,10 +121,15 @@ def load_model(
     )
 
 
-def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
-    """A drafted token must mean to the target what it means to the draft.
+def check_same_vocabulary(target: LoadedModel, draft: LoadedModel, role: str) -> None:
+    """A drafted token must mean to the target what it means to a draft or companion.
 
     Logits may differ in width (padding of the embedding); the tokens themselves may not.
+
+    Args:
+        target: the target.
+        draft: the small model.
+        role: ``"draft"`` or ``"companion"``; named in the error.
 
     Raises:
         VocabularyMismatchError: names both models and how they differ.
@@ -133,7 +138,7 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
         sizes = target.model.vocab_size, draft.model.vocab_size
         if sizes[0] != sizes[1]:
             raise VocabularyMismatchError(
-                "draft",
+                role,
                 f"{draft.name!r} has {sizes[1]} tokens and the target {target.name!r} has "
                 f"{sizes[0]}; the two must share a vocabulary",
             )
@@ -142,9 +147,9 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
     if ours != theirs:
         differing = len(set(ours.items()) ^ set(theirs.items()))
         raise VocabularyMismatchError(
-            "draft",
+            role,
             f"the tokenizer of {draft.name!r} ({len(theirs)} tokens) differs from that of the "
-            f"target {target.name!r} ({len(ours)} tokens) in {differing} entries; choose a draft "
+            f"target {target.name!r} ({len(ours)} tokens) in {differing} entries; choose one "
             "of the target's family",
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwise.errors import InvalidParameterError
 from draftwise.params import refuse_unknown_keys
-from draftwise.policies.base import Policy
+from draftwise.policies.base import Policy, PolicyContext
 from draftwise.policies.fixed import FixedLength
 from draftwise.policies.none import NoSpeculation
 
@@ -32,13 +32,20 @@ def policy_class(name: str) -> type[Policy]:
     raise InvalidParameterError("policy", f"unknown policy {name!r}; {hint}")
 
 
-def create_policy(name: str, num_speculative_tokens: int, options: Mapping[str, Any]) -> Policy:
+def create_policy(name: str, context: PolicyContext, options: Mapping[str, Any]) -> Policy:
     """Make a policy with its options.
 
     Raises:
-        InvalidParameterError: unknown policy, or an option it does not have.
+        InvalidParameterError: unknown policy, an option it does not have or out of its range, or
+            something it cannot do without is missing.
     """
     policy = policy_class(name)
-    known = set(inspect.signature(policy).parameters) - {"num_speculative_tokens"}
+    known = set(inspect.signature(policy).parameters) - {"context"}
     refuse_unknown_keys("policy_options", options, known)
-    return policy(num_speculative_tokens, **options)
+    if policy.needs_companion and not context.has_companion:
+        raise InvalidParameterError("companion", f"missing: policy {name!r} needs a companion")
+    if policy.needs_profile and context.profile is None:
+        raise InvalidParameterError(
+            "profile", f"missing: policy {name!r} needs one; make it with `draftwise profile`"
+        )
+    return policy(context, **options)

@@ -1,0 +1,61 @@
+"""Signals: numbers known before the target is asked, from which acceptance is predicted.
+
+All functions take distributions along the last dimension, any leading shape, and are batched over
+ragged drafts by computing every entry; entries without a token have all-zero distributions and
+give 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def entropy(q: Tensor) -> Tensor:
+    """H(q) = −Σ q·log q in nats: ``[..., vocab]`` to ``[...]``."""
+    summands: Tensor = torch.special.entr(q)
+    return summands.sum(dim=-1)
+
+
+def overlap(q: Tensor, c: Tensor) -> Tensor:
+    """S = Σ min(q, c): ``[..., vocab]`` twice to ``[...]``.
+
+    The probability that a token drawn from q is accepted by c; equals 1 − TV(q, c). (Speculative
+    Verification's "similarity".)
+    """
+    return torch.minimum(q, c).sum(dim=-1)
+
+
+def agreement(q: Tensor, c: Tensor) -> Tensor:
+    """A(x) = min(1, c(x)/q(x)): what c would do with x drawn from q; elementwise.
+
+    Its mean over x ~ q is S. Where q is 0 (x is never drawn) it is 0.
+    """
+    return torch.where(q > 0, (c / q).clamp(max=1.0), 0.0)
+
+
+def token_probabilities(q: Tensor, tokens: Tensor) -> Tensor:
+    """q(x) of given tokens: ``[..., vocab]`` and ``[...]`` int64 to ``[...]``."""
+    return q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p ‖ q) = Σ p·log(p/q) in nats, infinite where q misses a token of p."""
+    summands: Tensor = torch.special.xlogy(p, p) - torch.special.xlogy(p, q)
+    return summands.sum(dim=-1)
+
+
+def pinsker_bound(kl: Tensor) -> Tensor:
+    """Lower bound 1 − √(KL/2) on the mean acceptance β = 1 − TV, at least 0.
+
+    Pinsker's inequality; SVIP (Zhang et al. 2024, section 3) applies it to KL(q ‖ p).
+    """
+    return (1 - (kl / 2).sqrt()).clamp(min=0.0)
+
+
+def bretagnolle_huber_bound(kl: Tensor) -> Tensor:
+    """Lower bound 1 − √(1 − exp(−KL)) on the mean acceptance β; never vacuous.
+
+    Bretagnolle and Huber 1979; tighter than Pinsker's from KL ≈ 1.6 on.
+    """
+    return 1 - (-torch.expm1(-kl)).clamp(min=0.0).sqrt()

@@ -1,0 +1,31 @@
+"""Where the time of a step goes."""
+
+from __future__ import annotations
+
+import time
+
+from draftwise.core.types import StepTimes
+
+
+class Stopwatch:
+    """Splits one step's wall time into named parts."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def lap(self, part: str) -> None:
+        """Count the time since the last lap to a part."""
+        now = time.perf_counter()
+        self._seconds[part] = now - self._last
+        self._last = now
+
+    def since_last_lap(self) -> float:
+        """Seconds since the last lap."""
+        return time.perf_counter() - self._last
+
+    def times(self, rest_before: float) -> StepTimes:
+        """The parts, with what the step before took after its own last lap."""
+        parts = dict(self._seconds)
+        parts["rest"] += rest_before
+        return StepTimes(**parts)

@@ -1,0 +1,1 @@
+"""Estimators: from signals to the probability that the target accepts a drafted token."""
