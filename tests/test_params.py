@@ -60,7 +60,7 @@ GOOD_SAMPLING = {
 }
 BAD_SPECULATION = {
     "draft": ["", None, 5, ["a"]],
-    "companion": ["", 5, ["a"]],
+    "companion": ["", 5, ["a"], "draft:int7", "draft:", "draft:INT8"],
     "policy": ["", 5],
     "profile": ["", 5],
     "latency_profile": ["", 5],
@@ -142,6 +142,18 @@ def test_a_bad_lenience_rule_is_named(rule, field):
     with pytest.raises(InvalidParameterError) as caught:
         SpeculationConfig("zoo:draft", lenience=rule)
     assert caught.value.field == field
+
+
+def test_the_draft_itself_as_a_companion():
+    def bits(companion):
+        return SpeculationConfig("d", companion=companion).companion_quantization
+
+    assert bits(None) is None
+    assert bits("zoo:companion") is None
+    assert bits("./draft:int7") is None
+    assert bits("draft:int4") == "int4"
+    with pytest.raises(InvalidParameterError, match="'draft:int8' and 'draft:int4'"):
+        bits("draft:int7")
 
 
 def test_lenience_follows_the_number_of_waiting_requests():

@@ -20,12 +20,13 @@ from draftwise.models.loading import (
     LoadedModel,
     check_same_vocabulary,
     load_model,
+    loaded_name,
     resolve_device,
     resolve_dtype,
 )
 from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, StreamPiece
 from draftwise.params import SamplingParams, SpeculationConfig
-from draftwise.policies import policy_class
+from draftwise.policies import POLICIES, Policy, policy_class
 from draftwise.profiling.latency import load_latency, measure_latency
 
 Message = Mapping[str, str]
@@ -104,9 +105,18 @@ class LLM:
         place = resolve_device(device)
         number = resolve_dtype(dtype, place)
 
-        def load(name: str, role: str, context: int | None) -> LoadedModel:
+        def load(
+            name: str, role: str, context: int | None, quantization: str | None = None
+        ) -> LoadedModel:
             return load_model(
-                name, role, number, place, context, trust_remote_code, role != "target"
+                name,
+                role,
+                number,
+                place,
+                context,
+                trust_remote_code,
+                may_be_shorter=role != "target",
+                quantization=quantization,
             )
 
         self._load = load
@@ -135,13 +145,19 @@ class LLM:
         profile: AcceptanceProfile | None = None
         if speculation is not None:
             policy = policy_class(speculation.policy_name)
+            if speculation.companion is not None:
+                _check_companion_is_asked(policy)
 
-            def small_model(name: str, role: str) -> LoadedModel:
-                return loaded.get(name) or _load_follower(name, role, self.target, self._load)
+            def small_model(name: str, role: str, quantization: str | None = None) -> LoadedModel:
+                known = loaded.get(loaded_name(name, quantization))
+                return known or self._load_follower(name, role, quantization)
 
             if policy.needs_draft:
                 self.draft = small_model(speculation.draft, "draft")
-            if speculation.companion is not None:
+            quantization = speculation.companion_quantization
+            if quantization is not None:
+                self.companion = small_model(speculation.draft, "companion", quantization)
+            elif speculation.companion is not None:
                 self.companion = small_model(speculation.companion, "companion")
             if speculation.profile is not None:
                 profile = AcceptanceProfile.load(speculation.profile)
@@ -154,6 +170,15 @@ class LLM:
             latency,
             profile,
         )
+
+    def _load_follower(self, name: str, role: str, quantization: str | None) -> LoadedModel:
+        """Load a draft or companion and check that it speaks of the target's tokens.
+
+        Its context may be the shorter one; beyond it nothing is drafted. A longer one is not used.
+        """
+        model = self._load(name, role, self.target.max_model_len, quantization)
+        check_same_vocabulary(self.target, model, role)
+        return model
 
     def _latency(self, speculation: SpeculationConfig) -> LatencyModel:
         """What passes cost here: from a file, or measured for a few seconds."""
@@ -305,19 +330,22 @@ class LLM:
         return text
 
 
-def _load_follower(
-    name: str,
-    role: str,
-    target: LoadedModel,
-    load: Callable[[str, str, int | None], LoadedModel],
-) -> LoadedModel:
-    """Load a draft or companion for a target and check that they speak of the same tokens.
+def _check_companion_is_asked(policy: type[Policy]) -> None:
+    """Loading a model that nobody asks is a mistake.
 
-    Its context may be the shorter one; beyond it nothing is drafted. A longer one is not used.
+    Raises:
+        InvalidParameterError: names the policies that ask a companion.
     """
-    model = load(name, role, target.max_model_len)
-    check_same_vocabulary(target, model, role)
-    return model
+
+    def asks(each: type[Policy]) -> bool:
+        return each.needs_draft and each.uses_companion() and not each.judged_by_target
+
+    if not asks(policy):
+        others = ", ".join(name for name, each in POLICIES.items() if asks(each))
+        raise InvalidParameterError(
+            "companion",
+            f"policy {policy.name!r} never asks one; leave it out or choose one of: {others}",
+        )
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -13,6 +13,9 @@ from draftwise.core.rejection import VerificationMethod
 from draftwise.errors import InvalidParameterError
 
 MAX_SPECULATIVE_TOKENS = 64
+# A companion called "draft:int8" is the draft itself with quantised weights.
+COMPANION_QUANTIZATIONS = ("int8", "int4")
+_DRAFT_ITSELF = "draft:"
 _SMALLEST_TEMPERATURE = 1e-4
 
 
@@ -219,6 +222,11 @@ class SpeculationConfig:
             if value is not None and (not isinstance(value, str) or not value):
                 kind = {"companion": "model", "policy": "policy"}.get(name, "file")
                 raise InvalidParameterError(name, f"must name a {kind}, got {value!r}")
+        if self.companion_quantization not in (None, *COMPANION_QUANTIZATIONS):
+            known = " and ".join(f"'{_DRAFT_ITSELF}{each}'" for each in COMPANION_QUANTIZATIONS)
+            raise InvalidParameterError(
+                "companion", f"{self.companion!r} is unknown; the draft quantised is {known}"
+            )
         _integer("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
         object.__setattr__(self, "lenience", _lenience("lenience", self.lenience))
         if self.verification not in ("block", "token"):
@@ -238,6 +246,13 @@ class SpeculationConfig:
     def policy_name(self) -> str:
         """The policy, chosen by whether there is a companion if it was left open."""
         return self.policy or ("adaptive" if self.companion is None else "sv")
+
+    @property
+    def companion_quantization(self) -> str | None:
+        """``"int8"`` for the companion ``"draft:int8"``, ``None`` for a model of its own."""
+        if self.companion is None or not self.companion.startswith(_DRAFT_ITSELF):
+            return None
+        return self.companion.removeprefix(_DRAFT_ITSELF)
 
     def lenience_at(self, num_waiting: int) -> float:
         """The lenience while so many requests wait."""

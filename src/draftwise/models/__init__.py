@@ -1,1 +1,6 @@
 """Models: loading, refusing what cannot be served, and the forward pass over packed tokens."""
+
+from draftwise.models.imports import quiet_import
+
+with quiet_import():
+    import transformers.modeling_utils  # noqa: F401

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from draftwise.models.attention import PackedBatch
 from draftwise.models.llama import LlamaForward, is_llama
 from draftwise.models.packing import can_pack, pack_linear_layers
+from draftwise.models.quantization import has_quantized_weights
 
 
 class ForwardPass(Protocol):
@@ -29,7 +30,7 @@ class ModuleForward:
         """Take over a model that attends through :func:`packed_attention`."""
         self._model: Any = model
         parameter = next(model.parameters())
-        if can_pack(parameter.dtype, parameter.device):
+        if can_pack(parameter.dtype, parameter.device) and not has_quantized_weights(model):
             pack_linear_layers(model)
 
     def __call__(
@@ -52,4 +53,6 @@ class ModuleForward:
 
 def forward_pass(model: nn.Module) -> ForwardPass:
     """The fastest forward pass there is for a model; takes the model over."""
-    return LlamaForward(model) if is_llama(model) else ModuleForward(model)
+    if is_llama(model) and not has_quantized_weights(model):
+        return LlamaForward(model)
+    return ModuleForward(model)

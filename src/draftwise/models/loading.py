@@ -23,6 +23,7 @@ from draftwise.errors import (
 from draftwise.models.attention import ATTENTION_NAME
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.packing import limit_kernel_cache
+from draftwise.models.quantization import expand_weights, quantize_linear_layers
 from draftwise.models.support import check_config, context_length
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,7 +35,7 @@ class LoadedModel:
     """A model ready to run, with what belongs to it.
 
     Attributes:
-        name: what the user called it.
+        name: what the user called it; ``"zoo:draft:int8"`` for ``"zoo:draft"`` quantised.
         model: the model itself.
         tokenizer: a fast Hugging Face tokenizer, or ``None`` where the folder holds none.
         max_model_len: longest context that is served.
@@ -80,6 +81,7 @@ def load_model(
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
     may_be_shorter: bool = False,
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Load a model that the engine can serve.
 
@@ -91,6 +93,7 @@ def load_model(
         max_model_len: longest context to serve; ``None`` for the model's own.
         trust_remote_code: run code that comes with the model. Off unless the user says so.
         may_be_shorter: serve the model's own context where it is shorter than ``max_model_len``.
+        quantization: ``"int8"`` or ``"int4"`` for weights of so many bits.
 
     Raises:
         ModelNotFoundError: nothing is found under the name, or no safetensors weights are.
@@ -111,14 +114,23 @@ def load_model(
         model = _load_weights(source, name, role, config, dtype, shared)
     model.to(device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if quantization is not None:
+        quantize_linear_layers(model, quantization)
+        if device.type == "cpu":
+            expand_weights(model)
     return LoadedModel(
-        name,
+        loaded_name(name, quantization),
         PackedModel(model, role, context),
         _load_tokenizer(source, role, shared),
         context,
         _eos_token_ids(model),
         num_parameters,
     )
+
+
+def loaded_name(name: str, quantization: str | None) -> str:
+    """What a loaded model is called: its name, and how it was quantised."""
+    return name if quantization is None else f"{name}:{quantization}"
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel, role: str) -> None:

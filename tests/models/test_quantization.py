@@ -1,0 +1,122 @@
+"""The draft quantised: its weights are rounded, and everything else is as it was."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from draftwise.errors import NumericalError
+from draftwise.models import loading
+from draftwise.models.attention import Segment
+from draftwise.models.forward import ModuleForward
+from draftwise.models.quantization import (
+    expand_weights,
+    has_quantized_weights,
+    quantize_linear_layers,
+)
+
+from ..tiny_models import Recipe
+from .loading_tools import load
+
+# Layers with 64 inputs have groups of 32; those with 24 have none.
+RECIPE = Recipe(vocab=32, seed=2, config={"hidden_size": 64, "intermediate_size": 24})
+IDS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+@torch.inference_mode()
+def logits_of(loaded):
+    cache = loaded.model.new_cache(1, len(IDS))
+    return loaded.model.forward(cache, IDS, [Segment(0, 0, len(IDS))], range(len(IDS)))
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("int4", 4)])
+def test_the_weights_are_rounded(quantization, bits):
+    """To a grid of so many bits over each group's range."""
+    plain, model = RECIPE.build(), RECIPE.build()
+    quantize_linear_layers(model, quantization)
+    assert has_quantized_weights(model)
+    expand_weights(model)
+    assert not has_quantized_weights(model)
+    for before, after in zip(plain.modules(), model.modules(), strict=True):
+        if not isinstance(before, nn.Linear):
+            continue
+        outputs, inputs = before.weight.shape
+        group = 32 if quantization == "int4" and inputs % 32 == 0 else inputs
+        old, new = (m.weight.detach().view(outputs, -1, group) for m in (before, after))
+        step = 2 * old.abs().amax(dim=2, keepdim=True) / (2**bits - 1)
+        error = (new - old).abs() / step
+        assert error.max() < 0.51
+        assert error.mean() == pytest.approx(0.25, abs=0.03)
+        assert (new / step).frac().abs().sub(0.5).abs().min() > 0.49
+    assert torch.equal(plain.get_input_embeddings().weight, model.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gpt_neox", "opt"])
+@torch.inference_mode()
+def test_equals_transformers_on_the_rounded_weights(models, family, quantization, tied):
+    recipe = Recipe(family, vocab=32, seed=2, config={"tie_word_embeddings": tied})
+    loaded = load(models.folder(recipe), "companion", quantization=quantization)
+    assert loaded.name == f"{models.folder(recipe)}:{quantization}"
+    plain = models.reference(recipe)
+    assert loaded.num_parameters == sum(p.numel() for p in plain.parameters())
+    model = AutoModelForCausalLM.from_pretrained(models.folder(recipe), dtype=torch.float32)
+    quantize_linear_layers(model, quantization)
+    expand_weights(model)
+    actual = logits_of(loaded)
+    expected = model(input_ids=torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+    difference = (actual - plain(input_ids=torch.tensor([IDS])).logits[0]).abs().mean()
+    assert 1e-4 < difference < (0.1 if quantization == "int8" else 1.0)
+
+
+def test_fewer_bits_are_further_away(models):
+    folder = models.folder(RECIPE)
+    plain, fine, coarse = (
+        logits_of(load(folder, "companion", quantization=bits)) for bits in (None, "int8", "int4")
+    )
+    assert (fine - plain).abs().mean() < (coarse - plain).abs().mean() / 4
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_that_stay_quantised(models, monkeypatch, quantization):
+    """As on a GPU: torchao's tensors are left to the model's own modules."""
+    folder = models.folder(RECIPE)
+    expanded = load(folder, "companion", quantization=quantization)
+    monkeypatch.setattr(loading, "expand_weights", lambda model: None)
+    kept = load(folder, "companion", quantization=quantization)
+    assert isinstance(kept.model._forward, ModuleForward)
+    assert has_quantized_weights(kept.model._model)
+    torch.testing.assert_close(logits_of(kept), logits_of(expanded), rtol=1e-3, atol=1e-3)
+
+
+def test_numbers_that_are_none(tmp_path):
+    model = RECIPE.build()
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.fill_(float("nan"))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(NumericalError) as caught:
+        load(tmp_path, "companion", quantization="int8")
+    assert caught.value.field == "companion"
+
+
+def test_an_unknown_number_of_bits():
+    with pytest.raises(ValueError, match="int7"):
+        quantize_linear_layers(RECIPE.build(), "int7")
+
+
+def test_nothing_is_written_to_the_terminal(models):
+    """torchao and transformers, which imports it, are talkative."""
+    code = (
+        "import torch\n"
+        "from draftwise.models.loading import load_model\n"
+        f"folder = {models.folder(RECIPE)!r}\n"
+        "for bits in (None, 'int8', 'int4'):\n"
+        "    load_model(folder, 'draft', torch.float32, torch.device('cpu'), quantization=bits)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
