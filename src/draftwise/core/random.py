@@ -49,6 +49,19 @@ def philox(counter: Words, key: Words) -> Words:
 
 
 @dataclass(frozen=True)
+class StageUniforms:
+    """Numbers in [0, 1) for a stage between draft and target, independent of all others.
+
+    Attributes:
+        accept: ``[batch, num_tokens]`` float32, decides each acceptance.
+        final: ``[batch, num_tokens]`` float64, draws the token that corrects each position.
+    """
+
+    accept: Tensor
+    final: Tensor
+
+
+@dataclass(frozen=True)
 class StepUniforms:
     """The uniform numbers in [0, 1) of one step, on the host.
 
@@ -56,11 +69,13 @@ class StepUniforms:
         draft: ``[batch, num_tokens]`` float64, draws each drafted token.
         accept: ``[batch, num_tokens]`` float32, decides each acceptance.
         final: ``[batch]`` float64, draws the corrected or bonus token.
+        stage: for a policy that verifies the draft itself before the target does.
     """
 
     draft: Tensor
     accept: Tensor
     final: Tensor
+    stage: StageUniforms
 
 
 def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> StepUniforms:
@@ -74,18 +89,25 @@ def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> St
     Returns:
         Uniforms with as many random bits as their type holds exactly: 53 and 24.
     """
-    # One counter per drafted token, and a last column, in a stream of its own, for the final draw.
-    counter = np.zeros((len(seeds), num_tokens + 1, 4), dtype=np.uint64)
+    # One counter per drafted token; a column, in a stream of its own, for the final draw; and one
+    # counter per drafted token in a third stream for the middle stage.
+    counter = np.zeros((len(seeds), 2 * num_tokens + 1, 4), dtype=np.uint64)
     counter[:, :num_tokens, 0] = np.arange(num_tokens, dtype=np.uint64)
     counter[:, num_tokens, 2] = 1
+    counter[:, num_tokens + 1 :, 0] = np.arange(num_tokens, dtype=np.uint64)
+    counter[:, num_tokens + 1 :, 2] = 2
     counter[..., 1] = np.asarray(positions, dtype=np.uint64)[:, None]
     seed = np.asarray([value & 0xFFFFFFFFFFFFFFFF for value in seeds], dtype=np.uint64)
     key = np.stack([seed & _MASK, seed >> _SHIFT], axis=-1)[:, None, :]
     words = philox(counter, key)
     drawing = (((words[..., 0] << _SHIFT) | words[..., 1]) >> np.uint64(11)) * 2.0**-53
-    accepting = (words[:, :num_tokens, 2] >> np.uint64(8)).astype(np.float32)
+    accepting = (words[..., 2] >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
     return StepUniforms(
         draft=torch.from_numpy(drawing[:, :num_tokens].copy()),
-        accept=torch.from_numpy(accepting * np.float32(2.0**-24)),
+        accept=torch.from_numpy(accepting[:, :num_tokens].copy()),
         final=torch.from_numpy(drawing[:, num_tokens].copy()),
+        stage=StageUniforms(
+            accept=torch.from_numpy(accepting[:, num_tokens + 1 :].copy()),
+            final=torch.from_numpy(drawing[:, num_tokens + 1 :].copy()),
+        ),
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from draftwise.core.random import StageUniforms
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -20,6 +22,8 @@ class Draft:
         parents: index of the token each drafted token follows, -1 for the request's last token.
             A chain is ``(-1, 0, 1, …)``; it is the same for all requests of a step.
         signals: what the draft knows of itself; ``None`` if the policy does not ask.
+        stage_uniforms: random numbers that are the policy's own, at least ``num_tokens`` of each
+            request; ``None`` when every request is decoded greedily.
     """
 
     tokens: Tensor
@@ -27,6 +31,7 @@ class Draft:
     probs: Tensor | None
     parents: tuple[int, ...]
     signals: DraftSignals | None = None
+    stage_uniforms: StageUniforms | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ class StepTimes:
         verify: the target's pass.
         accept: the acceptance law, probabilities included.
         rest: scheduling before and the commit of the step before.
+        num_prompt_tokens: prompt tokens that the step processed beside.
     """
 
     draft: float
@@ -126,6 +132,7 @@ class StepTimes:
     verify: float
     accept: float
     rest: float
+    num_prompt_tokens: int = 0
 
     @property
     def total(self) -> float:

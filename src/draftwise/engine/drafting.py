@@ -193,4 +193,12 @@ class _DraftWriter:
             signals = DraftSignals(
                 believed[:, :end], self._entropy[:, :end], self._token_probs[:, :end]
             )
-        return Draft(tokens, tuple(self.lengths), probs, tuple(range(-1, end - 1)), signals)
+        uniforms = self._batch.uniforms
+        return Draft(
+            tokens,
+            tuple(self.lengths),
+            probs,
+            tuple(range(-1, end - 1)),
+            signals,
+            None if uniforms is None else uniforms.stage,
+        )

@@ -1,0 +1,37 @@
+"""Stop where the draft doubts the token it drew."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from draftwise.policies.base import DraftPosition, PolicyContext, Signal
+from draftwise.policies.options import number_option
+from draftwise.policies.stopping import EarlyStop
+
+
+class Confidence(EarlyStop):
+    """Stop after a drawn token with q(x) < threshold.
+
+    ``assistant_confidence_threshold`` of Hugging Face's assisted generation, with its default. The
+    doubtful token itself is still verified.
+    """
+
+    name = "confidence"
+    summary = "stops after a token that the draft itself finds unlikely"
+    source = "Hugging Face transformers, assistant_confidence_threshold"
+    signals = frozenset({Signal.TOKEN_PROBABILITY})
+
+    def __init__(self, context: PolicyContext, threshold: float = 0.4) -> None:
+        """Set up.
+
+        Args:
+            context: what every policy gets.
+            threshold: smallest q(x) after which drafting goes on, 0 … 1.
+        """
+        super().__init__(context)
+        self._threshold = number_option("threshold", threshold, 0.0, 1.0)
+
+    def keep_drafting(self, position: DraftPosition) -> Tensor:
+        """q(x) ≥ threshold."""
+        assert position.token_probs is not None
+        return position.token_probs >= self._threshold

@@ -1,0 +1,52 @@
+"""A draft length per request that grows on success and shrinks on failure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from draftwise.core.types import Outcome, StepTimes
+from draftwise.policies.base import Policy, PolicyContext, RequestState, Signal
+
+_FIRST_LENGTH = 5
+_GROWTH, _SHRINKAGE = 2, 1
+
+
+class Heuristic(Policy):
+    """Two tokens more after a fully accepted draft, one fewer otherwise, from 5 and at least 1.
+
+    ``num_assistant_tokens_schedule="heuristic"`` of Hugging Face's assisted generation, with a
+    length for each request and ``num_speculative_tokens`` as the most.
+    """
+
+    name = "heuristic"
+    summary = "per request, two tokens more after full acceptance, one fewer otherwise"
+    source = "Hugging Face transformers, num_assistant_tokens_schedule='heuristic'"
+    signals = frozenset({Signal.HISTORY})
+
+    def __init__(self, context: PolicyContext) -> None:
+        super().__init__(context)
+        self._lengths: dict[int, int] = {}
+        self._step: list[int] = []
+
+    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
+        """Each request's own length, as far as there is room."""
+        self._step = [request.request_id for request in requests]
+        return [min(self._length(r.request_id), r.draft_limit) for r in requests]
+
+    def observe(self, outcome: Outcome, times: StepTimes) -> None:
+        """Lengthen or shorten where something was drafted."""
+        counts = zip(outcome.num_drafted, outcome.num_accepted, strict=True)
+        for index, (drafted, accepted) in enumerate(counts):
+            if drafted and index not in outcome.failed:
+                request = self._step[index]
+                change = _GROWTH if accepted == drafted else -_SHRINKAGE
+                length = max(1, self._length(request) + change)
+                self._lengths[request] = min(self.num_speculative_tokens, length)
+
+    def forget(self, request_ids: Collection[int]) -> None:
+        """Drop what is known of requests that ended."""
+        for request in request_ids:
+            self._lengths.pop(request, None)
+
+    def _length(self, request: int) -> int:
+        return self._lengths.get(request, min(_FIRST_LENGTH, self.num_speculative_tokens))

@@ -1,0 +1,39 @@
+"""SVIP: stop where the draft is uncertain."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from draftwise.policies.base import DraftPosition, PolicyContext, Signal
+from draftwise.policies.options import number_option
+from draftwise.policies.stopping import EarlyStop
+
+
+class Svip(EarlyStop):
+    """Stop after a token drawn from a distribution with √H(q) > h (Zhang et al. 2024, algorithm 1).
+
+    The square root comes from Pinsker's inequality: β ≥ 1 − √(KL(q ‖ p)/2), and the cross entropy
+    in the divergence is taken to be proportional to H(q). H is in nats. The authors' code tests
+    √(0.15·H) > 0.3 instead; since √(0.15·H) = √0.15·√H, that is h = 0.3/√0.15 ≈ 0.77, the default
+    here. ``num_speculative_tokens`` caps the draft; the paper uses 40.
+    """
+
+    name = "svip"
+    summary = "stops after a token from a distribution of high entropy"
+    source = "Zhang et al. 2024, Draft Model Knows When to Stop (SVIP)"
+    signals = frozenset({Signal.ENTROPY})
+
+    def __init__(self, context: PolicyContext, threshold: float = 0.77) -> None:
+        """Set up.
+
+        Args:
+            context: what every policy gets.
+            threshold: h, at least 0; the root of an entropy in nats.
+        """
+        super().__init__(context)
+        self._threshold = number_option("threshold", threshold, 0.0)
+
+    def keep_drafting(self, position: DraftPosition) -> Tensor:
+        """√H(q) ≤ h."""
+        assert position.entropy is not None
+        return position.entropy.sqrt() <= self._threshold

@@ -1,0 +1,104 @@
+"""TETRIS, lossless: the most promising tokens of the whole batch, chosen by filtered proposals."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from draftwise.core.types import Draft, DraftSignals, Judgement, Plan
+from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.options import integer_option
+from draftwise.policies.stopping import EarlyStop
+
+# Nats by which the threshold moves if the step kept all of its tokens and should have kept none.
+_RATE = 0.5
+_LOWEST_LOG_THRESHOLD = -80.0
+
+
+class Tetris(EarlyStop):
+    """Verify where the cumulative draft probability reaches the batch's threshold θ.
+
+    TETRIS (Wu et al. 2025, algorithm 1) verifies, over the whole batch, the K tokens with the
+    largest W_i = Π_{j≤i} q(x_j), its estimate of the probability that token i is accepted. Taken
+    literally that drops a token for what it is (see :mod:`draftwise.policies.tetris_published`).
+    Here the choice is made for the whole vocabulary,
+
+        keep(x) = [W_{i−1}·q(x) ≥ θ],   q′(x) = q(x)·keep(x),
+
+    with a threshold from earlier steps, so that it is a function of the prefix. The first drawn
+    token that is not kept ends the verified prefix; q′ stays q·keep there. Since W falls along a
+    draft, the kept tokens are always a prefix.
+
+    θ follows the quantile that uses the same capacity: K = γ − ``extra`` tokens per drafting
+    request on average. It starts at the first step's own quantile (that step verifies everything)
+    and then moves by log θ ← log θ + 0.5·(kept − K)/drafted: on average K tokens are kept, in a
+    single step more or fewer. What is drawn in a step changes θ for later steps only.
+    """
+
+    name = "tetris"
+    summary = "the batch's likeliest tokens within a capacity, by a threshold carried over"
+    source = "Wu et al. 2025, TETRIS: Optimal Draft Token Selection, with filtered proposals"
+    signals = frozenset({Signal.TOKEN_PROBABILITY, Signal.LOAD})
+
+    def __init__(self, context: PolicyContext, extra: int = 1) -> None:
+        """Set up.
+
+        Args:
+            context: what every policy gets.
+            extra: how many more tokens a request drafts than it may have verified on average,
+                0 … 64; at least one is verified.
+        """
+        super().__init__(context)
+        self._per_request = verified_per_request(self.num_speculative_tokens, extra)
+        self._log_threshold: float | None = None
+
+    @property
+    def threshold(self) -> float:
+        """θ of the next step; 0 as long as there was none to learn from."""
+        return 0.0 if self._log_threshold is None else math.exp(self._log_threshold)
+
+    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
+        """Filter every drafted position by the threshold of earlier steps."""
+        if draft.signals is None:  # nothing was drafted
+            return super().select(draft, judgement)
+        reached = cumulative_probability(draft.signals)
+        before = torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], dim=1)
+        keep = before.unsqueeze(2) * draft.signals.beliefs >= self.threshold
+        position = torch.arange(reached.shape[1], device=reached.device)
+        drafted = position < torch.tensor(draft.lengths, device=reached.device).unsqueeze(1)
+        kept = keep.gather(2, draft.tokens.unsqueeze(2)).squeeze(2) & drafted
+        lengths = kept.long().cumprod(dim=1).sum(dim=1)
+        proposals = draft.probs
+        if proposals is not None:
+            proposals = proposals.clone()
+            proposals[:, :-1] *= keep
+        self._follow(reached[drafted], int(lengths.sum()), draft)
+        return Plan(draft.tokens, tuple(lengths.tolist()), proposals)
+
+    def _follow(self, reached: Tensor, num_kept: int, draft: Draft) -> None:
+        """Move the threshold towards the quantile that fills the capacity: for later steps."""
+        capacity = self._per_request * sum(length > 0 for length in draft.lengths)
+        if capacity >= len(reached):
+            return
+        if self._log_threshold is None:
+            smallest_kept = reached.topk(capacity).values[-1]
+            self._log_threshold = math.log(max(float(smallest_kept), 1e-30))
+        else:
+            self._log_threshold += _RATE * (num_kept - capacity) / len(reached)
+        self._log_threshold = min(0.0, max(_LOWEST_LOG_THRESHOLD, self._log_threshold))
+
+
+def verified_per_request(num_speculative_tokens: int, extra: int) -> int:
+    """Tokens of each draft that the capacity has room for on average.
+
+    Raises:
+        InvalidParameterError: ``extra`` is out of its range.
+    """
+    return max(1, num_speculative_tokens - integer_option("extra", extra, 0, 64))
+
+
+def cumulative_probability(signals: DraftSignals) -> Tensor:
+    """W_i = Π_{j≤i} q(x_j): ``[batch, num_tokens]``, 0 beyond a draft's end."""
+    return signals.token_probs.cumprod(dim=1)
