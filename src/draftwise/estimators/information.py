@@ -1,0 +1,146 @@
+"""How much signals tell of acceptance, in bits.
+
+The information gain I(X; Z) = H(X) − H(X | Z) of a binned signal Z (Kim et al. 2025, "Speculative
+Verification"). X is a token's fate: whether it was kept, or its acceptance probability in ten
+equal bins (whose entropy exceeds one bit, which a yes or no cannot). Counted are the tokens that
+were put to the test: those before them were kept.
+
+Frequencies of few records make any signal look informative. The corrected gain subtracts what
+the same bins seem to tell of X once X is shuffled among the records (the mean of several
+permutations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.estimators.binning import adaptive_grid, quantile_edges, uniform_grid
+from draftwise.estimators.records import Booleans, Floats, Integers, Records
+
+Fate = Literal["accepted", "acceptance"]
+
+_NUM_FATE_BINS = 10
+_NUM_QUANTILES = 20
+_NUM_PERMUTATIONS = 20
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a signal tells of X.
+
+    Attributes:
+        entropy: H(X) in bits.
+        plain: I(X; Z) of the observed frequencies, bits.
+        corrected: the same less what permutations of X give, bits; about 0, of either sign, for a
+            signal that tells nothing.
+        num_cells: values of Z that occur.
+    """
+
+    entropy: float
+    plain: float
+    corrected: float
+    num_cells: int
+
+    @property
+    def conditional_entropy(self) -> float:
+        """H(X | Z) of the observed frequencies, bits."""
+        return self.entropy - self.plain
+
+
+def information_gain(fates: Integers, cells: Integers, seed: int = 0) -> Gain:
+    """The gain of one discrete signal.
+
+    Args:
+        fates: ``[n]`` values of X, from 0.
+        cells: ``[n]`` values of Z, from 0.
+        seed: of the permutations.
+    """
+    # Only what occurs: the joint table stays small.
+    _, z = np.unique(cells, return_inverse=True)
+    entropy = _entropy(np.bincount(fates))
+    plain = _mutual_information(fates, z)
+    random = np.random.default_rng(seed)
+    by_chance = [
+        _mutual_information(random.permutation(fates), z) for _ in range(_NUM_PERMUTATIONS)
+    ]
+    return Gain(entropy, plain, plain - float(np.mean(by_chance)), int(z.max(initial=-1)) + 1)
+
+
+def information_gains(records: Records, fate: Fate = "accepted") -> Mapping[str, Gain]:
+    """The gain of every signal alone (20 quantiles), and of S and A in each binning.
+
+    Args:
+        records: of plain speculative decoding.
+        fate: what X is.
+
+    Returns:
+        By signal: ``"H"``, ``"q(x)"``, ``"history"``, ``"S"``, ``"A"``, and ``"S,A 5x5"`` … for
+        the binnings of :mod:`draftwise.estimators.tables`.
+    """
+    tested = records.take(was_tested(records))
+    ones = np.ones(len(tested), dtype=np.float32)
+    if fate == "accepted":
+        x = tested.accepted.astype(np.int64)
+    else:
+        x = np.minimum((tested.acceptance * _NUM_FATE_BINS).astype(np.int64), _NUM_FATE_BINS - 1)
+    signals = {
+        "H": tested.entropy,
+        "q(x)": tested.token_prob,
+        "history": tested.history,
+        "S": tested.overlap,
+        "A": tested.agreement,
+    }
+    cells = {
+        name: np.searchsorted(quantile_edges(values, _NUM_QUANTILES), values, side="right")
+        for name, values in signals.items()
+    }
+    for name, grid in (
+        ("5x5", uniform_grid(5, 5)),
+        ("10x10", uniform_grid(10, 10)),
+        ("20x20", uniform_grid(20, 20)),
+        ("adaptive", adaptive_grid(tested.overlap, tested.agreement, ones)),
+    ):
+        cells[f"S,A {name}"] = grid.cells_of(tested.overlap, tested.agreement)
+    return {name: information_gain(x, z) for name, z in cells.items()}
+
+
+def was_tested(records: Records) -> Booleans:
+    """``[num_tokens]`` whether all tokens before it in its chain were kept."""
+    tested: Booleans = records.position == 0
+    tested[1:] |= records.accepted[:-1] & (records.position[1:] > 0)
+    return tested
+
+
+def pearson(x: Floats, y: Floats, weight: Floats | None = None) -> float:
+    """Pearson's correlation coefficient; 0 where one of the two does not vary.
+
+    Args:
+        x: ``[n]``.
+        y: ``[n]``.
+        weight: ``[n]`` how much each pair counts; ``None`` for 1.
+    """
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    covariance = np.cov(x.astype(np.float64), y.astype(np.float64), aweights=weight)
+    scale = float(np.sqrt(covariance[0, 0] * covariance[1, 1]))
+    return float(covariance[0, 1]) / scale if scale > 0 else 0.0
+
+
+def _mutual_information(x: NDArray[np.int64], z: NDArray[np.int64]) -> float:
+    joint = _entropy(np.bincount(z * (int(x.max(initial=0)) + 1) + x))
+    # Rounding must not make it negative.
+    return max(0.0, _entropy(np.bincount(x)) + _entropy(np.bincount(z)) - joint)
+
+
+def _entropy(counts: NDArray[np.int64]) -> float:
+    """H of frequencies in bits; 0 of none."""
+    counts = counts[counts > 0]
+    if not len(counts):
+        return 0.0
+    shares = counts / counts.sum()
+    return float(-(shares * np.log2(shares)).sum())
