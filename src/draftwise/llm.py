@@ -137,39 +137,46 @@ class LLM:
         other._set_speculation(speculation)
         return other
 
-    def _set_speculation(self, speculation: SpeculationConfig | None) -> None:
+    def load_models(self, speculation: SpeculationConfig) -> Models:
+        """The target with the draft and companion that a configuration names.
+
+        Models that are at hand are shared.
+
+        Raises:
+            DraftwiseError: one cannot be loaded, or speaks of other tokens than the target.
+        """
         loaded = {m.name: m for m in (self.draft, self.companion) if m is not None}
-        self.speculation = speculation
-        self.draft = self.companion = None
+
+        def small_model(name: str, role: str, quantization: str | None = None) -> LoadedModel:
+            known = loaded.get(loaded_name(name, quantization))
+            return known or self._load_follower(name, role, quantization)
+
+        draft = companion = None
+        if policy_class(speculation.policy_name).needs_draft:
+            draft = small_model(speculation.draft, "draft")
+        quantization = speculation.companion_quantization
+        if quantization is not None:
+            companion = small_model(speculation.draft, "companion", quantization)
+        elif speculation.companion is not None:
+            companion = small_model(speculation.companion, "companion")
+        return Models(self.target, draft, companion)
+
+    def _set_speculation(self, speculation: SpeculationConfig | None) -> None:
+        models = Models(self.target)
         latency: LatencyModel | None = None
         profile: AcceptanceProfile | None = None
         if speculation is not None:
             policy = policy_class(speculation.policy_name)
             if speculation.companion is not None:
                 _check_companion_is_asked(policy)
-
-            def small_model(name: str, role: str, quantization: str | None = None) -> LoadedModel:
-                known = loaded.get(loaded_name(name, quantization))
-                return known or self._load_follower(name, role, quantization)
-
-            if policy.needs_draft:
-                self.draft = small_model(speculation.draft, "draft")
-            quantization = speculation.companion_quantization
-            if quantization is not None:
-                self.companion = small_model(speculation.draft, "companion", quantization)
-            elif speculation.companion is not None:
-                self.companion = small_model(speculation.companion, "companion")
+            models = self.load_models(speculation)
             if speculation.profile is not None:
                 profile = AcceptanceProfile.load(speculation.profile)
             if policy.needs_latency:
-                latency = self._latency(speculation)
-        self.engine = Engine(
-            Models(self.target, self.draft, self.companion),
-            speculation,
-            self._engine_options,
-            latency,
-            profile,
-        )
+                latency = self._latency(speculation, models)
+        self.speculation = speculation
+        self.draft, self.companion = models.draft, models.companion
+        self.engine = Engine(models, speculation, self._engine_options, latency, profile)
 
     def _load_follower(self, name: str, role: str, quantization: str | None) -> LoadedModel:
         """Load a draft or companion and check that it speaks of the target's tokens.
@@ -180,9 +187,8 @@ class LLM:
         check_same_vocabulary(self.target, model, role)
         return model
 
-    def _latency(self, speculation: SpeculationConfig) -> LatencyModel:
+    def _latency(self, speculation: SpeculationConfig, models: Models) -> LatencyModel:
         """What passes cost here: from a file, or measured for a few seconds."""
-        models = Models(self.target, self.draft, self.companion)
         if speculation.latency_profile is not None:
             return load_latency(speculation.latency_profile, models)
         return measure_latency(models, self._engine_options.max_batch_size)

@@ -21,6 +21,7 @@ from draftwise.errors import (
     VocabularyMismatchError,
 )
 from draftwise.models.attention import ATTENTION_NAME
+from draftwise.models.fingerprint import model_fingerprint
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.quantization import expand_weights, quantize_linear_layers
@@ -41,6 +42,7 @@ class LoadedModel:
         max_model_len: longest context that is served.
         eos_token_ids: tokens that end a text by the model's own generation settings.
         num_parameters: parameters of the model, shared ones counted once.
+        fingerprint: which model this is, whatever its name; quantised it is another.
     """
 
     name: str
@@ -49,6 +51,7 @@ class LoadedModel:
     max_model_len: int
     eos_token_ids: frozenset[int]
     num_parameters: int
+    fingerprint: str
 
 
 def resolve_device(device: str) -> torch.device:
@@ -112,6 +115,7 @@ def load_model(
         context = context_length(config, role, max_model_len, may_be_shorter)
         check_config(config, role, context)
         model = _load_weights(source, name, role, config, dtype, shared)
+    fingerprint = model_fingerprint(model, quantization)
     model.to(device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     if quantization is not None:
@@ -125,6 +129,7 @@ def load_model(
         context,
         _eos_token_ids(model),
         num_parameters,
+        fingerprint,
     )
 
 

@@ -1,0 +1,55 @@
+"""Fingerprints: the same for the same model, another for any other."""
+
+import shutil
+
+import pytest
+import torch
+
+from draftwise.models.loading import load_model
+
+from ..tiny_models import FAMILIES, Recipe, edit_config
+from .loading_tools import CPU, load
+
+RECIPE = Recipe(vocab=32)
+
+
+def fingerprint(models, recipe, **options):
+    return load(models.folder(recipe), **options).fingerprint
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_model_under_another_name(models, tmp_path, family):
+    folder = models.folder(Recipe(family))
+    moved = shutil.copytree(folder, tmp_path / "moved")
+    assert load(moved).fingerprint == load(folder).fingerprint
+
+
+def test_role_type_and_context_do_not_matter(models):
+    folder = models.folder(RECIPE)
+    expected = fingerprint(models, RECIPE)
+    assert fingerprint(models, RECIPE, role="draft", max_model_len=16) == expected
+    assert load_model(folder, "target", torch.bfloat16, CPU).fingerprint == expected
+
+
+def test_other_models(models):
+    others = [
+        RECIPE,
+        RECIPE.draft(0.001),
+        Recipe(vocab=32, seed=1),
+        Recipe(vocab=31),
+        Recipe("qwen2", vocab=32),
+    ]
+    prints = {fingerprint(models, recipe) for recipe in others}
+    assert len(prints) == len(others)
+
+
+def test_quantised_it_is_another(models):
+    plain = fingerprint(models, RECIPE)
+    quantised = {fingerprint(models, RECIPE, quantization=bits) for bits in ("int8", "int4")}
+    assert len(quantised | {plain}) == 3
+
+
+def test_the_configuration_counts(models, tmp_path):
+    folder = shutil.copytree(models.folder(RECIPE), tmp_path / "edited")
+    edit_config(folder, rms_norm_eps=1e-3)
+    assert load(folder).fingerprint != fingerprint(models, RECIPE)
