@@ -9,15 +9,17 @@ from torch import Tensor
 
 from draftwise.core.rejection import sample
 from draftwise.core.sampling import (
+    LogitControls,
     TokenHistory,
     beliefs,
-    greedy_tokens,
+    control_logits,
     one_hot_where_greedy,
     probabilities,
 )
 from draftwise.core.signals import entropy, token_probabilities
 from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.follower import Follower, Reading
+from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.scheduler import Batch
 from draftwise.policies.base import DraftPosition, Policy
 
@@ -48,14 +50,18 @@ class ModelDraft:
     It follows the target's prompt chunk by chunk, without computing logits for prompts.
     """
 
-    def __init__(self, follower: Follower, vocab_size: int) -> None:
+    def __init__(
+        self, follower: Follower, vocab_size: int, oracle: TargetOracle | None = None
+    ) -> None:
         """Set up.
 
         Args:
             follower: the draft model and its cache.
             vocab_size: the target's.
+            oracle: tells the policy what the target thinks of each token; for studies.
         """
         self._follower = follower
+        self._oracle = oracle
         self._vocab_size = vocab_size
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
@@ -65,6 +71,8 @@ class ModelDraft:
         limits = [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
         active = [index for index, limit in enumerate(limits) if limit > 0]
         logits = self._catch_up(batch, active)
+        if self._oracle is not None:
+            self._oracle.begin(batch, active)
         if logits is None:
             return _empty(len(states), self._follower.device)
         writer = _DraftWriter(
@@ -72,7 +80,10 @@ class ModelDraft:
         )
         while True:
             index = writer.num_tokens
-            position = writer.write(active, logits)
+            controls, history = writer.conditions(active)
+            position = writer.write(active, logits, controls, history)
+            if self._oracle is not None:
+                position = self._oracle.judge(position, controls, history)
             wanted = policy.keep_drafting(position)
             going = [True] * len(active) if wanted is None else wanted.tolist()
             stays = [
@@ -88,6 +99,8 @@ class ModelDraft:
                 drawn = drawn[torch.tensor(stays, device=drawn.device)]
             rows = [batch.generating[index].row for index in active]
             logits = self._follower.read_one(rows, drawn)
+            if self._oracle is not None:
+                self._oracle.follow(rows, drawn)
 
     def _catch_up(self, batch: Batch, active: list[int]) -> Tensor | None:
         """Process what the draft has not seen; logits of the active requests' last tokens."""
@@ -127,14 +140,25 @@ class _DraftWriter:
         self.lengths = [0] * num_requests
         self.num_tokens = 0
 
-    def write(self, active: list[int], logits: Tensor) -> DraftPosition:
+    def conditions(self, active: list[int]) -> tuple[LogitControls, TokenHistory | None]:
+        """Controls and history for the next token of the active requests."""
+        controls, history = self._batch.controls, self._history
+        if len(active) < len(self.lengths):
+            index = torch.tensor(active, device=self._tokens.device)
+            controls = controls.rows(index)
+            history = None if history is None else history.rows(index)
+        return controls, history
+
+    def write(
+        self,
+        active: list[int],
+        logits: Tensor,
+        controls: LogitControls,
+        history: TokenHistory | None,
+    ) -> DraftPosition:
         """Draw the next token of the active requests."""
         at = self.num_tokens
         index = torch.tensor(active, device=logits.device)
-        controls, history = self._batch.controls, self._history
-        if len(active) < len(self.lengths):
-            controls = controls.rows(index)
-            history = None if history is None else history.rows(index)
         q: Tensor | None = None
         belief: Tensor | None = None
         if self._uses_signals:
@@ -146,20 +170,20 @@ class _DraftWriter:
         elif self._probs is not None:
             q = probabilities(logits, controls, history)
 
-        written = [True] * len(active)
         if q is None:
-            drawn = (
-                greedy_tokens(logits, controls, history)
-                if belief is None
-                else belief.argmax(dim=-1)
-            )
+            scores = control_logits(logits, controls, history) if belief is None else belief
+            drawn = scores.argmax(dim=-1)
+            broken = token_probabilities(scores, drawn).isnan()
         else:
             drawn = sample(q, self._uniforms[index, at])
             broken = q[:, 0].isnan()
-            if bool(broken.any()):
-                # A draft that is not a number proposes nothing from here on.
-                q = torch.where(broken.unsqueeze(1), 0.0, q)
-                written = (~broken).tolist()
+        written = [True] * len(active)
+        if bool(broken.any()):
+            # A draft that is not a number proposes nothing from here on.
+            written = (~broken).tolist()
+            drawn = torch.where(broken, 0, drawn)
+            q = None if q is None else torch.where(broken.unsqueeze(1), 0.0, q)
+        if q is not None:
             assert self._probs is not None
             self._probs[index, at] = q
         self._tokens[index, at] = drawn

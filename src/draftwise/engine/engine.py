@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,7 @@ from draftwise.engine.controls import HistoryStore
 from draftwise.engine.drafting import DraftSource, ModelDraft, NoDraft
 from draftwise.engine.follower import Follower
 from draftwise.engine.judging import Companion
+from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.request import Request
 from draftwise.engine.scheduler import Batch, Scheduler
 from draftwise.engine.stopwatch import Stopwatch
@@ -62,7 +63,6 @@ class Engine:
         max_model_len: longest prompt and output together, in tokens.
         policy: decides how much is drafted and verified.
         latency: what steps cost, followed while it runs; ``None`` if nobody asks.
-        uncounted_seconds: time spent on what a study is told for free.
         times: where the time of the last step went.
     """
 
@@ -89,7 +89,6 @@ class Engine:
         target = models.target
         self.max_model_len = target.max_model_len
         self.latency = latency
-        self.uncounted_seconds = 0.0
         self.times = StepTimes(0, 0, 0, 0, 0, 0)
         self._tokenizer = target.tokenizer
         self._eos_token_ids = target.eos_token_ids
@@ -111,13 +110,15 @@ class Engine:
             caches.append(cache)
             return Follower(model.model, cache, self._vocab_size)
 
+        self._oracle: TargetOracle | None = None
+        if self.policy.judged_by_target:
+            self._oracle = TargetOracle(follower(target))
         self._drafter: DraftSource = NoDraft(target.model.device)
         if models.draft is not None and self.policy.needs_draft:
-            self._drafter = ModelDraft(follower(models.draft), self._vocab_size)
-        judge = target if self.policy.judged_by_target else models.companion
+            self._drafter = ModelDraft(follower(models.draft), self._vocab_size, self._oracle)
         self._companion: Companion | None = None
-        if judge is not None and self.policy.uses_companion():
-            self._companion = Companion(follower(judge), self._vocab_size)
+        if models.companion is not None and self.policy.uses_companion():
+            self._companion = Companion(follower(models.companion), self._vocab_size)
         self._histories = HistoryStore(num_rows, self._vocab_size, target.model.device)
         self._scheduler = Scheduler(
             caches,
@@ -133,6 +134,11 @@ class Engine:
         self._rest = 0.0
 
     @property
+    def uncounted_seconds(self) -> float:
+        """Time that was spent on telling a study's policy what no policy can know."""
+        return 0.0 if self._oracle is None else self._oracle.seconds
+
+    @property
     def num_unfinished(self) -> int:
         """Requests that wait or run."""
         return self._scheduler.num_unfinished
@@ -143,6 +149,7 @@ class Engine:
         clock = Stopwatch()
         lenience = self._speculation.lenience_at(self._scheduler.num_waiting)
         batch = self._scheduler.next_batch(lenience)
+        told = self.uncounted_seconds
         clock.lap("rest")
         draft = self._drafter.propose(batch, self.policy)
         clock.lap("draft")
@@ -154,7 +161,11 @@ class Engine:
         clock.lap("verify")
         outcome = self._acceptance.accept(batch, draft, plan, logits)
         clock.lap("accept")
-        self.times = clock.times(self._rest)
+        self.times = clock.times(self._rest, sum(c.end - c.start for c in batch.chunks))
+        if self._oracle is not None:
+            self.times = replace(
+                self.times, draft=self.times.draft - self._oracle.seconds + told, companion=0.0
+            )
         self.policy.observe(outcome, self.times)
         self._learn_costs(batch, draft, judgement, plan)
         advanced = self._scheduler.commit(batch, plan, outcome)
@@ -163,7 +174,9 @@ class Engine:
         return advanced
 
     def _judge(self, batch: Batch, draft: Draft) -> Judgement | None:
-        """The companion's judgement, if there is a companion and the policy wants it now."""
+        """What the companion thinks of the draft, if there is one and the policy asks now."""
+        if self._oracle is not None:
+            return self._oracle.judgement(draft) if any(draft.lengths) else None
         if self._companion is None:
             return None
         if any(draft.lengths) and self.policy.wants_judgement():

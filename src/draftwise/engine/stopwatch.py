@@ -24,8 +24,13 @@ class Stopwatch:
         """Seconds since the last lap."""
         return time.perf_counter() - self._last
 
-    def times(self, rest_before: float) -> StepTimes:
-        """The parts, with what the step before took after its own last lap."""
+    def times(self, rest_before: float, num_prompt_tokens: int) -> StepTimes:
+        """The parts, with what the step before took after its own last lap.
+
+        Args:
+            rest_before: seconds.
+            num_prompt_tokens: that the step processed.
+        """
         parts = dict(self._seconds)
         parts["rest"] += rest_before
-        return StepTimes(**parts)
+        return StepTimes(**parts, num_prompt_tokens=num_prompt_tokens)

@@ -84,6 +84,8 @@ class DraftPosition:
             greedy requests the distribution at temperature 1.
         entropy: ``[active]`` float32, H of the beliefs in nats.
         token_probs: ``[active]`` float32, the belief in the token drawn.
+        agreement: ``[active]`` float32, what the target would do with it: for policies that are
+            judged by the target.
     """
 
     index: int
@@ -92,6 +94,7 @@ class DraftPosition:
     beliefs: Tensor | None
     entropy: Tensor | None
     token_probs: Tensor | None
+    agreement: Tensor | None = None
 
 
 @dataclass(frozen=True)

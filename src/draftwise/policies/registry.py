@@ -10,13 +10,48 @@ from typing import Any
 
 from draftwise.errors import InvalidParameterError
 from draftwise.params import refuse_unknown_keys
+from draftwise.policies.adaedl import AdaEdl
+from draftwise.policies.adaptive import Adaptive
 from draftwise.policies.base import Policy, PolicyContext
+from draftwise.policies.confidence import Confidence
+from draftwise.policies.disco import Disco
+from draftwise.policies.dyspec import DySpec
 from draftwise.policies.fixed import FixedLength
+from draftwise.policies.heuristic import Heuristic
 from draftwise.policies.none import NoSpeculation
+from draftwise.policies.oracle import Oracle
+from draftwise.policies.smartspec import SmartSpec
+from draftwise.policies.specdec_plus_plus import SpecDecPlusPlus
+from draftwise.policies.staged import Staged
+from draftwise.policies.sv import SpeculativeVerification
+from draftwise.policies.sv_predictable import PredictableVerification
+from draftwise.policies.sv_published import PublishedVerification
+from draftwise.policies.svip import Svip
+from draftwise.policies.tetris import Tetris
+from draftwise.policies.tetris_published import TetrisPublished
 
-POLICIES: Mapping[str, type[Policy]] = MappingProxyType(
-    {policy.name: policy for policy in (NoSpeculation, FixedLength)}
+_ALL: tuple[type[Policy], ...] = (
+    NoSpeculation,
+    FixedLength,
+    Heuristic,
+    Svip,
+    AdaEdl,
+    Confidence,
+    Disco,
+    SpecDecPlusPlus,
+    DySpec,
+    SmartSpec,
+    Tetris,
+    TetrisPublished,
+    Staged,
+    Adaptive,
+    SpeculativeVerification,
+    PredictableVerification,
+    PublishedVerification,
+    Oracle,
 )
+
+POLICIES: Mapping[str, type[Policy]] = MappingProxyType({policy.name: policy for policy in _ALL})
 
 
 def policy_class(name: str) -> type[Policy]:

@@ -1,0 +1,234 @@
+"""P(accept) from all signals together: a logistic model that goes on learning.
+
+The log-odds of acceptance are a polynomial in the signals, quadratic in each and with the products
+that matter. What depends on the token drawn enters as log q(x) and A(x) alone, so that the same
+formula is evaluated for every token of the vocabulary at the cost of a few elementwise operations:
+that makes it usable for filtered proposals.
+
+It is fitted to soft labels (the acceptance probability itself, not the coin that was thrown) by
+Newton's method, weighted by the probability that a token is reached, and follows a changing
+workload by a recursive Newton step with exponential forgetting and a pull to where it started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwise.estimators.records import Records
+
+Floats = NDArray[np.float64]
+
+SMALLEST_TOKEN_PROB = 1e-4
+_LARGEST_ENTROPY = 6.0
+_LAST_POSITION = 3
+_LOWEST, _HIGHEST = 0.01, 0.995
+
+_FORGETTING = 0.9995
+_RIDGE = 3.0
+
+
+class Inputs(Enum):
+    """Which signals a model sees."""
+
+    FREE = "free"  # H, q(x), history, position: no companion
+    COMBINED = "combined"  # these with S and A
+    PREDICTABLE = "predictable"  # H, S, history, position: nothing of the token drawn
+
+
+# Where a model begins that has seen nothing: fits to the bundled family at temperature 1, of use
+# for any pair that is distilled or trained alike; replaced by a profile, outgrown online.
+_START = {
+    Inputs.FREE: (2.17, 0.61, 0.03, -0.57, 0.04, -0.06, 0.77, 0.15),
+    Inputs.COMBINED: (
+        *(1.09, 0.65, 0.03, -0.30, 0.02, -0.05, 0.53, 0.11),
+        *(-0.19, 0.64, 0.79, -0.36, 0.78, -0.06, -0.05),
+    ),
+    Inputs.PREDICTABLE: (1.2, -0.50, 0.02, 0.5, 0.11, 0.1, 0.5, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Signals of some drafted tokens, each ``[n]`` float64.
+
+    Attributes:
+        token_prob: q(x).
+        entropy: H(q) in nats.
+        history: the request's recent mean acceptance.
+        position: in the draft, from 0.
+        overlap: S; 0 without companion.
+        agreement: A; 0 without companion.
+    """
+
+    token_prob: Floats
+    entropy: Floats
+    history: Floats
+    position: Floats
+    overlap: Floats
+    agreement: Floats
+
+    @classmethod
+    def of(cls, records: Records) -> Signals:
+        """The signals of recorded tokens."""
+        columns = (
+            records.token_prob,
+            records.entropy,
+            records.history,
+            records.position,
+            records.overlap,
+            records.agreement,
+        )
+        return cls(*(np.asarray(column, dtype=np.float64) for column in columns))
+
+
+class SignalModel:
+    """Log-odds of acceptance as a polynomial of the signals.
+
+    Attributes:
+        inputs: which signals it sees.
+        calibration_error: mean |predicted − observed| over ten bins of the prediction, of recent
+            tokens; 0 before any.
+    """
+
+    def __init__(
+        self, inputs: Inputs, weights: Floats | None = None, strength: float = 1.0
+    ) -> None:
+        """Begin from given weights.
+
+        Args:
+            inputs: which signals.
+            weights: ``[features]``; ``None`` for the general start.
+            strength: how much evidence the start is worth; a profile's is worth more than a guess.
+        """
+        self.inputs = inputs
+        start = np.array(_START[inputs] if weights is None else weights, dtype=np.float64)
+        if start.shape != (len(_START[inputs]),):
+            raise ValueError(f"{inputs.value} needs {len(_START[inputs])} weights")
+        self._start = start
+        self.weights = start.copy()
+        self._pull = np.eye(len(start)) * 5.0 * strength
+        self._precision = self._pull.copy()
+        self._bins = np.zeros((3, 10))
+
+    @classmethod
+    def fit(cls, records: Records, inputs: Inputs) -> SignalModel:
+        """Fit to recorded tokens (soft labels, weights: the probability that each is reached)."""
+        model = cls(inputs, strength=1.0)
+        features = model._features(Signals.of(records))
+        labels = np.asarray(records.acceptance, dtype=np.float64)
+        weights = np.asarray(records.reached(), dtype=np.float64)
+        theta = model._start.copy()
+        for _ in range(50):
+            predicted = _logistic(features @ theta)
+            gradient = features.T @ (weights * (labels - predicted)) - _RIDGE * (
+                theta - model._start
+            )
+            curvature = weights * predicted * (1 - predicted)
+            hessian = (features * curvature[:, None]).T @ features + _RIDGE * np.eye(len(theta))
+            step = np.linalg.solve(hessian, gradient)
+            theta += step
+            if np.abs(step).max() < 1e-8:
+                break
+        return cls(inputs, theta, strength=40.0)
+
+    def predict(self, signals: Signals) -> Floats:
+        """``[n]`` probabilities that the tokens are accepted."""
+        return np.clip(_logistic(self._features(signals) @ self.weights), _LOWEST, _HIGHEST)
+
+    def observe(self, signals: Signals, acceptance: Floats, weights: Floats) -> None:
+        """Learn from tokens that the target has judged.
+
+        Args:
+            signals: of ``n`` tokens.
+            acceptance: ``[n]`` their acceptance probabilities.
+            weights: ``[n]`` probability that each was reached.
+        """
+        if not len(acceptance):
+            return
+        features = self._features(signals)
+        predicted = _logistic(features @ self.weights)
+        self._calibrate(np.clip(predicted, _LOWEST, _HIGHEST), acceptance, weights)
+        kept = _FORGETTING ** float(weights.sum())
+        curvature = weights * np.maximum(predicted * (1 - predicted), 0.02)
+        self._precision = kept * self._precision + (1 - kept) * self._pull
+        self._precision += (features * curvature[:, None]).T @ features
+        gradient = features.T @ (weights * (acceptance - predicted))
+        gradient += (1 - kept) * self._pull @ (self._start - self.weights)
+        self.weights += np.linalg.solve(self._precision, gradient)
+
+    def log_odds_over_vocabulary(
+        self, q: Tensor, entropy: Tensor, history: Tensor, position: int, c: Tensor | None
+    ) -> Tensor:
+        """What :meth:`predict` would say of every token, as log-odds.
+
+        Args:
+            q: ``[rows, vocab]`` the draft's beliefs.
+            entropy: ``[rows]`` H of them.
+            history: ``[rows]``.
+            position: in the draft.
+            c: ``[rows, vocab]`` the companion's beliefs; ``None`` if it sees none.
+        """
+        if self.inputs is Inputs.PREDICTABLE:
+            raise ValueError("a predictable model knows nothing of the token")
+        w = self.weights.tolist()
+        h = entropy.clamp(max=_LARGEST_ENTROPY)
+        base = w[0] + w[3] * h + w[4] * h * h + w[6] * history
+        base = base + w[7] * min(position, _LAST_POSITION) / _LAST_POSITION
+        slope = w[1] + w[5] * h
+        log_q: Tensor = q.clamp(min=SMALLEST_TOKEN_PROB).log_()
+        log_odds: Tensor = (log_q * w[2]).add_(slope.unsqueeze(1)).mul_(log_q)
+        if self.inputs is Inputs.FREE or c is None:
+            return log_odds.add_(base.unsqueeze(1))
+        s = torch.minimum(q, c).sum(dim=1)
+        base = base + w[8] * s + w[10] * s * s + w[14] * s * h
+        a = (c / q.clamp(min=1e-30)).clamp_(max=1.0)
+        # a·(w9 + w12·s + w11·a + w13·log q), in place
+        of_a = log_q.mul_(w[13]).add_(a, alpha=w[11]).add_((w[9] + w[12] * s).unsqueeze(1))
+        return log_odds.add_(of_a.mul_(a)).add_(base.unsqueeze(1))
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """For a file."""
+        return {"weights": torch.from_numpy(self.weights.copy())}
+
+    @classmethod
+    def from_tensors(cls, inputs: Inputs, tensors: dict[str, Tensor]) -> SignalModel:
+        """The inverse of :meth:`to_tensors`; what was fitted is worth more than a guess."""
+        return cls(inputs, tensors["weights"].numpy().astype(np.float64), strength=40.0)
+
+    @property
+    def calibration_error(self) -> float:
+        """Expected calibration error of recent tokens."""
+        weight, predicted, observed = self._bins
+        total = float(weight.sum())
+        return float(np.abs(predicted - observed).sum()) / total if total else 0.0
+
+    def _calibrate(self, predicted: Floats, acceptance: Floats, weights: Floats) -> None:
+        index = np.minimum((predicted * 10).astype(np.int64), 9)
+        self._bins *= _FORGETTING ** len(index)
+        for row, values in enumerate((weights, weights * predicted, weights * acceptance)):
+            np.add.at(self._bins[row], index, values)
+
+    def _features(self, signals: Signals) -> Floats:
+        """``[n, features]``; the order of :data:`_START`."""
+        log_q = np.log(np.maximum(signals.token_prob, SMALLEST_TOKEN_PROB))
+        h = np.minimum(signals.entropy, _LARGEST_ENTROPY)
+        place = np.minimum(signals.position, _LAST_POSITION) / _LAST_POSITION
+        one, s, a = np.ones_like(h), signals.overlap, signals.agreement
+        if self.inputs is Inputs.PREDICTABLE:
+            columns = [one, h, h * h, s, s * s, s * h, signals.history, place]
+        else:
+            columns = [one, log_q, log_q**2, h, h * h, h * log_q, signals.history, place]
+        if self.inputs is Inputs.COMBINED:
+            columns += [s, a, s * s, a * a, s * a, a * log_q, s * h]
+        return np.stack(columns, axis=1)
+
+
+def _logistic(log_odds: Floats) -> Floats:
+    result: Floats = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -30.0, 30.0)))
+    return result

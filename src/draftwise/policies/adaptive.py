@@ -1,0 +1,77 @@
+"""Drafting and verification priced together, from what the draft knows of itself."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.estimators.combined import Inputs, Signals
+from draftwise.policies.base import DraftPosition, PolicyContext, Signal
+from draftwise.policies.priced import Floats, Labels, PricedPolicy, learn, models_for, predict
+
+
+class Adaptive(PricedPolicy):
+    """Online estimate of acceptance from free signals, and prices.
+
+    With P_i = P(accept | H_i, q_i(x_i), history, i) and w_i = Π_{j≤i} P_j, token i is verified if
+    w_i ≥ c (as a filtered proposal), and another one is drafted while that is worth a pass of the
+    draft, down to no speculation at all. c is goodput times the marginal seconds of a token.
+    """
+
+    name = "adaptive"
+    summary = "drafts and verifies what pays, from the draft's own signals"
+    source = "this project"
+    signals = frozenset(
+        {
+            Signal.ENTROPY,
+            Signal.TOKEN_PROBABILITY,
+            Signal.HISTORY,
+            Signal.POSITION,
+            Signal.LOAD,
+        }
+    )
+
+    def __init__(self, context: PolicyContext, explore_every: int = 64) -> None:
+        """Set up.
+
+        Args:
+            context: with a latency model; a profile, if there is one, gives the first estimate.
+            explore_every: steps between two explorations.
+        """
+        super().__init__(context, explore_every)
+        self.models = models_for(context, Inputs.FREE)
+
+    def expect(self, position: DraftPosition) -> Floats:
+        """P of the token just drafted."""
+        assert position.token_probs is not None
+        assert position.entropy is not None
+        states = [self._requests[index] for index in position.requests]
+        nothing = np.zeros(len(states))
+        signals = Signals(
+            token_prob=position.token_probs.cpu().double().numpy(),
+            entropy=position.entropy.cpu().double().numpy(),
+            history=np.array([state.history for state in states]),
+            position=np.full(len(states), float(position.index)),
+            overlap=nothing,
+            agreement=nothing,
+        )
+        return predict(self.models, signals, np.array([state.greedy for state in states]))
+
+    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
+        """Verify what pays."""
+        self._draft, self._judgement = draft, None
+        if draft.signals is None or not any(draft.lengths):
+            self._plan = Plan(draft.tokens, draft.lengths, draft.probs)
+        else:
+            self._plan = self.keep_what_pays(draft, None, self._expected, self.scorer(self.models))
+        return self._plan
+
+    def learn(self, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:
+        """Follow the workload."""
+        learn(self.models, signals, greedy, labels)
+
+    @property
+    def calibration_error(self) -> float:
+        """Of the estimate for sampled requests."""
+        return self.models[False].calibration_error

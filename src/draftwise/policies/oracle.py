@@ -1,0 +1,60 @@
+"""The upper bound: the target's own acceptance, known in advance. For studies only."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.estimators.combined import Signals
+from draftwise.policies.base import DraftPosition, Signal
+from draftwise.policies.priced import Floats, Labels, PricedPolicy
+
+
+class Oracle(PricedPolicy):
+    """Prices as ``adaptive`` does, with the acceptance probability itself for its estimate.
+
+    The target judges every drafted token as soon as it is drawn, in passes whose time is not
+    counted (``Engine.uncounted_seconds``): what is left is what perfect estimates would give. It
+    knows the tokens drafted so far, not those to come. The rule is applied to the whole vocabulary
+    as a filtered proposal, so even the oracle is lossless.
+    """
+
+    name = "oracle"
+    summary = "knows the target's acceptance; an upper bound for studies, not for use"
+    source = "this project"
+    signals = frozenset({Signal.TARGET, Signal.LOAD, Signal.TOKEN_PROBABILITY})
+    judged_by_target = True
+
+    def expect(self, position: DraftPosition) -> Floats:
+        """The acceptance probability of the token just drafted."""
+        assert position.agreement is not None
+        known: Floats = position.agreement.cpu().double().numpy()
+        return known
+
+    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
+        """Verify what pays."""
+        self._draft, self._judgement = draft, judgement
+        if judgement is None or not any(draft.lengths):
+            self._plan = Plan(draft.tokens, draft.lengths, draft.probs)
+        else:
+            self._plan = self.keep_what_pays(draft, judgement, self._expected, self._log_odds)
+        return self._plan
+
+    def learn(self, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:
+        """It knows already."""
+
+    @staticmethod
+    def _log_odds(
+        draft: Draft, judgement: Judgement | None, rows: Tensor, place: int, greedy: bool
+    ) -> Tensor:
+        """``[rows, vocab]`` log-odds of min(1, p/q); all or nothing for greedy requests."""
+        assert draft.signals is not None
+        assert judgement is not None
+        p = judgement.beliefs[rows, place]
+        if greedy:
+            acceptance = (p == p.amax(dim=1, keepdim=True)).to(p.dtype)
+        else:
+            acceptance = (p / draft.signals.beliefs[rows, place].clamp(min=1e-30)).clamp(max=1.0)
+        return acceptance.logit(eps=1e-7)

@@ -1,0 +1,137 @@
+"""Speculative Verification, lossless and priced: the companion is asked while it pays."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.estimators.combined import Inputs, Signals
+from draftwise.policies.adaptive import Adaptive
+from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.priced import Floats, Labels, learn, models_for, predict
+
+_FIRST_TRIALS = 6
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 512
+_NEWEST = 0.1
+
+
+class _Worth:
+    """Whether the companion's information is worth its pass, at one batch size.
+
+    It is asked a few times at first; while the mean gain is positive it is asked in every step,
+    else tried again after pauses that double.
+    """
+
+    def __init__(self) -> None:
+        self.gain = 0.0
+        self._count = 0
+        self._pause = _SHORTEST_PAUSE
+        self._until = 0
+
+    def asks(self) -> bool:
+        """Whether to ask now; call once per step."""
+        if self._until:
+            self._until -= 1
+            return False
+        return True
+
+    def observe(self, gain: float) -> None:
+        """What asking brought, in tokens, its price taken off."""
+        self._count += 1
+        self.gain += max(_NEWEST, 1 / self._count) * (gain - self.gain)
+        if self._count < _FIRST_TRIALS:
+            return
+        if self.gain > 0:
+            self._pause = _SHORTEST_PAUSE
+        else:
+            self._until = self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+class SpeculativeVerification(Adaptive):
+    """Selection by S, A and the draft's own signals, from filtered proposals.
+
+    As ``adaptive``, and where the companion is asked P_i = P(accept | S_i, A_i, H_i, q_i(x_i),
+    history, i). It judges the whole draft in one pass after it is written, and is asked only while
+    the expected tokens its estimates add to the plan, less what the tokens they add cost, pay for
+    its pass: value of information, followed per batch size. Whether it is asked is decided before
+    the step's draft.
+
+    The published method picks tokens over the whole batch by S and A of the drawn token, which
+    biases the output; here the same signals decide by a price known beforehand, for every token of
+    the vocabulary alike.
+    """
+
+    name = "sv"
+    summary = "also asks a companion what it thinks of the draft, while that pays"
+    source = "Speculative Verification, made lossless"
+    signals = Adaptive.signals | {Signal.OVERLAP, Signal.AGREEMENT}
+
+    def __init__(self, context: PolicyContext, explore_every: int = 64) -> None:
+        """Set up.
+
+        Args:
+            context: with a latency model; without a companion it does what ``adaptive`` does.
+            explore_every: steps between two explorations.
+        """
+        super().__init__(context, explore_every)
+        self.combined = models_for(context, Inputs.COMBINED)
+        self._worth: dict[int, _Worth] = {}
+
+    def wants_judgement(self) -> bool:
+        """While the companion's information is worth its pass."""
+        return self._worth_now().asks()
+
+    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
+        """Verify what pays."""
+        if judgement is None:
+            return super().select(draft, None)
+        self._draft, self._judgement = draft, judgement
+        expected = self._judged(draft, judgement)
+        self._plan = self.plan_judged(draft, judgement, expected)
+        self._value_information(draft, expected)
+        return self._plan
+
+    def plan_judged(self, draft: Draft, judgement: Judgement, expected: Floats) -> Plan:
+        """What to verify of a judged draft; ``expected`` is ``[batch, num_tokens]``."""
+        return self.keep_what_pays(draft, judgement, expected, self.scorer(self.combined))
+
+    def learn(self, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:
+        """Follow the workload with every estimate there is."""
+        super().learn(signals, greedy, labels)
+        if self._judgement is not None:
+            learn(self.combined, signals, greedy, labels)
+
+    @property
+    def calibration_error(self) -> float:
+        """Of the combined estimate for sampled requests, 0 while the companion is not asked."""
+        return self.combined[False].calibration_error
+
+    def _judged(self, draft: Draft, judgement: Judgement) -> Floats:
+        """``[batch, num_tokens]`` P of the drawn tokens from all signals."""
+        lengths = np.asarray(draft.lengths)
+        rows, places = np.nonzero(np.arange(draft.tokens.shape[1]) < lengths[:, None])
+        signals = self.signals_of(draft, judgement, rows, places)
+        greedy = np.array([request.greedy for request in self._requests])[rows]
+        expected = np.zeros(draft.tokens.shape)
+        expected[rows, places] = predict(self.combined, signals, greedy)
+        return expected
+
+    def _worth_now(self) -> _Worth:
+        return self._worth.setdefault(round(4 * math.log2(max(len(self._requests), 1))), _Worth())
+
+    def _value_information(self, draft: Draft, expected: Floats) -> None:
+        """How much better the judged plan is than the free one, both as the judge sees them."""
+        price = self._price.verify
+        width = draft.tokens.shape[1]
+        drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
+        reach = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
+        free = np.cumprod(np.where(drafted, self._expected[:, :width], 0.0), axis=1)
+        surplus = reach - price
+        with_it = np.where((reach >= price) & drafted, surplus, 0.0).sum()
+        without = np.where((free >= price) & drafted, surplus, 0.0).sum()
+        cost = self.prices.companion_price(self._price, sum(draft.lengths))
+        self._worth_now().observe(float(with_it - without) - cost)

@@ -1,0 +1,93 @@
+"""Speculative Verification as published: greedy over the batch, by the tokens drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
+from draftwise.estimators.tables import AcceptanceTable
+from draftwise.policies.base import Policy, PolicyContext, RequestState, Signal
+
+
+class PublishedVerification(Policy):
+    """The paper's rule. **Not lossless** at temperature above 0; for comparison only.
+
+    Every request drafts γ tokens and the companion judges all of them. With P_i = P̂(S_i, A_i) from
+    a table, token i of a request adds Π_{j≤i} P_j expected tokens. Tokens of the whole batch are
+    taken in falling order of that while goodput, (requests + Σ Π P) / T(tokens verified), rises.
+    Dropped positions are left to the target with q′ = 0, although A looked at the token drawn
+    there: that is what biases the output.
+    """
+
+    name = "sv-published"
+    summary = "the paper's batch greedy by S and A of the drawn token; biased when sampling"
+    source = "Speculative Verification"
+    signals = frozenset({Signal.OVERLAP, Signal.AGREEMENT, Signal.LOAD})
+    lossless = False
+    needs_companion = True
+    needs_latency = True
+
+    def __init__(self, context: PolicyContext) -> None:
+        """Set up.
+
+        Args:
+            context: with latency model and companion; the table is the profile's adaptive one, or
+                the general start, learning online.
+        """
+        super().__init__(context)
+        if context.latency is None:
+            raise ValueError("sv-published needs a latency model")
+        self._latency = context.latency
+        table = None if context.profile is None else context.profile.tables["adaptive"]
+        self.table = table or AcceptanceTable.prior()
+        self._judgement: Judgement | None = None
+        self._context = 0
+
+    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
+        """γ for everybody, as far as there is room."""
+        self._context = sum(request.num_tokens for request in requests)
+        self._judgement = None
+        return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
+
+    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
+        """Fill the batch greedily until goodput peaks."""
+        if judgement is None:
+            return Plan(draft.tokens, draft.lengths, draft.probs)
+        self._judgement = judgement
+        num_requests, width = draft.tokens.shape
+        drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
+        accepted = self.table.predict(judgement.overlap, judgement.agreement).cpu().double().numpy()
+        reach = np.cumprod(np.where(drafted, accepted, 0.0), axis=1)
+        # Along a request reach never rises, so a stable order takes prefixes.
+        order = np.argsort(-reach, axis=None, kind="stable")
+        order = order[drafted.ravel()[order]]
+        tokens = num_requests + np.concatenate([[0.0], np.cumsum(reach.ravel()[order])])
+        sizes = num_requests + np.arange(len(order) + 1)
+        seconds = [self._latency.target_seconds(float(size), self._context) for size in sizes]
+        best = int(np.argmax(tokens / np.asarray(seconds)))
+        lengths = np.bincount(order[:best] // width, minlength=num_requests).tolist()
+        if draft.probs is not None:
+            for row, length in enumerate(lengths):
+                draft.probs[row, length:] = 0.0
+        return Plan(draft.tokens, tuple(lengths), draft.probs)
+
+    def observe(self, outcome: Outcome, times: StepTimes) -> None:
+        """Keep the table up to date."""
+        judgement = self._judgement
+        if judgement is None or outcome.acceptance is None:
+            return
+        acceptance = outcome.acceptance
+        width = acceptance.shape[1]
+        lengths = acceptance.new_tensor(outcome.num_verified).unsqueeze(1)
+        valid = acceptance.new_tensor(range(width)) < lengths
+        reached = acceptance.where(valid, 0.0).cumprod(dim=1).roll(1, dims=1)
+        if width:
+            reached[:, 0] = 1.0
+        self.table.observe(
+            judgement.overlap[:, :width][valid],
+            judgement.agreement[:, :width][valid],
+            acceptance[valid],
+            reached[valid],
+        )

@@ -1,0 +1,46 @@
+"""Policies that price, under prices that make every kind of decision happen.
+
+On a tiny model nothing pays, so that a priced policy would do nothing at all; here prices change
+from step to step, and drafts are cut, filtered and verified whole, side by side.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from draftwise.outputs import TokenSource
+from draftwise.policies import POLICIES
+from draftwise.policies.priced import PricedPolicy
+from draftwise.policies.pricing import Price, PriceBook
+
+from .test_lossless import NOT_UNLIKELY, Case
+
+PRICED = [name for name, p in POLICIES.items() if issubclass(p, PricedPolicy) and p.lossless]
+
+
+@pytest.fixture
+def lively_prices(monkeypatch):
+    verify = itertools.cycle([0.05, 0.2, 0.35, 0.5, 0.7, 0.3, 0.45])
+    drafts = itertools.cycle([0.1, 0.5, 0.0, 0.3])
+    monkeypatch.setattr(PriceBook, "price", lambda *_: Price(1.0, next(verify)))
+    monkeypatch.setattr(
+        PriceBook,
+        "draft_thresholds",
+        lambda book, *_: np.array([np.inf] + [next(drafts)] * book._max_draft_length),
+    )
+    monkeypatch.setattr(PriceBook, "companion_price", lambda *_: 0.0)
+
+
+@pytest.mark.parametrize(("method", "gamma"), [("block", 3), ("token", 2)])
+@pytest.mark.parametrize("policy", PRICED)
+def test_whatever_is_decided_texts_follow_the_target(models, lively_prices, policy, method, gamma):
+    case = Case(policy, method, gamma)
+    tokens, requests = case.sampled(models)
+    stats = [request.stats for request in requests]
+    drafted, verified = (sum(getattr(s, n) for s in stats) for n in ("num_drafted", "num_verified"))
+    assert 0.2 * drafted < verified < 0.9 * drafted
+    assert {s for r in requests[:1000] for s in r.output().token_sources} == set(TokenSource)
+    p_values = list(case.p_values(models, tokens))
+    print(p_values)
+    assert min(p_values) > NOT_UNLIKELY
