@@ -50,3 +50,7 @@ class CacheExhaustedError(DraftwiseError):
 
 class NumericalError(DraftwiseError):
     """A model produced logits that are not numbers."""
+
+
+class DraftwiseWarning(UserWarning):
+    """Something is likely not as the user thinks, and goes on all the same."""
