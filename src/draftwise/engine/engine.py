@@ -73,6 +73,7 @@ class Engine:
         options: EngineOptions | None = None,
         latency: LatencyModel | None = None,
         profile: AcceptanceProfile | None = None,
+        policy: Policy | None = None,
     ) -> None:
         """Set up caches for loaded models.
 
@@ -82,6 +83,7 @@ class Engine:
             options: sizes; ``None`` for the defaults.
             latency: what passes of the models cost here; needed by policies that price.
             profile: what is known of acceptance for these models.
+            policy: a policy that is made already, instead of the one that ``speculation`` names.
         """
         options = options or EngineOptions()
         if speculation is None:
@@ -97,7 +99,7 @@ class Engine:
         context = PolicyContext(
             speculation.num_speculative_tokens, latency, profile, models.companion is not None
         )
-        self.policy: Policy = create_policy(
+        self.policy: Policy = policy or create_policy(
             speculation.policy_name, context, speculation.policy_options
         )
 

@@ -71,41 +71,38 @@ def information_gain(fates: Integers, cells: Integers, seed: int = 0) -> Gain:
     return Gain(entropy, plain, plain - float(np.mean(by_chance)), int(z.max(initial=-1)) + 1)
 
 
-def information_gains(records: Records, fate: Fate = "accepted") -> Mapping[str, Gain]:
+def information_gains(
+    records: Records, fate: Fate = "accepted", has_companion: bool = True
+) -> Mapping[str, Gain]:
     """The gain of every signal alone (20 quantiles), and of S and A in each binning.
 
     Args:
         records: of plain speculative decoding.
         fate: what X is.
+        has_companion: whether S and A mean anything.
 
     Returns:
-        By signal: ``"H"``, ``"q(x)"``, ``"history"``, ``"S"``, ``"A"``, and ``"S,A 5x5"`` … for
-        the binnings of :mod:`draftwise.estimators.tables`.
+        By signal: ``"H"``, ``"q(x)"``, ``"history"``, and with a companion ``"S"``, ``"A"`` and
+        ``"S,A 5x5"`` … for the binnings of :mod:`draftwise.estimators.tables`.
     """
     tested = records.take(was_tested(records))
-    ones = np.ones(len(tested), dtype=np.float32)
     if fate == "accepted":
         x = tested.accepted.astype(np.int64)
     else:
         x = np.minimum((tested.acceptance * _NUM_FATE_BINS).astype(np.int64), _NUM_FATE_BINS - 1)
-    signals = {
-        "H": tested.entropy,
-        "q(x)": tested.token_prob,
-        "history": tested.history,
-        "S": tested.overlap,
-        "A": tested.agreement,
-    }
+    signals = {"H": tested.entropy, "q(x)": tested.token_prob, "history": tested.history}
+    if has_companion:
+        signals |= {"S": tested.overlap, "A": tested.agreement}
     cells = {
         name: np.searchsorted(quantile_edges(values, _NUM_QUANTILES), values, side="right")
         for name, values in signals.items()
     }
-    for name, grid in (
-        ("5x5", uniform_grid(5, 5)),
-        ("10x10", uniform_grid(10, 10)),
-        ("20x20", uniform_grid(20, 20)),
-        ("adaptive", adaptive_grid(tested.overlap, tested.agreement, ones)),
-    ):
-        cells[f"S,A {name}"] = grid.cells_of(tested.overlap, tested.agreement)
+    if has_companion:
+        ones = np.ones(len(tested), dtype=np.float32)
+        grids = {f"{size}x{size}": uniform_grid(size, size) for size in (5, 10, 20)}
+        grids["adaptive"] = adaptive_grid(tested.overlap, tested.agreement, ones)
+        for name, grid in grids.items():
+            cells[f"S,A {name}"] = grid.cells_of(tested.overlap, tested.agreement)
     return {name: information_gain(x, z) for name, z in cells.items()}
 
 

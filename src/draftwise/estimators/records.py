@@ -68,6 +68,13 @@ class Records:
         return Records(**{item.name: getattr(self, item.name)[index] for item in fields(self)})
 
     @classmethod
+    def empty(cls) -> Records:
+        """No tokens at all."""
+        number = np.empty(0, dtype=np.float32)
+        integer, boolean = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
+        return cls(integer, integer, *(number,) * 6, number, boolean)
+
+    @classmethod
     def join(cls, parts: Sequence[Records]) -> Records:
         """Parts one after another; chains are renumbered so that they stay apart."""
         first = np.cumsum([0, *(int(part.chain.max(initial=-1)) + 1 for part in parts)])
