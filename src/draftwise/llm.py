@@ -148,8 +148,10 @@ class LLM:
         loaded = {m.name: m for m in (self.draft, self.companion) if m is not None}
 
         def small_model(name: str, role: str, quantization: str | None = None) -> LoadedModel:
-            known = loaded.get(loaded_name(name, quantization))
-            return known or self._load_follower(name, role, quantization)
+            full_name = loaded_name(name, quantization)
+            if full_name not in loaded:
+                loaded[full_name] = self._load_follower(name, role, quantization)
+            return loaded[full_name]
 
         draft = companion = None
         if policy_class(speculation.policy_name).needs_draft:
@@ -172,6 +174,11 @@ class LLM:
             models = self.load_models(speculation)
             if speculation.profile is not None:
                 profile = AcceptanceProfile.load(speculation.profile)
+                profile.check(
+                    target=models.target.fingerprint,
+                    draft=None if models.draft is None else models.draft.fingerprint,
+                    companion=None if models.companion is None else models.companion.fingerprint,
+                )
             if policy.needs_latency:
                 latency = self._latency(speculation, models)
         self.speculation = speculation
@@ -191,7 +198,9 @@ class LLM:
         """What passes cost here: from a file, or measured for a few seconds."""
         if speculation.latency_profile is not None:
             return load_latency(speculation.latency_profile, models)
-        return measure_latency(models, self._engine_options.max_batch_size)
+        return measure_latency(
+            models, self._engine_options.max_batch_size, speculation.num_speculative_tokens
+        )
 
     def generate(
         self,
@@ -296,6 +305,14 @@ class LLM:
         for request in requests:
             if isinstance(request, Request):
                 self.engine.cancel(request)
+
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """The tokens that :meth:`generate` makes of one prompt.
+
+        Raises:
+            PromptError: it is empty or malformed, or the tokenizer for it is missing.
+        """
+        return self._tokenize(prompt)[1]
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         tokenizer = self.target.tokenizer

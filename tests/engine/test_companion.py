@@ -1,0 +1,443 @@
+"""Every signal of every drafted position equals what fresh forwards of the small models give."""
+
+import functools
+
+import pytest
+import torch
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.errors import (
+    InvalidParameterError,
+    ModelNotFoundError,
+    NumericalError,
+    VocabularyMismatchError,
+)
+from draftwise.models.loading import load_model
+from draftwise.models.packed_model import PackedModel
+from draftwise.policies import registry
+
+from ..tiny_models import Recipe, byte_tokenizer
+from .recording import RecordedEngine, Recorder, expected_beliefs
+from .test_failures import break_token
+
+VOCAB = 32
+TARGET = Recipe(vocab=VOCAB, seed=8, tokenizer=True)
+DRAFT = TARGET.draft()
+COMPANION = TARGET.draft(0.2, noise_seed=2)
+
+GREEDY = {"temperature": 0.0}
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4}
+SAMPLED = [
+    {},
+    {"temperature": 0.6, "top_k": 7},
+    {"temperature": 1.4, "top_p": 0.85, "min_p": 0.03},
+    {**PENALTIES, "top_p": 0.9, "logit_bias": {1: 1.0, 3: -0.7}},
+]
+KINDS = {
+    "sampled": SAMPLED,
+    "greedy": [GREEDY, {**GREEDY, **PENALTIES}, {**GREEDY, "top_k": 5, "logit_bias": {2: 2.0}}],
+    "mixed": [GREEDY, *SAMPLED, {**GREEDY, **PENALTIES}],
+}
+
+
+@functools.cache
+def loaded(folder):
+    return load_model(folder, "model", torch.float32, torch.device("cpu"), None)
+
+
+def build(monkeypatch, models, target=TARGET, draft=DRAFT, companion=COMPANION, **settings):
+    settings.setdefault("options", {"max_batch_size": 5, "max_chunk_tokens": 9})
+    small = [loaded(models.folder(recipe)) for recipe in (target, draft, companion)]
+    return RecordedEngine(monkeypatch, *small, **settings)
+
+
+def work(kinds, count=14, longest=25, vocab=VOCAB):
+    """Requests of all kinds in turn, with prompts and texts of many lengths."""
+    prompts = [
+        [(index * 5 + i * 3) % vocab for i in range(1 + index * 4 % 17)] for index in range(count)
+    ]
+    params = [
+        SamplingParams(max_tokens=1 + index * 7 % longest, seed=index, **kinds[index % len(kinds)])
+        for index in range(count)
+    ]
+    return prompts, params
+
+
+def assert_signals(models, run, draft=DRAFT, companion=COMPANION, target=TARGET):
+    """Compare everything that was seen; how many positions the companion judged."""
+    close = functools.partial(torch.testing.assert_close, rtol=2e-3, atol=2e-4)
+    judged = 0
+    for seen in run.seen:
+        length = len(seen.drafted)
+        index = torch.arange(length), torch.tensor(seen.drafted, dtype=torch.long)
+        q = expected_beliefs(models.reference(draft), seen, target.vocab)
+        close(seen.q[:length], q)
+        close(seen.entropy[:length], -torch.special.xlogy(q, q).sum(1))
+        close(seen.q_drawn[:length], q[index])
+        assert (seen.q_drawn[:length] > 0).all()
+        for signal in (seen.q, seen.entropy, seen.q_drawn):
+            assert not signal[length:].any()
+        if seen.c is None:
+            continue
+        c = expected_beliefs(models.reference(companion), seen, target.vocab)
+        # Beyond the companion's context it says nothing.
+        c[max(0, companion.context + 1 - len(seen.tokens)) :] = 0.0
+        judged += int(c.any(1).sum())
+        close(seen.c[:length], c)
+        close(seen.overlap[:length], torch.minimum(q, c).sum(1))
+        close(seen.agreement[:length], (c[index] / q[index]).clamp(max=1.0), rtol=1e-2, atol=1e-3)
+        for signal in (seen.c, seen.overlap, seen.agreement):
+            assert not signal[length:].any()
+    return judged
+
+
+def assert_greedy_texts(models, outputs, prompts, params, target=TARGET):
+    """Greedy requests say what the target says by itself."""
+    plain = LLM(models.folder(target), dtype="float32").generate(prompts, params)
+    for ours, theirs, each in zip(outputs, plain, params, strict=True):
+        assert ours.error is None
+        if each.temperature == 0:
+            assert ours.token_ids == theirs.token_ids
+
+
+@pytest.mark.parametrize("max_chunk_tokens", [512, 9])
+@pytest.mark.parametrize("kinds", KINDS)
+def test_signals_of_ragged_drafts(monkeypatch, models, kinds, max_chunk_tokens):
+    """Requests join and leave, prompts come in chunks, drafts are rejected and rolled back."""
+    options = {"max_batch_size": 5, "max_chunk_tokens": max_chunk_tokens}
+    run = build(monkeypatch, models, options=options)
+    prompts, params = work(KINDS[kinds])
+    outputs = run.run(prompts, params)
+    assert assert_signals(models, run) == sum(len(seen.drafted) for seen in run.seen) > 100
+    assert {len(seen.drafted) for seen in run.seen} == set(range(5))
+    stats = [output.speculation for output in outputs]
+    assert 0 < sum(s.num_accepted for s in stats) < sum(s.num_verified for s in stats)
+    assert sum(s.num_verified for s in stats) < sum(s.num_drafted for s in stats)
+    assert_greedy_texts(models, outputs, prompts, params)
+
+
+@pytest.mark.parametrize("asks", [lambda n: n % 3 == 0, lambda n: n > 12, lambda n: n % 11 < 3])
+@pytest.mark.parametrize("kinds", KINDS)
+def test_a_companion_that_is_not_always_asked(monkeypatch, models, kinds, asks):
+    """It reads what it missed when it is asked again."""
+    run = build(monkeypatch, models, asks=asks)
+    prompts, params = work(KINDS[kinds])
+    outputs = run.run(prompts, params)
+    judged = assert_signals(models, run)
+    assert 30 < judged < sum(len(seen.drafted) for seen in run.seen)
+    assert {seen.c is None for seen in run.seen} == {True, False}
+    assert_greedy_texts(models, outputs, prompts, params)
+
+
+@pytest.mark.parametrize("longest_verified", [0, 1])
+def test_most_of_the_draft_is_dropped(monkeypatch, models, longest_verified):
+    """Both small models have read more than what remains."""
+    run = build(monkeypatch, models, longest_verified=longest_verified)
+    prompts, params = work(KINDS["mixed"])
+    outputs = run.run(prompts, params)
+    assert assert_signals(models, run) > 150
+    assert_greedy_texts(models, outputs, prompts, params)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "contexts"),
+    [("mixed", (64, 20)), ("mixed", (20, 64)), ("greedy", (24, 16)), ("sampled", (64, 1))],
+)
+def test_shorter_contexts(monkeypatch, models, kinds, contexts):
+    """A draft's context ends the draft, a companion's ends its judgement: signals 0 there."""
+    draft = TARGET.draft(context=contexts[0])
+    companion = TARGET.draft(0.2, noise_seed=2, context=contexts[1])
+    run = build(monkeypatch, models, draft=draft, companion=companion)
+    prompts, params = work(KINDS[kinds], 10, longest=40)
+    outputs = run.run(prompts, params)
+    judged = assert_signals(models, run, draft, companion)
+    num_drafted = sum(len(seen.drafted) for seen in run.seen)
+    assert judged == num_drafted if contexts[1] == 64 else judged < num_drafted
+    assert max(len(seen.tokens) + len(seen.drafted) for seen in run.seen) > min(contexts)
+    assert_greedy_texts(models, outputs, prompts, params)
+
+
+@pytest.mark.parametrize(("draft_vocab", "companion_vocab"), [(24, 40), (40, 24), (24, 24)])
+def test_other_widths(monkeypatch, models, draft_vocab, companion_vocab):
+    """Logits are cut or filled to the target's width before they become probabilities."""
+    draft = Recipe(vocab=draft_vocab, seed=8)
+    companion = Recipe(vocab=companion_vocab, seed=9)
+    run = build(monkeypatch, models, draft=draft, companion=companion)
+    prompts, params = work(KINDS["mixed"])
+    outputs = run.run(prompts, params)
+    assert assert_signals(models, run, draft, companion) > 150
+    assert_greedy_texts(models, outputs, prompts, params)
+    if companion_vocab < VOCAB:
+        assert not any(seen.c[:, companion_vocab:].any() for seen in run.seen)
+
+
+def test_signals_at_every_position_while_drafting(monkeypatch, models):
+    """What a policy sees after each token is what it sees at the end."""
+    run = build(monkeypatch, models)
+    prompts, params = work(KINDS["mixed"])
+    for index, prompt in enumerate(prompts[:5]):
+        run.engine.add(None, prompt, params[index])
+    count = 0
+    while run.engine.num_unfinished:
+        run.step()
+        draft, _ = run.recorder.seen
+        for at, position in enumerate(run.recorder.positions):
+            rows = list(position.requests)
+            assert position.index == at
+            assert torch.equal(position.tokens, draft.tokens[rows, at])
+            assert torch.equal(position.beliefs, draft.signals.beliefs[rows, at])
+            assert torch.equal(position.entropy, draft.signals.entropy[rows, at])
+            assert torch.equal(position.token_probs, draft.signals.token_probs[rows, at])
+            count += len(rows)
+    assert count == sum(len(seen.drafted) for seen in run.seen) > 0
+
+
+class Passes:
+    """Counts the passes of every model, their tokens, and the logits they compute."""
+
+    def __init__(self, monkeypatch, run):
+        self.run = run
+        self.calls = []
+        forward = PackedModel.forward
+
+        def counted(model, cache, tokens, segments, logit_rows):
+            wanted = None if logit_rows is None else len(logit_rows)
+            self.calls.append((model, len(tokens), wanted))
+            return forward(model, cache, tokens, segments, logit_rows)
+
+        monkeypatch.setattr(PackedModel, "forward", counted)
+        self.draft = run.engine._drafter._follower._model
+        self.companion = run.engine._companion._follower._model
+
+    def step(self):
+        """``[(tokens, logits), …]`` of the draft and of the companion in one step."""
+        self.calls.clear()
+        self.run.step()
+        return (
+            [call[1:] for call in self.calls if call[0] is model]
+            for model in (self.draft, self.companion)
+        )
+
+
+class TestPasses:
+    def test_no_logits_are_computed_for_prompts(self, monkeypatch, models):
+        run = build(monkeypatch, models, options={"max_batch_size": 4, "max_chunk_tokens": 6})
+        passes = Passes(monkeypatch, run)
+        run.engine.add(None, list(range(20)), SamplingParams(max_tokens=20))
+        for expected in (6, 6, 6, 2):
+            draft, companion = passes.step()
+            assert draft == companion == [(expected, None)]
+        run.engine.add(None, list(range(15)), SamplingParams(max_tokens=20))
+        both = 0
+        for chunk in (6, 6, 3):
+            draft, companion = passes.step()
+            length = sum(run.recorder.seen[0].lengths)
+            if not length:
+                assert companion[0][1] is None
+                continue
+            assert [logits for _, logits in draft] == [1] * length
+            assert len(companion) == 1
+            assert companion[0][1] == length
+            assert companion[0][0] >= chunk + length
+            both += 1
+        assert both > 0
+
+    def test_nothing_is_read_while_it_is_not_asked(self, monkeypatch, models):
+        asked = []
+        run = build(monkeypatch, models, asks=lambda _: bool(asked), gamma=2)
+        passes = Passes(monkeypatch, run)
+        request = run.engine.add(None, [1, 2, 3], SamplingParams(max_tokens=60, seed=1))
+        _, companion = passes.step()
+        assert companion == [(3, None)]
+        for _ in range(9):
+            _, companion = passes.step()
+            assert companion == []
+        asked.append(True)
+        length = 0
+        while not length:
+            missed = len(request.tokens) - 3
+            _, companion = passes.step()
+            length = run.recorder.seen[0].lengths[0] if run.recorder.seen[0].lengths else 0
+        assert companion == [(missed + length - 1, length)]
+        assert missed > 9
+        assert_signals(models, run)
+
+    def test_the_draft_never_reads_its_last_token_before_it_must(self, monkeypatch, models):
+        run = build(monkeypatch, models)
+        passes = Passes(monkeypatch, run)
+        run.engine.add(None, [1, 2, 3], SamplingParams(max_tokens=40, seed=2))
+        while run.engine.num_unfinished:
+            draft, companion = passes.step()
+            lengths = run.recorder.seen[0].lengths
+            if any(lengths):
+                assert len(draft) == lengths[0]
+                assert len(companion) == 1
+
+
+class TestABrokenCompanion:
+    """What it cannot say is 0, never NaN, and the texts stay."""
+
+    BROKEN = 17
+
+    def run(self, monkeypatch, models, prompts, params):
+        run = build(monkeypatch, models)
+        folder = models.folder(COMPANION)
+        own = load_model(folder, "companion", torch.float32, torch.device("cpu"))
+        break_token(own.model, self.BROKEN)
+        run.engine._companion._follower._model = own.model
+        return run, run.run(prompts, params)
+
+    @pytest.mark.parametrize("kinds", KINDS)
+    def test_texts_stay_and_signals_are_numbers(self, monkeypatch, models, kinds):
+        prompts, params = work(KINDS[kinds])
+        assert sum(self.BROKEN in prompt for prompt in prompts) > 2
+        expected = build(monkeypatch, models).run(prompts, params)
+        run, outputs = self.run(monkeypatch, models, prompts, params)
+        # The same lengths are drawn and the companion is not looked at.
+        assert [o.token_ids for o in outputs] == [o.token_ids for o in expected]
+        assert_greedy_texts(models, outputs, prompts, params)
+        spoilt = 0
+        for seen in run.seen:
+            for signal in (seen.overlap, seen.agreement, seen.c):
+                assert signal.isfinite().all()
+            if self.BROKEN in seen.tokens:
+                assert not seen.overlap.any()
+                assert not seen.agreement.any()
+                assert not seen.c.any()
+                spoilt += len(seen.drafted)
+        assert 0 < spoilt < sum(len(seen.drafted) for seen in run.seen)
+
+    def test_only_those_who_meet_it(self, monkeypatch, models):
+        """Neighbours and later requests of the same row are judged as ever."""
+        prompts, _ = work([{}])
+        params = [
+            SamplingParams(max_tokens=12, seed=seed, logit_bias={self.BROKEN: -100.0})
+            for seed in range(len(prompts))
+        ]
+        run, _ = self.run(monkeypatch, models, prompts, params)
+        healthy = [seen for seen in run.seen if self.BROKEN not in seen.tokens]
+        assert 0 < len(healthy) < len(run.seen)
+        run.seen = healthy
+        assert_signals(models, run)
+
+    @pytest.mark.parametrize("kinds", KINDS)
+    def test_a_broken_draft_has_no_signals(self, monkeypatch, models, kinds):
+        run = build(monkeypatch, models)
+        own = load_model(models.folder(DRAFT), "draft", torch.float32, torch.device("cpu"))
+        break_token(own.model, self.BROKEN)
+        run.engine._drafter._follower._model = own.model
+        prompts, params = work(KINDS[kinds])
+        outputs = run.run(prompts, params)
+        assert_greedy_texts(models, outputs, prompts, params)
+        assert any(seen.drafted for seen in run.seen)
+        for seen in run.seen:
+            for signal in (seen.entropy, seen.q_drawn, seen.q):
+                assert signal.isfinite().all()
+            if seen.overlap is not None:
+                assert (seen.overlap + seen.agreement).isfinite().all()
+            if self.BROKEN in seen.tokens:
+                assert not seen.drafted
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Make the recorder known by name."""
+    monkeypatch.setattr(registry, "POLICIES", {**registry.POLICIES, "recorder": Recorder})
+
+
+def open_llm(models, companion, policy="recorder", **options):
+    config = SpeculationConfig(
+        models.folder(DRAFT), companion=companion, policy=policy, num_speculative_tokens=3
+    )
+    return LLM(models.folder(TARGET), config, dtype="float32", **options)
+
+
+@pytest.mark.usefixtures("register")
+class TestChoosing:
+    def test_a_model_of_its_own(self, models):
+        llm = open_llm(models, models.folder(COMPANION))
+        assert llm.companion.name == models.folder(COMPANION)
+        (output,) = llm.generate([1, 2], SamplingParams(max_tokens=10, temperature=0))
+        plain = llm.with_speculation(None)
+        (expected,) = plain.generate([1, 2], SamplingParams(max_tokens=10, temperature=0))
+        assert plain.companion is None
+        assert output.token_ids == expected.token_ids
+
+    @pytest.mark.parametrize("bits", ["int8", "int4"])
+    def test_the_draft_itself(self, models, bits):
+        llm = open_llm(models, f"draft:{bits}")
+        assert llm.companion.name == f"{models.folder(DRAFT)}:{bits}"
+        assert llm.draft.name == models.folder(DRAFT)
+        assert llm.companion.fingerprint != llm.draft.fingerprint
+        assert llm.companion.num_parameters == llm.draft.num_parameters
+        assert llm.generate([1, 2])[0].error is None
+        _, judgement = llm.engine.policy.seen
+        assert judgement is None or judgement.overlap.min() > 0.5
+
+    def test_what_is_loaded_is_shared(self, models):
+        llm = open_llm(models, "draft:int8")
+        again = llm.with_speculation(llm.speculation)
+        assert again.draft is llm.draft
+        assert again.companion is llm.companion
+        other = llm.with_speculation(
+            SpeculationConfig(models.folder(DRAFT), companion="draft:int4", policy="recorder")
+        )
+        assert other.draft is llm.draft
+        assert other.companion.name.endswith(":int4")
+        # The same draft in another role.
+        swapped = llm.with_speculation(
+            SpeculationConfig(
+                models.folder(COMPANION), companion=models.folder(DRAFT), policy="recorder"
+            )
+        )
+        assert swapped.companion is llm.draft
+
+    def test_one_model_in_both_roles_is_loaded_once(self, models):
+        llm = open_llm(models, models.folder(DRAFT))
+        assert llm.companion is llm.draft
+
+    def test_another_vocabulary(self, models, tmp_path):
+        COMPANION.build().save_pretrained(tmp_path)
+        tokenizer = byte_tokenizer()
+        tokenizer.add_tokens(["zz"])
+        tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(VocabularyMismatchError) as caught:
+            open_llm(models, str(tmp_path))
+        assert caught.value.field == "companion"
+
+    def test_the_quantised_draft_of_another_vocabulary(self, models):
+        config = SpeculationConfig(
+            models.folder(Recipe(vocab=8)), companion="draft:int8", policy="recorder"
+        )
+        with pytest.raises(VocabularyMismatchError):
+            LLM(models.folder(Recipe(vocab=16)), config, dtype="float32")
+
+    @pytest.mark.parametrize("name", ["/no/such/folder", "zoo:compagnon"])
+    def test_a_companion_that_is_not_there(self, models, name):
+        with pytest.raises(ModelNotFoundError) as caught:
+            open_llm(models, name)
+        assert caught.value.field == "companion"
+
+    def test_a_companion_of_nans(self, models, tmp_path):
+        model = COMPANION.build()
+        with torch.no_grad():
+            model.lm_head.weight.fill_(torch.nan)
+        model.save_pretrained(tmp_path)
+        byte_tokenizer().save_pretrained(tmp_path)
+        with pytest.raises(NumericalError) as caught:
+            open_llm(models, str(tmp_path))
+        assert caught.value.field == "companion"
+
+    @pytest.mark.parametrize("policy", ["fixed", "none"])
+    @pytest.mark.parametrize("companion", ["draft:int8", "zoo:companion"])
+    def test_a_companion_that_nobody_asks(self, models, companion, policy):
+        with pytest.raises(InvalidParameterError, match="leave it out or choose") as caught:
+            open_llm(models, companion, policy)
+        assert caught.value.field == "companion"
+        assert repr(policy) in caught.value.message
+
+    def test_a_missing_companion(self, models, monkeypatch):
+        monkeypatch.setattr(Recorder, "needs_companion", True)
+        with pytest.raises(InvalidParameterError, match="needs a companion") as caught:
+            open_llm(models, None)
+        assert caught.value.field == "companion"
