@@ -40,7 +40,10 @@ def token_probabilities(q: Tensor, tokens: Tensor) -> Tensor:
 
 
 def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p ‖ q) = Σ p·log(p/q) in nats, infinite where q misses a token of p."""
+    """KL(p ‖ q) = Σ p·log(p/q) in nats, infinite where q misses a token of p.
+
+    For nearly equal distributions rounding may make it a little negative.
+    """
     summands: Tensor = torch.special.xlogy(p, p) - torch.special.xlogy(p, q)
     return summands.sum(dim=-1)
 
@@ -50,7 +53,7 @@ def pinsker_bound(kl: Tensor) -> Tensor:
 
     Pinsker's inequality; SVIP (Zhang et al. 2024, section 3) applies it to KL(q ‖ p).
     """
-    return (1 - (kl / 2).sqrt()).clamp(min=0.0)
+    return (1 - (kl.clamp(min=0.0) / 2).sqrt()).clamp(min=0.0)
 
 
 def bretagnolle_huber_bound(kl: Tensor) -> Tensor:
