@@ -10,6 +10,8 @@ from rich.console import Console
 
 import draftwise
 from draftwise.cli.generate import generate
+from draftwise.cli.profile import profile
+from draftwise.cli.profile_latency import profile_latency
 from draftwise.errors import DraftwiseError
 
 app = typer.Typer(
@@ -37,6 +39,8 @@ def _root(
 
 
 app.command()(generate)
+app.command()(profile)
+app.command()(profile_latency)
 
 
 def main() -> None:

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.engine import Models
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
 from draftwise.profiling.fitting import Point
+from draftwise.profiling.interference import measure_interference
 from draftwise.profiling.latency_profile import LatencyProfile
 from draftwise.profiling.passes import PassShape, PassTimer, Stage, longest_context
 from draftwise.profiling.shapes import Shapes, quick_shapes, thorough_shapes
 
-# Quick: seconds for all models, the share of it in which every size is tried once, and how often a
-# size is measured at most.
+# Quick: seconds for all models; the share of it in which every size is tried once; how often a size
+# is repeated then; and how long a pass may take, as a share of all, to be repeated at all.
 _BUDGET_SECONDS = 2.5
-_FIRST_SHARE = 0.7
-_QUICK_PASSES = 3
+_FIRST_SHARE = 0.6
+_QUICK_REPEATS = 3
+_LONG_PASS_SHARE = 0.02
 # These many tokens are measured however long it takes: the flat part of the curve and its end.
 _INDISPENSABLE = (1, 8, 32)
-_THOROUGH_PASSES = 5
+# Thorough: how often everything is gone through, and repeats of a shape each time.
+_NUM_SWEEPS = 2
+_THOROUGH_REPEATS = 3
 _CONTEXTS = (128, 512, 1024)
+# The matrix library keeps a limited number of compiled kernels, a few for each number of tokens: in
+# turns with more sizes than this, it would be compiling that is measured.
+_SIZES_IN_TURNS = 16
 # A profile is stale when probes are off by more than this factor.
 _MOST_OFF = 1.5
 _NUM_PROBES = 3
 _PROBED_TOKENS = 32
 
 OnPass = Callable[[int, int], None]
+_Pass = tuple[Stage, PassShape]
 
 
 def measure_latency(
@@ -58,6 +68,7 @@ def measure_profile(
     max_batch_size: int,
     contexts: Sequence[int] | None = None,
     num_speculative_tokens: int = 5,
+    interference: bool = False,
     on_pass: OnPass | None = None,
 ) -> LatencyProfile:
     """Time passes over batch sizes, tokens per request and contexts, each several times.
@@ -67,6 +78,7 @@ def measure_profile(
         max_batch_size: largest batch.
         contexts: tokens of context per request; ``None`` for 128, 512 and 1024 as far as they fit.
         num_speculative_tokens: most tokens verified per request.
+        interference: also measure how target and draft slow each other down; needs a draft.
         on_pass: called after every pass with the number of passes so far and in all.
 
     Raises:
@@ -88,18 +100,30 @@ def measure_profile(
     contexts = sorted(set(contexts))
     timer = PassTimer(models, max_batch_size, contexts[-1], num_speculative_tokens)
     shapes = thorough_shapes(timer.stages, max_batch_size, num_speculative_tokens, contexts)
-    every = [(stage, shape) for stage, of_stage in shapes.items() for shape in of_stage]
-    times: dict[tuple[Stage, PassShape], list[float]] = {each: [] for each in every}
-    order = random.Random(0)
-    total = (_THOROUGH_PASSES + 1) * len(every)
-    for done in range(total):
-        if done % len(every) == 0:
-            order.shuffle(every)
-        stage, shape = every[done % len(every)]
-        times[stage, shape].append(timer(stage, shape))
+    turns = [turn for stage, of_stage in shapes.items() for turn in _turns(stage, of_stage)]
+    times: dict[_Pass, list[float]] = {each: [] for turn in turns for each in turn}
+    total = _NUM_SWEEPS * (1 + _THOROUGH_REPEATS) * len(times)
+    done = itertools.count(1)
+
+    def run(each: _Pass) -> float:
+        seconds = timer(*each)
         if on_pass is not None:
-            on_pass(done + 1, total)
-    return LatencyProfile.of(models, _points(times))
+            on_pass(next(done), total)
+        return seconds
+
+    order = random.Random(0)
+    for turn in turns * _NUM_SWEEPS:
+        for each in turn:
+            run(each)
+        for _ in range(_THOROUGH_REPEATS):
+            order.shuffle(turn)
+            for each in turn:
+                times[each].append(run(each))
+    factors = {}
+    if interference:
+        batches = sorted({1, max(1, max_batch_size // 4), max_batch_size})
+        factors = measure_interference(timer, batches, num_speculative_tokens + 1, contexts[0])
+    return replace(LatencyProfile.of(models, _points(times)), interference=factors)
 
 
 def load_latency(path: str, models: Models) -> LatencyModel:
@@ -130,46 +154,53 @@ def load_latency(path: str, models: Models) -> LatencyModel:
 
 
 def _measure_quickly(timer: PassTimer, shapes: Shapes) -> list[Point]:
-    """Every size once, the small ones first, and then in turns as long as there is time."""
-    begin = time.perf_counter()
-    times: dict[tuple[Stage, PassShape], list[float]] = {}
+    """Every size once, the small ones first; then stage by stage in turns, while there is time."""
+    deadline = time.perf_counter() + _BUDGET_SECONDS
+    first_deadline = deadline - (1 - _FIRST_SHARE) * _BUDGET_SECONDS
+    first: dict[_Pass, float] = {}
 
-    def expected(stage: Stage, shape: PassShape) -> float:
-        """From the pass of this stage that came nearest from below."""
-        seen = [(s.num_tokens, times[at, s][-1]) for at, s in times if at is stage]
-        below = max(each for each in seen if each[0] <= max(shape.num_tokens, seen[0][0]))
-        return below[1] * max(1.0, shape.num_tokens / below[0])
-
-    def fits(seconds: float, share: float) -> bool:
-        return time.perf_counter() - begin + seconds <= share * _BUDGET_SECONDS
+    def expected(each: _Pass) -> float:
+        """Seconds, from the largest pass of the stage so far that is not larger."""
+        num_tokens = each[1].num_tokens
+        seen = [(s.num_tokens, t) for (stage, s), t in first.items() if stage is each[0]]
+        below = max(pair for pair in seen if pair[0] <= num_tokens)
+        return below[1] * num_tokens / below[0]
 
     every = [(stage, shape) for stage, of_stage in shapes.items() for shape in of_stage]
-    first = {(stage, of_stage[0]) for stage, of_stage in shapes.items()}
-    # Sorted by False before True: what is indispensable, then the others by size.
-    wanted = [e for e in every if e in first or e[1].num_tokens in _INDISPENSABLE]
-    others = sorted((e for e in every if e not in wanted), key=lambda e: e[1].num_tokens)
-    for stage, shape in wanted:
-        times[stage, shape] = [timer(stage, shape)]
-    for stage, shape in others:
-        if fits(expected(stage, shape), _FIRST_SHARE):
-            times[stage, shape] = [timer(stage, shape)]
+    smallest = {(stage, of_stage[0]) for stage, of_stage in shapes.items()}
+    every.sort(key=lambda each: each[1].num_tokens)
+    needed = [e for e in every if e in smallest or e[1].num_tokens in _INDISPENSABLE]
+    for each in needed:
+        first[each] = timer(*each)
+    for each in every:
+        if each not in first and time.perf_counter() + expected(each) < first_deadline:
+            first[each] = timer(*each)
+
+    repeated: dict[_Pass, list[float]] = {each: [] for each in first}
     order = random.Random(0)
-    for _ in range(_QUICK_PASSES):
-        turn = list(times)
-        order.shuffle(turn)
-        for stage, shape in turn:
-            if fits(times[stage, shape][-1], 1.0):
-                times[stage, shape].append(timer(stage, shape))
-    return _points(times)
+    for stage in reversed(shapes):
+        turn = [each for each in first if each[0] is stage]
+        for _ in range(_QUICK_REPEATS):
+            order.shuffle(turn)
+            for each in turn:
+                short = first[each] < _LONG_PASS_SHARE * _BUDGET_SECONDS
+                if short and time.perf_counter() + first[each] < deadline:
+                    repeated[each].append(timer(*each))
+    return _points({each: repeated[each] or [seconds] for each, seconds in first.items()})
 
 
-def _points(times: dict[tuple[Stage, PassShape], list[float]]) -> list[Point]:
-    """Medians; the first pass of a shape warms up, if there is another."""
-    points = []
-    for (stage, shape), seconds in sorted(times.items()):
-        counted = seconds[1:] or seconds
-        points.append(Point(stage, shape, statistics.median(counted), len(counted)))
-    return points
+def _turns(stage: Stage, shapes: Sequence[PassShape]) -> list[list[_Pass]]:
+    """Passes to be made in turns, with not too many different sizes in each list."""
+    sizes = sorted({shape.num_tokens for shape in shapes})
+    groups = [sizes[i : i + _SIZES_IN_TURNS] for i in range(0, len(sizes), _SIZES_IN_TURNS)]
+    return [[(stage, s) for s in shapes if s.num_tokens in group] for group in groups]
+
+
+def _points(times: Mapping[_Pass, Sequence[float]]) -> list[Point]:
+    return [
+        Point(stage, shape, statistics.median(seconds), len(seconds))
+        for (stage, shape), seconds in sorted(times.items())
+    ]
 
 
 def _how_far_off(profile: LatencyProfile, models: Models) -> float:

@@ -165,10 +165,19 @@ class LatencyProfile:
     def command(self, path: str | Path) -> str:
         """The command that measures the same again."""
         words = ["draftwise", "profile-latency"]
-        for role, model in self.models.items():
-            words += [f"--{role}", str(model["name"])]
-        dtype, device = str(self.machine["dtype"]), str(self.machine["device"])
-        words += ["--dtype", dtype, "--device", device, "-o", str(path)]
+        names = {role: str(model["name"]) for role, model in self.models.items()}
+        if "draft" in names and names.get("companion", "").startswith(f"{names['draft']}:"):
+            names["companion"] = "draft" + names["companion"].removeprefix(names["draft"])
+        for role, name in {"draft": "none", **names}.items():
+            words += [f"--{role}", name]
+        for name in ("dtype", "device", "threads"):
+            words += [f"--{name}", str(self.machine[name])]
+        shapes = [point.shape for point in self.points if point.stage is Stage.TARGET]
+        contexts = sorted({shape.context for shape in shapes})
+        words += ["--max-batch-size", str(max(shape.num_requests for shape in shapes))]
+        words += ["--contexts", ",".join(str(context) for context in contexts)]
+        most = max(-(-shape.num_tokens // shape.num_requests) for shape in shapes) - 1
+        words += ["--num-speculative-tokens", str(most), "-o", str(path)]
         return shlex.join(words)
 
 

@@ -1,0 +1,214 @@
+"""``draftwise profile-latency``: what passes of the models cost on this machine, as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from draftwise.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from draftwise.engine.engine import Models
+    from draftwise.profiling.latency_profile import LatencyProfile
+    from draftwise.profiling.passes import Stage
+
+# How many tokens more the closing sentence is about.
+_MORE = 4
+
+
+def profile_latency(
+    target: Annotated[str, typer.Option(help="Folder, hub id or zoo:NAME.")] = "zoo:target",
+    draft: Annotated[
+        str, typer.Option(help="The model that writes ahead; none for none.")
+    ] = "zoo:draft",
+    companion: Annotated[
+        str | None, typer.Option(help="The model that judges; draft:int8 is the draft quantised.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    max_batch_size: Annotated[int, typer.Option(help="Largest batch.")] = 32,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="Most tokens verified per request and step.")
+    ] = 5,
+    contexts: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokens of context, separated by commas; 128,512,1024 as far as they fit."
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads to compute with; PyTorch's default if left out.")
+    ] = None,
+    interference: Annotated[
+        bool,
+        typer.Option(
+            "--interference",
+            help="Also measure how target and draft slow each other down at the same time.",
+        ),
+    ] = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")
+    ] = Path("latency.json"),
+) -> None:
+    """Measure what passes of the models cost on this machine.
+
+    A profile holds for these models, this type, this machine and as many threads. Measure on a
+    machine that does nothing else.
+
+    Examples:
+      draftwise profile-latency -o latency.json
+      draftwise profile-latency --contexts 128,2048 --threads 8 -o latency.json
+    """
+    import logging
+    import warnings
+
+    # The models' library talks to developers; a user of the command wants the profile.
+    warnings.filterwarnings("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+    lengths = _numbers("contexts", contexts)
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")
+    if interference and draft == "none":
+        raise InvalidParameterError("interference", "is that of a draft; name one")
+    if threads is not None:
+        _set_threads(threads)
+    console = Console(highlight=False)
+    models = _load(console, target, draft, companion, dtype, device)
+
+    from draftwise.profiling.latency import measure_profile
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("passes"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("measuring", total=None)
+        profile = measure_profile(
+            models,
+            max_batch_size,
+            lengths,
+            num_speculative_tokens,
+            interference,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    profile.save(output)
+    _show(console, profile)
+    console.print(f"written to {output}", soft_wrap=True)
+
+
+def _numbers(field: str, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise InvalidParameterError(
+            field, f"must be whole numbers separated by commas, got {text!r}"
+        ) from None
+
+
+def _set_threads(threads: int) -> None:
+    if threads < 1:
+        raise InvalidParameterError("threads", f"must be at least 1, got {threads}")
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _load(
+    console: Console, target: str, draft: str, companion: str | None, dtype: str, device: str
+) -> Models:
+    with console.status("loading the models …"):
+        from draftwise.llm import LLM
+        from draftwise.params import SpeculationConfig
+
+        policy = "none" if draft == "none" else "fixed"
+        speculation = SpeculationConfig(draft=draft, companion=companion, policy=policy)
+        return LLM(target, None, dtype=dtype, device=device, max_batch_size=1).load_models(
+            speculation
+        )
+
+
+def _show(console: Console, profile: LatencyProfile) -> None:
+    from draftwise.profiling.passes import Stage
+
+    machine = profile.machine
+    console.print(
+        f"{machine['processor']}, {machine['device']}, {machine['threads']} threads, "
+        f"{machine['dtype']}",
+        style="dim",
+    )
+    console.print(_target_table(profile))
+    for stage, what in ((Stage.DRAFT, "requests"), (Stage.COMPANION, "tokens judged")):
+        if stage in profile.costs:
+            console.print(_curve_table(profile, stage, what))
+    for stage, factor in profile.interference.items():
+        console.print(f"{stage} beside the other: {factor:.2f} times as long as alone")
+    console.print(_meaning(profile))
+
+
+def _target_table(profile: LatencyProfile) -> Table:
+    """Milliseconds by tokens per request and batch size, at the shortest context."""
+    from draftwise.profiling.passes import Stage
+
+    points = [point for point in profile.points if point.stage is Stage.TARGET]
+    context = min(point.shape.context for point in points)
+    cells = {
+        (p.shape.num_requests, p.shape.num_tokens // p.shape.num_requests): p.seconds
+        for p in points
+        if p.shape.context == context
+    }
+    batches = sorted({batch for batch, _ in cells})
+    table = Table(
+        box=None,
+        header_style="dim",
+        title=f"target, ms per pass ({context} tokens of context)",
+        title_justify="left",
+    )
+    table.add_column("tokens per request", justify="right")
+    for batch in batches:
+        table.add_column(f"batch {batch}", justify="right")
+    for tokens in sorted({tokens for _, tokens in cells}):
+        row = (cells.get((batch, tokens)) for batch in batches)
+        table.add_row(str(tokens), *("" if s is None else f"{1000 * s:.2f}" for s in row))
+    return table
+
+
+def _curve_table(profile: LatencyProfile, stage: Stage, what: str) -> Table:
+    """Milliseconds of a small model, as fitted."""
+    cost = profile.costs[stage]
+    table = Table(box=None, header_style="dim", title=f"{stage}, ms per pass", title_justify="left")
+    table.add_column(what, justify="right")
+    for tokens in cost.tokens:
+        table.add_column(f"{tokens:.0f}", justify="right")
+    table.add_row("", *(f"{1000 * seconds:.2f}" for seconds in cost.seconds))
+    return table
+
+
+def _meaning(profile: LatencyProfile) -> str:
+    """What the profile says about speculation, in a sentence."""
+    from draftwise.profiling.passes import Stage
+
+    cost = profile.costs[Stage.TARGET]
+    points = [point for point in profile.points if point.stage is Stage.TARGET]
+    context = min(point.shape.context for point in points)
+
+    def more(batch: int) -> str:
+        one = cost(batch, batch * context)
+        extra = cost(batch * (1 + _MORE), batch * context) / one - 1
+        return f"{100 * extra:.0f} % of a target-only pass at batch {batch}"
+
+    largest = max(point.shape.num_requests for point in points)
+    batches = [1] if largest == 1 else [1, largest]
+    return f"Verifying {_MORE} tokens more per request costs {' and '.join(map(more, batches))}."

@@ -1,0 +1,114 @@
+"""``draftwise profile-latency`` as a user runs it, on tiny models."""
+
+import json
+import re
+import sys
+
+import pytest
+import torch
+
+from draftwise.cli import main
+from draftwise.profiling.latency_profile import LatencyProfile
+from draftwise.profiling.passes import Stage
+
+from ..tiny_models import Recipe
+
+TARGET = Recipe(vocab=40, context=64)
+DRAFT = TARGET.draft()
+SMALL = ("--max-batch-size", "2", "--num-speculative-tokens", "4", "--contexts", "16")
+
+
+@pytest.fixture
+def command(models, monkeypatch, capsys, tmp_path):
+    """Run the command with the tiny pair; gives (exit status, stdout, stderr, file)."""
+    file = tmp_path / "latency.json"
+
+    def run(*arguments):
+        named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)]
+        every = ["draftwise", "profile-latency", *named, "-o", str(file), *SMALL, *arguments]
+        monkeypatch.setattr(sys, "argv", every)
+        monkeypatch.setenv("COLUMNS", "120")
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return end.value.code or 0, captured.out, captured.err, file
+
+    return run
+
+
+def test_writes_a_profile_and_shows_it(command):
+    status, out, err, file = command("--dtype", "float32")
+    assert (status, err) == (0, "")
+    profile = LatencyProfile.load(file)
+    assert profile.costs.keys() == {Stage.TARGET, Stage.DRAFT}
+    assert profile.machine["dtype"] == "float32"
+    assert not profile.interference
+    assert "batch 1  batch 2" in out
+    row = {p.shape.num_requests: p for p in profile.points if p.shape.num_tokens == p.shape[0]}
+    shown = next(line.split() for line in out.splitlines() if re.match(r" +1 ", line))
+    assert shown == ["1", *(f"{1000 * row[batch].seconds:.2f}" for batch in (1, 2))]
+    assert str(file) in out
+
+
+def test_says_what_it_means(command):
+    _, out, _, file = command("--dtype", "float32")
+    cost = LatencyProfile.load(file).costs[Stage.TARGET]
+    context = {1: 16, 2: 32}
+    more = {n: 100 * (cost(5 * n, context[n]) / cost(n, context[n]) - 1) for n in (1, 2)}
+    sentence = (
+        f"Verifying 4 tokens more per request costs {more[1]:.0f} % of a target-only pass at "
+        f"batch 1 and {more[2]:.0f} % of a target-only pass at batch 2."
+    )
+    assert sentence in " ".join(out.split())
+
+
+def test_companion_and_interference_are_measured_when_asked(command, models):
+    other = models.folder(TARGET.draft(noise_seed=5))
+    status, out, _, file = command("--companion", other, "--interference", "--dtype=float32")
+    assert status == 0
+    profile = LatencyProfile.load(file)
+    assert Stage.COMPANION in profile.costs
+    assert profile.interference.keys() == {Stage.TARGET, Stage.DRAFT}
+    assert "companion, ms per pass" in out
+    assert f"beside the other: {profile.interference[Stage.TARGET]:.2f} times" in out
+
+
+def test_without_a_draft(command):
+    status, _, _, file = command("--draft", "none", "--max-batch-size", "1")
+    assert status == 0
+    assert LatencyProfile.load(file).costs.keys() == {Stage.TARGET}
+
+
+def test_threads_are_set_and_written_down(command):
+    before = torch.get_num_threads()
+    try:
+        _, _, _, file = command("--threads", str(before + 1), "--max-batch-size", "1")
+    finally:
+        torch.set_num_threads(before)
+    assert json.loads(file.read_text())["machine"]["threads"] == before + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--contexts", "16,x"], "contexts"),
+        (["--contexts", "60"], "contexts"),
+        (["--contexts", ""], "contexts"),
+        (["--max-batch-size", "0"], "max_batch_size"),
+        (["--num-speculative-tokens", "0"], "num_speculative_tokens"),
+        (["--threads", "0"], "threads"),
+        (["--dtype", "int3"], "dtype"),
+        (["--companion", "draft:int3"], "companion"),
+        (["--draft", "/does/not/exist"], "draft"),
+        (["--draft", "none", "--interference"], "interference"),
+        (["-o", "/does/not/exist/latency.json"], "output"),
+        (["-o", "/"], "output"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):
+    status, out, err, file = command(*arguments)
+    assert status == 2
+    assert out == ""
+    assert err.startswith(f"error {field}: ")
+    assert "Traceback" not in err
+    assert not file.exists()

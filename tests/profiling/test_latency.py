@@ -1,0 +1,388 @@
+"""Passes, the fit through them, the file, and what is refused. No time is asserted."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.engine.engine import Models
+from draftwise.errors import DraftwiseWarning, InvalidParameterError
+from draftwise.models.loading import load_model
+from draftwise.profiling import latency
+from draftwise.profiling.fitting import Point, fit_stage
+from draftwise.profiling.interference import measure_interference
+from draftwise.profiling.latency import load_latency, measure_latency, measure_profile
+from draftwise.profiling.latency_profile import LatencyProfile
+from draftwise.profiling.passes import PassShape, PassTimer, Stage, longest_context
+from draftwise.profiling.shapes import quick_shapes, thorough_shapes
+
+from ..tiny_models import Recipe
+
+TARGET = Recipe(vocab=40, context=96)
+STAGES = tuple(Stage)
+
+
+@pytest.fixture(scope="module")
+def triple(models):
+    """A tiny target, draft and companion; the draft's context is the shortest."""
+
+    def load(role, recipe):
+        return load_model(models.folder(recipe), role, torch.float32, torch.device("cpu"))
+
+    return Models(
+        load("target", TARGET),
+        load("draft", TARGET.draft(context=64)),
+        load("companion", TARGET.draft(noise_seed=5)),
+    )
+
+
+@pytest.fixture(scope="module")
+def profile(triple):
+    return measure_profile(triple, max_batch_size=3, contexts=[8, 24], num_speculative_tokens=2)
+
+
+@pytest.fixture
+def saved(profile, tmp_path):
+    file = tmp_path / "latency.json"
+    profile.save(file)
+    return file
+
+
+@pytest.fixture
+def unprobed(monkeypatch):
+    """A machine that is as it was."""
+    monkeypatch.setattr(latency, "_how_far_off", lambda profile, models: 1.0)
+
+
+def point(num_requests, num_tokens, context, seconds):
+    return Point(Stage.TARGET, PassShape(num_requests, num_tokens, context), seconds, 1)
+
+
+def edited(file, edit):
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))
+    return str(file)
+
+
+class TestFit:
+    def test_recovers_a_curve_and_the_price_of_context(self):
+        truth = StageCost((1, 4, 16, 64), (0.01, 0.011, 0.02, 0.06), 2e-6)
+        points = [
+            point(rows, n, context, truth(n, rows * context))
+            for n in truth.tokens
+            for rows, context in ((1, 64), (1, 512), (4, 512))
+        ]
+        fit = fit_stage(points)
+        assert fit.tokens == truth.tokens
+        assert fit.seconds == pytest.approx(truth.seconds, rel=1e-6)
+        assert fit.per_context_token == pytest.approx(2e-6, rel=1e-6)
+
+    def test_a_curve_never_falls(self):
+        seconds = {1: 0.010, 2: 0.014, 4: 0.009, 8: 0.02, 16: 0.016}
+        fit = fit_stage([point(1, n, 64, each) for n, each in seconds.items()])
+        assert all(a <= b for a, b in zip(fit.seconds[:-1], fit.seconds[1:], strict=True))
+        assert fit.seconds[1] == pytest.approx(fit.seconds[2])
+        assert 0.009 < fit.seconds[1] < 0.014
+        assert fit.per_context_token == 0.0
+
+    def test_context_is_never_worth_less_than_nothing(self):
+        points = [point(1, n, c, 0.01 * n / c) for n in (1, 2, 4) for c in (1, 2)]
+        assert fit_stage(points).per_context_token == 0.0
+
+    def test_one_point_is_enough(self):
+        assert fit_stage([point(1, 4, 64, 0.01)])(100) == pytest.approx(0.01)
+
+
+class TestShapes:
+    @pytest.mark.parametrize("gamma", [1, 5, 16])
+    @pytest.mark.parametrize("max_requests", [1, 3, 32])
+    def test_quick_ones_are_possible_and_reach_the_largest_step(self, max_requests, gamma):
+        shapes = quick_shapes(STAGES, max_requests, gamma, 200)
+        assert max(s.num_tokens for s in shapes[Stage.TARGET]) == max_requests * (gamma + 1)
+        assert max(s.num_tokens for s in shapes[Stage.COMPANION]) == max_requests * gamma
+        assert max(s.num_tokens for s in shapes[Stage.DRAFT]) == max_requests
+        for stage, most in ((Stage.TARGET, gamma + 1), (Stage.COMPANION, gamma), (Stage.DRAFT, 1)):
+            for shape in shapes[stage]:
+                assert 1 <= shape.num_requests <= min(max_requests, shape.num_tokens)
+                assert shape.num_tokens <= shape.num_requests * most
+                assert 1 <= shape.context <= 200
+            assert len(set(shapes[stage])) == len(shapes[stage])
+
+    def test_quick_ones_know_the_price_of_context(self):
+        target = quick_shapes(STAGES, 8, 5, 500)[Stage.TARGET]
+        assert len({shape.context for shape in target}) == 2
+
+    def test_thorough_ones_are_the_grid(self):
+        shapes = thorough_shapes(STAGES, 4, 2, [64, 128])
+        assert len(shapes[Stage.TARGET]) == 3 * 3 * 2
+        assert {(s.num_requests, s.num_tokens) for s in shapes[Stage.TARGET]} == {
+            (batch, batch * tokens) for batch in (1, 2, 4) for tokens in (1, 2, 3)
+        }
+        assert [s.num_requests for s in shapes[Stage.DRAFT]] == [1, 2, 4]
+        assert {s.context for s in shapes[Stage.COMPANION]} == {128}
+
+    def test_huge_contexts_are_not_taken_by_many_requests(self):
+        target = thorough_shapes(STAGES, 32, 1, [128, 30_000])[Stage.TARGET]
+        assert {s.num_requests for s in target if s.context == 30_000} == {1}
+        assert {s.num_requests for s in target if s.context == 128} == {1, 2, 4, 8, 16, 32}
+
+    def test_only_the_stages_there_are(self):
+        assert quick_shapes((Stage.TARGET,), 2, 2, 50).keys() == {Stage.TARGET}
+
+
+class TestPasses:
+    @pytest.mark.parametrize(
+        ("stage", "shape"),
+        [
+            (Stage.TARGET, PassShape(2, 5, 30)),
+            (Stage.TARGET, PassShape(1, 1, 1)),
+            (Stage.DRAFT, PassShape(3, 3, 20)),
+            (Stage.COMPANION, PassShape(2, 3, 20)),
+        ],
+    )
+    def test_reads_what_it_is_asked_to(self, triple, stage, shape, monkeypatch):
+        timer = PassTimer(triple, 3, 40, 3)
+        model = getattr(triple, stage).model
+        seen = []
+        forward = model.forward
+
+        def watched(cache, tokens, segments, logit_rows):
+            seen.append([(s.row, s.start, s.num_tokens) for s in segments])
+            return forward(cache, tokens, segments, logit_rows)
+
+        monkeypatch.setattr(model, "forward", watched)
+        timer(Stage.TARGET, PassShape(3, 12, 40))  # leaves the cache elsewhere
+        seen.clear()
+        assert timer(stage, shape) > 0
+        first = seen[0]
+        assert [row for row, _, _ in first] == list(range(shape.num_requests))
+        assert {start for _, start, _ in first} == {shape.context}
+        assert sum(count for _, _, count in first) == shape.num_tokens
+
+    def test_longest_context_is_that_of_the_shortest_model(self, triple):
+        assert longest_context(triple, 3) == 64 - 5
+        timer = PassTimer(triple, 1, 59, 3)
+        for stage in timer.stages:
+            assert timer(stage, PassShape(1, 1, 59)) > 0
+
+    def test_without_small_models_there_is_one_stage(self, triple):
+        assert PassTimer(Models(triple.target), 1, 8, 2).stages == (Stage.TARGET,)
+
+    def test_interference_is_measured_for_both(self, triple):
+        factors = measure_interference(PassTimer(triple, 2, 16, 2), [1, 2], 3, 16)
+        assert factors.keys() == {Stage.TARGET, Stage.DRAFT}
+        assert all(factor > 0 for factor in factors.values())
+
+
+class TestMeasuring:
+    def test_quick_model_covers_every_stage(self, triple):
+        model = measure_latency(triple, 4, 3)
+        assert isinstance(model, LatencyModel)
+        assert model.target.tokens[0] == 1
+        assert model.target.tokens[-1] == 16
+        assert 0 < model.target_seconds(1) <= model.target_seconds(64)
+        assert model.draft_seconds(1) > 0
+        assert model.companion_seconds(1) > 0
+
+    def test_quick_model_of_a_target_alone(self, triple):
+        model = measure_latency(Models(triple.target), 1, 0)
+        assert model.draft is None
+        assert model.companion is None
+        assert model.target_seconds(1) > 0
+
+    def test_a_slow_model_is_measured_at_fewer_sizes(self, triple, monkeypatch):
+        monkeypatch.setattr(latency, "_BUDGET_SECONDS", 0.0)
+        model = measure_latency(triple, 16, 5)
+        assert model.target.tokens == (1, 8, 32)
+        assert model.target_seconds(96) > 0
+
+    def test_profile_has_every_shape_and_says_how_far_it_is(self, triple):
+        calls = []
+        measured = measure_profile(
+            triple, 2, [8], 1, on_pass=lambda done, total: calls.append((done, total))
+        )
+        shapes = thorough_shapes(STAGES, 2, 1, [8])
+        assert {(p.stage, p.shape) for p in measured.points} == {
+            (stage, shape) for stage in shapes for shape in shapes[stage]
+        }
+        assert len({p.num_passes for p in measured.points}) == 1
+        assert [done for done, _ in calls] == list(range(1, len(calls) + 1))
+        assert {total for _, total in calls} == {len(calls)}
+
+    def test_many_sizes_are_taken_in_groups(self, triple):
+        shapes = [PassShape(1, n, context) for n in range(1, 40) for context in (8, 16)]
+        turns = latency._turns(Stage.TARGET, shapes)
+        assert sorted(each for turn in turns for each in turn) == sorted(
+            (Stage.TARGET, shape) for shape in shapes
+        )
+        assert [len({shape.num_tokens for _, shape in turn}) for turn in turns] == [16, 16, 7]
+
+    def test_default_contexts_are_those_that_fit(self, triple):
+        measured = measure_profile(Models(triple.target), 1, None, 1)
+        assert {p.shape.context for p in measured.points} == {96 - 3}
+
+    @pytest.mark.parametrize(
+        ("field", "arguments"),
+        [
+            ("contexts", {"contexts": [60]}),
+            ("contexts", {"contexts": [0]}),
+            ("contexts", {"contexts": []}),
+            ("max_batch_size", {"max_batch_size": 0}),
+            ("num_speculative_tokens", {"num_speculative_tokens": 0}),
+        ],
+    )
+    def test_refuses_sizes_that_cannot_be(self, triple, field, arguments):
+        with pytest.raises(InvalidParameterError) as error:
+            measure_profile(triple, **{"max_batch_size": 1, **arguments})
+        assert error.value.field == field
+
+
+class TestFile:
+    def test_survives(self, profile, saved):
+        assert LatencyProfile.load(saved) == profile
+
+    def test_is_for_reading(self, profile, saved):
+        content = json.loads(saved.read_text())
+        assert content["format"] == 1
+        assert content["machine"]["threads"] == torch.get_num_threads()
+        assert content["machine"]["dtype"] == "float32"
+        assert content["models"].keys() == {"target", "draft", "companion"}
+        assert len(content["measured"]) == len(profile.points)
+        lines = saved.read_text().splitlines()
+        assert sum('"num_passes"' in line for line in lines) == len(profile.points)
+
+    def test_gives_the_fitted_costs(self, profile, saved, triple, unprobed):
+        model = load_latency(str(saved), triple)
+        assert model.target == profile.costs[Stage.TARGET]
+        assert model.draft == profile.costs[Stage.DRAFT]
+        assert model.companion == profile.costs[Stage.COMPANION]
+
+    def test_a_target_alone_may_use_the_profile_of_a_triple(self, saved, triple, unprobed):
+        assert load_latency(str(saved), Models(triple.target)).target_seconds(1) > 0
+
+    def test_another_name_for_the_same_model_is_fine(self, saved, triple, unprobed):
+        renamed = replace(triple, target=replace(triple.target, name="elsewhere"))
+        assert load_latency(str(saved), renamed).target_seconds(1) > 0
+
+    @pytest.mark.parametrize(
+        ("edit", "named"),
+        [
+            (lambda c: c["machine"].update(dtype="bfloat16"), "dtype 'bfloat16'"),
+            (lambda c: c["machine"].update(threads=77), "threads 77"),
+            (lambda c: c["machine"].update(device="cuda"), "device 'cuda'"),
+            (lambda c: c["machine"].update(processor="Z80"), "processor 'Z80'"),
+            (lambda c: c["models"]["target"].update(fingerprint="0"), "another target"),
+            (lambda c: c["models"]["draft"].update(fingerprint="0"), "another draft"),
+            (lambda c: c["models"]["companion"].update(dtype="int8"), "another companion"),
+            (lambda c: c["models"].pop("companion"), "no companion"),
+            (lambda c: c["fit"].pop("draft"), "no draft"),
+        ],
+    )
+    def test_refuses_a_profile_of_something_else(self, saved, triple, edit, named):
+        with pytest.raises(InvalidParameterError, match="was measured with") as error:
+            load_latency(edited(saved, edit), triple)
+        assert error.value.field == "latency_profile"
+        assert named in error.value.message
+
+    @pytest.mark.parametrize(
+        "edit",
+        [
+            lambda c: c.pop("format"),
+            lambda c: c.update(format=2),
+            lambda c: c.pop("machine"),
+            lambda c: c.update(machine=[]),
+            lambda c: c.update(models={"target": 3}),
+            lambda c: c["models"]["target"].pop("fingerprint"),
+            lambda c: c["machine"].pop("threads"),
+            lambda c: c["fit"].pop("target"),
+            lambda c: c["fit"].update(oracle=c["fit"]["target"]),
+            lambda c: c["fit"]["target"].update(seconds=[]),
+            lambda c: c["fit"]["target"]["seconds"].__setitem__(-1, -1.0),
+            lambda c: c["fit"]["target"]["tokens"].__setitem__(0, None),
+            lambda c: c["measured"].clear(),
+            lambda c: c["measured"][0].pop("context"),
+            lambda c: c["measured"][0].update(stage="oracle"),
+        ],
+    )
+    def test_refuses_what_is_no_profile(self, saved, triple, edit):
+        with pytest.raises(InvalidParameterError, match="is no latency profile") as error:
+            load_latency(edited(saved, edit), triple)
+        assert error.value.field == "latency_profile"
+
+    @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe\x00"])
+    def test_refuses_garbage(self, tmp_path, triple, content):
+        file = tmp_path / "latency.json"
+        file.write_bytes(content)
+        with pytest.raises(InvalidParameterError, match="is no latency profile"):
+            load_latency(str(file), triple)
+
+    def test_refuses_a_missing_file(self, tmp_path, triple):
+        with pytest.raises(InvalidParameterError, match="cannot read") as error:
+            load_latency(str(tmp_path / "none.json"), triple)
+        assert error.value.field == "latency_profile"
+
+    def test_says_where_it_cannot_write(self, profile, tmp_path):
+        with pytest.raises(InvalidParameterError, match="cannot write") as error:
+            profile.save(tmp_path / "missing" / "latency.json")
+        assert error.value.field == "output"
+
+
+class TestStaleness:
+    """The probes are real, what they are compared with is made up: no time decides."""
+
+    @staticmethod
+    def scaled(file, factor):
+        def edit(content):
+            for each in content["measured"]:
+                each["seconds"] *= factor
+
+        return edited(file, edit)
+
+    @pytest.mark.parametrize("factor", [1e-4, 1e4])
+    def test_warns_with_the_command_when_the_machine_changed(self, saved, triple, factor):
+        with pytest.warns(DraftwiseWarning, match="draftwise profile-latency") as caught:
+            load_latency(self.scaled(saved, factor), triple)
+        message = str(caught[0].message)
+        assert f"-o {saved}" in message
+        assert f"--target {triple.target.name}" in message
+        assert caught[0].filename == __file__
+
+    def test_the_command_measures_the_same(self, profile):
+        companion = {**profile.models["companion"], "name": "small:int8"}
+        models = {
+            "target": {**profile.models["target"], "name": "my target"},
+            "draft": {**profile.models["draft"], "name": "small"},
+            "companion": companion,
+        }
+        threads = torch.get_num_threads()
+        assert replace(profile, models=models).command("out.json") == (
+            "draftwise profile-latency --draft small --target 'my target' --companion draft:int8 "
+            f"--dtype float32 --device cpu --threads {threads} --max-batch-size 3 "
+            "--contexts 8,24 --num-speculative-tokens 2 -o out.json"
+        )
+        alone = replace(profile, models={"target": models["target"]})
+        assert " --draft none " in alone.command("out.json")
+
+    @pytest.mark.parametrize(("off", "warned"), [(1.4, 0), (0.7, 0), (1.6, 1), (0.6, 1)])
+    def test_warns_from_half_as_much_again(self, saved, triple, monkeypatch, off, warned):
+        monkeypatch.setattr(latency, "_how_far_off", lambda profile, models: off)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            load_latency(str(saved), triple)
+        assert len(caught) == warned
+
+    def test_probes_are_passes_that_were_measured(self, profile, triple, monkeypatch):
+        probed = []
+
+        def timed(self, stage, shape):
+            probed.append((stage, shape))
+            seconds = {(p.stage, p.shape): p.seconds for p in profile.points}
+            return 2 * seconds[stage, shape]
+
+        monkeypatch.setattr(PassTimer, "__call__", timed)
+        assert latency._how_far_off(profile, triple) == pytest.approx(2.0)
+        assert len(set(probed)) == 3
