@@ -89,12 +89,12 @@ class RecordedEngine:
         seen: all that was drafted, step after step.
     """
 
-    def __init__(self, monkeypatch, target, draft, companion, gamma=4, options=None, **settings):
+    def __init__(self, target, draft, companion, gamma=4, options=None, **settings):
         self.recorder = Recorder(PolicyContext(gamma, has_companion=True), **settings)
-        monkeypatch.setattr("draftwise.engine.engine.create_policy", lambda *_: self.recorder)
         config = SpeculationConfig("d", policy="recorder", num_speculative_tokens=gamma)
         options = EngineOptions(**(options or {}))
-        self.engine = Engine(Models(target, draft, companion), config, options)
+        models = Models(target, draft, companion)
+        self.engine = Engine(models, config, options, policy=self.recorder)
         self.seen: list[Seen] = []
 
     def step(self):

@@ -45,10 +45,10 @@ def loaded(folder):
     return load_model(folder, "model", torch.float32, torch.device("cpu"), None)
 
 
-def build(monkeypatch, models, target=TARGET, draft=DRAFT, companion=COMPANION, **settings):
+def build(models, target=TARGET, draft=DRAFT, companion=COMPANION, **settings):
     settings.setdefault("options", {"max_batch_size": 5, "max_chunk_tokens": 9})
     small = [loaded(models.folder(recipe)) for recipe in (target, draft, companion)]
-    return RecordedEngine(monkeypatch, *small, **settings)
+    return RecordedEngine(*small, **settings)
 
 
 def work(kinds, count=14, longest=25, vocab=VOCAB):
@@ -102,10 +102,10 @@ def assert_greedy_texts(models, outputs, prompts, params, target=TARGET):
 
 @pytest.mark.parametrize("max_chunk_tokens", [512, 9])
 @pytest.mark.parametrize("kinds", KINDS)
-def test_signals_of_ragged_drafts(monkeypatch, models, kinds, max_chunk_tokens):
+def test_signals_of_ragged_drafts(models, kinds, max_chunk_tokens):
     """Requests join and leave, prompts come in chunks, drafts are rejected and rolled back."""
     options = {"max_batch_size": 5, "max_chunk_tokens": max_chunk_tokens}
-    run = build(monkeypatch, models, options=options)
+    run = build(models, options=options)
     prompts, params = work(KINDS[kinds])
     outputs = run.run(prompts, params)
     assert assert_signals(models, run) == sum(len(seen.drafted) for seen in run.seen) > 100
@@ -118,9 +118,9 @@ def test_signals_of_ragged_drafts(monkeypatch, models, kinds, max_chunk_tokens):
 
 @pytest.mark.parametrize("asks", [lambda n: n % 3 == 0, lambda n: n > 12, lambda n: n % 11 < 3])
 @pytest.mark.parametrize("kinds", KINDS)
-def test_a_companion_that_is_not_always_asked(monkeypatch, models, kinds, asks):
+def test_a_companion_that_is_not_always_asked(models, kinds, asks):
     """It reads what it missed when it is asked again."""
-    run = build(monkeypatch, models, asks=asks)
+    run = build(models, asks=asks)
     prompts, params = work(KINDS[kinds])
     outputs = run.run(prompts, params)
     judged = assert_signals(models, run)
@@ -130,9 +130,9 @@ def test_a_companion_that_is_not_always_asked(monkeypatch, models, kinds, asks):
 
 
 @pytest.mark.parametrize("longest_verified", [0, 1])
-def test_most_of_the_draft_is_dropped(monkeypatch, models, longest_verified):
+def test_most_of_the_draft_is_dropped(models, longest_verified):
     """Both small models have read more than what remains."""
-    run = build(monkeypatch, models, longest_verified=longest_verified)
+    run = build(models, longest_verified=longest_verified)
     prompts, params = work(KINDS["mixed"])
     outputs = run.run(prompts, params)
     assert assert_signals(models, run) > 150
@@ -143,11 +143,11 @@ def test_most_of_the_draft_is_dropped(monkeypatch, models, longest_verified):
     ("kinds", "contexts"),
     [("mixed", (64, 20)), ("mixed", (20, 64)), ("greedy", (24, 16)), ("sampled", (64, 1))],
 )
-def test_shorter_contexts(monkeypatch, models, kinds, contexts):
+def test_shorter_contexts(models, kinds, contexts):
     """A draft's context ends the draft, a companion's ends its judgement: signals 0 there."""
     draft = TARGET.draft(context=contexts[0])
     companion = TARGET.draft(0.2, noise_seed=2, context=contexts[1])
-    run = build(monkeypatch, models, draft=draft, companion=companion)
+    run = build(models, draft=draft, companion=companion)
     prompts, params = work(KINDS[kinds], 10, longest=40)
     outputs = run.run(prompts, params)
     judged = assert_signals(models, run, draft, companion)
@@ -158,11 +158,11 @@ def test_shorter_contexts(monkeypatch, models, kinds, contexts):
 
 
 @pytest.mark.parametrize(("draft_vocab", "companion_vocab"), [(24, 40), (40, 24), (24, 24)])
-def test_other_widths(monkeypatch, models, draft_vocab, companion_vocab):
+def test_other_widths(models, draft_vocab, companion_vocab):
     """Logits are cut or filled to the target's width before they become probabilities."""
     draft = Recipe(vocab=draft_vocab, seed=8)
     companion = Recipe(vocab=companion_vocab, seed=9)
-    run = build(monkeypatch, models, draft=draft, companion=companion)
+    run = build(models, draft=draft, companion=companion)
     prompts, params = work(KINDS["mixed"])
     outputs = run.run(prompts, params)
     assert assert_signals(models, run, draft, companion) > 150
@@ -171,9 +171,9 @@ def test_other_widths(monkeypatch, models, draft_vocab, companion_vocab):
         assert not any(seen.c[:, companion_vocab:].any() for seen in run.seen)
 
 
-def test_signals_at_every_position_while_drafting(monkeypatch, models):
+def test_signals_at_every_position_while_drafting(models):
     """What a policy sees after each token is what it sees at the end."""
-    run = build(monkeypatch, models)
+    run = build(models)
     prompts, params = work(KINDS["mixed"])
     for index, prompt in enumerate(prompts[:5]):
         run.engine.add(None, prompt, params[index])
@@ -221,7 +221,7 @@ class Passes:
 
 class TestPasses:
     def test_no_logits_are_computed_for_prompts(self, monkeypatch, models):
-        run = build(monkeypatch, models, options={"max_batch_size": 4, "max_chunk_tokens": 6})
+        run = build(models, options={"max_batch_size": 4, "max_chunk_tokens": 6})
         passes = Passes(monkeypatch, run)
         run.engine.add(None, list(range(20)), SamplingParams(max_tokens=20))
         for expected in (6, 6, 6, 2):
@@ -244,7 +244,7 @@ class TestPasses:
 
     def test_nothing_is_read_while_it_is_not_asked(self, monkeypatch, models):
         asked = []
-        run = build(monkeypatch, models, asks=lambda _: bool(asked), gamma=2)
+        run = build(models, asks=lambda _: bool(asked), gamma=2)
         passes = Passes(monkeypatch, run)
         request = run.engine.add(None, [1, 2, 3], SamplingParams(max_tokens=60, seed=1))
         _, companion = passes.step()
@@ -263,7 +263,7 @@ class TestPasses:
         assert_signals(models, run)
 
     def test_the_draft_never_reads_its_last_token_before_it_must(self, monkeypatch, models):
-        run = build(monkeypatch, models)
+        run = build(models)
         passes = Passes(monkeypatch, run)
         run.engine.add(None, [1, 2, 3], SamplingParams(max_tokens=40, seed=2))
         while run.engine.num_unfinished:
@@ -279,8 +279,8 @@ class TestABrokenCompanion:
 
     BROKEN = 17
 
-    def run(self, monkeypatch, models, prompts, params):
-        run = build(monkeypatch, models)
+    def run(self, models, prompts, params):
+        run = build(models)
         folder = models.folder(COMPANION)
         own = load_model(folder, "companion", torch.float32, torch.device("cpu"))
         break_token(own.model, self.BROKEN)
@@ -288,11 +288,11 @@ class TestABrokenCompanion:
         return run, run.run(prompts, params)
 
     @pytest.mark.parametrize("kinds", KINDS)
-    def test_texts_stay_and_signals_are_numbers(self, monkeypatch, models, kinds):
+    def test_texts_stay_and_signals_are_numbers(self, models, kinds):
         prompts, params = work(KINDS[kinds])
         assert sum(self.BROKEN in prompt for prompt in prompts) > 2
-        expected = build(monkeypatch, models).run(prompts, params)
-        run, outputs = self.run(monkeypatch, models, prompts, params)
+        expected = build(models).run(prompts, params)
+        run, outputs = self.run(models, prompts, params)
         # The same lengths are drawn and the companion is not looked at.
         assert [o.token_ids for o in outputs] == [o.token_ids for o in expected]
         assert_greedy_texts(models, outputs, prompts, params)
@@ -307,22 +307,22 @@ class TestABrokenCompanion:
                 spoilt += len(seen.drafted)
         assert 0 < spoilt < sum(len(seen.drafted) for seen in run.seen)
 
-    def test_only_those_who_meet_it(self, monkeypatch, models):
+    def test_only_those_who_meet_it(self, models):
         """Neighbours and later requests of the same row are judged as ever."""
         prompts, _ = work([{}])
         params = [
             SamplingParams(max_tokens=12, seed=seed, logit_bias={self.BROKEN: -100.0})
             for seed in range(len(prompts))
         ]
-        run, _ = self.run(monkeypatch, models, prompts, params)
+        run, _ = self.run(models, prompts, params)
         healthy = [seen for seen in run.seen if self.BROKEN not in seen.tokens]
         assert 0 < len(healthy) < len(run.seen)
         run.seen = healthy
         assert_signals(models, run)
 
     @pytest.mark.parametrize("kinds", KINDS)
-    def test_a_broken_draft_has_no_signals(self, monkeypatch, models, kinds):
-        run = build(monkeypatch, models)
+    def test_a_broken_draft_has_no_signals(self, models, kinds):
+        run = build(models)
         own = load_model(models.folder(DRAFT), "draft", torch.float32, torch.device("cpu"))
         break_token(own.model, self.BROKEN)
         run.engine._drafter._follower._model = own.model
