@@ -220,7 +220,8 @@ class TestObserving:
     def test_a_few_observations_move_the_table_as_a_whole(self):
         table = AcceptanceTable.prior()
         before = table.values.clone()
-        table.observe(torch.full((64,), 0.5), torch.full((64,), 0.5), torch.ones(64))
+        half = torch.full((256,), 0.5)
+        table.observe(half, half, torch.ones(256))
         assert bool((table.values > before)[1:9, 1:9].all())
         assert table.values[5, 5] == table.values[5, 5:].min()
 

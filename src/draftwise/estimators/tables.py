@@ -35,10 +35,10 @@ _MOST_CELL_STRENGTH = 64.0
 _TABLE_STRENGTH = 64.0
 # Observations after which an older one counts half, and between two rebuildings of the table.
 _HALF_LIFE = 5000.0
-_REBUILD_AFTER = 64.0
+_REBUILD_AFTER = 256.0
 
 # P ≈ offset + slopes · (S, A), where nothing better is known.
-_PRIOR_OFFSET, _PRIOR_OVERLAP, _PRIOR_AGREEMENT = 0.1, 0.3, 0.5
+_PRIOR_OFFSET, _PRIOR_OVERLAP, _PRIOR_AGREEMENT = 0.15, 0.4, 0.35
 
 
 class AcceptanceTable:
@@ -117,10 +117,10 @@ class AcceptanceTable:
 
     @classmethod
     def prior(cls) -> AcceptanceTable:
-        """A table for models of which nothing is known: 10 × 10 bins of 0.1 + 0.3·S + 0.5·A.
+        """A table for models of which nothing is known, to be corrected by :meth:`observe`.
 
         What a companion would accept the target mostly does too, the more so where draft and
-        companion agree throughout. The table is meant to be corrected by :meth:`observe`.
+        companion agree throughout: 0.15 + 0.4·S + 0.35·A in 10 × 10 bins.
         """
         return cls.fit(Records.empty(), "10x10")
 
@@ -159,7 +159,7 @@ class AcceptanceTable:
         acceptance: Tensor,
         weight: Tensor | None = None,
     ) -> None:
-        """Learn from verified tokens; the values follow after every 64 of them.
+        """Learn from verified tokens; the values follow after every 256 of them.
 
         Args:
             overlap: ``[...]`` S.

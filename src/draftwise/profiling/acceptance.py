@@ -11,11 +11,11 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
 
 from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
@@ -30,6 +30,7 @@ from draftwise.policies.fixed import FixedLength
 from draftwise.profiling.checkpoint import Collected, load_checkpoint, save_checkpoint
 
 _PROMPTS_PER_CHECKPOINT = 32
+_FEWEST_TOKENS = 3
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,15 @@ class Collection:
     Attributes:
         records: drafted tokens, prompt after prompt.
         provenance: what they come from.
-        num_prompts: prompts that gave records.
-        errors: why others did not.
+        num_prompts: prompts that were served.
+        num_resumed: how many of them were in the checkpoint.
+        errors: why others were not.
     """
 
     records: Records
     provenance: Mapping[str, str]
     num_prompts: int
+    num_resumed: int
     errors: Sequence[DraftwiseError]
 
 
@@ -77,15 +80,23 @@ def collect(
         on_step: called after every step with the requests that gained tokens.
 
     Raises:
-        InvalidParameterError: there is no draft, or the checkpoint is of another collection.
+        InvalidParameterError: there is no draft or nothing for it to do, or the checkpoint is of
+            another collection.
         DraftwiseError: not a single prompt could be served; the first one's error.
     """
     if models.draft is None or num_speculative_tokens < 1:
         raise InvalidParameterError("draft", "missing: a profile is about what a draft proposes")
+    if sampling.max_tokens < _FEWEST_TOKENS:
+        raise InvalidParameterError(
+            "max_tokens",
+            f"must be at least {_FEWEST_TOKENS} for something to be drafted: the target says the "
+            "first token and the last itself",
+        )
     first_seed = sampling.seed or 0
     sampling = replace(sampling, seed=first_seed)
     provenance = provenance_of(models, prompts, sampling, num_speculative_tokens)
     collected = {} if checkpoint is None else load_checkpoint(checkpoint, provenance)
+    num_resumed = num_saved = len(collected)
     recorder = _Recorder(
         PolicyContext(num_speculative_tokens, has_companion=models.companion is not None),
         frozenset(sampling.stop_token_ids)
@@ -107,7 +118,6 @@ def collect(
                 numbers[engine.add(None, list(prompt), params).request_id] = number
             except DraftwiseError as error:
                 errors.append(error)
-    num_saved = len(collected)
     try:
         while engine.num_unfinished:
             advanced = engine.step()
@@ -126,7 +136,7 @@ def collect(
             save_checkpoint(checkpoint, collected, provenance)
     if errors and not collected:
         raise errors[0]
-    return Collection(_joined(collected), provenance, len(collected), errors)
+    return Collection(_joined(collected), provenance, len(collected), num_resumed, errors)
 
 
 def provenance_of(
@@ -136,8 +146,6 @@ def provenance_of(
     num_speculative_tokens: int,
 ) -> dict[str, str]:
     """What a profile is made from, as text by name: models by their fingerprints."""
-    import draftwise
-
     ids = json.dumps([list(prompt) for prompt in prompts])
     companion, draft = models.companion, models.draft
     settings = {
@@ -148,14 +156,19 @@ def provenance_of(
         "num_prompts": len(prompts),
         "num_speculative_tokens": num_speculative_tokens,
         "dtype": str(models.target.model.dtype).removeprefix("torch."),
-        "draftwise": draftwise.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **{name: _version(name) for name in ("draftwise", "torch", "transformers")},
     }
     for item in fields(sampling):
         value = getattr(sampling, item.name)
         settings[item.name] = dict(value) if isinstance(value, Mapping) else value
     return {name: str(value) for name, value in settings.items()}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 class _Recorder(FixedLength):
@@ -216,10 +229,9 @@ class _Recorder(FixedLength):
             if length == 0 or row in outcome.failed:
                 continue
             position = np.arange(length)
-            chains = self._chains.setdefault(request.request_id, [])
-            chains.append(
+            self._chains.setdefault(request.request_id, []).append(
                 Records(
-                    chain=np.full(length, len(chains)),
+                    chain=np.zeros(length, dtype=np.int64),
                     position=position,
                     history=np.full(length, request.history, dtype=np.float32),
                     accepted=position < outcome.num_accepted[row],

@@ -1,0 +1,245 @@
+"""``draftwise profile``: what the target accepts of this draft, as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from draftwise.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from draftwise.engine.engine import Models
+    from draftwise.estimators.profile import AcceptanceProfile
+    from draftwise.llm import LLM, Prompt
+    from draftwise.params import SamplingParams
+    from draftwise.profiling.acceptance import Collection
+
+_MODELS, _DRAWING, _RUNNING = "Models", "Sampling", "Running"
+
+
+def profile(
+    prompts: Annotated[
+        Path,
+        typer.Option(help="JSON lines with prompt, question, turns or text.", metavar="FILE"),
+    ],
+    num_prompts: Annotated[int, typer.Option(help="Take the first of the file.", min=1)] = 512,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send prompts through the target's chat template.")
+    ] = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")
+    ] = Path("profile.safetensors"),
+    target: Annotated[
+        str, typer.Option(help="Folder, hub id or zoo:NAME.", rich_help_panel=_MODELS)
+    ] = "zoo:target",
+    draft: Annotated[
+        str, typer.Option(help="The model that writes ahead.", rich_help_panel=_MODELS)
+    ] = "zoo:draft",
+    companion: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that judges; draft:int8 is the draft quantised. Without one, only "
+            "what the draft knows of itself is profiled.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="Tokens drafted per step.", min=1, rich_help_panel=_MODELS)
+    ] = 8,
+    max_tokens: Annotated[
+        int, typer.Option(help="Most tokens to generate per prompt.", rich_help_panel=_DRAWING)
+    ] = 128,
+    temperature: Annotated[
+        float, typer.Option(help="0 is greedy.", rich_help_panel=_DRAWING)
+    ] = 1.0,
+    top_p: Annotated[float, typer.Option(rich_help_panel=_DRAWING, help="1 is off.")] = 1.0,
+    top_k: Annotated[int, typer.Option(rich_help_panel=_DRAWING, help="0 is off.")] = 0,
+    min_p: Annotated[float, typer.Option(rich_help_panel=_DRAWING, help="0 is off.")] = 0.0,
+    seed: Annotated[
+        int,
+        typer.Option(help="Of the first prompt; each next one adds 1.", rich_help_panel=_DRAWING),
+    ] = 0,
+    batch_size: Annotated[
+        int, typer.Option(help="Prompts that run at once.", min=1, rich_help_panel=_RUNNING)
+    ] = 16,
+    dtype: Annotated[
+        str,
+        typer.Option(help="auto, bfloat16, float16 or float32.", rich_help_panel=_RUNNING),
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_RUNNING)
+    ] = "auto",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(help="Longest prompt and output together.", rich_help_panel=_RUNNING),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run code that comes with a model.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = False,
+) -> None:
+    """Learn what the target accepts of a draft, from what draft and companion think of it.
+
+    Runs plain speculative decoding over the prompts. A run that was interrupted goes on where it
+    stopped when the same command is given again. Use prompts and sampling parameters like those
+    that are to be served.
+
+    Examples:
+      draftwise profile --prompts prompts.jsonl -o profile.safetensors
+      draftwise profile --prompts prompts.jsonl --companion zoo:companion --temperature 0
+    """
+    import logging
+    import warnings
+
+    # The models' library talks to developers; a user of the command wants the profile.
+    warnings.filterwarnings("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+    from draftwise.params import SamplingParams, SpeculationConfig
+    from draftwise.prompts import load_prompts
+
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")
+    if draft == "none":
+        raise InvalidParameterError("draft", "a profile is about what a draft proposes; name one")
+    texts = load_prompts(prompts, num_prompts)
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+    )
+    speculation = SpeculationConfig(
+        draft=draft,
+        companion=companion,
+        policy="fixed",
+        num_speculative_tokens=num_speculative_tokens,
+    )
+    console = Console(highlight=False)
+    with console.status(f"loading {target}, {draft} …"):
+        from draftwise.llm import LLM
+
+        llm = LLM(
+            target,
+            None,
+            dtype=dtype,
+            device=device,
+            max_batch_size=1,
+            max_model_len=max_model_len,
+            trust_remote_code=trust_remote_code,
+        )
+        models = llm.load_models(speculation)
+    inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
+    _profile(console, llm, models, inputs, sampling, num_speculative_tokens, batch_size, output)
+
+
+def _profile(
+    console: Console,
+    llm: LLM,
+    models: Models,
+    prompts: list[Prompt],
+    sampling: SamplingParams,
+    num_speculative_tokens: int,
+    batch_size: int,
+    output: Path,
+) -> None:
+    from draftwise.cli.render import progress
+    from draftwise.estimators.fits import estimator_fits
+    from draftwise.estimators.profile import fit_profile
+    from draftwise.profiling.acceptance import collect
+
+    partial = output.with_name(output.name.removesuffix(".safetensors") + ".partial.safetensors")
+    ids = [llm.tokenize(prompt) for prompt in prompts]
+    with progress(console, "profiling", len(prompts)) as on_step:
+        collection = collect(
+            models,
+            ids,
+            sampling,
+            num_speculative_tokens=num_speculative_tokens,
+            batch_size=batch_size,
+            checkpoint=partial,
+            on_step=on_step,
+        )
+    fits = estimator_fits(models.companion is not None)
+    with console.status("fitting …"):
+        profile = fit_profile(collection.records, collection.provenance, fits)
+    profile.save(output)
+    partial.unlink(missing_ok=True)
+    _show(console, models, collection, profile)
+    console.print(f"written to {output}", soft_wrap=True)
+
+
+def _show(
+    console: Console, models: Models, collection: Collection, profile: AcceptanceProfile
+) -> None:
+    summary = profile.summary
+    assert summary is not None
+    if collection.num_resumed:
+        console.print(f"continued after {collection.num_resumed} prompts", style="dim")
+    if collection.errors:
+        console.print(
+            f"[bold yellow]{len(collection.errors)} prompts are left out[/]; the first because "
+            f"{collection.errors[0]}"
+        )
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    for role in ("target", "draft", "companion"):
+        model = getattr(models, role)
+        if model is not None:
+            table.add_row(role, f"{model.name} [dim]{model.fingerprint}[/]")
+    table.add_row(
+        "records",
+        f"{summary.num_tokens} drafted tokens in {summary.num_chains} drafts "
+        f"of {collection.num_prompts} prompts",
+    )
+    table.add_row("acceptance", f"[bold]{summary.mean_acceptance:.3f}[/] mean")
+    by_position = " ".join(f"{p:.2f}" for p in summary.acceptance_by_position)
+    table.add_row("by position", by_position)
+    console.print(table)
+    console.print(_gain_table(profile))
+
+
+def _gain_table(profile: AcceptanceProfile) -> Table:
+    """What each signal tells, in bits, and how far each table is off."""
+    summary = profile.summary
+    assert summary is not None
+    (entropy, *_) = (gain.entropy for gain in summary.gains.values())
+    (fate_entropy, *_) = (gain.entropy for gain in summary.fate_gains.values())
+    table = Table(
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+        title="information gain, bits (beside it: corrected for chance)",
+        title_justify="left",
+    )
+    for name in (
+        "signal",
+        "cells",
+        f"kept or not, of {entropy:.2f}",
+        f"acceptance probability, of {fate_entropy:.2f}",
+        "calibration error",
+    ):
+        table.add_column(name, justify="left" if name == "signal" else "right")
+    for signal, gain in summary.gains.items():
+        fate = summary.fate_gains[signal]
+        binning = signal.removeprefix("S,A ")
+        is_table = binning in profile.tables
+        table.add_row(
+            signal,
+            str(profile.tables[binning].num_cells if is_table else gain.num_cells),
+            f"{gain.plain:.3f} [dim]{gain.corrected:.3f}[/]",
+            f"{fate.plain:.3f} [dim]{fate.corrected:.3f}[/]",
+            f"{summary.calibration_errors[binning]:.3f}" if is_table else "",
+        )
+    return table
