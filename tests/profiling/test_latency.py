@@ -160,14 +160,17 @@ class TestPasses:
         assert timer(stage, shape) > 0
         first = seen[0]
         assert [row for row, _, _ in first] == list(range(shape.num_requests))
-        assert {start for _, start, _ in first} == {shape.context}
+        assert sum(start for _, start, _ in first) == shape.num_requests * shape.context
+        assert [start for _, start, _ in first] == shape.contexts
         assert sum(count for _, _, count in first) == shape.num_tokens
 
     def test_longest_context_is_that_of_the_shortest_model(self, triple):
-        assert longest_context(triple, 3) == 64 - 5
-        timer = PassTimer(triple, 1, 59, 3)
+        longest = longest_context(triple, 3)
+        shape = PassShape(2, 2, longest)
+        assert 64 - 5 - 2 <= max(shape.contexts) <= 64 - 5
+        timer = PassTimer(triple, 2, longest, 3)
         for stage in timer.stages:
-            assert timer(stage, PassShape(1, 1, 59)) > 0
+            assert timer(stage, shape) > 0
 
     def test_without_small_models_there_is_one_stage(self, triple):
         assert PassTimer(Models(triple.target), 1, 8, 2).stages == (Stage.TARGET,)
@@ -223,7 +226,7 @@ class TestMeasuring:
 
     def test_default_contexts_are_those_that_fit(self, triple):
         measured = measure_profile(Models(triple.target), 1, None, 1)
-        assert {p.shape.context for p in measured.points} == {96 - 3}
+        assert {p.shape.context for p in measured.points} == {4 * (96 - 3) // 5}
 
     @pytest.mark.parametrize(
         ("field", "arguments"),

@@ -50,12 +50,21 @@ class PassShape(NamedTuple):
         num_requests: requests of the batch.
         num_tokens: the target's tokens (those verified and one for each request), the companion's
             (those judged), or the draft's (one for each request).
-        context: tokens of context of each request.
+        context: tokens of context of each request, in the mean: real batches are not all of one
+            length, and uneven ones take longer. Half of the requests have a quarter less, half a
+            quarter more.
     """
 
     num_requests: int
     num_tokens: int
     context: int
+
+    @property
+    def contexts(self) -> list[int]:
+        """Of each request; they sum up to ``num_requests * context``."""
+        apart = self.context // 4
+        pairs = [self.context - apart, self.context + apart] * (self.num_requests // 2)
+        return pairs + [self.context] * (self.num_requests % 2)
 
 
 class _DraftAll(FixedLength):
@@ -81,15 +90,14 @@ class PassTimer:
         Args:
             models: loaded.
             max_requests: largest batch.
-            max_context: longest context, with room for ``num_speculative_tokens + 2`` more in every
-                model.
+            max_context: longest context of a pass, at most :func:`longest_context`.
             num_speculative_tokens: most tokens drafted per step.
         """
         target = models.target.model
         self._device = target.device
         self._vocab_size = target.vocab_size
         self._num_drafted = max(1, num_speculative_tokens)
-        self._capacity = max_context + self._num_drafted + 2
+        self._capacity = max_context + max_context // 4 + self._num_drafted + 2
         self._max_requests = max_requests
         self._filled: dict[Stage, list[int]] = {}
         self._caches: dict[Stage, KVCache] = {}
@@ -113,7 +121,7 @@ class PassTimer:
     def __call__(self, stage: Stage, shape: PassShape) -> float:
         """Seconds of one pass; of the draft, the mean over a few in a row."""
         self._rewind(stage, shape)
-        batch = self._batch(shape.num_requests, shape.context)
+        batch = self._batch(shape)
         if stage is Stage.TARGET:
             return self._timed(self._target_pass(batch, shape))
         if stage is Stage.DRAFT:
@@ -151,9 +159,11 @@ class PassTimer:
         tokens = torch.randint(0, self._vocab_size, shape, generator=self._generator)
         return tokens.to(self._device)
 
-    def _batch(self, num_requests: int, context: int) -> Batch:
-        """The first requests, each with that context and one token that no model has read."""
-        if (num_requests, context) not in self._batches:
+    def _batch(self, shape: PassShape) -> Batch:
+        """The first requests, each with its context and one token that no model has read."""
+        num_requests, contexts = shape.num_requests, shape.contexts
+        key = num_requests, shape.context
+        if key not in self._batches:
             params = SamplingParams(max_tokens=self._num_drafted + 2, temperature=1.0, seed=0)
             requests = [
                 Request(
@@ -166,22 +176,20 @@ class PassTimer:
                     self._capacity + 1,
                     True,
                 )
-                for row in range(num_requests)
+                for row, context in enumerate(contexts)
             ]
             for request in requests:
                 request.row = request.request_id
-            self._batches[num_requests, context] = Batch(
+            self._batches[key] = Batch(
                 chunks=[],
                 generating=requests,
                 can_draft=[True] * num_requests,
                 controls=batch_controls([params] * num_requests, self._vocab_size, self._device),
                 history=None,
-                uniforms=step_uniforms(
-                    list(range(num_requests)), [context] * num_requests, self._num_drafted
-                ),
+                uniforms=step_uniforms(list(range(num_requests)), contexts, self._num_drafted),
                 lenience=[1.0] * num_requests,
             )
-        return self._batches[num_requests, context]
+        return self._batches[key]
 
     def _follower(self, stage: Stage, model: LoadedModel) -> Follower:
         return Follower(model.model, self._new_cache(stage, model), self._vocab_size)
@@ -195,12 +203,12 @@ class PassTimer:
     def _rewind(self, stage: Stage, shape: PassShape) -> None:
         """Put the rows back to the context, with memory behind it that was written to."""
         cache, filled = self._caches[stage], self._filled[stage]
-        for row in range(shape.num_requests):
-            if filled[row] < shape.context:
-                self._fill(cache, self._models[stage], row, filled[row], shape.context)
-                filled[row] = shape.context
+        for row, context in enumerate(shape.contexts):
+            if filled[row] < context:
+                self._fill(cache, self._models[stage], row, filled[row], context)
+                filled[row] = context
             cache.truncate(row, 0)
-            cache.advance(row, shape.context)
+            cache.advance(row, context)
 
     def _fill(self, cache: KVCache, model: LoadedModel, row: int, start: int, end: int) -> None:
         slots = torch.arange(start, end, device=self._device) + row * cache.capacity
@@ -234,4 +242,4 @@ def longest_context(models: Models, num_speculative_tokens: int) -> int:
         model for model in (models.target, models.draft, models.companion) if model is not None
     ]
     room = min(model.max_model_len for model in present)
-    return max(1, room - max(1, num_speculative_tokens) - 2)
+    return max(1, 4 * (room - max(1, num_speculative_tokens) - 2) // 5)
