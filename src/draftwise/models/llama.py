@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.models.attention import PackedBatch, attend
-from draftwise.models.packing import Linear, join_linear
+from draftwise.models.packing import Linear, PackedLinear, join_linear, padded_rows
 
 # Models whose layers are those of Llama, biases of the projections apart.
 _TWINS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
@@ -38,13 +38,19 @@ class LlamaForward:
         self._layers = [_Layer(layer) for layer in decoder.layers]
         self._norm = _Norm(decoder.norm)
         self._head = join_linear([causal.lm_head])
+        self._pads = isinstance(self._head, PackedLinear)
 
     def __call__(
         self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
     ) -> Tensor | None:
         """Logits ``[len(logit_rows), vocab]`` of packed tokens ``[tokens]``; ``None`` for none."""
+        positions = packed.positions
+        if self._pads:
+            # Once here instead of in every linear layer; what these rows become is never read.
+            missing = padded_rows(len(ids)) - len(ids)
+            ids, positions = F.pad(ids, (0, missing)), F.pad(positions, (0, missing))
         hidden = self._embedding(ids)  # [tokens, hidden]
-        cos, sin = self._rotary(hidden, packed.positions.unsqueeze(0))  # [1, tokens, head]
+        cos, sin = self._rotary(hidden, positions.unsqueeze(0))  # [1, tokens, head]
         cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)  # one row for all heads of a token
         for index, layer in enumerate(self._layers):
             hidden = layer(index, hidden, cos, sin, packed)
@@ -90,15 +96,18 @@ class _Layer:
         tokens, heads, kv_heads = len(hidden), self._num_heads, self._num_kv_heads
         qkv = self._qkv(self._attention_norm(hidden)).view(tokens, -1, self._head_size)
         rotated = _rotate(qkv[:, : heads + kv_heads], cos, sin)
+        real = len(packed.positions)
         out = attend(
             packed,
             index,
-            rotated[:, :heads],
-            rotated[:, heads:],
-            qkv[:, heads + kv_heads :],
+            rotated[:real, :heads],
+            rotated[:real, heads:],
+            qkv[:real, heads + kv_heads :],
             self._scaling,
-        )
-        hidden = hidden + self._out(out.view(tokens, -1))
+        ).view(real, -1)
+        if real < tokens:
+            out = F.pad(out, (0, 0, 0, tokens - real))
+        hidden = hidden + self._out(out)
         gate_up = self._gate_up(self._mlp_norm(hidden))
         gate = self._activation(gate_up[:, : self._intermediate_size])
         return hidden + self._down(gate * gate_up[:, self._intermediate_size :])

@@ -20,12 +20,23 @@ from transformers.pytorch_utils import Conv1D
 # to 1024 of them unless told otherwise. Step sizes vary, so that would fill up; making a kernel
 # anew takes half a millisecond.
 _KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-_MAX_KERNELS = 128
+_MAX_KERNELS = 256
+
+# Rows of a matrix product are filled up to one of these, and beyond them to a multiple of the last
+# step: a kernel is compiled for every number of rows, and a step may verify any number of tokens.
+_ROW_STEPS = ((4, 1), (32, 4), (64, 8), (128, 16), (256, 32))
+_LAST_ROW_STEP = 64
 
 _PACKABLE = (torch.bfloat16, torch.float32)
 
 
 Linear = Callable[[Tensor], Tensor]
+
+
+def padded_rows(num_rows: int) -> int:
+    """The number of rows that a matrix product of ``num_rows`` rows is computed with."""
+    step = next((step for largest, step in _ROW_STEPS if num_rows <= largest), _LAST_ROW_STEP)
+    return -(-num_rows // step) * step
 
 
 class PackedLinear(nn.Module):
@@ -45,10 +56,15 @@ class PackedLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
+        rows = inputs.shape[:-1].numel()
+        missing = padded_rows(rows) - rows
+        flat = inputs.reshape(rows, self.in_features)
+        if missing:
+            flat = F.pad(flat, (0, 0, 0, missing))
         result: Tensor = torch.ops.mkldnn._linear_pointwise(
-            inputs, self._weight, self._bias, "none", [], ""
+            flat, self._weight, self._bias, "none", [], ""
         )
-        return result
+        return result[:rows].view(*inputs.shape[:-1], self.out_features)
 
 
 def limit_kernel_cache() -> None:
