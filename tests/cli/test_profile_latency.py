@@ -70,7 +70,8 @@ def test_companion_and_interference_are_measured_when_asked(command, models):
     assert Stage.COMPANION in profile.costs
     assert profile.interference.keys() == {Stage.TARGET, Stage.DRAFT}
     assert "companion, ms per pass" in out
-    assert f"beside the other: {profile.interference[Stage.TARGET]:.2f} times" in out
+    assert f"the target takes {profile.interference[Stage.TARGET]:.2f} times as long" in out
+    assert f"the draft takes {profile.interference[Stage.DRAFT]:.2f} times as long" in out
 
 
 def test_without_a_draft(command):

@@ -154,7 +154,9 @@ def _show(console: Console, profile: LatencyProfile) -> None:
         if stage in profile.costs:
             console.print(_curve_table(profile, stage, what))
     for stage, factor in profile.interference.items():
-        console.print(f"{stage} beside the other: {factor:.2f} times as long as alone")
+        console.print(
+            f"target and draft at the same time: the {stage} takes {factor:.2f} times as long"
+        )
     console.print(_meaning(profile))
 
 
@@ -190,9 +192,9 @@ def _curve_table(profile: LatencyProfile, stage: Stage, what: str) -> Table:
     cost = profile.costs[stage]
     table = Table(box=None, header_style="dim", title=f"{stage}, ms per pass", title_justify="left")
     table.add_column(what, justify="right")
-    for tokens in cost.tokens:
-        table.add_column(f"{tokens:.0f}", justify="right")
-    table.add_row("", *(f"{1000 * seconds:.2f}" for seconds in cost.seconds))
+    table.add_column("ms", justify="right")
+    for tokens, seconds in zip(cost.tokens, cost.seconds, strict=True):
+        table.add_row(f"{tokens:.0f}", f"{1000 * seconds:.2f}")
     return table
 
 
