@@ -61,6 +61,8 @@ def test_numbers_do_not_depend_on_the_batch(requests, num_tokens, num_tokens_alo
     assert torch.equal(batch.draft[which, :common], alone.draft[0, :common])
     assert torch.equal(batch.accept[which, :common], alone.accept[0, :common])
     assert torch.equal(batch.final[which], alone.final[0])
+    assert torch.equal(batch.stage.accept[which, :common], alone.stage.accept[0, :common])
+    assert torch.equal(batch.stage.final[which, :common], alone.stage.final[0, :common])
 
 
 @property_test
@@ -68,11 +70,14 @@ def test_numbers_do_not_depend_on_the_batch(requests, num_tokens, num_tokens_alo
 def test_shapes_types_and_range(requests, num_tokens):
     uniforms = step_uniforms([s for s, _ in requests], [n for _, n in requests], num_tokens)
     assert uniforms.draft.shape == uniforms.accept.shape == (len(requests), num_tokens)
+    assert uniforms.stage.accept.shape == uniforms.stage.final.shape == uniforms.draft.shape
     assert uniforms.final.shape == (len(requests),)
     for numbers, dtype, bits in (
         (uniforms.draft, torch.float64, 53),
         (uniforms.accept, torch.float32, 24),
         (uniforms.final, torch.float64, 53),
+        (uniforms.stage.accept, torch.float32, 24),
+        (uniforms.stage.final, torch.float64, 53),
     ):
         assert numbers.dtype == dtype
         assert bool(((numbers >= 0) & (numbers < 1)).all())
@@ -90,13 +95,18 @@ def test_the_same_request_always_gets_the_same_numbers():
     """Pinned: a seed in a bug report must give the same text with every version."""
     uniforms = step_uniforms([42], [10], 2)
     words = philox(
-        np.array([[0, 10, 0, 0], [1, 10, 0, 0], [0, 10, 1, 0]], dtype=np.uint64),
+        np.array(
+            [[0, 10, 0, 0], [1, 10, 0, 0], [0, 10, 1, 0], [0, 10, 2, 0], [1, 10, 2, 0]],
+            dtype=np.uint64,
+        ),
         np.array([42, 0], dtype=np.uint64),
     )
     long = [((int(w[0]) << 32 | int(w[1])) >> 11) / 2**53 for w in words]
     assert uniforms.draft[0].tolist() == long[:2]
     assert uniforms.accept[0].tolist() == [(int(w[2]) >> 8) / 2**24 for w in words[:2]]
     assert uniforms.final[0].item() == long[2]
+    assert uniforms.stage.accept[0].tolist() == [(int(w[2]) >> 8) / 2**24 for w in words[3:]]
+    assert uniforms.stage.final[0].tolist() == long[3:]
 
 
 def test_seeds_are_64_bits_wide_and_may_be_negative():
@@ -109,19 +119,29 @@ def test_seeds_are_64_bits_wide_and_may_be_negative():
 
 
 def all_numbers(num_seeds=400, num_positions=40, num_tokens=5):
-    """``[seeds, positions, tokens, (draft, accept, final)]``, final where the token is 0."""
+    """``[seeds, positions, tokens, (draft, accept, final, stage accept, stage final)]``.
+
+    The final number stands at every token.
+    """
     pairs = list(itertools.product(range(num_seeds), range(num_positions)))
     uniforms = step_uniforms([s for s, _ in pairs], [n for _, n in pairs], num_tokens)
     final = uniforms.final.unsqueeze(1).expand(-1, num_tokens)
-    together = torch.stack([uniforms.draft, uniforms.accept, final], dim=-1)
-    return together.reshape(num_seeds, num_positions, num_tokens, 3).double().numpy()
+    stage = uniforms.stage
+    together = [uniforms.draft, uniforms.accept, final, stage.accept, stage.final]
+    shape = num_seeds, num_positions, num_tokens, len(together)
+    return torch.stack([each.double() for each in together], dim=-1).reshape(shape).numpy()
 
 
 NUMBERS = all_numbers()
 DRAFT, ACCEPT, FINAL = NUMBERS[..., 0], NUMBERS[..., 1], NUMBERS[:, :, 0, 2]
+STAGE_ACCEPT, STAGE_FINAL = NUMBERS[..., 3], NUMBERS[..., 4]
 
 
-@pytest.mark.parametrize("numbers", [DRAFT, ACCEPT, FINAL], ids=["draft", "accept", "final"])
+@pytest.mark.parametrize(
+    "numbers",
+    [DRAFT, ACCEPT, FINAL, STAGE_ACCEPT, STAGE_FINAL],
+    ids=["draft", "accept", "final", "stage accept", "stage final"],
+)
 def test_numbers_are_uniform(numbers):
     assert stats.kstest(numbers.ravel(), "uniform").pvalue > 1e-4
     cells = np.bincount((numbers.ravel() * 64).astype(int), minlength=64)
@@ -143,6 +163,15 @@ PAIRS = {
     "accept and final": (ACCEPT[:, :, 0], FINAL),
     "accept and the next draft": (ACCEPT[:, :, :-1], DRAFT[:, :, 1:]),
     "final and the next position's draft": (FINAL[:, :-1], DRAFT[:, 1:, 0]),
+    "draft and stage accept": (DRAFT, STAGE_ACCEPT),
+    "draft and stage final": (DRAFT, STAGE_FINAL),
+    "accept and stage accept": (ACCEPT, STAGE_ACCEPT),
+    "accept and stage final": (ACCEPT, STAGE_FINAL),
+    "final and stage accept": (FINAL, STAGE_ACCEPT[:, :, 0]),
+    "final and stage final": (FINAL, STAGE_FINAL[:, :, 0]),
+    "stage accept and stage final": (STAGE_ACCEPT, STAGE_FINAL),
+    "stage final and the next stage accept": (STAGE_FINAL[:, :, :-1], STAGE_ACCEPT[:, :, 1:]),
+    "neighbouring positions, stage": (STAGE_FINAL[:, :-1], STAGE_FINAL[:, 1:]),
 }
 
 

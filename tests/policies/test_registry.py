@@ -14,6 +14,8 @@ from draftwise.policies import (
     policy_class,
 )
 
+from ..stand_ins import draft_signals, fixed_latency, profile
+
 each_policy = pytest.mark.parametrize("name", POLICIES)
 property_test = settings(deadline=None, derandomize=True, max_examples=50)
 states = st.lists(
@@ -28,7 +30,7 @@ states = st.lists(
 
 
 def context(gamma):
-    return PolicyContext(gamma, has_companion=True)
+    return PolicyContext(gamma, fixed_latency(), profile(), has_companion=True)
 
 
 @each_policy
@@ -62,7 +64,10 @@ def test_a_plan_proposes_no_more_than_was_drafted(name):
     for request, length in enumerate(lengths):
         probs[request, length:] = 0
     tokens = torch.tensor([[1, 2], [0, 0], [4, 0]])
-    plan = create_policy(name, context(2), {}).select(Draft(tokens, lengths, probs, (-1, 0)), None)
+    policy = create_policy(name, context(2), {})
+    policy.draft_lengths([RequestState(9, 3, 2, index) for index in range(3)])
+    draft = Draft(tokens, lengths, probs.clone(), (-1, 0), draft_signals(probs, tokens))
+    plan = policy.select(draft, None)
     assert torch.equal(plan.tokens, tokens)
     assert plan.proposals is not None
     assert bool((plan.proposals <= probs).all())

@@ -153,14 +153,6 @@ class AcceptanceHead:
         )
 
 
-def fit_heads(records: Records) -> dict[str, dict[str, Tensor]]:
-    """The trainable parts of policies, for a profile: tensors by the name of the policy."""
-    return {
-        "disco": AcceptanceHead.fit(records).to_tensors(),
-        "specdec++": AcceptanceHead.fit(records, SPECDEC_REJECTION_WEIGHT).to_tensors(),
-    }
-
-
 def _first_weights(seed: int) -> tuple[list[Tensor], list[Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     sizes = [NUM_FEATURES, *_HIDDEN, 1]

@@ -26,7 +26,7 @@ class LearnedStop(EarlyStop):
             InvalidParameterError: the profile has none for this policy.
         """
         super().__init__(context)
-        parameters = getattr(context.profile, "parameters", {})
+        parameters = {} if context.profile is None else context.profile.parameters
         try:
             self._head = AcceptanceHead.from_tensors(parameters[self.name])
         except KeyError:

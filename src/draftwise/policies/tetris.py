@@ -79,9 +79,10 @@ class Tetris(EarlyStop):
 
     def _follow(self, reached: Tensor, num_kept: int, draft: Draft) -> None:
         """Move the threshold towards the quantile that fills the capacity: for later steps."""
-        capacity = self._per_request * sum(length > 0 for length in draft.lengths)
-        if capacity >= len(reached):
+        if not len(reached):
             return
+        capacity = self._per_request * sum(length > 0 for length in draft.lengths)
+        capacity = min(capacity, len(reached))
         if self._log_threshold is None:
             smallest_kept = reached.topk(capacity).values[-1]
             self._log_threshold = math.log(max(float(smallest_kept), 1e-30))

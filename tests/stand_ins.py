@@ -1,0 +1,95 @@
+"""What a policy needs to know of machine and models, without measuring anything."""
+
+import functools
+
+import numpy as np
+import torch
+
+from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.signals import entropy, token_probabilities
+from draftwise.core.types import DraftSignals, Outcome, StepTimes
+from draftwise.estimators.fits import estimator_fits
+from draftwise.estimators.profile import fit_profile
+from draftwise.estimators.records import Records
+from draftwise.policies import DraftPosition
+
+
+class FixedLatency(LatencyModel):
+    """Costs that are what they are, however fast the tests run."""
+
+    def observe_target(self, *_):
+        pass
+
+    def observe_draft(self, *_):
+        pass
+
+    def observe_companion(self, *_):
+        pass
+
+
+def fixed_latency():
+    """A machine on which a few tokens more are almost free for a few requests, not for many."""
+    return FixedLatency(
+        StageCost((1, 256, 4096), (0.010, 0.011, 0.060)),
+        StageCost((1, 4096), (0.0005, 0.001)),
+        StageCost((1, 4096), (0.0005, 0.002)),
+    )
+
+
+NO_TIMES = StepTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def draft_signals(probs, tokens):
+    """What the draft knows of itself at each drafted position (``probs`` has one more)."""
+    beliefs = probs[:, : tokens.shape[1]]
+    return DraftSignals(beliefs, entropy(beliefs), token_probabilities(beliefs, tokens))
+
+
+def draft_position(index, requests, beliefs, tokens):
+    """The token just drafted, from ``[active, vocab]`` beliefs and ``[active]`` tokens."""
+    beliefs, tokens = torch.as_tensor(beliefs), torch.as_tensor(tokens)
+    return DraftPosition(
+        index, requests, tokens, beliefs, entropy(beliefs), token_probabilities(beliefs, tokens)
+    )
+
+
+def outcome(drafted, verified, accepted, failed=()):
+    """What became of a step, by request."""
+    nothing = (0,) * len(drafted)
+    return Outcome(
+        tuple(drafted), tuple(verified), tuple(accepted), nothing, None, frozenset(failed)
+    )
+
+
+def random_records(num_chains=600, length=4, seed=0):
+    """Drafted tokens whose acceptance depends on entropy and probability, with noise."""
+    rng = np.random.default_rng(seed)
+    size = num_chains * length
+    position = np.tile(np.arange(length), num_chains)
+    entropy = rng.uniform(0.1, 2.0, size)
+    top_prob = np.exp(-entropy * rng.uniform(0.3, 0.9, size))
+    token_prob = top_prob * rng.uniform(0.1, 1.0, size)
+    logit = 2.0 - 1.5 * entropy + 2.5 * token_prob - 0.2 * position + rng.normal(0, 0.5, size)
+    acceptance = 1 / (1 + np.exp(-logit))
+    floats = {
+        "entropy": entropy,
+        "token_prob": token_prob,
+        "top_prob": top_prob,
+        "overlap": np.clip(acceptance + rng.normal(0, 0.2, size), 0, 1),
+        "agreement": np.clip(acceptance + rng.normal(0, 0.2, size), 0, 1),
+        "history": rng.uniform(0.3, 0.9, size),
+        "acceptance": acceptance,
+    }
+    return Records(
+        chain=np.repeat(np.arange(num_chains), length),
+        position=position,
+        accepted=rng.uniform(size=size) < acceptance,
+        **{name: column.astype(np.float32) for name, column in floats.items()},
+    )
+
+
+@functools.cache
+def profile():
+    """Everything a profile holds, learnt from :func:`random_records`."""
+    provenance = {"target": "a", "draft": "b", "companion": "c"}
+    return fit_profile(random_records(), provenance, estimator_fits(has_companion=True))
