@@ -149,35 +149,31 @@ def _show(console: Console, profile: LatencyProfile) -> None:
         f"{machine['dtype']}",
         style="dim",
     )
-    console.print(_target_table(profile))
+    context = min(p.shape.context for p in profile.points if p.stage is Stage.TARGET)
+    console.print(f"[bold]target[/], ms per pass with {context} tokens of context")
+    console.print(_target_table(profile, context))
     for stage, what in ((Stage.DRAFT, "requests"), (Stage.COMPANION, "tokens judged")):
         if stage in profile.costs:
+            console.print(f"[bold]{stage}[/], ms per pass")
             console.print(_curve_table(profile, stage, what))
     for stage, factor in profile.interference.items():
         console.print(
             f"target and draft at the same time: the {stage} takes {factor:.2f} times as long"
         )
-    console.print(_meaning(profile))
+    console.print(_meaning(profile, context))
 
 
-def _target_table(profile: LatencyProfile) -> Table:
-    """Milliseconds by tokens per request and batch size, at the shortest context."""
+def _target_table(profile: LatencyProfile, context: int) -> Table:
+    """Milliseconds by tokens per request and batch size."""
     from draftwise.profiling.passes import Stage
 
-    points = [point for point in profile.points if point.stage is Stage.TARGET]
-    context = min(point.shape.context for point in points)
     cells = {
         (p.shape.num_requests, p.shape.num_tokens // p.shape.num_requests): p.seconds
-        for p in points
-        if p.shape.context == context
+        for p in profile.points
+        if p.stage is Stage.TARGET and p.shape.context == context
     }
     batches = sorted({batch for batch, _ in cells})
-    table = Table(
-        box=None,
-        header_style="dim",
-        title=f"target, ms per pass ({context} tokens of context)",
-        title_justify="left",
-    )
+    table = Table(box=None, header_style="dim")
     table.add_column("tokens per request", justify="right")
     for batch in batches:
         table.add_column(f"batch {batch}", justify="right")
@@ -190,7 +186,7 @@ def _target_table(profile: LatencyProfile) -> Table:
 def _curve_table(profile: LatencyProfile, stage: Stage, what: str) -> Table:
     """Milliseconds of a small model, as fitted."""
     cost = profile.costs[stage]
-    table = Table(box=None, header_style="dim", title=f"{stage}, ms per pass", title_justify="left")
+    table = Table(box=None, header_style="dim")
     table.add_column(what, justify="right")
     table.add_column("ms", justify="right")
     for tokens, seconds in zip(cost.tokens, cost.seconds, strict=True):
@@ -198,13 +194,12 @@ def _curve_table(profile: LatencyProfile, stage: Stage, what: str) -> Table:
     return table
 
 
-def _meaning(profile: LatencyProfile) -> str:
+def _meaning(profile: LatencyProfile, context: int) -> str:
     """What the profile says about speculation, in a sentence."""
     from draftwise.profiling.passes import Stage
 
     cost = profile.costs[Stage.TARGET]
     points = [point for point in profile.points if point.stage is Stage.TARGET]
-    context = min(point.shape.context for point in points)
 
     def more(batch: int) -> str:
         one = cost(batch, batch * context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -242,7 +243,8 @@ def _other(difference: str) -> InvalidParameterError:
 
 
 def _readable(content: dict[str, Any]) -> str:
-    """JSON with one line per measured pass and per list of numbers."""
+    """JSON with one line per list of numbers and per measured pass."""
     measured = ",\n".join(f"    {json.dumps(point)}" for point in content.pop("measured"))
     head = json.dumps(content, indent=2)
+    head = re.sub(r"\[\n[^][{}\"]*\]", lambda found: " ".join(found[0].split()), head)
     return f'{head[:-2]},\n  "measured": [\n{measured}\n  ]\n}}'
