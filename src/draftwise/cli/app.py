@@ -10,6 +10,7 @@ from rich.console import Console
 
 import draftwise
 from draftwise.cli.generate import generate
+from draftwise.cli.policies import policies
 from draftwise.cli.profile import profile
 from draftwise.cli.profile_latency import profile_latency
 from draftwise.errors import DraftwiseError
@@ -39,6 +40,7 @@ def _root(
 
 
 app.command()(generate)
+app.command()(policies)
 app.command()(profile)
 app.command()(profile_latency)
 

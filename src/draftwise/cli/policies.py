@@ -1,0 +1,69 @@
+"""``draftwise policies``: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from draftwise.policies import Policy
+
+_NEEDS = ("draft", "companion", "profile", "latency")
+
+
+def policies(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON array, with a summary of each.")
+    ] = False,
+) -> None:
+    """List the policies: when to draft, and what to verify."""
+    from draftwise.policies import POLICIES
+
+    rows = [_describe(policy) for policy in POLICIES.values()]
+    if as_json:
+        typer.echo(json.dumps(rows, ensure_ascii=False))
+    else:
+        _show(Console(highlight=False), rows)
+
+
+def _describe(policy: type[Policy]) -> dict[str, Any]:
+    """A policy as one JSON-ready object; signals in the order of their definition."""
+    from draftwise.policies import Signal
+
+    return {
+        "name": policy.name,
+        "summary": policy.summary,
+        "source": policy.source,
+        "signals": [signal.value for signal in Signal if signal in policy.signals],
+        "lossless": policy.lossless,
+        "needs": [what for what in _NEEDS if getattr(policy, f"needs_{what}")],
+    }
+
+
+def _show(console: Console, rows: list[dict[str, Any]]) -> None:
+    """What each looks at and needs, one line each; then what it does and where it is from."""
+    facts = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("policy", "signals", "lossless", "needs"):
+        facts.add_column(column, style="bold" if column == "policy" else "", no_wrap=True)
+    texts = Table(box=None, pad_edge=False, show_header=False)
+    texts.add_column(style="bold", no_wrap=True)
+    texts.add_column()
+    for row in rows:
+        facts.add_row(
+            row["name"],
+            " ".join(row["signals"]) or "–",
+            "[green]yes[/]" if row["lossless"] else "[yellow]greedy only[/]",
+            " ".join(row["needs"]) or "–",
+        )
+        texts.add_row(row["name"], f"{row['summary']}\n[dim]{row['source']}[/]")
+    console.print(facts)
+    console.print(
+        "[dim]H: entropy of the draft; q(x): its probability of the token; S: overlap of draft and "
+        "companion;\nA: the companion's agreement with the token; target: what only the target "
+        "knows[/]\n"
+    )
+    console.print(texts)
