@@ -6,9 +6,9 @@ from step to step, and drafts are cut, filtered and verified whole, side by side
 
 import itertools
 
-import numpy as np
 import pytest
 
+from draftwise.core.goodput import OperatingPoint
 from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES
 from draftwise.policies.priced import PricedPolicy
@@ -21,14 +21,16 @@ PRICED = [name for name, p in POLICIES.items() if issubclass(p, PricedPolicy) an
 
 @pytest.fixture
 def lively_prices(monkeypatch):
-    verify = itertools.cycle([0.05, 0.2, 0.35, 0.5, 0.7, 0.3, 0.45])
+    points = itertools.cycle([0.05, 0.2, 0.0, 0.35, 0.5, 0.7, 0.3, 0.45])
+    lengths = itertools.cycle([3, 2, 4])
     drafts = itertools.cycle([0.1, 0.5, 0.0, 0.3])
-    monkeypatch.setattr(PriceBook, "price", lambda *_: Price(1.0, next(verify)))
-    monkeypatch.setattr(
-        PriceBook,
-        "draft_thresholds",
-        lambda book, *_: np.array([np.inf] + [next(drafts)] * book._max_draft_length),
-    )
+
+    def price(*_):
+        threshold = next(points)
+        return Price(OperatingPoint(next(lengths), threshold), 1.0, threshold or 0.4)
+
+    monkeypatch.setattr(PriceBook, "price", price)
+    monkeypatch.setattr(PriceBook, "draft_threshold", lambda *_: next(drafts))
     monkeypatch.setattr(PriceBook, "companion_price", lambda *_: 0.0)
 
 

@@ -5,14 +5,22 @@ by maximising E[tokens] − λ·E[seconds] with λ the best goodput itself (Dink
 nonlinear fractional programming"). With λ as a price every request decides by itself: a token is
 verified while the probability that it is reached and kept pays for its place in the target's pass,
 and another one is drafted while what it may bring pays for a pass of the draft.
+
+The time of a pass is not convex in its tokens (kernels come in sizes), so that following the slope
+can end in a local best, far from the best. Therefore whole ways of running are compared, each with
+the goodput it promises at the acceptance that is expected: see :func:`promised_goodput`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Thresholds = Callable[[float, int], Floats]
 
 _SMALLEST = 1e-3
 _GRID = np.linspace(np.log(_SMALLEST), 0.0, 48)
@@ -90,6 +98,101 @@ def advised_draft_length(mean_accepted: float, num_drafted: int) -> int:
     if mean_accepted >= 0.9 * num_drafted:
         return 2 * num_drafted
     return max(1, min(num_drafted, round(mean_accepted) + 1))
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """A way of running a batch.
+
+    Attributes:
+        max_length: most tokens drafted for a request.
+        threshold: a token is verified if the probability that it is reached and kept is at least
+            this, and drafting goes on only while it pays; 0 drafts and verifies ``max_length``
+            tokens for everybody.
+    """
+
+    max_length: int
+    threshold: float = 0.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a step costs, in seconds.
+
+    Attributes:
+        target: of a pass over so many tokens, requests included.
+        draft: of a pass for so many requests.
+    """
+
+    target: Callable[[float], float]
+    draft: Callable[[float], float]
+
+
+_NUM_CHAINS = 256
+# Five equally likely values of a standard normal variable.
+_NORMAL = (-1.28, -0.52, 0.0, 0.52, 1.28)
+
+
+def sample_chains(outlook: Floats, length: int) -> Floats:
+    """``[chains, length]`` acceptance probabilities of imagined drafts, always the same ones.
+
+    Every column holds each value of the outlook equally often, in an order of its own.
+    """
+    generator = np.random.default_rng(0)
+    repeats = -(-_NUM_CHAINS // len(outlook))
+    columns = [
+        generator.permutation(np.tile(outlook, repeats))[:_NUM_CHAINS] for _ in range(length)
+    ]
+    return np.stack(columns, axis=1) if columns else np.ones((_NUM_CHAINS, 0))
+
+
+def promised_goodput(
+    point: OperatingPoint,
+    num_requests: int,
+    chains: Floats,
+    costs: Costs,
+    draft_thresholds: Thresholds,
+) -> tuple[float, float]:
+    """Tokens per second that a way of running promises.
+
+    Args:
+        point: the way.
+        num_requests: in the batch.
+        chains: ``[chains, length]`` acceptance probabilities of imagined drafts.
+        costs: of passes.
+        draft_thresholds: from a verification threshold and a number of requests to the
+            probability that a draft must have reached for one more draw to pay, by draws left.
+
+    Returns:
+        Goodput, and the expected number of tokens in the target's pass.
+    """
+    count = len(chains)
+    reach = np.cumprod(chains[:, : point.max_length], axis=1)
+    drafting = np.ones(count, dtype=bool)
+    before: Floats = np.ones(count)
+    verified = np.zeros(count)
+    gained = np.zeros(count)
+    seconds = 0.0
+    for place in range(point.max_length):
+        if point.threshold > 0:
+            share = max(1, round(num_requests * drafting.mean()))
+            needed = draft_thresholds(point.threshold, share)[point.max_length - place]
+            drafting &= before >= needed
+        active = float(drafting.mean())
+        if active == 0:
+            break
+        # A pass is run if anybody drafts at all.
+        runs = 1.0 - (1.0 - active) ** num_requests
+        seconds += runs * costs.draft(num_requests * active / runs)
+        before = reach[:, place]
+        drafting &= before >= point.threshold
+        verified += drafting
+        gained += np.where(drafting, before, 0.0)
+    mean = num_requests * (1.0 + float(verified.mean()))
+    spread = float(np.sqrt(num_requests * verified.var()))
+    sizes = [max(float(num_requests), mean + normal * spread) for normal in _NORMAL]
+    seconds += sum(costs.target(size) for size in sizes) / len(sizes)
+    return num_requests * (1.0 + float(gained.mean())) / seconds, mean
 
 
 class Outlook:

@@ -16,7 +16,8 @@ class Adaptive(PricedPolicy):
 
     With P_i = P(accept | H_i, q_i(x_i), history, i) and w_i = Π_{j≤i} P_j, token i is verified if
     w_i ≥ c (as a filtered proposal), and another one is drafted while that is worth a pass of the
-    draft, down to no speculation at all. c is goodput times the marginal seconds of a token.
+    draft. c, or in its place a draft length for everybody, down to no speculation at all, is what
+    promises most goodput at the batch size: see :class:`draftwise.policies.pricing.PriceBook`.
     """
 
     name = "adaptive"
@@ -61,10 +62,12 @@ class Adaptive(PricedPolicy):
     def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
         """Verify what pays."""
         self._draft, self._judgement = draft, None
-        if draft.signals is None or not any(draft.lengths):
+        threshold = self._price.point.threshold
+        if threshold == 0 or not any(draft.lengths):
             self._plan = Plan(draft.tokens, draft.lengths, draft.probs)
         else:
-            self._plan = self.keep_what_pays(draft, None, self._expected, self.scorer(self.models))
+            score = self.scorer(self.models)
+            self._plan = self.keep_what_pays(draft, None, self._expected, score, threshold)
         return self._plan
 
     def learn(self, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:

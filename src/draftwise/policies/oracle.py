@@ -36,10 +36,13 @@ class Oracle(PricedPolicy):
     def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
         """Verify what pays."""
         self._draft, self._judgement = draft, judgement
-        if judgement is None or not any(draft.lengths):
+        threshold = self._price.point.threshold
+        if judgement is None or threshold == 0:
             self._plan = Plan(draft.tokens, draft.lengths, draft.probs)
         else:
-            self._plan = self.keep_what_pays(draft, judgement, self._expected, self._log_odds)
+            self._plan = self.keep_what_pays(
+                draft, judgement, self._expected, self._log_odds, threshold
+            )
         return self._plan
 
     def learn(self, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:

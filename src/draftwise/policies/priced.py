@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwise.core.goodput import OperatingPoint
 from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.combined import Inputs, SignalModel, Signals
@@ -60,7 +61,7 @@ class PricedPolicy(Policy):
         self._explore_every = explore_every
         self._num_steps = 0
         self._requests: Sequence[RequestState] = ()
-        self._price = Price(0.0, 0.0)
+        self._price = Price(OperatingPoint(0), 0.0, 0.0)
         self._exploring = -1
         self._max_lengths: list[int] = []
         self._reach: Floats = np.ones(0)
@@ -93,13 +94,14 @@ class PricedPolicy(Policy):
             return self._max_lengths
         context = sum(request.num_tokens for request in requests)
         self._price = self.prices.price(num_requests, context)
-        thresholds = self.prices.draft_thresholds(self._price, len(drafting))
+        point = self._price.point
         turn, now = divmod(self._num_steps, self._explore_every)
         if now == 0:
             self._exploring = drafting[turn % len(drafting)]
         for index in drafting:
-            if thresholds[limits[index]] < 1.0:
-                self._max_lengths[index] = limits[index]
+            length = min(limits[index], point.max_length)
+            if point.threshold == 0 or self._pays(1.0, len(drafting), length):
+                self._max_lengths[index] = length
         if self._exploring >= 0:
             self._max_lengths[self._exploring] = min(_EXPLORED_TOKENS, limits[self._exploring])
         return self._max_lengths
@@ -110,12 +112,19 @@ class PricedPolicy(Policy):
         expected = self.expect(position)
         self._expected[active, position.index] = expected
         self._reach[active] *= expected
-        reach = self._reach[active]
         left = np.asarray(self._max_lengths)[active] - position.index - 1
-        thresholds = self.prices.draft_thresholds(self._price, len(active))
-        goes_on = (reach >= self._price.verify) & (reach > thresholds[left])
-        goes_on |= active == self._exploring
-        return torch.from_numpy(goes_on & (left > 0))
+        goes_on = left > 0
+        if self._price.point.threshold > 0:
+            for at, request in enumerate(active):
+                if goes_on[at] and request != self._exploring:
+                    goes_on[at] = self._pays(self._reach[request], len(active), left[at])
+        return torch.from_numpy(goes_on)
+
+    def _pays(self, reach: float, num_drafting: int, draws_left: int) -> bool:
+        """Whether one more draw pays for a request whose tokens so far are kept with ``reach``."""
+        if draws_left <= 0 or reach < self._price.point.threshold:
+            return False
+        return reach >= self.prices.draft_threshold(self._price, num_drafting, draws_left)
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Follow prices and estimates."""
@@ -127,14 +136,6 @@ class PricedPolicy(Policy):
         lengths = np.asarray(outcome.num_verified)
         verified = np.arange(acceptance.shape[1]) < lengths[:, None]
         reach = np.cumprod(np.where(verified, acceptance, 0.0), axis=1)
-        if times.num_prompt_tokens == 0:
-            self.prices.observe(
-                num_requests,
-                sum(request.num_tokens for request in self._requests),
-                num_requests + int(lengths.sum()),
-                num_requests + float(reach.sum()),
-                times.total,
-            )
         if draft is None or plan is None or draft.signals is None or not verified.any():
             return
         if outcome.failed:
@@ -197,19 +198,25 @@ class PricedPolicy(Policy):
         return score
 
     def keep_what_pays(
-        self, draft: Draft, judgement: Judgement | None, expected: Floats, score: Scorer
+        self,
+        draft: Draft,
+        judgement: Judgement | None,
+        expected: Floats,
+        score: Scorer,
+        threshold: float,
     ) -> Plan:
-        """Verify a token while the probability that it is reached and kept pays for it.
+        """Verify a token while it is likely enough to be reached and kept.
 
         The rule is applied to the whole vocabulary: with w the probability that all before are
-        kept, keep(x) = [w·P(x) ≥ c], q′ = q·keep, and a drafted token that is not kept ends the
-        verified part. ``draft.probs`` is turned into the proposals in place.
+        kept, keep(x) = [w·P(x) ≥ threshold], q′ = q·keep, and a drafted token that is not kept ends
+        the verified part. ``draft.probs`` is turned into the proposals in place.
 
         Args:
             draft: with signals.
             judgement: of the companion, if it was asked.
             expected: ``[batch, num_tokens]`` P of the drawn tokens.
             score: P of every token, as log-odds.
+            threshold: known before the step.
         """
         assert draft.signals is not None
         lengths = list(draft.lengths)
@@ -219,7 +226,7 @@ class PricedPolicy(Policy):
             if not open_rows:
                 break
             needed = {
-                row: self._price.verify / max(reach[row], 1e-9)
+                row: threshold / max(reach[row], 1e-9)
                 for row in open_rows
                 if row != self._exploring
             }

@@ -1,54 +1,67 @@
-"""The price of a token, per batch size, followed from step to step.
+"""What to do at which batch size, and the price of a token, followed from step to step.
 
-A price may only depend on earlier steps: what is drafted and verified in a step must not look at
-the step's own draws by way of a common budget (see docs/lossless.md).
+Both may only depend on earlier steps: what is drafted and verified in a step must not look at the
+step's own draws by way of a common budget (see docs/lossless.md).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 
-import numpy as np
-
-from draftwise.core.goodput import Outlook, expected_accepted, worth_drafting
+from draftwise.core.goodput import (
+    Costs,
+    Floats,
+    OperatingPoint,
+    Outlook,
+    promised_goodput,
+    sample_chains,
+    worth_drafting,
+)
 from draftwise.core.latency import LatencyModel
 
-# Weight of the newest step, and how many steps the first guess is worth.
-_NEWEST = 0.03
-_GUESS_STEPS = 4
 # Prices are rounded to these factors, so that drafting thresholds are computed now and then only.
-_GRAIN = 1.06
+_GRAIN = 1.08
 _USUAL_ACCEPTANCE = 0.6
-_DRAFT_LENGTHS = (0, 1, 2, 3, 5, 7)
+_THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_OUTLOOK_VALUES = 16
+# Steps after which a choice is thought over; the pauses double from the first to the last.
+_FIRST_REVIEW, _LAST_REVIEW = 8, 256
+# Another way must promise this much more, or the choice stays: estimates waver.
+_ADVANTAGE = 1.005
 
 
 @dataclass(frozen=True)
 class Price:
-    """What things cost in this step, in tokens.
+    """How to run a step, and what things cost in it, in tokens.
 
     Attributes:
+        point: how far to draft, and from which probability on to verify.
         goodput: λ, tokens per second that are gained anyway.
         verify: one token more in the target's pass: λ times its seconds.
     """
 
+    point: OperatingPoint
     goodput: float
     verify: float
 
 
 @dataclass
-class _Bucket:
-    """Means over recent steps of one batch size."""
+class _Choice:
+    """What is done at one batch size."""
 
-    tokens: float
-    seconds: float
-    target_tokens: float
-    count: int = _GUESS_STEPS
+    price: Price
+    num_steps: int = 0
+    next_review: int = _FIRST_REVIEW
+    pause: int = field(default=_FIRST_REVIEW)
 
 
 class PriceBook:
-    """Prices by batch size, from realised goodput and the latency model.
+    """The way to run and its prices, by batch size.
+
+    Every now and then all static draft lengths and all thresholds are compared by the goodput they
+    promise with the acceptance and the costs as they are known by then, and the best is chosen.
 
     Attributes:
         outlook: distribution of the predicted acceptance of drafted tokens.
@@ -58,87 +71,76 @@ class PriceBook:
         self.outlook = Outlook(_USUAL_ACCEPTANCE)
         self._latency = latency
         self._max_draft_length = max_draft_length
-        self._buckets: dict[int, _Bucket] = {}
-        self._outlook_age = 0
-        self._thresholds = lru_cache(maxsize=256)(self._compute_thresholds)
+        self._choices: dict[int, _Choice] = {}
+        self._points = [OperatingPoint(length) for length in range(max_draft_length + 1)]
+        if max_draft_length:
+            self._points += [OperatingPoint(max_draft_length, each) for each in _THRESHOLDS]
+        self._thresholds = lru_cache(maxsize=1024)(self._compute_thresholds)
+        self._values = self.outlook.values(_OUTLOOK_VALUES)
 
     def price(self, num_requests: int, context: int) -> Price:
-        """Prices for a step.
+        """How to run a step; call once per step.
 
         Args:
             num_requests: that gain tokens in it.
             context: tokens behind them in all.
         """
-        bucket = self._bucket(num_requests, context)
-        goodput = bucket.tokens / bucket.seconds
-        marginal = self._latency.marginal_seconds(bucket.target_tokens, context)
-        return Price(goodput, goodput * marginal)
+        key = num_requests if num_requests < 8 else round(8 * math.log2(num_requests))
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = self._choices[key] = _Choice(self._best(num_requests, context, None))
+        choice.num_steps += 1
+        if choice.num_steps >= choice.next_review:
+            choice.price = self._best(num_requests, context, choice.price)
+            choice.pause = min(2 * choice.pause, _LAST_REVIEW)
+            choice.next_review = choice.num_steps + choice.pause
+        return choice.price
 
-    def draft_thresholds(self, price: Price, num_drafting: int) -> np.ndarray:
-        """From which probability on that all so far are kept drafting one more pays.
+    def draft_threshold(self, price: Price, num_drafting: int, draws_left: int) -> float:
+        """From which probability on that all so far are kept one more draw pays.
 
         Args:
             price: of the step.
             num_drafting: requests that would share the draft's next pass.
-
-        Returns:
-            ``[max_draft_length + 1]`` by the number of draws still allowed.
+            draws_left: draws that are still allowed.
         """
-        seconds = self._latency.draft_seconds(num_drafting) / max(num_drafting, 1)
-        return self._thresholds(_grain(price.verify), _grain(price.goodput * seconds))
+        return float(
+            self._draft_thresholds(price.goodput, price.point.threshold, num_drafting)[draws_left]
+        )
 
     def companion_price(self, price: Price, num_tokens: int) -> float:
         """Tokens that a companion's pass over so many drafted tokens costs."""
         return price.goodput * self._latency.companion_seconds(num_tokens)
 
-    def observe(
-        self, num_requests: int, context: int, target_tokens: int, tokens: float, seconds: float
-    ) -> None:
-        """Learn from a step without prompts.
+    def _best(self, num_requests: int, context: int, now: Price | None) -> Price:
+        """The way that promises most, with the one in use preferred among equals."""
+        self._values = self.outlook.values(_OUTLOOK_VALUES)
+        self._thresholds.cache_clear()
+        chains = sample_chains(self._values, self._max_draft_length)
+        costs = Costs(
+            lambda tokens: self._latency.target_seconds(tokens, context),
+            self._latency.draft_seconds,
+        )
+        goodput = num_requests / costs.target(num_requests) if now is None else now.goodput
+        promises: list[tuple[float, float, OperatingPoint]] = []
+        for _ in range(2):  # drafting thresholds need the goodput that is looked for
+            promises = []
+            thresholds = partial(self._draft_thresholds, goodput)
+            for point in self._points:
+                promise, size = promised_goodput(point, num_requests, chains, costs, thresholds)
+                if now is not None and point == now.point:
+                    promise *= _ADVANTAGE
+                promises.append((promise, size, point))
+            goodput = max(promise for promise, _, _ in promises)
+        promise, size, point = max(promises, key=lambda each: each[0])
+        return Price(point, promise, promise * self._latency.marginal_seconds(size, context))
 
-        Args:
-            num_requests: that gained tokens.
-            context: tokens behind them in all.
-            target_tokens: tokens in the target's pass.
-            tokens: gained (expected rather than drawn: less noise).
-            seconds: the step took.
-        """
-        bucket = self._bucket(num_requests, context)
-        # A pause of the machine is not a property of the step.
-        usual = bucket.seconds
-        seconds = min(max(seconds, usual / 3), usual * 3)
-        bucket.count += 1
-        weight = max(_NEWEST, 1 / bucket.count)
-        bucket.tokens += weight * (tokens - bucket.tokens)
-        bucket.seconds += weight * (seconds - bucket.seconds)
-        bucket.target_tokens += weight * (target_tokens - bucket.target_tokens)
-        self._outlook_age += 1
-        if self._outlook_age % 50 == 0:
-            self._thresholds.cache_clear()
+    def _draft_thresholds(self, goodput: float, threshold: float, num_drafting: int) -> Floats:
+        seconds = self._latency.draft_seconds(num_drafting) / max(num_drafting, 1)
+        return self._thresholds(threshold, _grain(goodput * seconds))
 
-    def _compute_thresholds(self, verify: float, draft: float) -> np.ndarray:
-        return worth_drafting(self.outlook.values(), verify, draft, self._max_draft_length)
-
-    def _bucket(self, num_requests: int, context: int) -> _Bucket:
-        key = num_requests if num_requests < 8 else round(8 * math.log2(num_requests))
-        if key not in self._buckets:
-            self._buckets[key] = self._guess(num_requests, context)
-        return self._buckets[key]
-
-    def _guess(self, num_requests: int, context: int) -> _Bucket:
-        """What the best constant draft length would give at the usual acceptance."""
-        best: _Bucket | None = None
-        for length in _DRAFT_LENGTHS:
-            if length > self._max_draft_length:
-                break
-            target_tokens = num_requests * (1 + length)
-            tokens = num_requests * (1 + expected_accepted(_USUAL_ACCEPTANCE, length))
-            seconds = self._latency.target_seconds(target_tokens, context)
-            seconds += length * self._latency.draft_seconds(num_requests)
-            if best is None or tokens / seconds > best.tokens / best.seconds:
-                best = _Bucket(tokens, seconds, target_tokens)
-        assert best is not None
-        return best
+    def _compute_thresholds(self, verify: float, draft: float) -> Floats:
+        return worth_drafting(self._values, verify, draft, self._max_draft_length)
 
 
 def _grain(value: float) -> float:

@@ -97,7 +97,13 @@ class SpeculativeVerification(Adaptive):
 
     def plan_judged(self, draft: Draft, judgement: Judgement, expected: Floats) -> Plan:
         """What to verify of a judged draft; ``expected`` is ``[batch, num_tokens]``."""
-        return self.keep_what_pays(draft, judgement, expected, self.scorer(self.combined))
+        score = self.scorer(self.combined)
+        return self.keep_what_pays(draft, judgement, expected, score, self.judged_threshold)
+
+    @property
+    def judged_threshold(self) -> float:
+        """From which probability on a judged token is verified: where it pays for its place."""
+        return self._price.point.threshold or self._price.verify
 
     def learn(self, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:
         """Follow the workload with every estimate there is."""
@@ -125,13 +131,14 @@ class SpeculativeVerification(Adaptive):
 
     def _value_information(self, draft: Draft, expected: Floats) -> None:
         """How much better the judged plan is than the free one, both as the judge sees them."""
-        price = self._price.verify
+        price = self.judged_threshold
         width = draft.tokens.shape[1]
         drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
         reach = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
         free = np.cumprod(np.where(drafted, self._expected[:, :width], 0.0), axis=1)
         surplus = reach - price
         with_it = np.where((reach >= price) & drafted, surplus, 0.0).sum()
-        without = np.where((free >= price) & drafted, surplus, 0.0).sum()
+        chosen = drafted & (free >= self._price.point.threshold)
+        without = np.where(chosen, surplus, 0.0).sum()
         cost = self.prices.companion_price(self._price, sum(draft.lengths))
         self._worth_now().observe(float(with_it - without) - cost)
