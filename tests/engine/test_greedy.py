@@ -10,6 +10,7 @@ from draftwise.outputs import FinishReason, TokenSource
 from draftwise.policies import POLICIES
 
 from ..tiny_models import FAMILIES, Recipe
+from .assembly import assemble_recipe, generate
 
 VOCAB = 64
 NUM_TOKENS = 20
@@ -24,6 +25,7 @@ def random_prompts(lengths, vocab=VOCAB, seed=0):
 
 
 PROMPTS = random_prompts(LENGTHS)
+RECIPE = Recipe("llama", VOCAB)
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +117,18 @@ def test_with_a_draft_one_at_a_time(models, generated, family):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_with_every_policy(models, generated, policy):
     """Also those that are lossless at temperature 0 only."""
-    recipe = Recipe("llama", VOCAB)
-    llm = engine(models, recipe, recipe.draft(), policy=policy, num_speculative_tokens=4)
-    assert token_ids(llm.generate(PROMPTS, GREEDY)) == generated("llama")
+    llm = assemble_recipe(models, RECIPE, 16, policy=policy, num_speculative_tokens=4)
+    outputs = generate(llm, PROMPTS, [GREEDY] * len(PROMPTS))
+    assert token_ids(outputs) == generated("llama")
+    assert all(output.speculation.lossless for output in outputs)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_with_every_policy_among_sampled_requests(models, generated, policy):
+    llm = assemble_recipe(models, RECIPE, 16, policy=policy, num_speculative_tokens=4)
+    hot = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.3, top_p=0.9, seed=1)
+    outputs = token_ids(generate(llm, PROMPTS, [GREEDY, hot] * (len(PROMPTS) // 2)))
+    assert outputs[0::2] == generated("llama")[0::2]
 
 
 def test_with_an_unrelated_draft_of_another_family(models, generated):

@@ -10,23 +10,26 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import SamplingParams
 from draftwise.core.rejection import accept as right_accept
 from draftwise.core.rejection import sample
 from draftwise.engine import verification
 from draftwise.outputs import TokenSource
-from draftwise.policies import POLICIES
+from draftwise.policies import POLICIES, Signal
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..tiny_models import Recipe
+from .assembly import assemble_recipe
 from .exact import exact_distribution
 
 NUM_REQUESTS = 26_000
+# Of each way to verify, for policies other than the fixed length.
+NUM_REQUESTS_OF_EACH_POLICY = 10_000
 NOT_UNLIKELY = 1e-4
 IMPOSSIBLE = 1e-6
 
 PLAIN = SamplingParams()
-COLD = SamplingParams(temperature=0.5, top_k=5)
+COLD = SamplingParams(temperature=0.7, top_k=5)
 HOT = SamplingParams(temperature=1.5, top_p=0.85, min_p=0.05)
 PENALISED = SamplingParams(
     top_k=7,
@@ -38,6 +41,9 @@ PENALISED = SamplingParams(
 )
 # Each with a prompt of its own length: all of them share every batch.
 SETTINGS = (([1, 2, 3], PLAIN), ([3, 0, 2, 2, 1], COLD), ([1], HOT), ([0, 3], PENALISED))
+
+# With the default options tiny models would not make these decide anything.
+LIVELY_OPTIONS = {"disco": {"threshold": 0.75}}
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class Case:
     num_tokens: int = 4
     num_requests: int = NUM_REQUESTS
     lenience: float = 1.0
+    draft_noise: float = 0.1
 
     def __str__(self):
         return f"{self.policy}-{self.verification}-{self.num_speculative_tokens}-{self.vocab}"
@@ -60,16 +67,17 @@ class Case:
         return Recipe(vocab=self.vocab, seed=3, config={"num_hidden_layers": 1})
 
     def engine(self, models, max_batch_size=512):
-        speculation = SpeculationConfig(
-            draft=models.folder(self.recipe.draft()),
+        return assemble_recipe(
+            models,
+            self.recipe,
+            max_batch_size,
+            self.draft_noise,
             policy=self.policy,
+            policy_options=LIVELY_OPTIONS.get(self.policy, {}),
             num_speculative_tokens=self.num_speculative_tokens,
             verification=self.verification,
             lenience=self.lenience,
         )
-        target = models.folder(self.recipe)
-        llm = LLM(target, speculation, dtype="float32", max_batch_size=max_batch_size)
-        return llm.engine
 
     def requests(self, engine, num_requests):
         """Requests of all settings in turn; some go on for longer than what is compared."""
@@ -102,8 +110,8 @@ class Case:
 
 
 LOSSLESS = [name for name, policy in POLICIES.items() if policy.lossless]
-# Every lossless policy, 50,000 requests of it at least; the default one with every draft length,
-# and once with 50,000 requests of every setting.
+# Every lossless policy; the fixed length with every draft length, and once with 50,000 requests of
+# every setting.
 CASES = [
     Case("fixed", "token", 2, num_requests=52_000),
     Case("fixed", "block", 3, num_requests=208_000),
@@ -113,7 +121,7 @@ CASES = [
     Case("fixed", "token", 4, vocab=4, num_tokens=6),
 ]
 CASES += [
-    Case(name, method, gamma)
+    Case(name, method, gamma, num_requests=NUM_REQUESTS_OF_EACH_POLICY)
     for name in LOSSLESS
     if name != "fixed" and POLICIES[name].needs_draft
     for method, gamma in (("block", 3), ("token", 2))
@@ -143,11 +151,56 @@ def test_texts_follow_the_target(models, case):
 @pytest.mark.parametrize("method", ["block", "token"])
 def test_smaller_batches_say_the_same(models, method, max_batch_size, num_requests):
     """Request for request what the large batches of the test above say."""
-    case = Case("fixed", method, 3)
+    assert_smaller_batches_say_the_same(
+        models, Case("fixed", method, 3), max_batch_size, num_requests
+    )
+
+
+def assert_smaller_batches_say_the_same(models, case, max_batch_size, num_requests):
     large, _ = case.sampled(models, num_requests)
     small, _ = case.sampled(models, num_requests, max_batch_size)
     # Matrix products round differently, which can tip a token once in a hundred thousand.
     assert int((large != small).any(dim=2).sum()) <= num_requests // 1000
+
+
+DRAFTING = [name for name in LOSSLESS if POLICIES[name].needs_draft]
+
+
+@pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 60), (16, 800)])
+@pytest.mark.parametrize("policy", [n for n in DRAFTING if Signal.LOAD not in POLICIES[n].signals])
+def test_policies_that_ignore_the_others_say_the_same_in_smaller_batches(
+    models, policy, max_batch_size, num_requests
+):
+    case = Case(policy, "block", 3)
+    assert_smaller_batches_say_the_same(models, case, max_batch_size, num_requests)
+
+
+# What the others of a batch do changes what these draft and verify: compared by distribution, in
+# cells large enough for fewer requests.
+SMALL_BATCHES = pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 800), (16, 4000)])
+
+
+def small_case(policy):
+    return Case(policy, "token", 2, vocab=4, num_tokens=3, draft_noise=0.5)
+
+
+@SMALL_BATCHES
+@pytest.mark.parametrize("policy", [n for n in DRAFTING if Signal.LOAD in POLICIES[n].signals])
+def test_policies_that_look_at_the_load_follow_the_target_in_smaller_batches(
+    models, policy, max_batch_size, num_requests
+):
+    case = small_case(policy)
+    tokens, _ = case.sampled(models, num_requests, max_batch_size)
+    for p_value in case.p_values(models, tokens):
+        assert p_value > NOT_UNLIKELY
+
+
+@SMALL_BATCHES
+def test_smaller_batches_find_a_wrong_rule_out(models, monkeypatch, max_batch_size, num_requests):
+    monkeypatch.setattr(verification, "accept", resample_from_p)
+    case = small_case("tetris")
+    tokens, _ = case.sampled(models, num_requests, max_batch_size)
+    assert min(case.p_values(models, tokens)) < IMPOSSIBLE
 
 
 def resample_from_p(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):
