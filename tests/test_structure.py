@@ -77,7 +77,13 @@ def imported(file, module):
 
 
 def test_public_names():
-    assert draftwise.__all__ == ["LLM", "RequestOutput", "SamplingParams", "SpeculationConfig"]
+    assert draftwise.__all__ == [
+        "LLM",
+        "RequestOutput",
+        "RequestSpeculation",
+        "SamplingParams",
+        "SpeculationConfig",
+    ]
     for name in draftwise.__all__:
         assert getattr(draftwise, name).__doc__
 

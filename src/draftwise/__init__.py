@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from draftwise.llm import LLM
     from draftwise.outputs import RequestOutput
-    from draftwise.params import SamplingParams, SpeculationConfig
+    from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "SpeculationConfig"]
+__all__ = [
+    "LLM",
+    "RequestOutput",
+    "RequestSpeculation",
+    "SamplingParams",
+    "SpeculationConfig",
+]
 __version__ = "0.1.0"
 
 _HOME = {
     "LLM": "draftwise.llm",
     "RequestOutput": "draftwise.outputs",
+    "RequestSpeculation": "draftwise.params",
     "SamplingParams": "draftwise.params",
     "SpeculationConfig": "draftwise.params",
 }

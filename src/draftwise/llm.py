@@ -25,12 +25,13 @@ from draftwise.models.loading import (
     resolve_dtype,
 )
 from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, StreamPiece
-from draftwise.params import SamplingParams, SpeculationConfig
+from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.policies import POLICIES, Policy, policy_class
 from draftwise.profiling.latency import load_latency, measure_latency
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
+Speculations = RequestSpeculation | Sequence[RequestSpeculation] | None
 
 # Share of the free memory that keys and values may take on a CPU.
 _CACHE_SHARE = 0.5
@@ -124,6 +125,8 @@ class LLM:
             max_batch_size, max_chunk_tokens, _cache_bytes(cache_gib, place)
         )
         self.target = load(target, "target", max_model_len)
+        self.engine: Engine
+        self.speculation: SpeculationConfig | None
         self.draft: LoadedModel | None = None
         self.companion: LoadedModel | None = None
         self._set_speculation(speculation)
@@ -136,6 +139,18 @@ class LLM:
         other = copy(self)
         other._set_speculation(speculation)
         return other
+
+    def change_speculation(self, **changes: Any) -> None:
+        """Speculate in another way from the next step on, also for requests that run.
+
+        Args:
+            changes: new values of ``policy``, ``policy_options``, ``num_speculative_tokens`` or
+                ``lenience``.
+
+        Raises:
+            InvalidParameterError: see :meth:`draftwise.engine.engine.Engine.change_speculation`.
+        """
+        self.speculation = self.engine.change_speculation(**changes)
 
     def load_models(self, speculation: SpeculationConfig) -> Models:
         """The target with the draft and companion that a configuration names.
@@ -207,6 +222,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         on_step: Callable[[list[Request]], None] | None = None,
+        speculation: Speculations = None,
     ) -> list[RequestOutput]:
         """Generate for all prompts, batched, and return the answers in their order.
 
@@ -215,6 +231,8 @@ class LLM:
                 (``{"role": …, "content": …}``, through the target's chat template).
             sampling: one for all, or one per prompt.
             on_step: called after every step with the requests that gained tokens, for progress.
+            speculation: how requests speculate where it differs from :attr:`speculation`; one for
+                all, or one per prompt.
 
         Returns:
             One output per prompt. A prompt that cannot be served has ``finish_reason`` ``error``
@@ -225,7 +243,7 @@ class LLM:
                 first error is raised).
         """
         each = _as_list(prompts)
-        requests = self._add_all(each, sampling)
+        requests = self._add_all(each, sampling, speculation)
         unfinished = {request for request in requests if isinstance(request, Request)}
         try:
             while unfinished:
@@ -249,13 +267,14 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        speculation: Speculations = None,
     ) -> Iterator[StreamPiece]:
         """Generate for all prompts and yield text as it comes, the prompts' pieces interleaved.
 
         The pieces of a prompt joined are the text :meth:`generate` would return. Closing the
         iterator early cancels what is left.
         """
-        requests = self._add_all(_as_list(prompts), sampling)
+        requests = self._add_all(_as_list(prompts), sampling, speculation)
         unfinished: dict[int, Request] = {}
         try:
             for index, request in enumerate(requests):
@@ -279,24 +298,15 @@ class LLM:
         self,
         prompts: list[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
+        speculation: Speculations,
     ) -> list[Request | DraftwiseError]:
-        if sampling is None or isinstance(sampling, SamplingParams):
-            sampling = [sampling or SamplingParams()] * len(prompts)
-        if not isinstance(sampling, Sequence) or not all(
-            isinstance(params, SamplingParams) for params in sampling
-        ):
-            raise InvalidParameterError(
-                "sampling", f"must be SamplingParams or a list of them, got {sampling!r}"
-            )
-        if len(sampling) != len(prompts):
-            raise InvalidParameterError(
-                "sampling", f"{len(sampling)} parameter sets for {len(prompts)} prompts"
-            )
+        each = _one_per_prompt("sampling", sampling, SamplingParams, prompts)
+        ways = _one_per_prompt("speculation", speculation, RequestSpeculation, prompts)
         requests: list[Request | DraftwiseError] = []
-        for prompt, params in zip(prompts, sampling, strict=True):
+        for prompt, params, way in zip(prompts, each, ways, strict=True):
             try:
                 text, ids = self._tokenize(prompt)
-                requests.append(self.engine.add(text, ids, params))
+                requests.append(self.engine.add(text, ids, params, way))
             except DraftwiseError as error:
                 requests.append(error)
         return requests
@@ -369,6 +379,21 @@ def _check_companion_is_asked(policy: type[Policy]) -> None:
             "companion",
             f"policy {policy.name!r} never asks one; leave it out or choose one of: {others}",
         )
+
+
+def _one_per_prompt(field: str, given: Any, kind: type[Any], prompts: list[Prompt]) -> list[Any]:
+    """One for all, or the standard one for ``None``, becomes one for each."""
+    if given is None or isinstance(given, kind):
+        return [given or kind()] * len(prompts)
+    if not isinstance(given, Sequence) or not all(isinstance(each, kind) for each in given):
+        raise InvalidParameterError(
+            field, f"must be {kind.__name__} or a list of them, got {given!r}"
+        )
+    if len(given) != len(prompts):
+        raise InvalidParameterError(
+            field, f"{len(given)} parameter sets for {len(prompts)} prompts"
+        )
+    return list(given)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

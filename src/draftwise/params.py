@@ -174,6 +174,44 @@ class SamplingParams:
         return cls(**values)
 
 
+@dataclass(frozen=True)
+class RequestSpeculation:
+    """How one request speculates, where it differs from the engine.
+
+    Attributes:
+        enabled: False decodes it with the target alone.
+        policy: name of its policy, with standard options; ``None`` for the engine's.
+        num_speculative_tokens: most tokens drafted for it per step; the engine's limit holds too.
+        lenience: its own, in (0, 1]; ``None`` for the engine's.
+
+    Raises:
+        InvalidParameterError: a value lies outside its range.
+    """
+
+    enabled: bool = True
+    policy: str | None = None
+    num_speculative_tokens: int | None = None
+    lenience: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.enabled, bool):
+            raise InvalidParameterError("enabled", f"must be a bool, got {self.enabled!r}")
+        if self.policy is not None and (not isinstance(self.policy, str) or not self.policy):
+            raise InvalidParameterError("policy", f"must name a policy, got {self.policy!r}")
+        if self.num_speculative_tokens is not None:
+            _integer(
+                "num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS
+            )
+        if self.lenience is not None:
+            _number("lenience", self.lenience, 0.0, 1.0, low_open=True)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RequestSpeculation:
+        """Build from outside input, refusing unknown keys by name."""
+        refuse_unknown_keys("speculation", values, (item.name for item in fields(cls)))
+        return cls(**values)
+
+
 # Keys of vLLM's --speculative-config that mean the same here under another name.
 _ALIASES = {"model": "draft"}
 

@@ -371,7 +371,7 @@ class TestChoosing:
         assert llm.companion.fingerprint != llm.draft.fingerprint
         assert llm.companion.num_parameters == llm.draft.num_parameters
         assert llm.generate([1, 2])[0].error is None
-        _, judgement = llm.engine.policy.seen
+        _, judgement = llm.engine.policies.default.seen
         assert judgement is None or judgement.overlap.min() > 0.5
 
     def test_what_is_loaded_is_shared(self, models):

@@ -96,10 +96,12 @@ class Case:
         requests = self.requests(engine, num_requests or self.num_requests)
         while engine.num_unfinished:
             engine.step()
+        return self.first_tokens(requests), requests
+
+    def first_tokens(self, requests):
+        """``[settings, requests, num_tokens]`` first tokens of requests of all settings in turn."""
         first = [r.output().token_ids[: self.num_tokens] for r in requests]
-        return torch.tensor(first).view(-1, len(SETTINGS), self.num_tokens).transpose(0, 1), (
-            requests
-        )
+        return torch.tensor(first).view(-1, len(SETTINGS), self.num_tokens).transpose(0, 1)
 
     def p_values(self, models, tokens):
         """One for each setting."""

@@ -167,7 +167,7 @@ def promised_goodput(
         Goodput, and the expected number of tokens in the target's pass.
     """
     count = len(chains)
-    reach = np.cumprod(chains[:, : point.max_length], axis=1)
+    reach: Floats = np.cumprod(chains[:, : point.max_length], axis=1, dtype=np.float64)
     drafting = np.ones(count, dtype=bool)
     before: Floats = np.ones(count)
     verified = np.zeros(count)

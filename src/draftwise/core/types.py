@@ -124,6 +124,7 @@ class StepTimes:
         accept: the acceptance law, probabilities included.
         rest: scheduling before and the commit of the step before.
         num_prompt_tokens: prompt tokens that the step processed beside.
+        shared: requests of several policies were in the step.
     """
 
     draft: float
@@ -133,6 +134,12 @@ class StepTimes:
     accept: float
     rest: float
     num_prompt_tokens: int = 0
+    shared: bool = False
+
+    @property
+    def is_typical(self) -> bool:
+        """Whether a policy may learn from it what its own steps cost."""
+        return not self.num_prompt_tokens and not self.shared
 
     @property
     def total(self) -> float:

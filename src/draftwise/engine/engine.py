@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -22,8 +23,14 @@ from draftwise.errors import InvalidParameterError, PromptError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
-from draftwise.params import SamplingParams, SpeculationConfig
+from draftwise.params import (
+    RequestSpeculation,
+    SamplingParams,
+    SpeculationConfig,
+    refuse_unknown_keys,
+)
 from draftwise.policies import Policy, PolicyContext, create_policy
+from draftwise.policies.mixture import Mixture
 
 
 @dataclass(frozen=True)
@@ -56,12 +63,15 @@ class Models:
     companion: LoadedModel | None = None
 
 
+_CHANGEABLE = ("lenience", "num_speculative_tokens", "policy", "policy_options")
+
+
 class Engine:
     """Generates for many requests at once; they join and leave between steps.
 
     Attributes:
         max_model_len: longest prompt and output together, in tokens.
-        policy: decides how much is drafted and verified.
+        policies: decide how much is drafted and verified.
         latency: what steps cost, followed while it runs; ``None`` if nobody asks.
         times: where the time of the last step went.
     """
@@ -97,11 +107,19 @@ class Engine:
         self._vocab_size = target.model.vocab_size
         self._speculation = speculation
         context = PolicyContext(
-            speculation.num_speculative_tokens, latency, profile, models.companion is not None
+            speculation.num_speculative_tokens,
+            latency,
+            profile,
+            has_companion=models.companion is not None,
+            has_draft=models.draft is not None,
         )
-        self.policy: Policy = policy or create_policy(
-            speculation.policy_name, context, speculation.policy_options
-        )
+        if policy is None:
+            policy = create_policy(
+                speculation.policy_name,
+                replace(context, for_studies=True),
+                speculation.policy_options,
+            )
+        self.policies = Mixture(context, policy)
 
         num_rows = options.max_batch_size
         target_cache = target.model.new_cache(num_rows, target.max_model_len)
@@ -113,13 +131,13 @@ class Engine:
             return Follower(model.model, cache, self._vocab_size)
 
         self._oracle: TargetOracle | None = None
-        if self.policy.judged_by_target:
+        if policy.judged_by_target:
             self._oracle = TargetOracle(follower(target))
         self._drafter: DraftSource = NoDraft(target.model.device)
-        if models.draft is not None and self.policy.needs_draft:
+        if models.draft is not None and policy.needs_draft:
             self._drafter = ModelDraft(follower(models.draft), self._vocab_size, self._oracle)
         self._companion: Companion | None = None
-        if models.companion is not None and self.policy.uses_companion():
+        if models.companion is not None and policy.uses_companion():
             self._companion = Companion(follower(models.companion), self._vocab_size)
         self._histories = HistoryStore(num_rows, self._vocab_size, target.model.device)
         self._scheduler = Scheduler(
@@ -153,11 +171,11 @@ class Engine:
         batch = self._scheduler.next_batch(lenience)
         told = self.uncounted_seconds
         clock.lap("rest")
-        draft = self._drafter.propose(batch, self.policy)
+        draft = self._drafter.propose(batch, self.policies)
         clock.lap("draft")
         judgement = self._judge(batch, draft)
         clock.lap("companion")
-        plan = self.policy.select(draft, judgement)
+        plan = self.policies.select(draft, judgement)
         clock.lap("select")
         logits = self._verifier.verify(batch, plan)
         clock.lap("verify")
@@ -168,12 +186,20 @@ class Engine:
             self.times = replace(
                 self.times, draft=self.times.draft - self._oracle.seconds + told, companion=0.0
             )
-        self.policy.observe(outcome, self.times)
+        self.policies.observe(outcome, self.times)
         self._learn_costs(batch, draft, judgement, plan)
+        self._mark_losses(batch)
         advanced = self._scheduler.commit(batch, plan, outcome)
-        self.policy.forget([r.request_id for r in advanced if r.finish_reason is not None])
+        self.policies.forget([r.request_id for r in advanced if r.finish_reason is not None])
         self._rest = clock.since_last_lap()
         return advanced
+
+    def _mark_losses(self, batch: Batch) -> None:
+        """Note who does not get exactly the target's distribution in this step."""
+        for request, lenience in zip(batch.generating, batch.lenience, strict=True):
+            policy = self.policies.get(request.speculation.policy)
+            if lenience < 1.0 or not (policy.lossless or request.params.temperature == 0):
+                request.stats.lossless = False
 
     def _judge(self, batch: Batch, draft: Draft) -> Judgement | None:
         """What the companion thinks of the draft, if there is one and the policy asks now."""
@@ -181,7 +207,7 @@ class Engine:
             return self._oracle.judgement(draft) if any(draft.lengths) else None
         if self._companion is None:
             return None
-        if any(draft.lengths) and self.policy.wants_judgement():
+        if any(draft.lengths) and self.policies.wants_judgement():
             return self._companion.judge(batch, draft)
         self._companion.read_prompts(batch)
         return None
@@ -207,20 +233,59 @@ class Engine:
         if judgement is not None:
             self.latency.observe_companion(sum(draft.lengths), times.companion)
 
-    def add(self, prompt: str | None, prompt_ids: list[int], params: SamplingParams) -> Request:
+    def change_speculation(self, **changes: Any) -> SpeculationConfig:
+        """Speculate in another way from the next step on, also for requests that run.
+
+        Args:
+            changes: new values of ``policy``, ``policy_options``, ``num_speculative_tokens`` or
+                ``lenience``; a new policy has its standard options unless some are given.
+
+        Returns:
+            What holds from now on.
+
+        Raises:
+            InvalidParameterError: a value is out of its range, another field of the configuration
+                cannot be changed while running, or the policy needs what the engine was started
+                without.
+        """
+        refuse_unknown_keys("speculation", changes, _CHANGEABLE)
+        if "policy" in changes:
+            changes.setdefault("policy_options", {})
+        speculation = replace(self._speculation, **changes)
+        if {"policy", "policy_options", "num_speculative_tokens"} & changes.keys():
+            self.policies.reset(
+                speculation.policy_name,
+                speculation.num_speculative_tokens,
+                speculation.policy_options,
+            )
+            self._scheduler.max_draft_length = speculation.num_speculative_tokens
+        self._speculation = speculation
+        return speculation
+
+    def add(
+        self,
+        prompt: str | None,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        speculation: RequestSpeculation | None = None,
+    ) -> Request:
         """Queue a request.
 
         Args:
             prompt: its text, to be handed back; ``None`` if there is none.
             prompt_ids: its tokens.
             params: how to generate.
+            speculation: how to speculate for this request, where it differs from the engine's.
 
         Raises:
             PromptError: empty, too long for the context, or with tokens the model does not have.
-            InvalidParameterError: a token of the parameters does not exist.
+            InvalidParameterError: a token of the parameters does not exist, or the policy that
+                the request asks for cannot be used here.
             CacheExhaustedError: it may need more cache than there is in all.
         """
         self._check(prompt_ids, params)
+        speculation = speculation or RequestSpeculation()
+        self.policies.get(speculation.policy)
         stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_token_ids |= self._eos_token_ids
@@ -232,7 +297,7 @@ class Engine:
             self._tokenizer,
             stop_token_ids,
             self.max_model_len,
-            self.policy.lossless or params.temperature == 0,
+            speculation,
         )
         self._scheduler.add(request)
         return request
@@ -240,7 +305,7 @@ class Engine:
     def cancel(self, request: Request) -> None:
         """End a request; what it has so far is its output."""
         self._scheduler.cancel(request)
-        self.policy.forget([request.request_id])
+        self.policies.forget([request.request_id])
 
     def _check(self, prompt_ids: list[int], params: SamplingParams) -> None:
         if not prompt_ids:

@@ -8,7 +8,7 @@ from typing import Any
 from draftwise.engine.text import TextBuilder
 from draftwise.errors import DraftwiseError
 from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, TokenSource
-from draftwise.params import SamplingParams
+from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.policies.base import RequestState
 
 NO_ROW = -1
@@ -31,7 +31,7 @@ class Request:
         finish_reason: ``None`` while it runs.
         error: why it failed, if it did.
         stats: how speculation goes.
-        lenience: its own, ``None`` for the engine's.
+        speculation: what it asks for itself.
         history: mean acceptance probability of its recent tokens.
     """
 
@@ -44,8 +44,7 @@ class Request:
         tokenizer: Any,
         stop_token_ids: frozenset[int],
         max_model_len: int,
-        lossless: bool,
-        lenience: float | None = None,
+        speculation: RequestSpeculation,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -55,8 +54,8 @@ class Request:
         self.row = NO_ROW
         self.finish_reason: FinishReason | None = None
         self.error: DraftwiseError | None = None
-        self.stats = SpeculationStats(lossless=lossless)
-        self.lenience = lenience
+        self.stats = SpeculationStats()
+        self.speculation = speculation
         self.history = _FIRST_GUESS
         self.max_total_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
         self._prompt = prompt
@@ -79,15 +78,14 @@ class Request:
             self.request_id,
             self.params.temperature == 0,
             self.history,
+            self.speculation.policy,
         )
 
-    def learn(self, acceptance: list[float], lenience: float) -> None:
-        """Take note of a step: acceptance probabilities of the verified tokens, and lenience.
+    def learn(self, acceptance: list[float]) -> None:
+        """Take note of the acceptance probabilities of a step's verified tokens.
 
         A token counts as far as those before it were likely to be kept.
         """
-        if lenience < 1.0:
-            self.stats.lossless = False
         reached = 1.0
         for probability in acceptance:
             self.history += _HISTORY_WEIGHT * reached * (probability - self.history)
@@ -95,9 +93,12 @@ class Request:
 
     def draft_limit(self, draft_context: int) -> int:
         """Most tokens worth drafting: one of those left is the target's own."""
-        return max(
-            0, min(self.max_total_tokens - len(self.tokens) - 1, draft_context - len(self.tokens))
-        )
+        room = min(self.max_total_tokens - len(self.tokens) - 1, draft_context - len(self.tokens))
+        if not self.speculation.enabled:
+            return 0
+        if self.speculation.num_speculative_tokens is not None:
+            room = min(room, self.speculation.num_speculative_tokens)
+        return max(0, room)
 
     def append(self, token: int, source: TokenSource) -> bool:
         """Take one more token; True if the request ends with it."""

@@ -78,6 +78,9 @@ class Scheduler:
 
     A request is admitted when a row is free and the memory it may need at most is unreserved, so
     that a running request never runs out of cache.
+
+    Attributes:
+        max_draft_length: longest draft of any step; may be changed between steps.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class Scheduler:
         self._histories = histories
         self._vocab_size = vocab_size
         self._max_chunk_tokens = max_chunk_tokens
-        self._max_draft_length = max_draft_length
+        self.max_draft_length = max_draft_length
         self._max_cached_tokens = max_cached_tokens
         self._reserved_tokens = 0
         self._waiting: deque[Request] = deque()
@@ -176,9 +179,12 @@ class Scheduler:
             else step_uniforms(
                 [r.seed for r in generating],
                 [len(r.tokens) for r in generating],
-                self._max_draft_length,
+                self.max_draft_length,
             ),
-            lenience=[lenience if r.lenience is None else r.lenience for r in generating],
+            lenience=[
+                lenience if r.speculation.lenience is None else r.speculation.lenience
+                for r in generating
+            ],
         )
 
     def commit(self, batch: Batch, plan: Plan, outcome: Outcome) -> list[Request]:
@@ -197,7 +203,7 @@ class Scheduler:
                 )
             else:
                 length = outcome.num_verified[index]
-                request.learn(acceptance[index][:length], batch.lenience[index])
+                request.learn(acceptance[index][:length])
                 num_own = length if plan.num_own is None else plan.num_own[index]
                 self._append(request, index, planned[index], outcome, num_own)
             if request.finish_reason is not None:

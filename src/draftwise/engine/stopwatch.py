@@ -31,6 +31,13 @@ class Stopwatch:
             rest_before: seconds.
             num_prompt_tokens: that the step processed.
         """
-        parts = dict(self._seconds)
-        parts["rest"] += rest_before
-        return StepTimes(**parts, num_prompt_tokens=num_prompt_tokens)
+        seconds = self._seconds
+        return StepTimes(
+            seconds["draft"],
+            seconds["companion"],
+            seconds["select"],
+            seconds["verify"],
+            seconds["accept"],
+            seconds["rest"] + rest_before,
+            num_prompt_tokens,
+        )

@@ -60,6 +60,7 @@ class RequestState(NamedTuple):
         request_id: unique number.
         greedy: whether it is decoded at temperature 0.
         history: mean acceptance probability of its recent tokens, 0 … 1.
+        policy: name of the policy that it asks for, ``None`` for the engine's.
     """
 
     num_tokens: int
@@ -68,6 +69,7 @@ class RequestState(NamedTuple):
     request_id: int = 0
     greedy: bool = False
     history: float = 0.5
+    policy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,16 @@ class PolicyContext:
         latency: what steps cost on this machine; ``None`` in tests of policies that do not ask.
         profile: what was learnt about acceptance for these models; ``None`` for none.
         has_companion: whether a companion is there to judge.
+        has_draft: whether a draft model is there.
+        for_studies: whether the target may be asked beforehand.
     """
 
     num_speculative_tokens: int
     latency: LatencyModel | None = None
     profile: AcceptanceProfile | None = None
     has_companion: bool = False
+    has_draft: bool = True
+    for_studies: bool = False
 
 
 class Policy(ABC):
@@ -144,10 +150,9 @@ class Policy(ABC):
     def __init__(self, context: PolicyContext) -> None:
         self.num_speculative_tokens = context.num_speculative_tokens
 
-    @classmethod
-    def uses_draft_signals(cls) -> bool:
+    def uses_draft_signals(self) -> bool:
         """Whether the draft's own signals are to be computed."""
-        return bool(cls.signals & (_OF_THE_DRAFT | _OF_THE_COMPANION))
+        return bool(self.signals & (_OF_THE_DRAFT | _OF_THE_COMPANION))
 
     @classmethod
     def uses_companion(cls) -> bool:

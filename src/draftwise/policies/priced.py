@@ -136,6 +136,8 @@ class PricedPolicy(Policy):
         lengths = np.asarray(outcome.num_verified)
         verified = np.arange(acceptance.shape[1]) < lengths[:, None]
         reach = np.cumprod(np.where(verified, acceptance, 0.0), axis=1)
+        if times.is_typical:
+            self.prices.observe(num_requests + float(reach.sum()), times.total)
         if draft is None or plan is None or draft.signals is None or not verified.any():
             return
         if outcome.failed:

@@ -30,6 +30,10 @@ _OUTLOOK_VALUES = 16
 _FIRST_REVIEW, _LAST_REVIEW = 8, 256
 # Another way must promise this much more, or the choice stays: estimates waver.
 _ADVANTAGE = 1.005
+# Steps whose realised goodput outweighs what was thought before, and how much of the difference
+# between two kinds of ways is forgotten in every review.
+_DOUBT = 48
+_FADING = 0.1
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,38 @@ class Price:
 
 @dataclass
 class _Choice:
-    """What is done at one batch size."""
+    """What is done at one batch size, and what came of it.
+
+    Attributes:
+        price: of the way in use.
+        kept_promise: realised over promised goodput, for ways with and without a threshold.
+        tokens: gained since the last review.
+        seconds: spent since then.
+        num_observed: steps in which.
+    """
 
     price: Price
     num_steps: int = 0
     next_review: int = _FIRST_REVIEW
-    pause: int = field(default=_FIRST_REVIEW)
+    pause: int = _FIRST_REVIEW
+    kept_promise: dict[bool, float] = field(default_factory=lambda: {False: 1.0, True: 1.0})
+    tokens: float = 0.0
+    seconds: float = 0.0
+    num_observed: int = 0
+
+    def settle(self) -> None:
+        """Learn how the promise was kept; an old disappointment fades."""
+        selects = self.price.point.threshold > 0
+        if self.num_observed:
+            realised = self.tokens / self.seconds
+            weight = self.num_observed / (self.num_observed + _DOUBT)
+            promised = self.price.goodput / self.kept_promise[selects]
+            ratio = min(max(realised / promised, 0.5), 2.0)
+            self.kept_promise[selects] += weight * (ratio - self.kept_promise[selects])
+            other = self.kept_promise[not selects]
+            self.kept_promise[not selects] += _FADING * (self.kept_promise[selects] - other)
+        self.tokens = self.seconds = 0.0
+        self.num_observed = 0
 
 
 class PriceBook:
@@ -62,6 +92,8 @@ class PriceBook:
 
     Every now and then all static draft lengths and all thresholds are compared by the goodput they
     promise with the acceptance and the costs as they are known by then, and the best is chosen.
+    What a promise leaves out (ragged batches cost more than even ones, tokens of a draft are not
+    independent) shows in realised goodput, by which the promises of its kind are corrected.
 
     Attributes:
         outlook: distribution of the predicted acceptance of drafted tokens.
@@ -72,6 +104,7 @@ class PriceBook:
         self._latency = latency
         self._max_draft_length = max_draft_length
         self._choices: dict[int, _Choice] = {}
+        self._current: _Choice | None = None
         self._points = [OperatingPoint(length) for length in range(max_draft_length + 1)]
         if max_draft_length:
             self._points += [OperatingPoint(max_draft_length, each) for each in _THRESHOLDS]
@@ -88,13 +121,31 @@ class PriceBook:
         key = num_requests if num_requests < 8 else round(8 * math.log2(num_requests))
         choice = self._choices.get(key)
         if choice is None:
-            choice = self._choices[key] = _Choice(self._best(num_requests, context, None))
+            first = self._best(num_requests, context, None)
+            choice = self._choices[key] = _Choice(first)
+        self._current = choice
         choice.num_steps += 1
         if choice.num_steps >= choice.next_review:
-            choice.price = self._best(num_requests, context, choice.price)
+            choice.settle()
+            choice.price = self._best(num_requests, context, choice)
             choice.pause = min(2 * choice.pause, _LAST_REVIEW)
             choice.next_review = choice.num_steps + choice.pause
         return choice.price
+
+    def observe(self, tokens: float, seconds: float) -> None:
+        """What came of the step that was priced last; only of a step without prompts.
+
+        Args:
+            tokens: gained, expected rather than drawn: less noise.
+            seconds: it took.
+        """
+        choice = self._current
+        if choice is not None:
+            # A pause of the machine is not a property of the step.
+            usual = choice.seconds / choice.num_observed if choice.num_observed else seconds
+            choice.tokens += tokens
+            choice.seconds += min(seconds, 3 * usual)
+            choice.num_observed += 1
 
     def draft_threshold(self, price: Price, num_drafting: int, draws_left: int) -> float:
         """From which probability on that all so far are kept one more draw pays.
@@ -112,7 +163,7 @@ class PriceBook:
         """Tokens that a companion's pass over so many drafted tokens costs."""
         return price.goodput * self._latency.companion_seconds(num_tokens)
 
-    def _best(self, num_requests: int, context: int, now: Price | None) -> Price:
+    def _best(self, num_requests: int, context: int, now: _Choice | None) -> Price:
         """The way that promises most, with the one in use preferred among equals."""
         self._values = self.outlook.values(_OUTLOOK_VALUES)
         self._thresholds.cache_clear()
@@ -121,14 +172,16 @@ class PriceBook:
             lambda tokens: self._latency.target_seconds(tokens, context),
             self._latency.draft_seconds,
         )
-        goodput = num_requests / costs.target(num_requests) if now is None else now.goodput
+        kept = {False: 1.0, True: 1.0} if now is None else now.kept_promise
+        goodput = num_requests / costs.target(num_requests) if now is None else now.price.goodput
         promises: list[tuple[float, float, OperatingPoint]] = []
         for _ in range(2):  # drafting thresholds need the goodput that is looked for
             promises = []
             thresholds = partial(self._draft_thresholds, goodput)
             for point in self._points:
                 promise, size = promised_goodput(point, num_requests, chains, costs, thresholds)
-                if now is not None and point == now.point:
+                promise *= kept[point.threshold > 0]
+                if now is not None and point == now.price.point:
                     promise *= _ADVANTAGE
                 promises.append((promise, size, point))
             goodput = max(promise for promise, _, _ in promises)

@@ -79,6 +79,16 @@ def create_policy(name: str, context: PolicyContext, options: Mapping[str, Any])
     refuse_unknown_keys("policy_options", options, known)
     if policy.needs_companion and not context.has_companion:
         raise InvalidParameterError("companion", f"missing: policy {name!r} needs a companion")
+    if policy.needs_draft and not context.has_draft:
+        raise InvalidParameterError("draft", f"missing: policy {name!r} needs a draft model")
+    if policy.judged_by_target and not context.for_studies:
+        raise InvalidParameterError("policy", f"{name!r} is for studies: start an engine with it")
+    if policy.needs_latency and context.latency is None:
+        raise InvalidParameterError(
+            "latency_profile",
+            f"missing: policy {name!r} must know what passes cost; give a latency profile or start "
+            "with a policy that prices",
+        )
     if policy.needs_profile and context.profile is None:
         raise InvalidParameterError(
             "profile", f"missing: policy {name!r} needs one; make it with `draftwise profile`"

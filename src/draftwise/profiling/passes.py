@@ -27,7 +27,7 @@ from draftwise.engine.scheduler import Batch
 from draftwise.engine.verification import Acceptance, TargetVerifier
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
-from draftwise.params import SamplingParams
+from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.policies.base import PolicyContext, Signal
 from draftwise.policies.fixed import FixedLength
 
@@ -174,7 +174,7 @@ class PassTimer:
                     None,
                     frozenset(),
                     self._capacity + 1,
-                    True,
+                    RequestSpeculation(),
                 )
                 for row, context in enumerate(contexts)
             ]

@@ -1,0 +1,199 @@
+"""Requests that speculate in their own way, and engines that change theirs while they run."""
+
+import pytest
+
+from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
+from draftwise.errors import InvalidParameterError
+from draftwise.policies import POLICIES
+
+from ..tiny_models import Recipe
+from .assembly import assemble_recipe
+from .test_lossless import NOT_UNLIKELY, SETTINGS, Case
+
+RECIPE = Recipe(vocab=32, seed=3)
+GREEDY = SamplingParams(max_tokens=24, temperature=0)
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10], [11, 12], [13, 14]]
+WITHOUT_MORE = [
+    name
+    for name, policy in POLICIES.items()
+    if not (policy.needs_profile or policy.judged_by_target)
+]
+
+
+@pytest.fixture
+def engine(models):
+    return assemble_recipe(models, RECIPE, 16, policy="sv", num_speculative_tokens=4)
+
+
+def finish(engine):
+    while engine.num_unfinished:
+        engine.step()
+
+
+def test_every_request_its_own_policy(models, engine):
+    """All in one batch: greedy texts are the target's, whoever decides."""
+    plain = LLM(models.folder(RECIPE), dtype="float32")
+    requests = [
+        (prompt, engine.add(None, prompt, GREEDY, RequestSpeculation(policy=name)))
+        for name in WITHOUT_MORE
+        for prompt in PROMPTS[:2]
+    ]
+    finish(engine)
+    for prompt, request in requests:
+        assert request.output().token_ids == plain.generate([prompt], GREEDY)[0].token_ids
+    drafted = [request.stats.num_drafted for _, request in requests]
+    assert drafted[2 * WITHOUT_MORE.index("none")] == 0
+    assert drafted[2 * WITHOUT_MORE.index("fixed")] > 0
+
+
+def test_a_mixed_batch_is_lossless(models):
+    names = ("fixed", "tetris", "staged", "svip")
+    case = Case("sv", "block", 3)
+    engine = case.engine(models)
+    add = engine.add
+
+    def add_with_policy(prompt, ids, params):
+        # The four settings come in turn, and so do the policies, one step further each round.
+        turn = (params.seed + params.seed // len(SETTINGS)) % len(names)
+        return add(prompt, ids, params, RequestSpeculation(policy=names[turn]))
+
+    engine.add = add_with_policy
+    requests = case.requests(engine, case.num_requests)
+    finish(engine)
+    tokens = case.first_tokens(requests)
+    assert all(request.stats.lossless for request in requests)
+    assert min(case.p_values(models, tokens)) > NOT_UNLIKELY
+
+
+def test_limits_of_a_request(engine):
+    params = SamplingParams(max_tokens=30, temperature=0)
+    ways = [
+        RequestSpeculation(policy="fixed", enabled=False),
+        RequestSpeculation(policy="fixed", num_speculative_tokens=1),
+        RequestSpeculation(policy="fixed"),
+    ]
+    requests = [engine.add(None, [1, 2], params, way) for way in ways]
+    finish(engine)
+    longest = [r.stats.num_drafted / r.stats.num_steps for r in requests]
+    assert longest[0] == 0
+    assert 0 < longest[1] <= 1 < longest[2] <= 4
+
+
+def test_lenience_of_a_request(engine):
+    params = SamplingParams(max_tokens=12, seed=1)
+    requests = [
+        engine.add(None, [1, 2], params, RequestSpeculation(policy="fixed", lenience=value))
+        for value in (None, 0.6, 1.0)
+    ]
+    finish(engine)
+    assert [request.stats.lossless for request in requests] == [True, False, True]
+
+
+def test_a_published_rule_says_what_it_is(engine):
+    ways = RequestSpeculation(policy="tetris-published")
+    sampled = engine.add(None, [1, 2], SamplingParams(max_tokens=5, seed=1), ways)
+    greedy = engine.add(None, [1, 2], GREEDY, ways)
+    finish(engine)
+    assert not sampled.stats.lossless
+    assert greedy.stats.lossless
+
+
+def test_a_policy_that_cannot_be_had_fails_its_request_only(models):
+    llm = LLM(
+        models.folder(RECIPE),
+        SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed"),
+        dtype="float32",
+    )
+    ways = [
+        RequestSpeculation(policy=name)
+        for name in ("fixed", "sv", "staged", "disco", "oracle", "nothing like it", "svip")
+    ]
+    outputs = llm.generate([[1, 2]] * len(ways), GREEDY, speculation=ways)
+    fields = [None if o.error is None else o.error.field for o in outputs]
+    assert fields == [*(None, "latency_profile", "companion", "profile", "policy", "policy", None)]
+
+
+class TestChangingWhileItRuns:
+    def test_policy_and_draft_length(self, engine):
+        request = engine.add(None, [1, 2], SamplingParams(max_tokens=60, temperature=0))
+        engine.step()
+        engine.change_speculation(policy="fixed", num_speculative_tokens=2)
+        for _ in range(5):
+            engine.step()
+        assert request.stats.num_drafted == 10
+        now = engine.change_speculation(policy="none")
+        assert (now.policy_name, now.num_speculative_tokens) == ("none", 2)
+        drafted = request.stats.num_drafted
+        for _ in range(5):
+            engine.step()
+        assert request.stats.num_drafted == drafted
+        engine.change_speculation(policy="fixed", num_speculative_tokens=6)
+        engine.step()
+        assert request.stats.num_drafted == drafted + 6
+        finish(engine)
+
+    def test_the_text_stays_the_targets(self, models, engine):
+        plain = LLM(models.folder(RECIPE), dtype="float32")
+        params = SamplingParams(max_tokens=40, temperature=0)
+        requests = [engine.add(None, prompt, params) for prompt in PROMPTS]
+        names = [name for name in WITHOUT_MORE if name != "sv"]
+        while engine.num_unfinished:
+            engine.change_speculation(policy=names[0], num_speculative_tokens=1 + len(names) % 5)
+            names = names[1:] + names[:1]
+            engine.step()
+        for prompt, request in zip(PROMPTS, requests, strict=True):
+            assert request.output().token_ids == plain.generate([prompt], params)[0].token_ids
+
+    def test_lenience(self, engine):
+        request = engine.add(None, [1, 2], SamplingParams(max_tokens=30, seed=1))
+        engine.step()
+        assert request.stats.lossless
+        engine.change_speculation(lenience={0: 0.7})
+        engine.step()
+        assert not request.stats.lossless
+
+    @pytest.mark.parametrize(
+        ("changes", "field"),
+        [
+            ({"policy": "nothing like it"}, "policy"),
+            ({"policy": "oracle"}, "policy"),
+            ({"policy": "disco"}, "profile"),
+            ({"policy": "svip", "policy_options": {"threshold": -1}}, "policy_options.threshold"),
+            ({"num_speculative_tokens": 1000}, "num_speculative_tokens"),
+            ({"lenience": 0}, "lenience"),
+            ({"draft": "another"}, "speculation.draft"),
+        ],
+    )
+    def test_what_cannot_be(self, engine, changes, field):
+        before = engine.policies.default
+        with pytest.raises(InvalidParameterError) as caught:
+            engine.change_speculation(**changes)
+        assert caught.value.field == field
+        assert engine.policies.default is before
+
+    def test_through_the_llm(self, models):
+        config = SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed")
+        llm = LLM(models.folder(RECIPE), config, dtype="float32")
+        expected = llm.generate([1, 2], GREEDY)[0].token_ids
+        llm.change_speculation(policy="none")
+        (output,) = llm.generate([1, 2], GREEDY)
+        assert output.token_ids == expected
+        assert output.speculation.num_drafted == 0
+        assert llm.speculation.policy == "none"
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"enabled": 1}, "enabled"),
+        ({"policy": ""}, "policy"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens"),
+        ({"lenience": 0.0}, "lenience"),
+        ({"lenience": 1.5}, "lenience"),
+        ({"gamma": 3}, "speculation.gamma"),
+    ],
+)
+def test_bad_ways_are_named(values, field):
+    with pytest.raises(InvalidParameterError) as caught:
+        RequestSpeculation.from_dict(values)
+    assert caught.value.field == field
