@@ -30,7 +30,7 @@ states = st.lists(
 
 
 def context(gamma):
-    return PolicyContext(gamma, fixed_latency(), profile(), has_companion=True)
+    return PolicyContext(gamma, fixed_latency(), profile(), has_companion=True, for_studies=True)
 
 
 @each_policy

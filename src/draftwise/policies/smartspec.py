@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwise.core.types import Outcome, StepTimes
-from draftwise.errors import InvalidParameterError
 from draftwise.policies.base import Policy, PolicyContext, RequestState, Signal
 from draftwise.policies.options import integer_option, number_option
 
@@ -48,13 +47,11 @@ class SmartSpec(Policy):
             explore_every: steps without a draft until one token is drafted to learn from.
 
         Raises:
-            InvalidParameterError: an option out of range, or no latency model.
+            InvalidParameterError: an option is out of range.
         """
         super().__init__(context)
         if context.latency is None:
-            raise InvalidParameterError(
-                "latency_profile", f"missing: policy {self.name!r} needs to know what steps cost"
-            )
+            raise ValueError("smartspec needs a latency model")
         self._latency = context.latency
         self._smoothing = number_option("smoothing", smoothing, 0.0, 0.9999)
         self._explore_every = integer_option("explore_every", explore_every, 1, 1_000_000)
