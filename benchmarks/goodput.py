@@ -33,9 +33,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.benchmark.workload import chat_prompts
 from draftwise.engine.request import Request
 from draftwise.policies import policy_class
-from draftwise.prompts import load_prompts
 
 STATIC = (1, 2, 3, 5, 7)
 PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
@@ -268,12 +268,7 @@ def main() -> None:
         "results": {},
     }
     for path in arguments.prompts:
-        prompts = []
-        for text in load_prompts(path):
-            ids = llm._tokenize([{"role": "user", "content": text}])[1]
-            if len(ids) <= arguments.longest_prompt:
-                prompts.append(ids)
-        prompts = prompts[: arguments.num_prompts]
+        prompts = chat_prompts(llm, [path], arguments.num_prompts, arguments.longest_prompt)
         for batch_size in arguments.batch_sizes:
             everybody = contenders(llm, arguments, prompts, batch_size)
             turns = len(everybody) * (arguments.rounds + arguments.warm_up_rounds)

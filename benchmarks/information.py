@@ -1,0 +1,140 @@
+"""What S and A tell of acceptance, for ordered triples of a model family.
+
+    python benchmarks/information.py --prompts gsm8k_test.jsonl humaneval.jsonl spec_bench.jsonl \
+        --output benchmarks/results/information.json --table docs/information.md
+
+For every target, draft and companion: plain speculative decoding, then H(X) and H(X | S, A) in the
+four binnings of Speculative Verification, for X = the token was kept (among those that were
+tested), with the estimate that permutations correct beside the plain one; the same gain for H(q),
+q(x) and history alone; the correlation of S(draft, companion) with S(draft, target) over drafted
+positions. The latter is measured by judging the same drafts, from the same seeds, once more with
+the target for a companion. In float32, so that both runs draft the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.benchmark.workload import chat_prompts
+from draftwise.engine.engine import Models
+from draftwise.estimators.information import information_gains, pearson
+from draftwise.profiling.acceptance import collect
+
+BINNINGS = ("5x5", "10x10", "20x20", "adaptive")
+SINGLE = ("H", "q(x)", "history", "S", "A")
+
+
+def measure(
+    models: Models, prompts: list[list[int]], params: SamplingParams, gamma: int
+) -> dict[str, Any]:
+    """All figures of one triple."""
+    options = {"num_speculative_tokens": gamma, "batch_size": 16}
+    records = collect(models, prompts, params, **options).records
+    told = collect(replace(models, companion=models.target), prompts, params, **options).records
+    if not np.array_equal(records.acceptance, told.acceptance):
+        raise RuntimeError("the two runs drafted differently")
+    gains = information_gains(records, "accepted")
+    figures: dict[str, Any] = {
+        "num_tokens": len(records),
+        "mean_acceptance": float(np.average(records.acceptance, weights=records.reached())),
+        "entropy": gains["H"].entropy,
+        "pearson": pearson(records.overlap, told.overlap),
+    }
+    for name, gain in gains.items():
+        figures[name] = {
+            "conditional_entropy": gain.conditional_entropy,
+            "plain": gain.plain,
+            "corrected": gain.corrected,
+            "num_cells": gain.num_cells,
+        }
+    return figures
+
+
+def markdown(results: list[dict[str, Any]]) -> str:
+    """Two tables: the binnings, and the signals by themselves."""
+    lines = [
+        "| target | draft | companion | acceptance | H(X) | "
+        + " | ".join(f"H(X \\| S,A) {b}" for b in BINNINGS)
+        + " | I(X; S,A) 20x20, plain | adaptive, plain | 20x20, corrected | adaptive, corrected "
+        + "| Pearson |",
+        "|---" * 14 + "|",
+    ]
+    for r in results:
+        cells = [r["target"], r["draft"], r["companion"], f"{r['mean_acceptance']:.2f}"]
+        cells.append(f"{r['entropy']:.3f}")
+        cells += [f"{r[f'S,A {b}']['conditional_entropy']:.3f}" for b in BINNINGS]
+        cells += [f"{r['S,A 20x20']['plain']:.3f}", f"{r['S,A adaptive']['plain']:.3f}"]
+        cells += [f"{r['S,A 20x20']['corrected']:.3f}", f"{r['S,A adaptive']['corrected']:.3f}"]
+        cells.append(f"{r['pearson']:.2f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "| target | draft | companion | " + " | ".join(SINGLE) + " | S,A 10x10 |"]
+    lines.append("|---" * 9 + "|")
+    for r in results:
+        cells = [r["target"], r["draft"], r["companion"]]
+        cells += [f"{r[name]['corrected']:.3f}" for name in (*SINGLE, "S,A 10x10")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--targets", nargs="+", default=["zoo:target", "zoo:mid"])
+    parser.add_argument(
+        "--small", nargs="+", default=["zoo:draft", "zoo:mid", "zoo:companion", "zoo:spare"]
+    )
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True)
+    parser.add_argument("--num-prompts", type=int, default=40, help="of each file")
+    parser.add_argument("--longest-prompt", type=int, default=300, help="tokens")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--num-speculative-tokens", type=int, default=5)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--table", type=Path, help="also write the tables as Markdown")
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    console = Console()
+    params = SamplingParams(
+        max_tokens=arguments.max_tokens, temperature=arguments.temperature, seed=0
+    )
+    results: list[dict[str, Any]] = []
+    for target in arguments.targets:
+        llm = LLM(target, dtype="float32")
+        prompts = chat_prompts(
+            llm, arguments.prompts, arguments.num_prompts, arguments.longest_prompt
+        )
+        for draft, companion in itertools.permutations(arguments.small, 2):
+            if target in (draft, companion):
+                continue
+            models = llm.load_models(SpeculationConfig(draft, companion=companion, policy="sv"))
+            figures = measure(models, prompts, params, arguments.num_speculative_tokens)
+            names = {"target": target, "draft": draft, "companion": companion}
+            results.append(names | figures)
+            console.print(
+                f"{target} {draft} {companion}: H(X) {figures['entropy']:.3f}, "
+                + ", ".join(f"{b} {figures[f'S,A {b}']['corrected']:.3f}" for b in BINNINGS)
+                + f", Pearson {figures['pearson']:.2f}"
+            )
+            if arguments.output:
+                settings = {k: str(v) for k, v in vars(arguments).items()}
+                settings["prompts"] = " ".join(path.name for path in arguments.prompts)
+                for key in ("output", "table"):
+                    del settings[key]
+                arguments.output.write_text(
+                    json.dumps({"settings": settings, "results": results}, indent=1) + "\n"
+                )
+    if arguments.table:
+        arguments.table.write_text(markdown(results))
+
+
+if __name__ == "__main__":
+    main()
