@@ -205,7 +205,7 @@ class Outlook:
 
         Args:
             guess: mean acceptance, 0 … 1.
-            forgetting: weight of an old token against the one after it.
+            forgetting: weight of an old token against one after it that was surely reached.
         """
         self._forgetting = forgetting
         centres = (np.arange(self._BINS) + 0.5) / self._BINS
@@ -218,7 +218,7 @@ class Outlook:
         if not len(predictions):
             return
         index = np.minimum((predictions * self._BINS).astype(np.int64), self._BINS - 1)
-        kept = self._forgetting ** len(predictions)
+        kept = self._forgetting ** float(weights.sum())
         self._weight *= kept
         self._sum *= kept
         np.add.at(self._weight, index, weights)

@@ -173,6 +173,7 @@ class Engine:
         clock.lap("rest")
         draft = self._drafter.propose(batch, self.policies)
         clock.lap("draft")
+        told_meanwhile = self.uncounted_seconds - told
         judgement = self._judge(batch, draft)
         clock.lap("companion")
         plan = self.policies.select(draft, judgement)
@@ -183,9 +184,7 @@ class Engine:
         clock.lap("accept")
         self.times = clock.times(self._rest, sum(c.end - c.start for c in batch.chunks))
         if self._oracle is not None:
-            self.times = replace(
-                self.times, draft=self.times.draft - self._oracle.seconds + told, companion=0.0
-            )
+            self.times = replace(self.times, draft=self.times.draft - told_meanwhile, companion=0.0)
         self.policies.observe(outcome, self.times)
         self._learn_costs(batch, draft, judgement, plan)
         self._mark_losses(batch)

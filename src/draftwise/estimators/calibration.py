@@ -53,3 +53,8 @@ class RunningCalibration:
         if whole <= 0:
             return 0.0
         return float(np.abs(self._predicted - self._happened).sum() / whole)
+
+    @property
+    def weight(self) -> float:
+        """How much was seen, older predictions counting less."""
+        return float(self._weight.sum())

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwise.estimators.calibration import RunningCalibration
 from draftwise.estimators.records import Records
 
 Floats = NDArray[np.float64]
@@ -29,7 +30,8 @@ _LARGEST_ENTROPY = 6.0
 _LAST_POSITION = 3
 _LOWEST, _HIGHEST = 0.01, 0.995
 
-_FORGETTING = 0.9995
+# Observed tokens after which an older one counts half.
+_HALF_LIFE = 1400.0
 _RIDGE = 3.0
 
 
@@ -92,8 +94,7 @@ class SignalModel:
 
     Attributes:
         inputs: which signals it sees.
-        calibration_error: mean |predicted − observed| over ten bins of the prediction, of recent
-            tokens; 0 before any.
+        weights: ``[features]`` of the polynomial.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class SignalModel:
         self.weights = start.copy()
         self._pull = np.eye(len(start)) * 5.0 * strength
         self._precision = self._pull.copy()
-        self._bins = np.zeros((3, 10))
+        self._calibration = RunningCalibration(_HALF_LIFE)
 
     @classmethod
     def fit(cls, records: Records, inputs: Inputs) -> SignalModel:
@@ -153,8 +154,8 @@ class SignalModel:
             return
         features = self._features(signals)
         predicted = _logistic(features @ self.weights)
-        self._calibrate(np.clip(predicted, _LOWEST, _HIGHEST), acceptance, weights)
-        kept = _FORGETTING ** float(weights.sum())
+        self._calibration.observe(np.clip(predicted, _LOWEST, _HIGHEST), acceptance, weights)
+        kept = 0.5 ** (float(weights.sum()) / _HALF_LIFE)
         curvature = weights * np.maximum(predicted * (1 - predicted), 0.02)
         self._precision = kept * self._precision + (1 - kept) * self._pull
         self._precision += (features * curvature[:, None]).T @ features
@@ -204,15 +205,12 @@ class SignalModel:
     @property
     def calibration_error(self) -> float:
         """Expected calibration error of recent tokens."""
-        weight, predicted, observed = self._bins
-        total = float(weight.sum())
-        return float(np.abs(predicted - observed).sum()) / total if total else 0.0
+        return self._calibration.error
 
-    def _calibrate(self, predicted: Floats, acceptance: Floats, weights: Floats) -> None:
-        index = np.minimum((predicted * 10).astype(np.int64), 9)
-        self._bins *= _FORGETTING ** len(index)
-        for row, values in enumerate((weights, weights * predicted, weights * acceptance)):
-            np.add.at(self._bins[row], index, values)
+    @property
+    def calibration_weight(self) -> float:
+        """How many tokens :attr:`calibration_error` is about, older ones counting less."""
+        return self._calibration.weight
 
     def _features(self, signals: Signals) -> Floats:
         """``[n, features]``; the order of :data:`_START`."""

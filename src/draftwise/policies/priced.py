@@ -62,6 +62,7 @@ class PricedPolicy(Policy):
         self._num_steps = 0
         self._requests: Sequence[RequestState] = ()
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
+        self._is_priced = False
         self._exploring = -1
         self._max_lengths: list[int] = []
         self._reach: Floats = np.ones(0)
@@ -90,6 +91,7 @@ class PricedPolicy(Policy):
         drafting = [index for index, limit in enumerate(limits) if limit > 0]
         self._exploring = -1
         self._max_lengths = [0] * num_requests
+        self._is_priced = bool(drafting)
         if not drafting:
             return self._max_lengths
         context = sum(request.num_tokens for request in requests)
@@ -133,21 +135,25 @@ class PricedPolicy(Policy):
         if not num_requests or outcome.acceptance is None:
             return
         acceptance = outcome.acceptance.cpu().double().numpy()
-        lengths = np.asarray(outcome.num_verified)
-        verified = np.arange(acceptance.shape[1]) < lengths[:, None]
-        reach = np.cumprod(np.where(verified, acceptance, 0.0), axis=1)
-        if times.is_typical:
-            self.prices.observe(num_requests + float(reach.sum()), times.total)
-        if draft is None or plan is None or draft.signals is None or not verified.any():
+        width = acceptance.shape[1]
+        verified = np.arange(width) < np.asarray(outcome.num_verified)[:, None]
+        drafted = np.arange(width) < np.asarray(outcome.num_drafted)[:, None]
+        failed = list(outcome.failed)
+        verified[failed] = drafted[failed] = False
+        if times.is_typical and self._is_priced:
+            gained = np.cumprod(np.where(verified, acceptance, 0.0), axis=1).sum()
+            self.prices.observe(num_requests - len(failed) + float(gained), times.total)
+        if draft is None or plan is None or draft.signals is None or not drafted.any():
             return
-        if outcome.failed:
-            verified[list(outcome.failed)] = False
+        # Of all that was drafted: what is verified was chosen because more was expected of it.
+        expected = self._expected[:, :width]
+        kept = np.cumprod(np.where(verified, acceptance, expected), axis=1)
+        reached = np.concatenate([np.ones((num_requests, 1)), kept[:, :-1]], axis=1)
+        self.prices.outlook.observe(expected[drafted], reached[drafted])
         rows, places = np.nonzero(verified)
-        reached = np.where(places > 0, reach[rows, places - 1], 1.0)
         signals = self.signals_of(draft, self._judgement, rows, places)
         greedy = np.array([request.greedy for request in self._requests])[rows]
-        self.prices.outlook.observe(self._expected[rows, places], reached)
-        self.learn(signals, greedy, Labels(acceptance[rows, places], reached))
+        self.learn(signals, greedy, Labels(acceptance[verified], reached[verified]))
 
     def signals_of(
         self,
@@ -325,3 +331,12 @@ def learn(models: Models, signals: Signals, greedy: NDArray[np.bool_], labels: L
             )
             those = labels.where(chosen)
             model.observe(part, those.acceptance, those.reached)
+
+
+def calibration_error(models: Models) -> float | None:
+    """Mean over the tokens of sampled and greedy requests; ``None`` before any."""
+    weights = [model.calibration_weight for model in models.values()]
+    if not sum(weights):
+        return None
+    errors = [model.calibration_error for model in models.values()]
+    return float(np.average(errors, weights=weights))

@@ -75,7 +75,7 @@ class _Choice:
     def settle(self) -> None:
         """Learn how the promise was kept; an old disappointment fades."""
         selects = self.price.point.threshold > 0
-        if self.num_observed:
+        if self.seconds > 0:
             realised = self.tokens / self.seconds
             weight = self.num_observed / (self.num_observed + _DOUBT)
             promised = self.price.goodput / self.kept_promise[selects]
@@ -174,18 +174,19 @@ class PriceBook:
         )
         kept = {False: 1.0, True: 1.0} if now is None else now.kept_promise
         goodput = num_requests / costs.target(num_requests) if now is None else now.price.goodput
-        promises: list[tuple[float, float, OperatingPoint]] = []
+
+        def preferred(promised: tuple[float, float, OperatingPoint]) -> float:
+            stays = now is not None and promised[2] == now.price.point
+            return promised[0] * (_ADVANTAGE if stays else 1.0)
+
         for _ in range(2):  # drafting thresholds need the goodput that is looked for
             promises = []
             thresholds = partial(self._draft_thresholds, goodput)
             for point in self._points:
                 promise, size = promised_goodput(point, num_requests, chains, costs, thresholds)
-                promise *= kept[point.threshold > 0]
-                if now is not None and point == now.price.point:
-                    promise *= _ADVANTAGE
-                promises.append((promise, size, point))
-            goodput = max(promise for promise, _, _ in promises)
-        promise, size, point = max(promises, key=lambda each: each[0])
+                promises.append((promise * kept[point.threshold > 0], size, point))
+            promise, size, point = max(promises, key=preferred)
+            goodput = promise
         return Price(point, promise, promise * self._latency.marginal_seconds(size, context))
 
     def _draft_thresholds(self, goodput: float, threshold: float, num_drafting: int) -> Floats:

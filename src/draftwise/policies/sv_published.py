@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
 from draftwise.estimators.tables import AcceptanceTable
@@ -33,15 +34,16 @@ class PublishedVerification(Policy):
         """Set up.
 
         Args:
-            context: with latency model and companion; the table is the profile's adaptive one, or
-                the general start, learning online.
+            context: with latency model and companion; the table begins as the profile's adaptive
+                one, or as the general start, and learns online.
         """
         super().__init__(context)
         if context.latency is None:
             raise ValueError("sv-published needs a latency model")
         self._latency = context.latency
-        table = None if context.profile is None else context.profile.tables["adaptive"]
-        self.table = table or AcceptanceTable.prior()
+        table = None if context.profile is None else context.profile.tables.get("adaptive")
+        # A copy: engines that share a profile must not train each other's table.
+        self.table = (table or AcceptanceTable.prior()).to(torch.device("cpu"))
         self._judgement: Judgement | None = None
         self._context = 0
 
@@ -56,6 +58,8 @@ class PublishedVerification(Policy):
         if judgement is None:
             return Plan(draft.tokens, draft.lengths, draft.probs)
         self._judgement = judgement
+        if self.table.values.device != judgement.overlap.device:  # in the first step
+            self.table = self.table.to(judgement.overlap.device)
         num_requests, width = draft.tokens.shape
         drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
         accepted = self.table.predict(judgement.overlap, judgement.agreement).cpu().double().numpy()
