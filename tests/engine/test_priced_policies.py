@@ -44,5 +44,4 @@ def test_whatever_is_decided_texts_follow_the_target(models, lively_prices, poli
     assert 0.2 * drafted < verified < 0.9 * drafted
     assert {s for r in requests[:1000] for s in r.output().token_sources} == set(TokenSource)
     p_values = list(case.p_values(models, tokens))
-    print(p_values)
     assert min(p_values) > NOT_UNLIKELY

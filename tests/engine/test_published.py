@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from draftwise import SamplingParams
+from draftwise.core.goodput import OperatingPoint
+from draftwise.core.latency import StageCost
 from draftwise.policies import POLICIES
+from draftwise.policies.pricing import Price, PriceBook
 
 from ..core.statistics_tools import Tree, chi_square_p_value, sequence_counts
+from ..stand_ins import FixedLatency
 from ..tiny_models import bigram_model, save
 from .assembly import assemble
 
@@ -46,7 +50,11 @@ COMPANION = torch.tensor(
 )
 
 # The published form, its lossless one, and the options of both.
-FORMS = [("tetris-published", "tetris", {})]
+FORMS = [
+    ("tetris-published", "tetris", {}),
+    ("sv-published", "sv", {}),
+    ("sv-published", "sv-predictable", {}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +62,17 @@ def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("bigram")
     tables = {"target": TARGET, "draft": DRAFT, "companion": COMPANION}
     return [save(bigram_model(table.log()), root / name) for name, table in tables.items()]
+
+
+@pytest.fixture(autouse=True)
+def dear_tokens(monkeypatch):
+    """Verifying has its price, the same for all: what is unlikely to be kept does not pay."""
+    steep = FixedLatency(StageCost((1, 4096), (0.003, 0.700)), StageCost((1,), (1e-4,)))
+    monkeypatch.setitem(assemble.__globals__, "fixed_latency", lambda: steep)
+    price = Price(OperatingPoint(2, 0.72), 1.0, 0.72)
+    monkeypatch.setattr(PriceBook, "price", lambda *_: price)
+    monkeypatch.setattr(PriceBook, "draft_threshold", lambda *_: 0.0)
+    monkeypatch.setattr(PriceBook, "companion_price", lambda *_: 0.0)
 
 
 def expected():
