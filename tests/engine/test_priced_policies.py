@@ -6,6 +6,7 @@ from step to step, and drafts are cut, filtered and verified whole, side by side
 
 import itertools
 
+import numpy as np
 import pytest
 
 from draftwise.core.goodput import OperatingPoint
@@ -30,7 +31,11 @@ def lively_prices(monkeypatch):
         return Price(OperatingPoint(next(lengths), threshold), 1.0, threshold or 0.4)
 
     monkeypatch.setattr(PriceBook, "price", price)
-    monkeypatch.setattr(PriceBook, "draft_threshold", lambda *_: next(drafts))
+    monkeypatch.setattr(
+        PriceBook,
+        "draft_thresholds",
+        lambda book, *_: np.array([np.inf] + [next(drafts)] * book._max_draft_length),
+    )
     monkeypatch.setattr(PriceBook, "companion_price", lambda *_: 0.0)
 
 

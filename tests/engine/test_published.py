@@ -4,6 +4,7 @@ Three models whose next token depends on the last one only, so small that the di
 a request says is a product of three rows of a table.
 """
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,7 +72,7 @@ def dear_tokens(monkeypatch):
     monkeypatch.setitem(assemble.__globals__, "fixed_latency", lambda: steep)
     price = Price(OperatingPoint(2, 0.72), 1.0, 0.72)
     monkeypatch.setattr(PriceBook, "price", lambda *_: price)
-    monkeypatch.setattr(PriceBook, "draft_threshold", lambda *_: 0.0)
+    monkeypatch.setattr(PriceBook, "draft_thresholds", lambda *_: np.array([np.inf, 0.0, 0.0]))
     monkeypatch.setattr(PriceBook, "companion_price", lambda *_: 0.0)
 
 

@@ -101,9 +101,11 @@ class PricedPolicy(Policy):
         if now == 0:
             self._exploring = drafting[turn % len(drafting)]
         for index in drafting:
-            length = min(limits[index], point.max_length)
-            if point.threshold == 0 or self._pays(1.0, len(drafting), length):
-                self._max_lengths[index] = length
+            self._max_lengths[index] = min(limits[index], point.max_length)
+        if point.threshold > 0:
+            lengths = np.asarray(self._max_lengths)
+            pays = self._pays(np.ones(num_requests), lengths, len(drafting))
+            self._max_lengths = (lengths * pays).tolist()
         if self._exploring >= 0:
             self._max_lengths[self._exploring] = min(_EXPLORED_TOKENS, limits[self._exploring])
         return self._max_lengths
@@ -117,16 +119,24 @@ class PricedPolicy(Policy):
         left = np.asarray(self._max_lengths)[active] - position.index - 1
         goes_on = left > 0
         if self._price.point.threshold > 0:
-            for at, request in enumerate(active):
-                if goes_on[at] and request != self._exploring:
-                    goes_on[at] = self._pays(self._reach[request], len(active), left[at])
+            goes_on &= self._pays(self._reach[active], left, len(active)) | (
+                active == self._exploring
+            )
         return torch.from_numpy(goes_on)
 
-    def _pays(self, reach: float, num_drafting: int, draws_left: int) -> bool:
-        """Whether one more draw pays for a request whose tokens so far are kept with ``reach``."""
-        if draws_left <= 0 or reach < self._price.point.threshold:
-            return False
-        return reach >= self.prices.draft_threshold(self._price, num_drafting, draws_left)
+    def _pays(
+        self, reach: Floats, draws_left: NDArray[np.int64], num_drafting: int
+    ) -> NDArray[np.bool_]:
+        """Whether one more draw pays for requests.
+
+        Args:
+            reach: ``[n]`` probability that all tokens so far are kept.
+            draws_left: ``[n]`` draws that are still allowed.
+            num_drafting: requests that would share the draft's pass.
+        """
+        needed = self.prices.draft_thresholds(self._price, num_drafting)[draws_left]
+        pays: NDArray[np.bool_] = reach >= np.maximum(needed, self._price.point.threshold)
+        return pays
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Follow prices and estimates."""

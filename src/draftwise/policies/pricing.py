@@ -147,17 +147,17 @@ class PriceBook:
             choice.seconds += min(seconds, 3 * usual)
             choice.num_observed += 1
 
-    def draft_threshold(self, price: Price, num_drafting: int, draws_left: int) -> float:
+    def draft_thresholds(self, price: Price, num_drafting: int) -> Floats:
         """From which probability on that all so far are kept one more draw pays.
 
         Args:
             price: of the step.
             num_drafting: requests that would share the draft's next pass.
-            draws_left: draws that are still allowed.
+
+        Returns:
+            ``[max_draft_length + 1]`` by the number of draws that are still allowed.
         """
-        return float(
-            self._draft_thresholds(price.goodput, price.point.threshold, num_drafting)[draws_left]
-        )
+        return self._draft_thresholds(price.goodput, price.point.threshold, num_drafting)
 
     def companion_price(self, price: Price, num_tokens: int) -> float:
         """Tokens that a companion's pass over so many drafted tokens costs."""
