@@ -209,7 +209,8 @@ class Outlook:
         """
         self._forgetting = forgetting
         centres = (np.arange(self._BINS) + 0.5) / self._BINS
-        start = centres ** (3 * guess) * (1 - centres) ** (3 * (1 - guess)) + 0.05
+        beta = centres ** (5 * guess - 1) * (1 - centres) ** (4 - 5 * guess)
+        start = beta / beta.sum() + 0.1 / self._BINS
         self._weight = start / start.sum() * 20.0
         self._sum = self._weight * centres
 
