@@ -62,6 +62,7 @@ class LLM:
         max_chunk_tokens: int = 512,
         cache_gib: float | None = None,
         trust_remote_code: bool = False,
+        on_status: Callable[[str], None] | None = None,
     ) -> None:
         """Load the models.
 
@@ -76,6 +77,8 @@ class LLM:
             max_chunk_tokens: prompt tokens processed per step.
             cache_gib: memory for keys and values in GiB; ``None`` for half of what is free.
             trust_remote_code: run code that comes with a model. Off: no such code ever runs.
+            on_status: called with what is done next, such as ``"loading zoo:target"``, where that
+                takes seconds.
 
         Raises:
             DraftwiseError: a typed error that names the argument at fault.
@@ -109,6 +112,7 @@ class LLM:
         def load(
             name: str, role: str, context: int | None, quantization: str | None = None
         ) -> LoadedModel:
+            self._on_status(f"loading {name}")
             return load_model(
                 name,
                 role,
@@ -121,6 +125,7 @@ class LLM:
             )
 
         self._load = load
+        self._on_status = on_status or _ignore
         self._engine_options = EngineOptions(
             max_batch_size, max_chunk_tokens, _cache_bytes(cache_gib, place)
         )
@@ -213,6 +218,7 @@ class LLM:
         """What passes cost here: from a file, or measured for a few seconds."""
         if speculation.latency_profile is not None:
             return load_latency(speculation.latency_profile, models)
+        self._on_status("measuring what passes cost on this machine")
         return measure_latency(
             models, self._engine_options.max_batch_size, speculation.num_speculative_tokens
         )
@@ -361,6 +367,10 @@ class LLM:
         except Exception as error:  # templates raise whatever their authors chose
             raise PromptError("prompt", f"the chat template refuses it: {error}") from error
         return text
+
+
+def _ignore(status: str) -> None:
+    """For callers that do not ask what is being done."""
 
 
 def _check_companion_is_asked(policy: type[Policy]) -> None:

@@ -16,10 +16,15 @@ DRAFT = TARGET.draft()
 
 @pytest.fixture
 def command(models, monkeypatch, capsys):
-    """Run the command with the tiny pair; gives (exit status, stdout, stderr)."""
+    """Run the command with the tiny pair; gives (exit status, stdout, stderr).
 
-    def run(*arguments, pair=True):
+    The policy is ``fixed``, which measures nothing and repeats itself, unless another is asked for.
+    """
+
+    def run(*arguments, pair=True, policy="fixed"):
         named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)] if pair else []
+        chosen = any(each.startswith("--policy") for each in arguments) or policy is None
+        named += [] if chosen else ["--policy", policy]
         monkeypatch.setattr(sys, "argv", ["draftwise", *arguments, *named])
         monkeypatch.setenv("COLUMNS", "120")
         with pytest.raises(SystemExit) as end:

@@ -13,6 +13,7 @@ from draftwise.cli.generate import generate
 from draftwise.cli.policies import policies
 from draftwise.cli.profile import profile
 from draftwise.cli.profile_latency import profile_latency
+from draftwise.cli.quiet import only_our_warnings
 from draftwise.errors import DraftwiseError
 
 app = typer.Typer(
@@ -48,7 +49,8 @@ app.command()(profile_latency)
 def main() -> None:
     """Run the command line; a user's mistake ends with one line and exit status 2."""
     try:
-        app()
+        with only_our_warnings() as warned:
+            app(obj=warned)
     except DraftwiseError as error:
         Console(stderr=True).print(f"[bold red]error[/] [bold]{error.field}[/]: ", end="")
         print(error.message, file=sys.stderr)

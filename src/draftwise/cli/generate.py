@@ -4,31 +4,45 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
+from draftwise.cli.options import parse_lenience, parse_policy_options
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
+    from draftwise.core.rejection import VerificationMethod
     from draftwise.llm import LLM, Prompt
     from draftwise.params import SamplingParams, SpeculationConfig
 
-_MODELS, _DRAWING, _RUNNING, _SHOWING = "Models", "Sampling", "Running", "Output"
+_PROMPTS, _MODELS, _SPECULATION = "Prompts", "Models", "Speculation"
+_DRAWING, _RUNNING, _SHOWING = "Sampling", "Running", "Output"
 
 
 def generate(
+    context: typer.Context,
     prompt: Annotated[str | None, typer.Argument(help="The prompt.")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help="JSON lines with prompt, question, turns or text.", metavar="FILE"),
+        typer.Option(
+            help="JSON lines with prompt, question, turns or text.",
+            metavar="FILE",
+            rich_help_panel=_PROMPTS,
+        ),
     ] = None,
     num_prompts: Annotated[
-        int | None, typer.Option(help="Take only the first prompts of the file.", min=1)
+        int | None,
+        typer.Option(help="Take only the first ones of the file.", min=1, rich_help_panel=_PROMPTS),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Send prompts through the target's chat template.")
+        bool,
+        typer.Option(
+            "--chat",
+            help="Send prompts through the target's chat template.",
+            rich_help_panel=_PROMPTS,
+        ),
     ] = False,
     target: Annotated[
         str,
@@ -38,13 +52,63 @@ def generate(
         str,
         typer.Option(help="The model that writes ahead.", rich_help_panel=_MODELS),
     ] = "zoo:draft",
+    companion: Annotated[
+        str | None,
+        typer.Option(
+            help="A model that judges the draft; draft:int8 is the draft quantised.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
     policy: Annotated[
-        str,
-        typer.Option(help="When to draft and what to verify.", rich_help_panel=_MODELS),
-    ] = "fixed",
+        str | None,
+        typer.Option(
+            help="When to draft, what to verify: see `draftwise policies`.",
+            show_default="sv with a companion, adaptive without",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    policy_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An option of the policy; may be repeated.",
+            metavar="KEY=VALUE",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
     num_speculative_tokens: Annotated[
-        int, typer.Option(help="Most tokens drafted per step.", rich_help_panel=_MODELS)
+        int, typer.Option(help="Most tokens drafted per step.", rich_help_panel=_SPECULATION)
     ] = 5,
+    verification: Annotated[
+        str,
+        typer.Option(
+            help="block accepts more than token; both are lossless.", rich_help_panel=_SPECULATION
+        ),
+    ] = "block",
+    lenience: Annotated[
+        str,
+        typer.Option(
+            help="Below 1 accepts more than the target would: faster, not lossless. "
+            "0:1.0,16:0.8 is 0.8 while 16 or more prompts wait.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = "1.0",
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="What `draftwise profile` learnt of these models.",
+            metavar="FILE",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    latency_profile: Annotated[
+        str | None,
+        typer.Option(
+            help="What `draftwise profile-latency` measured; without it seconds are spent on "
+            "measuring at load.",
+            metavar="FILE",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option(help="Most tokens to generate.", rich_help_panel=_DRAWING)
     ] = 128,
@@ -96,15 +160,9 @@ def generate(
 
     Examples:
       draftwise generate "def fibonacci(n):"
-      draftwise generate --prompts prompts.jsonl --compare
+      draftwise generate "def fibonacci(n):" --policy fixed --num-speculative-tokens 4
+      draftwise generate --prompts prompts.jsonl --companion zoo:companion --compare
     """
-    import logging
-    import warnings
-
-    # The models' library talks to developers; a user of the command wants the text.
-    warnings.filterwarnings("ignore")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-
     from draftwise.params import SamplingParams, SpeculationConfig
 
     texts = _read_prompts(prompt, prompts, num_prompts)
@@ -117,7 +175,15 @@ def generate(
         seed=seed,
     )
     speculation = SpeculationConfig(
-        draft=draft, policy=policy, num_speculative_tokens=num_speculative_tokens
+        draft=draft,
+        companion=companion,
+        policy=policy,
+        policy_options=parse_policy_options(policy_option or ()),
+        profile=profile,
+        latency_profile=latency_profile,
+        num_speculative_tokens=num_speculative_tokens,
+        lenience=parse_lenience(lenience),
+        verification=cast("VerificationMethod", verification),
     )
     console = Console(stderr=as_json, highlight=False)
     llm = _load(
@@ -126,6 +192,7 @@ def generate(
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
     result = _run(console, llm, inputs, params, batch_size, compare)
     if as_json:
+        result["warnings"] = context.obj
         typer.echo(json.dumps(result, ensure_ascii=False))
     if any(output["error"] for output in result["outputs"]):
         raise typer.Exit(2)
@@ -151,7 +218,7 @@ def _load(
     max_model_len: int | None,
     trust_remote_code: bool,
 ) -> LLM:
-    with console.status(f"loading {target} and {speculation.draft} …"):
+    with console.status("starting …") as status:
         from draftwise.llm import LLM
 
         return LLM(
@@ -162,6 +229,7 @@ def _load(
             max_batch_size=batch_size,
             max_model_len=max_model_len,
             trust_remote_code=trust_remote_code,
+            on_status=lambda what: status.update(f"{what} …"),
         )
 
 

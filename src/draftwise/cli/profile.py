@@ -96,13 +96,6 @@ def profile(
       draftwise profile --prompts prompts.jsonl -o profile.safetensors
       draftwise profile --prompts prompts.jsonl --companion zoo:companion --temperature 0
     """
-    import logging
-    import warnings
-
-    # The models' library talks to developers; a user of the command wants the profile.
-    warnings.filterwarnings("ignore")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-
     from draftwise.params import SamplingParams, SpeculationConfig
     from draftwise.prompts import load_prompts
 

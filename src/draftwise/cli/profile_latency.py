@@ -64,13 +64,6 @@ def profile_latency(
       draftwise profile-latency -o latency.json
       draftwise profile-latency --contexts 128,2048 --threads 8 -o latency.json
     """
-    import logging
-    import warnings
-
-    # The models' library talks to developers; a user of the command wants the profile.
-    warnings.filterwarnings("ignore")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-
     lengths = _numbers("contexts", contexts)
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")

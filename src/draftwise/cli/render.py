@@ -14,6 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.benchmark.measure import Comparison, Run
+from draftwise.cli.speculation import (
+    describe_speculation,
+    describe_stats,
+    findings,
+    promise,
+    settings,
+)
 from draftwise.engine.request import Request
 from draftwise.llm import LLM
 from draftwise.models.loading import LoadedModel
@@ -95,7 +102,9 @@ def show_summary(console: Console, llm: LLM, run: Run) -> None:
     if stats.num_verified:
         table.add_row("acceptance", f"{stats.acceptance_rate:.2f} of the verified tokens")
         table.add_row("accepted length", f"{stats.mean_accepted_length:.2f} tokens per step")
-    table.add_row("output", _promise(stats.lossless))
+    for name, finding in findings(llm, stats).items():
+        table.add_row(name, finding)
+    table.add_row("output", promise(llm, stats))
     console.print(table)
 
 
@@ -125,19 +134,24 @@ def show_comparison(console: Console, llm: LLM, comparison: Comparison, batch_si
         f"speed-up [bold green]{comparison.speedup:.2f}x[/] at batch size {batch_size}; "
         f"{_equality(llm, comparison)}"
     )
-    console.print(_promise(comparison.speculative.stats.lossless))
+    stats = comparison.speculative.stats
+    for name, finding in findings(llm, stats).items():
+        console.print(f"[dim]{name}:[/] {finding}")
+    console.print(promise(llm, stats))
 
 
 def describe(llm: LLM, run: Run, comparison: Comparison | None = None) -> dict[str, Any]:
     """A run as one JSON-ready object: settings, outputs and timing."""
-    speculation = llm.speculation
+    speculation = describe_speculation(llm, run.stats)
     result: dict[str, Any] = {
         "target": llm.target.name,
         "draft": llm.draft.name if llm.draft else None,
-        "policy": speculation.policy_name if speculation else "none",
+        "companion": llm.companion.name if llm.companion else None,
+        "policy": speculation["policy"],
         "dtype": str(llm.target.model.dtype).removeprefix("torch."),
         "device": str(llm.target.model.device),
         "outputs": [_output(output) for output in run.outputs],
+        "speculation": speculation,
         "timing": _timing(run),
     }
     if comparison is not None:
@@ -152,22 +166,13 @@ def describe(llm: LLM, run: Run, comparison: Comparison | None = None) -> dict[s
 
 
 def _output(output: RequestOutput) -> dict[str, Any]:
-    stats = output.speculation
     return {
         "prompt": output.prompt,
         "text": output.text,
         "token_ids": output.token_ids,
         "finish_reason": output.finish_reason.value,
         "error": str(output.error) if output.error else None,
-        "speculation": {
-            "num_steps": stats.num_steps,
-            "num_drafted": stats.num_drafted,
-            "num_verified": stats.num_verified,
-            "num_accepted": stats.num_accepted,
-            "mean_accepted_length": stats.mean_accepted_length,
-            "acceptance_rate": stats.acceptance_rate,
-            "lossless": stats.lossless,
-        },
+        "speculation": describe_stats(output.speculation),
     }
 
 
@@ -199,13 +204,13 @@ def _table(llm: LLM) -> Table:
     table.add_column(style="dim")
     table.add_column()
     table.add_row("target", _model(llm.target))
-    if llm.draft is not None and llm.speculation is not None:
+    if llm.draft is not None:
         table.add_row("draft", _model(llm.draft))
-        table.add_row(
-            "policy",
-            f"{llm.speculation.policy_name}, "
-            f"at most {llm.speculation.num_speculative_tokens} tokens",
-        )
+    if llm.companion is not None:
+        table.add_row("companion", _model(llm.companion))
+    if llm.speculation is not None:
+        for name, setting in settings(llm.speculation).items():
+            table.add_row(name, setting)
     return table
 
 
@@ -216,6 +221,8 @@ def _model(model: LoadedModel) -> str:
 
 def _equality(llm: LLM, comparison: Comparison) -> str:
     same, total = comparison.num_identical, len(comparison.speculative.outputs)
+    if not comparison.speculative.stats.lossless:
+        return f"{same} of {total} texts are identical"
     if not comparison.greedy:
         return "sampled texts differ by chance, their distribution is the same"
     if same == total:
@@ -227,12 +234,6 @@ def _equality(llm: LLM, comparison: Comparison) -> str:
             "speculative or not; --dtype float32 compares without them[/]"
         )
     return f"{same} of {total} texts are identical{explanation}"
-
-
-def _promise(lossless: bool) -> str:
-    if lossless:
-        return "[dim]lossless: the output has exactly the target's distribution[/]"
-    return "[bold yellow]not lossless: the settings accept more than the target would[/]"
 
 
 def _first_line(prompt: str) -> str:

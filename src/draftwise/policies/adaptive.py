@@ -8,7 +8,15 @@ from numpy.typing import NDArray
 from draftwise.core.types import Draft, Judgement, Plan
 from draftwise.estimators.combined import Inputs, Signals
 from draftwise.policies.base import DraftPosition, PolicyContext, Signal
-from draftwise.policies.priced import Floats, Labels, PricedPolicy, learn, models_for, predict
+from draftwise.policies.priced import (
+    Floats,
+    Labels,
+    Models,
+    PricedPolicy,
+    learn,
+    models_for,
+    predict,
+)
 
 
 class Adaptive(PricedPolicy):
@@ -75,6 +83,15 @@ class Adaptive(PricedPolicy):
         learn(self.models, signals, greedy, labels)
 
     @property
-    def calibration_error(self) -> float:
-        """Of the estimate for sampled requests."""
-        return self.models[False].calibration_error
+    def calibration_error(self) -> float | None:
+        """Of the estimate from the draft's own signals."""
+        return calibration_error(self.models)
+
+
+def calibration_error(models: Models) -> float | None:
+    """Mean over the tokens of sampled and greedy requests; ``None`` before any."""
+    weights = [model.calibration_weight for model in models.values()]
+    if not sum(weights):
+        return None
+    errors = [model.calibration_error for model in models.values()]
+    return float(np.average(errors, weights=weights))

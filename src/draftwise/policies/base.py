@@ -180,3 +180,8 @@ class Policy(ABC):
 
     def forget(self, request_ids: Collection[int]) -> None:  # noqa: B027
         """Requests that ended."""
+
+    @property
+    def calibration_error(self) -> float | None:
+        """How far its estimates of acceptance are off, lately; ``None`` if there are none."""
+        return None

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from draftwise.core.types import Draft, Judgement, Plan
 from draftwise.estimators.combined import Inputs, Signals
-from draftwise.policies.adaptive import Adaptive
+from draftwise.policies.adaptive import Adaptive, calibration_error
 from draftwise.policies.base import PolicyContext, Signal
 from draftwise.policies.priced import Floats, Labels, learn, models_for, predict
 
@@ -112,9 +112,10 @@ class SpeculativeVerification(Adaptive):
             learn(self.combined, signals, greedy, labels)
 
     @property
-    def calibration_error(self) -> float:
-        """Of the combined estimate for sampled requests, 0 while the companion is not asked."""
-        return self.combined[False].calibration_error
+    def calibration_error(self) -> float | None:
+        """Of the estimate from all signals, or from the draft's own if nobody else was asked."""
+        combined = calibration_error(self.combined)
+        return super().calibration_error if combined is None else combined
 
     def _judged(self, draft: Draft, judgement: Judgement) -> Floats:
         """``[batch, num_tokens]`` P of the drawn tokens from all signals."""

@@ -1,0 +1,49 @@
+"""Options of a command line that say more than one value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from draftwise.errors import InvalidParameterError
+
+
+def parse_policy_options(given: Sequence[str]) -> dict[str, Any]:
+    """``["threshold=0.5", …]`` as a mapping; values are JSON where that is possible, else text.
+
+    Raises:
+        InvalidParameterError: one is not ``KEY=VALUE``, or is given twice.
+    """
+    options: dict[str, Any] = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not key or not equals:
+            raise InvalidParameterError("policy_option", f"must be KEY=VALUE, got {each!r}")
+        if key in options:
+            raise InvalidParameterError("policy_option", f"{key!r} is given twice")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    return options
+
+
+def parse_lenience(text: str) -> float | dict[int, float]:
+    """``"0.8"``, or a rule by the number of waiting requests: ``"0:1.0,16:0.8"``.
+
+    Raises:
+        InvalidParameterError: it is neither.
+    """
+    try:
+        if ":" not in text:
+            return float(text)
+        pairs = [each.split(":") for each in text.split(",")]
+        rule = {int(start): float(value) for start, value in pairs}
+    except ValueError:
+        raise InvalidParameterError(
+            "lenience", f"must be a number or a rule such as 0:1.0,16:0.8, got {text!r}"
+        ) from None
+    if len(rule) < len(pairs):
+        raise InvalidParameterError("lenience", f"{text!r} says twice what holds from one number")
+    return rule

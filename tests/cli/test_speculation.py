@@ -1,0 +1,247 @@
+"""What ``draftwise generate`` says about speculation, on tiny models."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from draftwise.cli import main
+from draftwise.cli.speculation import _advice
+from draftwise.core.goodput import advised_draft_length
+from draftwise.llm import LLM
+from draftwise.outputs import SpeculationStats
+from draftwise.params import MAX_SPECULATIVE_TOKENS, SpeculationConfig
+from draftwise.profiling import latency
+from draftwise.profiling.latency import measure_profile
+
+from ..tiny_models import Recipe
+
+TARGET = Recipe(vocab=300, context=96, tokenizer=True)
+DRAFT = TARGET.draft(0.2)
+COMPANION = TARGET.draft(0.2, noise_seed=2)
+SHORT = ["--max-tokens", "16", "--dtype", "float32", "--batch-size", "2"]
+
+
+@pytest.fixture(scope="module")
+def latency_profile(models, tmp_path_factory):
+    """A file that says what passes of the tiny models cost, so that no test measures."""
+    llm = LLM(models.folder(TARGET), None, dtype="float32", max_batch_size=1)
+    triple = llm.load_models(
+        SpeculationConfig(models.folder(DRAFT), companion=models.folder(COMPANION))
+    )
+    file = tmp_path_factory.mktemp("latency") / "latency.json"
+    measure_profile(triple, 2, [16], 2).save(file)
+    return file
+
+
+@pytest.fixture
+def command(models, monkeypatch, capsys, latency_profile, tmp_path):
+    """Run ``generate`` over four prompts; gives (exit status, stdout, stderr)."""
+    monkeypatch.setattr(latency, "_how_far_off", lambda profile, models: 1.0)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": p}) + "\n" for p in ("abc", "cab", "bed", "ad"))
+    )
+
+    def run(*arguments, companion=False, costs=latency_profile):
+        named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)]
+        named += ["--companion", models.folder(COMPANION)] if companion else []
+        named += ["--latency-profile", str(costs)] if costs else []
+        every = ["draftwise", "generate", "--prompts", str(prompts), *named, *SHORT, *arguments]
+        monkeypatch.setattr(sys, "argv", every)
+        monkeypatch.setenv("COLUMNS", "120")
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return end.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+def rows(out):
+    """The summary as a mapping."""
+    pairs = (re.split(r"  +", line.strip(), maxsplit=1) for line in out.splitlines())
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "companion", "policy"),
+    [
+        ([], False, "adaptive (the default without a companion)"),
+        ([], True, "sv (the default with a companion)"),
+        (["--policy", "sv-predictable"], True, "sv-predictable"),
+        (["--policy", "svip", "--policy-option", "threshold=0.5"], False, "svip"),
+    ],
+)
+def test_the_summary_says_which_policy_ran(command, arguments, companion, policy):
+    status, out, err = command(*arguments, companion=companion)
+    assert (status, err) == (0, "")
+    summary = rows(out)
+    assert summary["policy"].startswith(f"{policy}, at most 5 tokens")
+    assert summary["policy"].endswith("threshold 0.5") == ("svip" in policy)
+    assert ("companion" in summary) == companion
+    assert summary["output"].startswith("lossless")
+
+
+def test_what_was_drafted_and_how_good_the_estimates_were(command):
+    often = ["--policy-option", "explore_every=2"]
+    _, out, _ = command(*often, companion=True)
+    summary = rows(out)
+    counts = r"drafted \d\.\d\d, verified \d\.\d\d, accepted \d\.\d\d tokens for each request"
+    assert re.fullmatch(counts, summary["per step"])
+    assert re.fullmatch(r"off by \d\.\d\d on average \(calibration error\)", summary["estimates"])
+    assert "advice" not in summary
+
+    _, out, _ = command(*often, "--json", companion=True)
+    said = json.loads(out)["speculation"]
+    assert said["policy"] == "sv"
+    assert said["policy_was_given"] is False
+    assert said["policy_options"] == {"explore_every": 2}
+    assert said["num_drafted"] >= said["num_verified"] >= said["num_accepted"] > 0
+    assert 0 <= said["calibration_error"] <= 1
+    assert said["advised_num_speculative_tokens"] is None
+
+
+def test_a_fixed_length_comes_with_advice(command):
+    _, out, _ = command("--policy", "fixed", "--json")
+    said = json.loads(out)["speculation"]
+    accepted = said["num_accepted"] / said["num_steps"]
+    advised = advised_draft_length(accepted, 5)
+    assert said["advised_num_speculative_tokens"] == advised
+    assert said["calibration_error"] is None
+    _, out, _ = command("--policy", "fixed")
+    summary = rows(out)
+    assert summary["advice"].startswith(f"accepted {accepted:.1f} of 5 drafted tokens per step: ")
+    assert str(advised) in summary["advice"].split(": ")[1]
+    assert "per step" not in summary
+
+
+@pytest.mark.parametrize(
+    ("num_accepted", "said"),
+    [
+        (12, "accepted 1.2 of 5 drafted tokens per step: about 2 would do"),
+        (42, "accepted 4.2 of 5 drafted tokens per step: 5 is about right"),
+        (48, "accepted 4.8 of 5 drafted tokens per step: more may pay, try 10"),
+    ],
+)
+def test_advice_in_words(num_accepted, said):
+    stats = SpeculationStats(
+        num_steps=10, num_drafted=50, num_verified=50, num_accepted=num_accepted
+    )
+    assert _advice(stats, 5) == said
+
+
+def test_advice_stays_in_range():
+    most = MAX_SPECULATIVE_TOKENS
+    stats = SpeculationStats(num_steps=1, num_drafted=most, num_verified=most, num_accepted=most)
+    assert f"{most} is about right" in _advice(stats, most)
+
+
+def test_the_target_alone_has_nothing_to_say_about_drafts(command):
+    _, out, _ = command("--policy", "none")
+    assert not {"draft", "per step", "advice", "estimates"} & rows(out).keys()
+    _, out, _ = command("--policy", "none", "--json")
+    assert json.loads(out)["speculation"]["advised_num_speculative_tokens"] is None
+
+
+def test_lenience_is_said_in_plain_words(command):
+    arguments = ["--policy", "fixed", "--temperature", "1", "--lenience"]
+    summary = rows(command(*arguments, "0.5")[1])
+    assert summary["lenience"] == "0.5"
+    assert summary["output"].startswith("not lossless: lenience below 1 accepts")
+
+    _, out, _ = command(*arguments, "0:1.0,1:0.6")
+    assert rows(out)["lenience"] == "1, 0.6 while 1 or more wait"
+    result = json.loads(command(*arguments, "0:1.0,1:0.6", "--json")[1])
+    assert result["speculation"]["lenience"] == {"0": 1.0, "1": 0.6}
+    assert result["speculation"]["lossless"] is False
+
+
+def test_a_biased_policy_is_named(command):
+    arguments = ["--policy", "sv-published", "--temperature", "1"]
+    _, out, _ = command(*arguments, companion=True)
+    assert "not lossless: policy sv-published biases what is sampled" in out
+
+
+@pytest.mark.parametrize("companion", [False, True])
+def test_comparison_with_policies_that_price(command, companion):
+    status, out, _ = command("--compare", "--policy-option=explore_every=2", companion=companion)
+    assert status == 0
+    assert "all 4 texts are identical" in out
+    assert "per step: drafted" in out
+    assert "estimates: off by" in out
+
+
+def test_a_lenient_comparison_does_not_claim_the_same_distribution(command):
+    arguments = ["--compare", "--policy=fixed", "--temperature=1", "--lenience=0.5"]
+    _, out, _ = command(*arguments)
+    assert "distribution is the same" not in out
+    assert "not lossless" in out
+
+
+def test_block_and_token_verification_can_be_chosen(command):
+    arguments = ["--policy", "fixed", "--json", "--verification"]
+    assert json.loads(command(*arguments, "token")[1])["speculation"]["verification"] == "token"
+
+
+def test_warnings_are_one_line_and_in_the_object(command, monkeypatch):
+    monkeypatch.setattr(latency, "_how_far_off", lambda profile, models: 3.0)
+    status, out, err = command("--json")
+    assert status == 0
+    first, *others = err.splitlines()
+    assert first.startswith("warning latency_profile: passes take 3 times as long")
+    assert not [line for line in others if "arning" in line]
+    assert json.loads(out)["warnings"] == [first.removeprefix("warning ")]
+
+
+def test_measuring_is_announced(models):
+    heard = []
+    LLM(
+        models.folder(TARGET),
+        SpeculationConfig(models.folder(DRAFT)),
+        max_batch_size=1,
+        on_status=heard.append,
+    )
+    folders = [models.folder(TARGET), models.folder(DRAFT)]
+    assert heard == [
+        *(f"loading {f}" for f in folders),
+        "measuring what passes cost on this machine",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--policy-option", "threshold"], "policy_option"),
+        (["--policy", "svip", "--policy-option", "treshold=1"], "policy_options.treshold"),
+        (["--policy", "svip", "--policy-option", "threshold=high"], "policy_options.threshold"),
+        (["--lenience", "0"], "lenience"),
+        (["--lenience", "4:0.8"], "lenience"),
+        (["--lenience", "low"], "lenience"),
+        (["--verification", "all"], "verification"),
+        (["--policy", "staged"], "companion"),
+        (["--policy", "disco"], "profile"),
+        (["--profile", "/does/not/exist"], "profile"),
+        (["--companion", "draft:int3"], "companion"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):
+    status, out, err = command(*arguments)
+    assert status == 2
+    assert out == ""
+    assert err.startswith(f"error {field}: ")
+    assert err.count("\n") == 1
+
+
+def test_help_fits_a_hundred_columns(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["draftwise", "generate", "--help"])
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "…" not in "".join(lines)
+    panels = [line.split()[1] for line in lines if line.startswith("╭─")]
+    named = ["Prompts", "Models", "Speculation", "Sampling", "Running", "Output"]
+    assert panels == ["Arguments", "Options", *named]
