@@ -1,0 +1,113 @@
+"""Whether a policy that picks tokens over the whole batch leaves some requests behind.
+
+    python benchmarks/fairness.py --prompts gsm8k_test.jsonl spec_bench.jsonl --num-prompts 1024 \
+        --output benchmarks/results/fairness.json
+
+Runs many prompts at a large batch and reports how many drafted tokens each request had verified per
+step, the five lowest and highest, and the fewest tokens a request gained per step: never below one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.benchmark.workload import chat_prompts
+from draftwise.policies import policy_class
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", default="zoo:target@200m")
+    parser.add_argument("--draft", default="zoo:draft")
+    parser.add_argument("--companion", default="zoo:companion")
+    parser.add_argument("--policies", nargs="+", default=["sv"])
+    parser.add_argument("--profile")
+    parser.add_argument("--latency-profile")
+    parser.add_argument("--prompts", type=Path, nargs="+", required=True)
+    parser.add_argument("--num-prompts", type=int, default=1024, help="over all files")
+    parser.add_argument("--longest-prompt", type=int, default=200, help="tokens")
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--num-speculative-tokens", type=int, default=5)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    console = Console(width=110)
+    llm = LLM(
+        arguments.target,
+        dtype="bfloat16",
+        max_batch_size=arguments.batch_size,
+        max_model_len=arguments.longest_prompt + arguments.max_tokens + 8,
+    )
+    prompts = chat_prompts(llm, arguments.prompts, arguments.num_prompts, arguments.longest_prompt)[
+        : arguments.num_prompts
+    ]
+    params = [
+        SamplingParams(max_tokens=arguments.max_tokens, seed=i, ignore_eos=True)
+        for i in range(len(prompts))
+    ]
+    table = Table(title=f"{len(prompts)} prompts at batch {arguments.batch_size}")
+    for name in ("policy", "verified per step", "median", "lowest five", "highest five", "fewest"):
+        table.add_column(name)
+    results: dict[str, Any] = {}
+    for policy in arguments.policies:
+        uses_companion = policy_class(policy).uses_companion()
+        speculating = llm.with_speculation(
+            SpeculationConfig(
+                arguments.draft,
+                companion=arguments.companion if uses_companion else None,
+                policy=policy,
+                num_speculative_tokens=arguments.num_speculative_tokens,
+                profile=arguments.profile,
+                latency_profile=arguments.latency_profile,
+            )
+        )
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task(policy, total=len(prompts))
+            outputs = speculating.generate(
+                prompts,
+                params,
+                lambda requests, b=bar, t=task: b.advance(
+                    t, sum(r.finish_reason is not None for r in requests)
+                ),
+            )
+        stats = [output.speculation for output in outputs]
+        verified = np.sort([each.num_verified / each.num_steps for each in stats])
+        gained = min(each.num_tokens / each.num_steps for each in stats)
+        results[policy] = {
+            "num_prompts": len(prompts),
+            "mean": float(verified.mean()),
+            "median": float(np.median(verified)),
+            "lowest": verified[:5].tolist(),
+            "highest": verified[-5:].tolist(),
+            "fewest_tokens_per_step": gained,
+            "mean_tokens_per_step": float(np.mean([s.mean_accepted_length for s in stats])),
+        }
+        table.add_row(
+            policy,
+            f"{verified.mean():.2f}",
+            f"{np.median(verified):.2f}",
+            " ".join(f"{v:.2f}" for v in verified[:5]),
+            " ".join(f"{v:.2f}" for v in verified[-5:]),
+            f"{gained:.2f}",
+        )
+    console.print(table)
+    if arguments.output:
+        settings = {k: str(v) for k, v in vars(arguments).items() if k != "output"}
+        settings["prompts"] = " ".join(path.name for path in arguments.prompts)
+        report = {"settings": settings, "results": results}
+        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
