@@ -11,6 +11,7 @@ from draftwise.core.rejection import (
     accept,
     accept_greedy,
     packed_rows,
+    sample,
 )
 from draftwise.core.sampling import greedy_tokens, probabilities
 from draftwise.core.types import Draft, Outcome, Plan
@@ -100,8 +101,9 @@ class Acceptance:
     def _accept_sampled(self, batch: Batch, plan: Plan, p: Tensor, lengths: Tensor) -> Accepted:
         assert batch.uniforms is not None
         proposals = plan.proposals
-        if proposals is None:  # nothing was drafted
-            proposals = torch.zeros(len(lengths), 1, p.shape[1], device=p.device)
+        if proposals is None:  # nothing was drafted: every token is drawn from p
+            drawn = sample(p, batch.uniforms.final.to(p.device))
+            return Accepted(torch.zeros_like(lengths), drawn, p.new_zeros(len(lengths), 0))
         lenience = None
         if any(value < 1.0 for value in batch.lenience):
             lenience = torch.tensor(batch.lenience, device=p.device)

@@ -62,6 +62,7 @@ class PricedPolicy(Policy):
         self._num_steps = 0
         self._requests: Sequence[RequestState] = ()
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
+        self._priced = False
         self._is_priced = False
         self._exploring = -1
         self._max_lengths: list[int] = []
@@ -341,12 +342,3 @@ def learn(models: Models, signals: Signals, greedy: NDArray[np.bool_], labels: L
             )
             those = labels.where(chosen)
             model.observe(part, those.acceptance, those.reached)
-
-
-def calibration_error(models: Models) -> float | None:
-    """Mean over the tokens of sampled and greedy requests; ``None`` before any."""
-    weights = [model.calibration_weight for model in models.values()]
-    if not sum(weights):
-        return None
-    errors = [model.calibration_error for model in models.values()]
-    return float(np.average(errors, weights=weights))
