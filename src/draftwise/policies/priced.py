@@ -62,7 +62,6 @@ class PricedPolicy(Policy):
         self._num_steps = 0
         self._requests: Sequence[RequestState] = ()
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
-        self._priced = False
         self._is_priced = False
         self._exploring = -1
         self._max_lengths: list[int] = []
