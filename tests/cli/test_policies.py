@@ -33,6 +33,8 @@ def test_json_describes_every_policy(listed):
         assert set(described[name]["signals"]) == {signal.value for signal in policy.signals}
         assert described[name]["lossless"] is policy.lossless
     assert described["none"]["needs"] == []
+    assert described["fixed"]["options"] == {}
+    assert described["svip"]["options"] == {"threshold": 0.77}
     assert described["staged"]["needs"] == ["draft", "companion"]
     assert described["specdec++"]["needs"] == ["draft", "profile"]
     assert described["smartspec"]["needs"] == ["draft", "latency"]
@@ -46,3 +48,4 @@ def test_the_table_names_every_policy_and_fits(listed):
     assert "…" not in "".join(lines)
     published, _ = (line for line in lines if line.startswith("tetris-published "))
     assert "greedy only" in published
+    assert "options: threshold = 0.77" in listed()

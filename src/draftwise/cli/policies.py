@@ -33,6 +33,7 @@ def policies(
 def _describe(policy: type[Policy]) -> dict[str, Any]:
     """A policy as one JSON-ready object; signals in the order of their definition."""
     from draftwise.policies import Signal
+    from draftwise.policies.registry import options_of
 
     return {
         "name": policy.name,
@@ -40,6 +41,7 @@ def _describe(policy: type[Policy]) -> dict[str, Any]:
         "source": policy.source,
         "signals": [signal.value for signal in Signal if signal in policy.signals],
         "lossless": policy.lossless,
+        "options": options_of(policy),
         "needs": [what for what in _NEEDS if getattr(policy, f"needs_{what}")],
     }
 
@@ -59,7 +61,9 @@ def _show(console: Console, rows: list[dict[str, Any]]) -> None:
             "[green]yes[/]" if row["lossless"] else "[yellow]greedy only[/]",
             " ".join(row["needs"]) or "–",
         )
-        texts.add_row(row["name"], f"{row['summary']}\n[dim]{row['source']}[/]")
+        options = ", ".join(f"{key} = {value}" for key, value in row["options"].items())
+        told = f"\n[dim]options: {options}[/]" if options else ""
+        texts.add_row(row["name"], f"{row['summary']}\n[dim]{row['source']}[/]{told}")
     console.print(facts)
     console.print(
         "[dim]H: entropy of the draft; q(x): its probability of the token; S: overlap of draft and "

@@ -67,6 +67,12 @@ def policy_class(name: str) -> type[Policy]:
     raise InvalidParameterError("policy", f"unknown policy {name!r}; {hint}")
 
 
+def options_of(policy: type[Policy]) -> dict[str, Any]:
+    """The options of a policy with their defaults."""
+    parameters = inspect.signature(policy).parameters
+    return {key: each.default for key, each in parameters.items() if key != "context"}
+
+
 def create_policy(name: str, context: PolicyContext, options: Mapping[str, Any]) -> Policy:
     """Make a policy with its options.
 
@@ -75,8 +81,7 @@ def create_policy(name: str, context: PolicyContext, options: Mapping[str, Any])
             something it cannot do without is missing.
     """
     policy = policy_class(name)
-    known = set(inspect.signature(policy).parameters) - {"context"}
-    refuse_unknown_keys("policy_options", options, known)
+    refuse_unknown_keys("policy_options", options, options_of(policy))
     if policy.needs_companion and not context.has_companion:
         raise InvalidParameterError("companion", f"missing: policy {name!r} needs a companion")
     if policy.needs_draft and not context.has_draft:
