@@ -27,6 +27,15 @@ class Oracle(PricedPolicy):
     signals = frozenset({Signal.TARGET, Signal.LOAD, Signal.TOKEN_PROBABILITY})
     judged_by_target = True
 
+    def uses_draft_signals(self) -> bool:
+        """Always: what it is told is held against them."""
+        return True
+
+    def keep_drafting(self, position: DraftPosition) -> Tensor | None:
+        """Go on while one more draw is worth its price."""
+        self._watches = True
+        return super().keep_drafting(position)
+
     def expect(self, position: DraftPosition) -> Floats:
         """The acceptance probability of the token just drafted."""
         assert position.agreement is not None

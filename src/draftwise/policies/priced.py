@@ -25,6 +25,10 @@ Floats = NDArray[np.float64]
 # decides (the price and the tokens before) is known before the token is drawn.
 _NOT_WORTH_FILTERING = 0.12
 _EXPLORED_TOKENS = 3
+# Steps of a new policy that are all learnt from, and then every how manieth of those that do not
+# need the signals for a decision.
+_APPRENTICESHIP = 64
+_WATCH_EVERY = 4
 
 
 class PricedPolicy(Policy):
@@ -63,6 +67,7 @@ class PricedPolicy(Policy):
         self._requests: Sequence[RequestState] = ()
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
         self._is_priced = False
+        self._watches = True
         self._exploring = -1
         self._max_lengths: list[int] = []
         self._reach: Floats = np.ones(0)
@@ -91,7 +96,7 @@ class PricedPolicy(Policy):
         drafting = [index for index, limit in enumerate(limits) if limit > 0]
         self._exploring = -1
         self._max_lengths = [0] * num_requests
-        self._is_priced = bool(drafting)
+        self._is_priced = self._watches = bool(drafting)
         if not drafting:
             return self._max_lengths
         context = sum(request.num_tokens for request in requests)
@@ -108,10 +113,23 @@ class PricedPolicy(Policy):
             self._max_lengths = (lengths * pays).tolist()
         if self._exploring >= 0:
             self._max_lengths[self._exploring] = min(_EXPLORED_TOKENS, limits[self._exploring])
+        # With a length for everybody signals decide nothing: they are looked at now and then only.
+        self._watches = (
+            point.threshold > 0
+            or self._exploring >= 0
+            or self._num_steps <= _APPRENTICESHIP
+            or self._num_steps % _WATCH_EVERY == 0
+        )
         return self._max_lengths
+
+    def uses_draft_signals(self) -> bool:
+        """Whether this step's decisions, or learning from it, need them."""
+        return self._watches
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Go on while one more draw is worth its price."""
+        if not self._watches:
+            return None
         active = np.asarray(position.requests)
         expected = self.expect(position)
         self._expected[active, position.index] = expected

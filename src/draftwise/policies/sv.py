@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from draftwise.core.types import Draft, Judgement, Plan
 from draftwise.estimators.combined import Inputs, Signals
 from draftwise.policies.adaptive import Adaptive, calibration_error
-from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.base import PolicyContext, RequestState, Signal
 from draftwise.policies.priced import Floats, Labels, learn, models_for, predict
 
 _FIRST_TRIALS = 6
@@ -80,10 +81,19 @@ class SpeculativeVerification(Adaptive):
         super().__init__(context, explore_every)
         self.combined = models_for(context, Inputs.COMBINED)
         self._worth: dict[int, _Worth] = {}
+        self._has_companion = context.has_companion
+        self._asks = False
+
+    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
+        """As ``adaptive``; also decides whether the companion will be asked."""
+        lengths = super().draft_lengths(requests)
+        self._asks = self._has_companion and any(lengths) and self._worth_now().asks()
+        self._watches |= self._asks
+        return lengths
 
     def wants_judgement(self) -> bool:
         """While the companion's information is worth its pass."""
-        return self._worth_now().asks()
+        return self._asks
 
     def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
         """Verify what pays."""
