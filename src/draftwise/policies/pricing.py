@@ -27,13 +27,16 @@ _USUAL_ACCEPTANCE = 0.6
 _THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _OUTLOOK_VALUES = 16
 # Steps after which a choice is thought over; the pauses double from the first to the last.
-_FIRST_REVIEW, _LAST_REVIEW = 8, 256
+_FIRST_REVIEW, _LAST_REVIEW = 8, 128
 # Another way must promise this much more, or the choice stays: estimates waver.
 _ADVANTAGE = 1.005
 # Steps whose realised goodput outweighs what was thought before, and how much of the difference
 # between two kinds of ways is forgotten in every review.
 _DOUBT = 48
 _FADING = 0.1
+# Share of a promise that a ragged batch keeps against an even one, as long as nothing is seen: its
+# attention is padded to the longest draft.
+_RAGGED_PROMISE = 0.96
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,9 @@ class _Choice:
     num_steps: int = 0
     next_review: int = _FIRST_REVIEW
     pause: int = _FIRST_REVIEW
-    kept_promise: dict[bool, float] = field(default_factory=lambda: {False: 1.0, True: 1.0})
+    kept_promise: dict[bool, float] = field(
+        default_factory=lambda: {False: 1.0, True: _RAGGED_PROMISE}
+    )
     tokens: float = 0.0
     seconds: float = 0.0
     num_observed: int = 0
@@ -81,8 +86,9 @@ class _Choice:
             promised = self.price.goodput / self.kept_promise[selects]
             ratio = min(max(realised / promised, 0.5), 2.0)
             self.kept_promise[selects] += weight * (ratio - self.kept_promise[selects])
+            usual = _RAGGED_PROMISE if not selects else 1 / _RAGGED_PROMISE
             other = self.kept_promise[not selects]
-            self.kept_promise[not selects] += _FADING * (self.kept_promise[selects] - other)
+            self.kept_promise[not selects] += _FADING * (self.kept_promise[selects] * usual - other)
         self.tokens = self.seconds = 0.0
         self.num_observed = 0
 
@@ -172,7 +178,7 @@ class PriceBook:
             lambda tokens: self._latency.target_seconds(tokens, context),
             self._latency.draft_seconds,
         )
-        kept = {False: 1.0, True: 1.0} if now is None else now.kept_promise
+        kept = {False: 1.0, True: _RAGGED_PROMISE} if now is None else now.kept_promise
         goodput = num_requests / costs.target(num_requests) if now is None else now.price.goodput
 
         def preferred(promised: tuple[float, float, OperatingPoint]) -> float:
