@@ -278,7 +278,7 @@ class TestLearning:
         model.observe(signals, np.zeros(500), np.ones(500))
         assert model.calibration_error == pytest.approx(promised.mean())
 
-    @settings(property_test, max_examples=100)
+    @settings(property_test, max_examples=40)
     @given(
         st.sampled_from(list(Inputs)),
         st.lists(

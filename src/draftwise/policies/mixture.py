@@ -41,6 +41,7 @@ class Mixture(Policy):
         self._context = context
         self._named: dict[str, Policy] = {}
         self._parts: list[tuple[Policy, list[int]]] = []
+        self._wishes: list[bool] = []
         self._size = 0
 
     def get(self, name: str | None) -> Policy:
@@ -69,8 +70,8 @@ class Mixture(Policy):
         self._named = {}
 
     def uses_draft_signals(self) -> bool:
-        """Whether any of them does."""
-        return any(policy.uses_draft_signals() for policy in (self.default, *self._named.values()))
+        """Whether any of those in the step does."""
+        return any(policy.uses_draft_signals() for policy, _ in self._parts)
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """Each for its own."""
@@ -79,6 +80,7 @@ class Mixture(Policy):
             name = None if request.policy == self.default.name else request.policy
             members.setdefault(name, []).append(index)
         self._parts = [(self.get(name), indices) for name, indices in members.items()]
+        self._wishes = [policy.judged_by_target for policy, _ in self._parts]
         self._size = len(requests)
         lengths = [0] * len(requests)
         for policy, indices in self._parts:
@@ -118,20 +120,26 @@ class Mixture(Policy):
 
     def wants_judgement(self) -> bool:
         """If any of them does."""
-        wishes = [policy.wants_judgement() for policy, _ in self._parts]  # each is asked
-        return any(wishes)
+        self._wishes = [policy.wants_judgement() for policy, _ in self._parts]  # each is asked
+        return any(self._wishes)
 
     def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
-        """Each for its own; the plans are joined."""
+        """Each for its own, with what it asked for; the plans are joined."""
         if len(self._parts) == 1:
-            return self._parts[0][0].select(draft, judgement)
+            return self._parts[0][0].select(draft, judgement if self._wishes[0] else None)
         lengths = [0] * self._size
         num_own = [0] * self._size
         tokens = draft.tokens.clone()
         proposals = None if draft.probs is None else draft.probs.clone()
-        for policy, indices in self._parts:
+        for (policy, indices), wishes in zip(self._parts, self._wishes, strict=True):
             index = torch.tensor(indices, device=draft.tokens.device)
-            plan = policy.select(*_part(draft, judgement, indices, index))
+            part = _part(draft, indices, index, policy.uses_draft_signals())
+            heard = None
+            if judgement is not None and wishes:
+                heard = Judgement(
+                    judgement.beliefs[index], judgement.overlap[index], judgement.agreement[index]
+                )
+            plan = policy.select(part, heard)
             tokens[index, : plan.tokens.shape[1]] = plan.tokens
             if proposals is not None and plan.proposals is not None:
                 proposals[index, : plan.proposals.shape[1]] = plan.proposals
@@ -165,12 +173,10 @@ class Mixture(Policy):
             policy.forget(request_ids)
 
 
-def _part(
-    draft: Draft, judgement: Judgement | None, indices: list[int], index: Tensor
-) -> tuple[Draft, Judgement | None]:
-    """Draft and judgement of some requests, with storage of their own."""
-    signals, rows = draft.signals, index.cpu()
-    part = Draft(
+def _part(draft: Draft, indices: list[int], index: Tensor, uses_signals: bool) -> Draft:
+    """The draft of some requests, with storage of its own."""
+    signals, rows = draft.signals if uses_signals else None, index.cpu()
+    return Draft(
         draft.tokens[index],
         tuple(draft.lengths[i] for i in indices),
         None if draft.probs is None else draft.probs[index],
@@ -183,9 +189,4 @@ def _part(
         None
         if draft.stage_uniforms is None
         else StageUniforms(draft.stage_uniforms.accept[rows], draft.stage_uniforms.final[rows]),
-    )
-    if judgement is None:
-        return part, None
-    return part, Judgement(
-        judgement.beliefs[index], judgement.overlap[index], judgement.agreement[index]
     )

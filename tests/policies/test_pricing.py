@@ -1,0 +1,247 @@
+"""Which way of running is chosen, when it is thought over, and what broken promises do."""
+
+import math
+
+import numpy as np
+import pytest
+
+from draftwise.core.goodput import OperatingPoint
+from draftwise.core.latency import StageCost
+from draftwise.policies import pricing
+from draftwise.policies.pricing import Price, PriceBook
+
+from ..stand_ins import FixedLatency
+
+INFORMATIVE = [0.02, 0.05, 0.98, 0.99, 0.99, 0.99]
+ORDINARY = [0.2, 0.4, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99]
+FLAT = StageCost((1, 4096), (0.010, 0.0101))
+LINEAR = StageCost((1, 2, 4096), (0.010, 0.011, 4.105))
+# Eight tokens cost as much as one, nine as much as sixteen.
+STAIRS = StageCost(
+    (1, *(edge for step in range(1, 40) for edge in (8 * step, 8 * step + 0.01))),
+    (0.010, *(round(0.006 * step + more, 6) for step in range(1, 40) for more in (0.004, 0.01))),
+)
+DRAFT = StageCost((1, 4096), (0.0008, 0.002))
+
+
+def book_for(target, outlook, gamma=6, draft=DRAFT):
+    book = PriceBook(FixedLatency(target, draft), gamma)
+    for _ in range(100):
+        book.outlook.observe(np.array(outlook), np.ones(len(outlook)))
+    return book
+
+
+def simulated(book, price, num_requests, outlook, num_steps=1500):
+    """Tokens per second of a way of running, by running it."""
+    random = np.random.default_rng(0)
+    costs, point = book._latency, price.point
+    tokens = seconds = 0.0
+    for _ in range(num_steps):
+        going, verified = [1.0] * num_requests, 0
+        for place in range(point.max_length):
+            if point.threshold:
+                needed = book.draft_thresholds(price, len(going))[point.max_length - place]
+                going = [reach for reach in going if reach >= needed]
+            if not going:
+                break
+            seconds += costs.draft_seconds(len(going))
+            going = [reach * random.choice(outlook) for reach in going]
+            going = [reach for reach in going if reach >= point.threshold]
+            verified += len(going)
+            tokens += sum(going)
+        seconds += costs.target_seconds(num_requests + verified)
+        tokens += num_requests
+    return tokens / seconds
+
+
+@pytest.mark.parametrize("num_requests", [1, 3, 16])
+@pytest.mark.parametrize("outlook", [INFORMATIVE, ORDINARY], ids=["informative", "ordinary"])
+@pytest.mark.parametrize("target", [FLAT, LINEAR, STAIRS], ids=["flat", "linear", "stairs"])
+def test_the_best_way_is_chosen(target, outlook, num_requests):
+    book = book_for(target, outlook)
+    price = book.price(num_requests, 0)
+    steps = 1500 // num_requests
+    goodput = simulated(book, price, num_requests, outlook, steps)
+    assert price.goodput == pytest.approx(goodput, rel=0.1)
+    points = [OperatingPoint(length) for length in range(7)]
+    points += [OperatingPoint(6, threshold) for threshold in (0.1, 0.3, 0.5, 0.8)]
+    others = [
+        simulated(book, Price(each, price.goodput, 0.0), num_requests, outlook, steps)
+        for each in points
+    ]
+    assert goodput >= 0.95 * max(others)
+
+
+def test_what_is_free_is_done():
+    free = StageCost((1,), (1e-6,))
+    assert book_for(FLAT, [0.8], draft=free).price(1, 0).point == OperatingPoint(6)
+
+
+@pytest.mark.parametrize("num_requests", [1, 20])
+def test_what_is_dear_is_left(num_requests):
+    dear = StageCost((1, 100), (0.1, 0.2))
+    price = book_for(LINEAR, ORDINARY, draft=dear).price(num_requests, 0)
+    assert price.point.max_length == 0
+    assert price.goodput == pytest.approx(num_requests / LINEAR(num_requests))
+    assert price.verify == pytest.approx(price.goodput * 0.001, rel=0.01)
+
+
+def test_informative_signals_lead_to_a_threshold():
+    price = book_for(LINEAR, INFORMATIVE).price(8, 0)
+    assert price.point.threshold > 0
+
+
+def test_steps_that_lead_down_again_are_crossed():
+    """One token more costs a stair; seven more cost the same stair."""
+    stair = StageCost((1, 1.01, 8), (0.010, 0.018, 0.018))
+    cheap = StageCost((1,), (1e-4,))
+    book = book_for(stair, [0.9], gamma=7, draft=cheap)
+    assert book.price(1, 0).point == OperatingPoint(7)
+
+
+def test_without_room_to_draft():
+    assert PriceBook(FixedLatency(LINEAR, DRAFT), 0).price(4, 0).point == OperatingPoint(0)
+
+
+def test_batch_sizes_have_choices_of_their_own():
+    book = book_for(LINEAR, ORDINARY)
+    goodput = [book.price(num_requests, 0).goodput for num_requests in (1, 2, 7, 8, 30)]
+    assert goodput == sorted(set(goodput))
+    assert book.price(30, 0) is book.price(30, 0)
+    assert book.price(65, 0) is book.price(64, 0)
+
+
+def test_choices_are_thought_over_after_pauses_that_double(monkeypatch):
+    book = book_for(LINEAR, ORDINARY)
+    calls, best = [], book._best
+    monkeypatch.setattr(book, "_best", lambda *args: calls.append(args) or best(*args))
+    num_calls = [0]
+    for _ in range(1100):
+        book.price(4, 0)
+        num_calls.append(len(calls))
+    reviews = [step for step in range(1, 1101) if num_calls[step] > num_calls[step - 1]]
+    assert reviews == [1, 8, 24, 56, 120, 248, 504, 760, 1016]
+
+
+def test_equals_are_not_exchanged():
+    """A choice stays while nothing promises clearly more."""
+    book = book_for(LINEAR, ORDINARY)
+    chosen = [book.price(4, 0).point]
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        book.outlook.observe(random.permutation(ORDINARY)[:1], np.ones(1))
+        chosen.append(book.price(4, 0).point)
+    assert len(set(chosen)) <= 2
+
+
+def test_goodput_follows_costs():
+    latency = FixedLatency(LINEAR, DRAFT)
+    book = PriceBook(latency, 4)
+    before = book.price(2, 0)
+    latency._target.stage = StageCost(LINEAR.tokens, tuple(3 * s for s in LINEAR.seconds))
+    for _ in range(7):
+        after = book.price(2, 0)
+    assert after.goodput < before.goodput / 2
+
+
+class Reality:
+    """A machine on which ways with a threshold keep less than they promise."""
+
+    def __init__(self, share):
+        self.book = book_for(LINEAR, INFORMATIVE)
+        self.share = share
+
+    def run(self, num_steps, num_requests=8):
+        """Which kind of way was used in each step: whether with a threshold."""
+        kinds = []
+        for _ in range(num_steps):
+            price = self.book.price(num_requests, 0)
+            kinds.append(price.point.threshold > 0)
+            promised = price.goodput
+            for choice in self.book._choices.values():
+                promised /= choice.kept_promise[kinds[-1]]
+            self.book.observe(promised * (self.share if kinds[-1] else 1.0), 1.0)
+        return kinds
+
+
+def test_broken_promises_are_believed_less():
+    kinds = Reality(0.6).run(1500)
+    assert kinds[0]
+    assert not all(kinds[:600])
+    assert sum(kinds) < 0.5 * len(kinds)
+    # What is realised is what is promised from then on.
+    kept = Reality(0.9)
+    kept.run(1500)
+    price = kept.book.price(8, 0)
+    unbiased = Reality(1.0).book.price(8, 0)
+    if price.point.threshold:
+        assert price.goodput == pytest.approx(0.9 * unbiased.goodput, rel=0.03)
+
+
+def test_kept_promises_change_nothing():
+    reality = Reality(1.0)
+    assert all(reality.run(600))
+    (choice,) = reality.book._choices.values()
+    assert choice.kept_promise == pytest.approx({False: 1.0, True: 1.0}, abs=1e-6)
+
+
+def test_a_disappointment_fades():
+    reality = Reality(0.5)
+    kinds = reality.run(1000)
+    assert not kinds[-1]
+    reality.share = 1.0
+    later = reality.run(8_000)
+    assert later[-1]
+
+
+def test_a_pause_of_the_machine_is_no_property_of_the_step():
+    book = book_for(LINEAR, INFORMATIVE)
+    first = book.price(8, 0)
+    for step in range(1500):
+        price = book.price(8, 0)
+        book.observe(price.goodput, 500.0 if step % 50 == 30 else 1.0)
+    assert price.point.threshold == first.point.threshold
+    assert price.goodput > 0.8 * first.goodput
+
+
+def test_a_clock_that_stands_still():
+    book = book_for(LINEAR, INFORMATIVE)
+    for _ in range(30):
+        price = book.price(8, 0)
+        book.observe(8.0, 0.0)
+    assert math.isfinite(price.goodput)
+
+
+def test_what_was_never_priced_is_no_news():
+    book = book_for(LINEAR, INFORMATIVE)
+    book.observe(1.0, 1.0)
+    assert book.price(8, 0).goodput == book_for(LINEAR, INFORMATIVE).price(8, 0).goodput
+
+
+def test_thresholds_are_looked_up_again_only_when_something_changed(monkeypatch):
+    calls, compute = [], pricing.worth_drafting
+    monkeypatch.setattr(
+        pricing, "worth_drafting", lambda *args: calls.append(args) or compute(*args)
+    )
+    book = book_for(LINEAR, INFORMATIVE)
+    price = book.price(8, 0)
+    book.draft_thresholds(price, 8)
+    calls.clear()
+    first, second = (book.draft_thresholds(price, 8) for _ in range(2))
+    assert not calls
+    assert np.array_equal(first, second)
+
+
+def test_what_drafting_needs_falls_with_those_who_share_and_the_draws_left():
+    book = book_for(LINEAR, ORDINARY)
+    price = Price(OperatingPoint(6, 0.3), book.price(8, 0).goodput, 0.3)
+    alone, shared = (book.draft_thresholds(price, count) for count in (1, 8))
+    assert (shared[1:] < alone[1:]).all()
+    assert shared[0] == math.inf
+    assert (np.diff(shared[1:]) <= 0).all()
+
+
+def test_the_companions_price():
+    latency = FixedLatency(LINEAR, DRAFT, StageCost((1, 11), (0.001, 0.011)))
+    price = Price(OperatingPoint(3), 200.0, 0.0)
+    assert PriceBook(latency, 3).companion_price(price, 6) == pytest.approx(200 * 0.006)
