@@ -60,9 +60,28 @@ def measure(
     return figures
 
 
-def markdown(results: list[dict[str, Any]]) -> str:
+PAGE = """# What the signals tell
+
+Made by `benchmarks/information.py` on the bundled family ({prompts}, temperature {temperature},
+{max_tokens} tokens each, drafts of {gamma}). X is whether a tested token was kept; all figures are
+in bits. "Plain" is what the observed frequencies give, which finer bins always raise; "corrected"
+is that less what the same bins give when the fates are permuted. Pearson's correlation is between
+S(draft, companion) and S(draft, target) at the drafted positions.
+
+"""
+
+
+def markdown(results: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
     """Two tables: the binnings, and the signals by themselves."""
+    page = PAGE.format(
+        prompts=", ".join(path.stem for path in arguments.prompts),
+        temperature=arguments.temperature,
+        max_tokens=arguments.max_tokens,
+        gamma=arguments.num_speculative_tokens,
+    )
     lines = [
+        "## S and A in four binnings",
+        "",
         "| target | draft | companion | acceptance | H(X) | "
         + " | ".join(f"H(X \\| S,A) {b}" for b in BINNINGS)
         + " | I(X; S,A) 20x20, plain | adaptive, plain | 20x20, corrected | adaptive, corrected "
@@ -77,13 +96,14 @@ def markdown(results: list[dict[str, Any]]) -> str:
         cells += [f"{r['S,A 20x20']['corrected']:.3f}", f"{r['S,A adaptive']['corrected']:.3f}"]
         cells.append(f"{r['pearson']:.2f}")
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "| target | draft | companion | " + " | ".join(SINGLE) + " | S,A 10x10 |"]
+    lines += ["", "## Each signal by itself, corrected", ""]
+    lines.append("| target | draft | companion | " + " | ".join(SINGLE) + " | S,A 10x10 |")
     lines.append("|---" * 9 + "|")
     for r in results:
         cells = [r["target"], r["draft"], r["companion"]]
         cells += [f"{r[name]['corrected']:.3f}" for name in (*SINGLE, "S,A 10x10")]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return page + "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -133,7 +153,7 @@ def main() -> None:
                     json.dumps({"settings": settings, "results": results}, indent=1) + "\n"
                 )
     if arguments.table:
-        arguments.table.write_text(markdown(results))
+        arguments.table.write_text(markdown(results, arguments))
 
 
 if __name__ == "__main__":
