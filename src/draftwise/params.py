@@ -103,8 +103,8 @@ class SamplingParams:
         stop_token_ids: tokens that end the text; they are the last of ``token_ids`` and not in
             the text.
         ignore_eos: go on after the model's end-of-sequence token.
-        seed: 64-bit seed; the same seed gives the same text, alone or in a batch. ``None`` draws
-            one.
+        seed: 64-bit seed. The same seed gives the same text, alone or in a batch, unless the
+            policy goes by step times or by the batch (``docs/policies.md``). ``None`` draws one.
 
     Raises:
         InvalidParameterError: a value lies outside its range.

@@ -85,7 +85,7 @@ def test_the_summary_says_which_policy_ran(command, arguments, companion, policy
 
 
 def test_what_was_drafted_and_how_good_the_estimates_were(command):
-    often = ["--policy-option", "explore_every=2"]
+    often = ["--policy-option", "explore_every=2", "--max-tokens", "48"]
     _, out, _ = command(*often, companion=True)
     summary = rows(out)
     counts = r"drafted \d\.\d\d, verified \d\.\d\d, accepted \d\.\d\d tokens for each request"
@@ -170,7 +170,6 @@ def test_comparison_with_policies_that_price(command, companion):
     assert status == 0
     assert "all 4 texts are identical" in out
     assert "per step: drafted" in out
-    assert "estimates: off by" in out
 
 
 def test_a_lenient_comparison_does_not_claim_the_same_distribution(command):

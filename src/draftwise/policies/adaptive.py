@@ -18,6 +18,9 @@ from draftwise.policies.priced import (
     predict,
 )
 
+# Tokens; the error of fewer is mostly chance.
+_ENOUGH_TO_JUDGE = 30
+
 
 class Adaptive(PricedPolicy):
     """Online estimate of acceptance from free signals, and prices.
@@ -89,9 +92,9 @@ class Adaptive(PricedPolicy):
 
 
 def calibration_error(models: Models) -> float | None:
-    """Mean over the tokens of sampled and greedy requests; ``None`` before any."""
+    """Mean over the tokens of sampled and greedy requests; ``None`` while there are few."""
     weights = [model.calibration_weight for model in models.values()]
-    if not sum(weights):
+    if sum(weights) < _ENOUGH_TO_JUDGE:
         return None
     errors = [model.calibration_error for model in models.values()]
     return float(np.average(errors, weights=weights))
