@@ -24,6 +24,15 @@ STAIRS = StageCost(
 DRAFT = StageCost((1, 4096), (0.0008, 0.002))
 
 
+RAGGED_PROMISE = pricing._RAGGED_PROMISE
+
+
+@pytest.fixture(autouse=True)
+def ragged_batches_cost_what_they_should(monkeypatch):
+    """What is expected of them before they are seen is put aside but in its own test."""
+    monkeypatch.setattr(pricing, "_RAGGED_PROMISE", 1.0)
+
+
 def book_for(target, outlook, gamma=6, draft=DRAFT):
     book = PriceBook(FixedLatency(target, draft), gamma)
     for _ in range(100):
@@ -120,7 +129,13 @@ def test_choices_are_thought_over_after_pauses_that_double(monkeypatch):
         book.price(4, 0)
         num_calls.append(len(calls))
     reviews = [step for step in range(1, 1101) if num_calls[step] > num_calls[step - 1]]
-    assert reviews == [1, 8, 24, 56, 120, 248, 504, 760, 1016]
+    first, last = pricing._FIRST_REVIEW, pricing._LAST_REVIEW
+    expected, pause = [1, first], first
+    while expected[-1] + min(2 * pause, last) <= 1100:
+        pause = min(2 * pause, last)
+        expected.append(expected[-1] + pause)
+    assert reviews == expected
+    assert last in np.diff(reviews)
 
 
 def test_equals_are_not_exchanged():
@@ -178,6 +193,17 @@ def test_broken_promises_are_believed_less():
         assert price.goodput == pytest.approx(0.9 * unbiased.goodput, rel=0.03)
 
 
+def test_less_is_expected_of_ragged_batches_until_they_are_seen(monkeypatch):
+    fair = book_for(LINEAR, INFORMATIVE).price(8, 0)
+    monkeypatch.setattr(pricing, "_RAGGED_PROMISE", RAGGED_PROMISE)
+    assert RAGGED_PROMISE < 1
+    reality = Reality(1.0)
+    first = reality.book.price(8, 0)
+    assert first.goodput == pytest.approx(RAGGED_PROMISE * fair.goodput, rel=0.01)
+    reality.run(3000)
+    assert reality.book.price(8, 0).goodput == pytest.approx(fair.goodput, rel=0.01)
+
+
 def test_kept_promises_change_nothing():
     reality = Reality(1.0)
     assert all(reality.run(600))
@@ -197,9 +223,12 @@ def test_a_disappointment_fades():
 def test_a_pause_of_the_machine_is_no_property_of_the_step():
     book = book_for(LINEAR, INFORMATIVE)
     first = book.price(8, 0)
+    choice = book._current
     for step in range(1500):
         price = book.price(8, 0)
-        book.observe(price.goodput, 500.0 if step % 50 == 30 else 1.0)
+        just_reviewed = step > 20 and choice.num_observed == 0
+        pause = 500.0 if just_reviewed or step % 50 == 30 else 1.0
+        book.observe(first.goodput, pause)
     assert price.point.threshold == first.point.threshold
     assert price.goodput > 0.8 * first.goodput
 

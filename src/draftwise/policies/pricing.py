@@ -64,6 +64,7 @@ class _Choice:
         tokens: gained since the last review.
         seconds: spent since then.
         num_observed: steps in which.
+        usual_seconds: of a step, lately; 0 before any.
     """
 
     price: Price
@@ -76,6 +77,7 @@ class _Choice:
     tokens: float = 0.0
     seconds: float = 0.0
     num_observed: int = 0
+    usual_seconds: float = 0.0
 
     def settle(self) -> None:
         """Learn how the promise was kept; an old disappointment fades."""
@@ -148,10 +150,10 @@ class PriceBook:
         choice = self._current
         if choice is not None:
             # A pause of the machine is not a property of the step.
-            usual = choice.seconds / choice.num_observed if choice.num_observed else seconds
             choice.tokens += tokens
-            choice.seconds += min(seconds, 3 * usual)
+            choice.seconds += min(seconds, 3 * (choice.usual_seconds or seconds))
             choice.num_observed += 1
+            choice.usual_seconds = choice.seconds / choice.num_observed
 
     def draft_thresholds(self, price: Price, num_drafting: int) -> Floats:
         """From which probability on that all so far are kept one more draw pays.
