@@ -1,0 +1,184 @@
+"""Steps of a policy without models: what is believed and drawn at every position is given."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from draftwise.core.goodput import OperatingPoint
+from draftwise.core.signals import agreement, entropy, overlap, token_probabilities
+from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
+from draftwise.policies import DraftPosition, PolicyContext, RequestState, create_policy
+from draftwise.policies.pricing import Price
+
+from ..stand_ins import draft_position, draft_signals, fixed_latency
+
+
+@dataclass(frozen=True)
+class World:
+    """What would be drafted if nobody stopped.
+
+    Attributes:
+        q, c, p: ``[requests, width, vocab]`` beliefs of draft and companion, and the target's.
+        tokens: ``[requests, width]`` the tokens that the draft draws.
+        greedy: which requests are decoded at temperature 0; their tokens are the likeliest.
+    """
+
+    q: torch.Tensor
+    c: torch.Tensor
+    p: torch.Tensor
+    tokens: torch.Tensor
+    greedy: tuple[bool, ...]
+
+    @classmethod
+    def random(cls, num_requests, width, vocab=8, seed=0, greedy=(), likeness=2.0):
+        """Beliefs that agree more or less; requests of ``greedy`` are decoded greedily."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = num_requests, width, vocab
+        sharpness = 3 * torch.rand(num_requests, width, 1, generator=generator)
+        shared = torch.randn(shape, generator=generator) * sharpness * likeness
+        q, c, p = (
+            (shared + torch.randn(shape, generator=generator)).softmax(dim=2) for _ in range(3)
+        )
+        flat = torch.multinomial(q.view(-1, vocab), 1, generator=generator)
+        tokens = flat.view(num_requests, width)
+        is_greedy = torch.tensor([row in greedy for row in range(num_requests)])
+        tokens = torch.where(is_greedy.unsqueeze(1), q.argmax(dim=2), tokens)
+        return cls(q, c, p, tokens, tuple(is_greedy.tolist()))
+
+    def otherwise_from(self, row, place, token, seed):
+        """The same until one token is drawn; after it nothing in its request is as it was."""
+        new = World.random(*self.q.shape, seed=seed)
+        q, c, p, tokens = (each.clone() for each in (self.q, self.c, self.p, self.tokens))
+        for ours, other in ((q, new.q), (c, new.c), (p, new.p)):
+            ours[row, place + 1 :] = other[row, place + 1 :]
+        tokens[row, place + 1 :] = new.tokens[row, place + 1 :]
+        tokens[row, place] = token
+        return World(q, c, p, tokens, self.greedy)
+
+    @property
+    def width(self):
+        return self.tokens.shape[1]
+
+    def states(self, history=0.5, limits=None):
+        limits = limits or [self.width] * len(self.tokens)
+        return [
+            RequestState(50, 5, limit, row, greedy, history)
+            for row, (limit, greedy) in enumerate(zip(limits, self.greedy, strict=True))
+        ]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a policy made of a world.
+
+    Attributes:
+        q: ``[requests, width + 1, vocab]`` the draft's distributions as they were drawn from.
+        draft, judgement, plan: as in the engine; ``judgement`` is ``None`` if nobody was asked.
+    """
+
+    q: torch.Tensor
+    draft: Draft
+    judgement: Judgement | None
+    plan: Plan
+
+
+def take_step(policy, world, states=None, asked=None):
+    """One step, up to the plan.
+
+    Args:
+        policy: to drive.
+        world: what is drafted.
+        states: of the requests.
+        asked: whether the companion judges; ``None`` if the policy is to say.
+    """
+    states = states or world.states()
+    limits = policy.draft_lengths(states)
+    lengths = [0] * len(limits)
+    active = [row for row, limit in enumerate(limits) if limit > 0]
+    place = 0
+    while active:
+        for row in active:
+            lengths[row] += 1
+        position = draft_position(
+            place, active, world.q[active, place], world.tokens[active, place]
+        )
+        if not policy.uses_draft_signals():
+            position = DraftPosition(place, active, position.tokens, None, None, None)
+        wanted = policy.keep_drafting(position)
+        going = [True] * len(active) if wanted is None else wanted.tolist()
+        place += 1
+        active = [r for r, goes in zip(active, going, strict=True) if goes and limits[r] > place]
+    draft, q = written(world, lengths, place)
+    if not policy.uses_draft_signals():
+        draft = replace(draft, signals=None)
+    judgement = None
+    if any(lengths) and (policy.wants_judgement() if asked is None else asked):
+        judgement = judged(world, draft)
+    return Step(q, draft, judgement, policy.select(draft, judgement))
+
+
+def written(world, lengths, width):
+    """The draft of a world up to given lengths, and what its tokens were drawn from."""
+    inside = torch.arange(width) < torch.tensor(lengths).unsqueeze(1)
+    tokens = world.tokens[:, :width] * inside
+    beliefs = world.q[:, :width] * inside.unsqueeze(2)
+    greedy = torch.tensor(world.greedy)
+    one_hot = torch.nn.functional.one_hot(tokens, world.q.shape[2]) * inside.unsqueeze(2)
+    q = torch.where(greedy[:, None, None], one_hot.float(), beliefs)
+    q = torch.nn.functional.pad(q, (0, 0, 0, 1))
+    signals = draft_signals(beliefs, tokens)
+    probs = None if all(world.greedy) else q.clone()
+    return Draft(tokens, tuple(lengths), probs, tuple(range(-1, width - 1)), signals), q
+
+
+def judged(world, draft):
+    """What the companion says of a draft."""
+    c = world.c[:, : draft.tokens.shape[1]] * (draft.signals.beliefs.sum(2, keepdim=True) > 0)
+    c_drawn = token_probabilities(c, draft.tokens)
+    return Judgement(
+        c, overlap(draft.signals.beliefs, c), agreement(draft.signals.token_probs, c_drawn)
+    )
+
+
+def outcome_of(world, step, failed=()):
+    """What the target makes of a plan, coins aside."""
+    width = step.plan.tokens.shape[1]
+    verified = torch.arange(width) < torch.tensor(step.plan.lengths).unsqueeze(1)
+    p = token_probabilities(world.p[:, :width], step.plan.tokens)
+    q = token_probabilities(world.q[:, :width], step.plan.tokens)
+    agrees = (world.p[:, :width].argmax(2) == step.plan.tokens).float()
+    greedy = torch.tensor(world.greedy).unsqueeze(1)
+    acceptance = torch.where(greedy, agrees, (p / q).clamp(max=1.0)) * verified
+    nothing = (0,) * len(step.draft.lengths)
+    return Outcome(
+        step.draft.lengths, step.plan.lengths, nothing, nothing, acceptance, frozenset(failed)
+    )
+
+
+def one_second():
+    return StepTimes(0.25, 0.0, 0.0, 0.75, 0.0, 0.0)
+
+
+def make(name, gamma, latency=None, has_companion=True, **options):
+    context = PolicyContext(gamma, latency or fixed_latency(), None, has_companion)
+    return create_policy(name, context, options)
+
+
+def fix_price(policy, threshold, max_length=None, draft_threshold=0.0, verify=None):
+    """From now on the policy runs at this price, whatever it learns."""
+    length = policy.num_speculative_tokens if max_length is None else max_length
+    price = Price(OperatingPoint(length, threshold), 1.0, threshold if verify is None else verify)
+    policy.prices.price = lambda *_: price
+    thresholds = np.full(policy.num_speculative_tokens + 1, draft_threshold)
+    thresholds[0] = np.inf
+    policy.prices.draft_thresholds = lambda *_: thresholds
+    policy.prices.companion_price = lambda *_: 0.0
+    return policy
+
+
+def signals_at(world, row, place, token=None):
+    """H, q and with the companion S and A of a token, the drawn one unless another is given."""
+    q, c = world.q[row, place], world.c[row, place]
+    x = world.tokens[row, place] if token is None else token
+    return float(entropy(q)), float(q[x]), float(overlap(q, c)), float(agreement(q[x], c[x]))

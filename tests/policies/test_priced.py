@@ -1,0 +1,415 @@
+"""Policies that price, driven without models: what they draft, filter, cut, explore and learn."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from draftwise.core.latency import StageCost
+from draftwise.core.types import StepTimes
+from draftwise.errors import InvalidParameterError
+from draftwise.estimators.combined import Signals
+from draftwise.policies import PolicyContext, create_policy
+
+from ..stand_ins import FixedLatency, fixed_latency, profile
+from .driving import (
+    World,
+    fix_price,
+    make,
+    one_second,
+    outcome_of,
+    signals_at,
+    take_step,
+)
+
+NAMES = ("adaptive", "sv", "sv-predictable")
+property_test = settings(deadline=None, derandomize=True, max_examples=40)
+each_name = pytest.mark.parametrize("name", NAMES)
+thresholds = st.sampled_from([0.0, 0.05, 0.2, 0.35, 0.5, 0.7, 0.9])
+needed = st.sampled_from([0.0, 0.2, 0.4, 0.6])
+
+
+def p_of(model, world, row, place, token=None, history=0.5):
+    """P of one token by one model."""
+    h, q, s, a = signals_at(world, row, place, token)
+    columns = (np.array([value]) for value in (q, h, history, float(place), s, a))
+    return float(model.predict(Signals(*columns))[0])
+
+
+class TestOptions:
+    @each_name
+    @pytest.mark.parametrize("value", [1, 0, -3, 2.0, True, "64"])
+    def test_bad_ones(self, name, value):
+        with pytest.raises(InvalidParameterError) as caught:
+            make(name, 3, explore_every=value)
+        assert caught.value.field == "policy_options.explore_every"
+
+    @each_name
+    def test_a_profile_gives_the_first_estimate(self, name):
+        known = PolicyContext(3, fixed_latency(), profile(), has_companion=True)
+        policy = create_policy(name, known, {})
+        for greedy in (False, True):
+            free = profile().parameters["free"]["weights"].numpy()
+            assert np.array_equal(policy.models[greedy].weights, free)
+        policy.models[False].weights += 1
+        assert np.array_equal(policy.models[True].weights, free)
+        assert np.array_equal(profile().parameters["free"]["weights"].numpy(), free)
+
+
+class TestLosslessness:
+    """The proposal at a position is a function of what precedes it, for every token alike."""
+
+    @property_test
+    @given(
+        st.sampled_from(NAMES),
+        st.integers(0, 10**6),
+        thresholds,
+        needed,
+        st.booleans(),
+        st.data(),
+    )
+    def test_another_token_leaves_its_own_position_as_it_is(
+        self, name, seed, threshold, draft_threshold, asked, data
+    ):
+        num_requests, width, vocab = 4, 3, 8
+        world = World.random(num_requests, width, vocab, seed, greedy=(3,))
+        row = data.draw(st.integers(0, 2))
+        place = data.draw(st.integers(0, width - 1))
+        token = data.draw(st.integers(0, vocab - 1))
+        other = world.otherwise_from(row, place, token, seed + 1)
+        explores = data.draw(st.sampled_from([2, 3, 64]))
+        steps = []
+        for each in (world, other):
+            policy = make(name, width, explore_every=explores)
+            fix_price(policy, threshold, draft_threshold=draft_threshold, verify=0.3)
+            if data.draw(st.just(explores)) == 2:  # the second step explores
+                policy.draft_lengths(world.states())
+            steps.append(take_step(policy, each, asked=asked))
+        first, second = steps
+        for request in range(num_requests):
+            for position in range(place + 1):
+                open_first, open_second = (
+                    step.draft.lengths[request] > position
+                    and step.plan.lengths[request] >= position
+                    for step in steps
+                )
+                assert open_first == open_second
+                if not open_first:
+                    continue
+                proposals = [step.plan.proposals[request, position] for step in steps]
+                assert torch.equal(*proposals)
+                for step, said in ((first, world), (second, other)):
+                    drawn = said.tokens[request, position]
+                    kept = step.plan.lengths[request] > position
+                    assert kept == bool(proposals[0][drawn] > 0)
+                assert bool((proposals[0] <= first.q[request, position]).all())
+
+    @property_test
+    @given(st.integers(0, 10**6), thresholds, needed)
+    def test_predictable_cuts_need_no_filter(self, seed, threshold, draft_threshold):
+        world = World.random(4, 3, seed=seed, greedy=(1,))
+        policy = fix_price(make("sv-predictable", 3), threshold, None, draft_threshold, 0.3)
+        step = take_step(policy, world, asked=True)
+        for row, length in enumerate(step.plan.lengths):
+            assert torch.equal(step.plan.proposals[row, :length], step.q[row, :length])
+            assert not step.plan.proposals[row, length:].any()
+
+    @each_name
+    def test_both_occur(self, name):
+        """Tokens are dropped and kept, and where it is a filter's work vocabularies are split."""
+        dropped = kept = partial = 0
+        for seed in range(20):
+            policy = fix_price(make(name, 3), 0.5, draft_threshold=0.3)
+            step = take_step(policy, World.random(6, 3, seed=seed), asked=True)
+            kept += sum(step.plan.lengths)
+            dropped += sum(step.draft.lengths) - sum(step.plan.lengths)
+            q, proposals = step.q[:, : step.plan.tokens.shape[1]], step.plan.proposals
+            some, all_ = ((each > 0).sum(2) for each in (proposals[:, : q.shape[1]], q))
+            partial += int(((some > 0) & (some < all_)).sum())
+        assert kept > 20
+        assert dropped > 20
+        assert (partial == 0) == (name == "sv-predictable")
+
+
+class TestFiltering:
+    @property_test
+    @given(
+        st.sampled_from(["adaptive", "sv"]),
+        st.integers(0, 10**6),
+        st.sampled_from([0.15, 0.3, 0.5, 0.7]),
+    )
+    def test_every_token_of_the_vocabulary_is_asked(self, name, seed, threshold):
+        """keep(x) = [w·P(x) ≥ c], by P of one token at a time."""
+        world = World.random(3, 3, seed=seed, greedy=(1,))
+        policy = fix_price(make(name, 3), threshold)
+        step = take_step(policy, world, asked=True)
+        models = policy.combined if name == "sv" else policy.models
+        for row, (drafted, verified) in enumerate(
+            zip(step.draft.lengths, step.plan.lengths, strict=True)
+        ):
+            model = models[world.greedy[row]]
+            reach = 1.0
+            for place in range(min(drafted, verified + 1)):
+                by_token = np.array([p_of(model, world, row, place, x) for x in range(8)])
+                assume((np.abs(reach * by_token - threshold) > 1e-4).all())
+                limit = threshold / reach
+                assume(abs(limit - 0.12) > 1e-4)
+                keep = torch.tensor((by_token >= limit) | (limit <= 0.12))
+                expected = step.q[row, place] * keep
+                assert torch.equal(step.plan.proposals[row, place], expected)
+                drawn = world.tokens[row, place]
+                assert (verified > place) == bool(keep[drawn])
+                reach *= by_token[drawn]
+
+    def test_what_is_almost_free_is_not_filtered(self):
+        world = World.random(6, 3, seed=1)
+        step = take_step(fix_price(make("adaptive", 3), 0.01), world)
+        before = torch.tensor(step.draft.lengths)
+        assert step.plan.lengths == tuple(before.tolist())
+        assert torch.equal(step.plan.proposals, step.q)
+
+    @pytest.mark.parametrize("name", ["adaptive", "sv", "sv-predictable"])
+    def test_greedy_batches_decide_alike_without_proposals(self, name):
+        for seed in range(10):
+            world = World.random(5, 3, seed=seed, greedy=range(5))
+            mixed = World(
+                *(
+                    torch.cat([ours, ours[:1]])
+                    for ours in (world.q, world.c, world.p, world.tokens)
+                ),
+                (*world.greedy, False),
+            )
+            alone = take_step(fix_price(make(name, 3), 0.5), world, asked=True)
+            among = take_step(fix_price(make(name, 3), 0.5), mixed, asked=True)
+            assert alone.plan.proposals is None
+            assert among.plan.lengths[:5] == alone.plan.lengths
+
+    @pytest.mark.parametrize("name", ["adaptive", "sv-predictable"])
+    def test_static_lengths_are_verified_whole(self, name):
+        world = World.random(6, 4, seed=2)
+        policy = fix_price(make(name, 4), 0.0, max_length=2)
+        step = take_step(policy, world, asked=False)
+        assert step.plan.lengths == step.draft.lengths == (2,) * 6
+        assert torch.equal(step.plan.proposals, step.q)
+
+    def test_a_judged_static_length_is_held_against_the_price_of_a_place(self):
+        world = World.random(8, 3, seed=3)
+        policy = fix_price(make("sv", 3), 0.0, verify=0.6)
+        step = take_step(policy, world, asked=True)
+        assert sum(step.plan.lengths) < sum(step.draft.lengths) == 24
+
+
+class TestDrafting:
+    @property_test
+    @given(st.integers(0, 10**6), needed, thresholds)
+    def test_it_ends_where_one_more_does_not_pay(self, seed, draft_threshold, threshold):
+        assume(threshold > 0)
+        world = World.random(4, 4, seed=seed, greedy=(0,))
+        policy = fix_price(make("adaptive", 4), threshold, None, draft_threshold)
+        states = world.states(limits=[4, 3, 1, 0])
+        step = take_step(policy, world, states)
+        limit = max(threshold, draft_threshold)
+        for row, length in enumerate(step.draft.lengths):
+            reach, expected = 1.0, 0
+            while expected < states[row].draft_limit and reach >= limit:
+                reach *= p_of(policy.models[world.greedy[row]], world, row, expected)
+                assume(abs(reach - limit) > 1e-5)
+                expected += 1
+            assert length == expected
+
+    def test_a_first_draft_that_does_not_pay(self):
+        policy = fix_price(make("adaptive", 4), 0.3, draft_threshold=np.inf)
+        assert policy.draft_lengths(World.random(3, 4).states()) == [0, 0, 0]
+
+    def test_those_who_draft_share_the_pass(self):
+        world = World.random(4, 3, seed=5)
+        policy = fix_price(make("adaptive", 3), 0.2)
+        asked = []
+        policy.prices.draft_thresholds = lambda price, n: (
+            asked.append(n) or np.array([np.inf, 0.0, 0.0, 0.0])
+        )
+        step = take_step(policy, world, world.states(limits=[3, 3, 0, 1]))
+        assert asked[0] == 3
+        drafting = [sum(length > i for length in step.draft.lengths) for i in range(3)]
+        assert asked[1:] == [count for count in drafting if count]
+
+
+class TestExploring:
+    @each_name
+    def test_turns_depend_on_the_number_of_the_step_alone(self, name):
+        turns = []
+        for seed in (0, 1):
+            policy = fix_price(make(name, 4, explore_every=5), 0.9, max_length=0)
+            lengths = []
+            for step in range(40):
+                world = World.random(3, 4, seed=100 * seed + step)
+                lengths.append(take_step(policy, world, world.states(limits=[4, 2, 4])).draft)
+            turns.append([draft.lengths for draft in lengths])
+        assert turns[0] == turns[1]
+        (first, *_, last) = [step for step, each in enumerate(turns[0], 1) if any(each)]
+        assert (first, last) == (5, 40)
+        explored = [each for each in turns[0] if any(each)]
+        assert explored == [(0, 2, 0), (0, 0, 3), (3, 0, 0)] * 2 + [(0, 2, 0), (0, 0, 3)]
+
+    def test_those_who_cannot_draft_are_not_in_turn(self):
+        policy = fix_price(make("adaptive", 4, explore_every=2), 0.9, max_length=0)
+        states = World.random(3, 4).states(limits=[0, 4, 0])
+        assert [policy.draft_lengths(states) for _ in range(4)] == [[0] * 3, [0, 3, 0]] * 2
+
+    @each_name
+    @pytest.mark.parametrize("asked", [True, False])
+    def test_the_one_in_turn_is_never_filtered(self, name, asked):
+        filtered = 0
+        for seed in range(10):
+            policy = fix_price(make(name, 4, explore_every=2), 0.8, draft_threshold=0.9)
+            world = World.random(3, 4, seed=seed)
+            policy.draft_lengths(world.states())
+            step = take_step(policy, world, asked=asked)
+            assert step.draft.lengths[1] == step.plan.lengths[1] == 3
+            assert torch.equal(step.plan.proposals[1], step.q[1])
+            filtered += sum(step.plan.lengths) - 3
+        assert filtered < 40
+
+
+class TestLearning:
+    def steps(self, policy, count, likeness=2.0, times=None):
+        for seed in range(count):
+            world = World.random(4, 3, seed=seed, likeness=likeness, greedy=(3,))
+            step = take_step(policy, world)
+            yield world, step
+            policy.observe(outcome_of(world, step), times or one_second())
+
+    @each_name
+    @pytest.mark.parametrize("threshold", [0.0, 0.4])
+    def test_estimates_follow_the_target(self, name, threshold):
+        policy = fix_price(make(name, 3), threshold, verify=0.3)
+        policy.prices.companion_price = lambda *_: -1.0
+        for _ in self.steps(policy, 400, likeness=0.3):
+            pass
+        assert policy.calibration_error < 0.05
+        worlds = [World.random(4, 1, seed=10_000 + seed, likeness=0.3) for seed in range(60)]
+        pairs = [
+            (p_of(policy.models[False], world, row, 0), min(1.0, float(p / q)))
+            for world in worlds
+            for row in range(4)
+            for x in [world.tokens[row, 0]]
+            for p, q in [(world.p[row, 0, x], world.q[row, 0, x])]
+        ]
+        predicted, happened = np.array(pairs).T
+        assert predicted.mean() == pytest.approx(happened.mean(), abs=0.06)
+
+    def test_greedy_and_sampled_requests_are_learnt_apart(self):
+        policy = fix_price(make("adaptive", 3), 0.0)
+        before = {greedy: model.weights.copy() for greedy, model in policy.models.items()}
+        world = World.random(2, 3, seed=0)
+        policy.observe(outcome_of(world, take_step(policy, world)), one_second())
+        assert np.array_equal(policy.models[True].weights, before[True])
+        assert not np.array_equal(policy.models[False].weights, before[False])
+
+    def test_the_outlook_is_of_all_that_was_drafted(self):
+        """Whatever of it was verified: what is dropped was as likely to be drafted."""
+        means = []
+        for threshold in (0.0, 0.8):
+            policy = fix_price(make("adaptive", 1), threshold)
+            policy.learn = lambda *_: None
+            verified = 0
+            for seed in range(60):
+                world = World.random(6, 1, seed=seed)
+                step = take_step(policy, world)
+                verified += sum(step.plan.lengths)
+                policy.observe(outcome_of(world, step), one_second())
+            means.append(policy.prices.outlook.values().mean())
+            assert (verified < 300) == (threshold > 0)
+        assert means[0] == pytest.approx(means[1], abs=1e-9)
+
+    def test_gains_are_expected_rather_than_drawn(self):
+        policy = fix_price(make("adaptive", 3), 0.4)
+        seen = []
+        policy.prices.observe = lambda tokens, seconds: seen.append((tokens, seconds))
+        for world, step in self.steps(policy, 20):
+            acceptance = outcome_of(world, step).acceptance
+            expected = 4 + float(acceptance.cumprod(dim=1).sum())
+            times = one_second()
+        assert len(seen) == 20
+        assert seen[-1] == (pytest.approx(expected), times.total)
+
+    @pytest.mark.parametrize(
+        "times",
+        [replace(one_second(), num_prompt_tokens=3), replace(one_second(), shared=True)],
+        ids=["prompts", "shared"],
+    )
+    def test_steps_that_are_not_its_own_cost_nothing_it_could_learn(self, times):
+        policy = fix_price(make("adaptive", 3), 0.4)
+        policy.prices.observe = None
+        before = policy.models[False].weights.copy()
+        for _ in self.steps(policy, 5, times=times):
+            pass
+        assert not np.array_equal(policy.models[False].weights, before)
+
+    def test_steps_without_a_price_count_for_nothing(self):
+        policy = fix_price(make("adaptive", 3), 0.4)
+        seen = []
+        policy.prices.observe = lambda *each: seen.append(each)
+        world = World.random(2, 3)
+        for limits, priced in (([3, 3], 1), ([0, 0], 1), ([0, 1], 2)):
+            step = take_step(policy, world, world.states(limits=limits))
+            policy.observe(outcome_of(world, step), one_second())
+            assert len(seen) == priced
+
+    @each_name
+    def test_failed_requests_teach_nothing(self, name):
+        alone, among = (fix_price(make(name, 3), 0.0, verify=0.01) for _ in range(2))
+        gained = []
+        for policy in (alone, among):
+            policy.prices.observe = lambda tokens, _: gained.append(tokens)
+        world = World.random(3, 3, seed=1)
+        part = World(
+            *(each[:2] for each in (world.q, world.c, world.p, world.tokens)), (False, False)
+        )
+        for policy, each, failed in ((alone, part, ()), (among, world, (2,))):
+            step = take_step(policy, each, asked=True)
+            policy.observe(outcome_of(each, step, failed), one_second())
+        assert gained[0] == pytest.approx(gained[1])
+        assert among.models[False].weights == pytest.approx(alone.models[False].weights)
+        assert among.prices.outlook.values() == pytest.approx(alone.prices.outlook.values())
+
+    @pytest.mark.parametrize(("threshold", "looks"), [(0.0, 0.25), (0.3, 1.0)])
+    def test_it_looks_at_signals_while_they_matter(self, threshold, looks):
+        policy = fix_price(make("adaptive", 3, explore_every=1000), threshold)
+        weights, looked = [policy.models[False].weights.copy()], []
+        for _ in self.steps(policy, 164):
+            looked.append(policy.uses_draft_signals())
+            weights.append(policy.models[False].weights.copy())
+        assert all(looked[:64])
+        assert sum(looked[64:]) == looks * 100
+        learnt = [not np.array_equal(*pair) for pair in itertools.pairwise(weights)]
+        assert learnt[:-1] == [False, *looked[:-1]][: len(learnt) - 1]
+
+
+class TestPricesOfAStep:
+    """Nothing drawn in a step changes what it costs."""
+
+    @each_name
+    def test_they_are_fixed_before_it_is_drafted(self, name):
+        dear = FixedLatency(
+            StageCost((1, 2, 4096), (0.010, 0.011, 4.1)),
+            StageCost((1, 4096), (0.0005, 0.001)),
+            StageCost((1, 4096), (0.0005, 0.001)),
+        )
+        policies = [make(name, 3, dear) for _ in range(2)]
+        for seed in range(30):
+            worlds = World.random(4, 3, seed=seed), World.random(4, 3, seed=seed + 1000)
+            steps = [
+                take_step(policy, world) for policy, world in zip(policies, worlds, strict=True)
+            ]
+            assert policies[0]._price == policies[1]._price
+            assert policies[0]._max_lengths == policies[1]._max_lengths
+            assert (steps[0].judgement is None) == (steps[1].judgement is None)
+            # What happened is the same again for both.
+            for policy in policies:
+                step = take_step(policy, worlds[0])
+                policy.observe(outcome_of(worlds[0], step), StepTimes(0.01, 0, 0, 0.02, 0, 0))

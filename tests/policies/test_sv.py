@@ -1,0 +1,168 @@
+"""When the companion is asked, and the published rule that asks it always."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwise.core.latency import StageCost
+from draftwise.estimators.fits import estimator_fits
+from draftwise.estimators.profile import fit_profile
+from draftwise.estimators.tables import AcceptanceTable
+from draftwise.policies import PolicyContext, create_policy
+
+from ..stand_ins import FixedLatency, fixed_latency, profile, random_records
+from .driving import World, fix_price, make, one_second, outcome_of, take_step
+
+each_form = pytest.mark.parametrize("name", ["sv", "sv-predictable"])
+
+
+def asked_in(policy, num_steps, companion_price, num_requests=4):
+    """Numbers of the steps, from 1, in which the companion is asked."""
+    policy.prices.companion_price = companion_price
+    asked = []
+    for number in range(1, num_steps + 1):
+        world = World.random(num_requests, 3, seed=number)
+        step = take_step(policy, world)
+        if step.judgement is not None:
+            asked.append(number)
+        policy.observe(outcome_of(world, step), one_second())
+    return asked
+
+
+@each_form
+class TestAsking:
+    def test_while_it_pays(self, name):
+        policy = fix_price(make(name, 3), 0.5)
+        assert asked_in(policy, 60, lambda *_: 0.0) == list(range(1, 61))
+
+    def test_a_few_times_then_after_pauses_that_double(self, name):
+        policy = fix_price(make(name, 3), 0.5)
+        asked = asked_in(policy, 1020, lambda *_: 50.0)
+        assert asked[:6] == [1, 2, 3, 4, 5, 6]
+        pauses = [after - before - 1 for before, after in itertools.pairwise(asked[5:])]
+        assert pauses == [16, 32, 64, 128, 256, 512]
+
+    def test_again_when_it_pays_again(self, name):
+        policy = fix_price(make(name, 3), 0.5)
+        asked_in(policy, 60, lambda *_: 0.5)
+        assert asked_in(policy, 600, lambda *_: -5.0)[-100:] == list(range(501, 601))
+
+    def test_its_price_is_that_of_the_tokens_it_reads(self, name):
+        policy = fix_price(make(name, 3), 0.5)
+        read = []
+        policy.prices.companion_price = lambda price, num_tokens: read.append(num_tokens) or 0.0
+        step = take_step(policy, World.random(4, 3, seed=1))
+        assert read == [sum(step.draft.lengths)]
+
+    def test_batch_sizes_are_told_apart(self, name):
+        policy = fix_price(make(name, 3), 0.5)
+        asked_in(policy, 20, lambda *_: 50.0, num_requests=4)
+        assert asked_in(policy, 10, lambda *_: 0.0, num_requests=16) == list(range(1, 11))
+        assert asked_in(policy, 2, lambda *_: 0.0, num_requests=4) == []
+
+    def test_it_is_not_asked_about_nothing(self, name):
+        policy = fix_price(make(name, 3), 0.5, draft_threshold=np.inf)
+        assert asked_in(policy, 20, lambda *_: 50.0) == []
+        # Those steps were no trials.
+        fix_price(policy, 0.5)
+        assert asked_in(policy, 6, lambda *_: 50.0) == list(range(1, 7))
+
+    def test_without_a_companion(self, name):
+        policy = fix_price(make(name, 3, has_companion=False), 0.5)
+        assert asked_in(policy, 10, lambda *_: 0.0) == []
+
+    def test_what_is_asked_and_not_is_learnt_by_each_estimate(self, name):
+        policy = fix_price(make(name, 3), 0.3)
+        models = {"free": policy.models[False], "all": policy.combined[False]}
+        for asked, learning in ((False, ["free"]), (True, ["free", "all"])):
+            before = {key: model.weights.copy() for key, model in models.items()}
+            world = World.random(4, 3, seed=7)
+            step = take_step(policy, world, asked=asked)
+            policy.observe(outcome_of(world, step), one_second())
+            changed = [k for k, m in models.items() if not np.array_equal(m.weights, before[k])]
+            assert changed == learning
+
+
+def test_information_is_worth_what_it_changes():
+    """Judged and free estimates that agree bring nothing, and cost the pass."""
+    policy = fix_price(make("sv", 3), 0.5)
+    gains = []
+    worth = policy._worth_now
+    world = World.random(4, 3, seed=1)
+    policy.draft_lengths(world.states())
+    monitor = worth()
+    monitor.observe = gains.append
+    policy.prices.companion_price = lambda *_: 0.25
+    step = take_step(policy, world, asked=True)
+    policy._value_information(step.draft, policy._expected[:, : step.draft.tokens.shape[1]])
+    assert gains[-1] == pytest.approx(-0.25)
+    # Of four tokens that the draft would verify the judge rejects one, of those it would not it
+    # likes one.
+    expected = policy._expected[:, : step.draft.tokens.shape[1]].copy()
+    policy._expected = np.array([[0.9], [0.9], [0.3], [0.9]])
+    judged = np.array([[0.9], [0.2], [0.8], [0.7]])
+    draft = take_step(fix_price(make("sv", 1), 0.5), World.random(4, 1)).draft
+    policy._value_information(draft, judged)
+    assert gains[-1] == pytest.approx((0.5 - 0.2) + (0.8 - 0.5) - 0.25)
+    assert expected.shape[0] == 4
+
+
+class TestPublished:
+    def policy(self, known=None, latency=None, gamma=3):
+        context = PolicyContext(gamma, latency or fixed_latency(), known, has_companion=True)
+        return create_policy("sv-published", context, {})
+
+    def test_engines_that_share_a_profile_learn_apart(self):
+        first, second = self.policy(profile()), self.policy(profile())
+        known = profile().tables["adaptive"]
+        for seed in range(60):
+            world = World.random(8, 3, seed=seed)
+            first.observe(outcome_of(world, take_step(first, world)), one_second())
+        assert not torch.equal(first.table.values, known.values)
+        assert torch.equal(second.table.values, known.values)
+        fresh = AcceptanceTable.from_tensors(known.to_tensors())
+        assert torch.equal(fresh.values, known.values)
+        assert known.calibration_error == 0
+
+    def test_a_profile_without_tables(self):
+        provenance = {"target": "a", "draft": "b"}
+        known = fit_profile(random_records(50), provenance, estimator_fits(has_companion=False))
+        assert not known.tables
+        policy = self.policy(known)
+        assert torch.equal(policy.table.values, AcceptanceTable.prior().values)
+        take_step(policy, World.random(2, 3))
+
+    @settings(deadline=None, derandomize=True, max_examples=40)
+    @given(st.integers(0, 10**6), st.floats(0.0, 0.01), st.floats(0.0, 0.01))
+    def test_goodput_peaks(self, seed, per_token, per_stair):
+        """No other lengths would promise more."""
+
+        def seconds(tokens):
+            return 0.01 + per_token * tokens + per_stair * (tokens // 4)
+
+        sizes = tuple(range(1, 20))
+        latency = FixedLatency(StageCost(sizes, tuple(seconds(size) for size in sizes)))
+        policy = self.policy(latency=latency)
+        world = World.random(3, 3, seed=seed)
+        step = take_step(policy, world, world.states(limits=[3, 1, 2]))
+        accepted = policy.table.predict(step.judgement.overlap, step.judgement.agreement)
+
+        def goodput(lengths):
+            reach = [accepted[row, :n].cumprod(0).sum() for row, n in enumerate(lengths)]
+            return (3 + float(sum(reach))) / seconds(3 + sum(lengths))
+
+        best = max(map(goodput, itertools.product(range(4), range(2), range(3))))
+        assert goodput(step.plan.lengths) == pytest.approx(best, rel=1e-5)
+        for row, length in enumerate(step.plan.lengths):
+            assert not step.plan.proposals[row, length:].any()
+
+    def test_a_step_without_drafts(self):
+        policy = self.policy()
+        world = World.random(2, 3)
+        step = take_step(policy, world, world.states(limits=[0, 0]))
+        assert step.plan.lengths == (0, 0)
+        policy.observe(outcome_of(world, step), one_second())
