@@ -1,0 +1,190 @@
+"""What the oracle says beforehand is what the target does, and costs a step nothing."""
+
+import functools
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise import RequestSpeculation, SamplingParams
+from draftwise.core.goodput import OperatingPoint
+from draftwise.engine import oracle, stopwatch
+from draftwise.policies.pricing import Price, PriceBook
+
+from ..tiny_models import Recipe
+from .assembly import assemble_recipe
+from .test_companion import KINDS, work
+
+RECIPE = Recipe(vocab=32, seed=8)
+
+
+@pytest.fixture
+def lively_prices(monkeypatch):
+    """Drafts end early and tokens are dropped, in some steps and not in others."""
+    thresholds = itertools.cycle([0.3, 0.0, 0.6, 0.1])
+
+    def price(*_):
+        threshold = next(thresholds)
+        return Price(OperatingPoint(4, threshold), 1.0, threshold)
+
+    monkeypatch.setattr(PriceBook, "price", price)
+    monkeypatch.setattr(
+        PriceBook, "draft_thresholds", lambda *_: np.array([np.inf, 0.5, 0.2, 0.1, 0.0])
+    )
+
+
+def build(models, draft_noise=0.1, max_batch_size=5):
+    return assemble_recipe(
+        models, RECIPE, max_batch_size, draft_noise, policy="oracle", num_speculative_tokens=4
+    )
+
+
+class Watch:
+    """Compares what the oracle expected with what came of it, step after step."""
+
+    def __init__(self, engine):
+        self.policy = engine.policies.default
+        self.lengths = set()
+        self.verified = self.dropped = 0
+        self.acceptance = []
+        observe = self.policy.observe
+
+        @functools.wraps(observe)
+        def watched(outcome, times):
+            self.compare(outcome)
+            observe(outcome, times)
+
+        self.policy.observe = watched
+
+    def compare(self, outcome):
+        self.lengths.add(outcome.num_drafted)
+        if outcome.acceptance is None:
+            return
+        for row, count in enumerate(outcome.num_verified):
+            expected = torch.from_numpy(self.policy._expected[row, :count]).float()
+            found = outcome.acceptance[row, :count]
+            torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-4)
+            self.acceptance += found.tolist()
+        self.verified += sum(outcome.num_verified)
+        self.dropped += sum(outcome.num_drafted) - sum(outcome.num_verified)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_it_knows_every_verified_token(models, lively_prices, kinds):
+    """Temperatures, top-k, penalties, greedy, ragged drafts, requests that come and go."""
+    engine = build(models)
+    watch = Watch(engine)
+    prompts, params = work(KINDS[kinds], 20)
+    waiting = list(zip(prompts, params, strict=True))
+    while waiting or engine.num_unfinished:
+        for prompt, each in waiting[:3]:
+            engine.add(None, prompt, each)
+        waiting = waiting[3:]
+        engine.step()
+    assert watch.verified > 100
+    assert watch.dropped > 20
+    assert len({len(set(lengths)) > 1 for lengths in watch.lengths}) == 2
+    certain = [value in (0.0, 1.0) for value in watch.acceptance]
+    assert all(certain) == (kinds == "greedy")
+    if kinds != "greedy":
+        assert len(set(watch.acceptance)) > 50
+
+
+def test_what_it_judges_in_full_are_the_targets_distributions(models, lively_prices):
+    """A drafted token that the target's own draft draws is always accepted."""
+    engine = build(models, draft_noise=0.0)
+    watch = Watch(engine)
+    for seed in range(6):
+        engine.add(None, [1, 2, seed], SamplingParams(max_tokens=20, seed=seed))
+    while engine.num_unfinished:
+        engine.step()
+    assert watch.verified > 50
+    assert watch.dropped == 0
+    assert min(watch.acceptance) > 0.999
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+    def slow(self, function, seconds):
+        @functools.wraps(function)
+        def slowed(*args, **kwargs):
+            self.now += seconds
+            return function(*args, **kwargs)
+
+        return slowed
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    fake = SimpleNamespace(perf_counter=clock.perf_counter)
+    monkeypatch.setattr(oracle, "time", fake)
+    monkeypatch.setattr(stopwatch, "time", fake)
+    return clock
+
+
+def test_what_it_is_told_is_off_the_clock(models, lively_prices, clock, monkeypatch):
+    engine = build(models)
+    teller = engine._oracle
+    # What the oracle does, in the middle of drafting and after it, takes ages.
+    for name in ("read", "read_one"):
+        monkeypatch.setattr(
+            teller._follower, name, clock.slow(getattr(teller._follower, name), 1000.0)
+        )
+    for name in ("probabilities", "overlap"):
+        monkeypatch.setattr(oracle, name, clock.slow(getattr(oracle, name), 300.0))
+    drafter, verifier = engine._drafter, engine._verifier
+    monkeypatch.setattr(drafter._follower, "read_one", clock.slow(drafter._follower.read_one, 0.25))
+    monkeypatch.setattr(verifier, "verify", clock.slow(verifier.verify, 2.0))
+    for seed in range(4):
+        engine.add(None, [1, 2, 3], SamplingParams(max_tokens=16, seed=seed))
+    start, total, drafts = clock.now, 0.0, []
+    while engine.num_unfinished:
+        told = engine.uncounted_seconds
+        engine.step()
+        times = engine.times
+        assert times.verify == 2.0
+        assert times.companion == times.select == times.accept == 0.0
+        # A pass of the draft for each token but the first, which comes with the text before it.
+        assert times.draft == pytest.approx(0.25 * round(times.draft / 0.25), abs=1e-6)
+        assert 0 <= times.draft <= 0.75
+        drafts.append(times.draft)
+        if times.draft:
+            assert engine.uncounted_seconds - told > 1000
+        total += times.total
+    assert max(drafts) == 0.75
+    assert engine.uncounted_seconds > 10_000
+    assert total < 100
+    assert clock.now - start == pytest.approx(total + engine.uncounted_seconds)
+
+
+def test_without_an_oracle_everything_counts(models):
+    engine = assemble_recipe(models, RECIPE, 2, policy="fixed", num_speculative_tokens=2)
+    engine.add(None, [1, 2], SamplingParams(max_tokens=5))
+    engine.step()
+    assert engine.uncounted_seconds == 0
+
+
+def test_others_are_not_told(models, lively_prices):
+    """A request with a policy of its own hears nothing of the target beforehand."""
+    engine = build(models)
+    heard = []
+    policy = engine.policies.get("adaptive")
+    select = policy.select
+    policy.select = lambda draft, judgement: heard.append(judgement) or select(draft, judgement)
+    for seed, name in enumerate([None, "adaptive", None, "adaptive"]):
+        params = SamplingParams(max_tokens=12, seed=seed)
+        engine.add(None, [1, 2, seed], params, RequestSpeculation(policy=name))
+    while engine.num_unfinished:
+        engine.step()
+    assert len(heard) > 5
+    assert set(heard) == {None}
