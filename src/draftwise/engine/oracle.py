@@ -51,8 +51,8 @@ class TargetOracle:
             p = probabilities(self._logits, controls, history)
             p_drawn = token_probabilities(p, position.tokens)
             q_drawn = token_probabilities(position.beliefs, position.tokens)
-            # At temperature 0 p is one-hot: accepted if it is the target's token.
-            known = torch.where(controls.temperature == 0, p_drawn, agreement(q_drawn, p_drawn))
+            # At temperature 0 p is one-hot: 1 if it is the target's token, else 0.
+            known = agreement(q_drawn, p_drawn)
             self._seen.append((list(position.requests), beliefs(self._logits, controls, history)))
         return replace(position, agreement=known)
 
