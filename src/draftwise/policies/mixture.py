@@ -75,7 +75,8 @@ class Mixture(Policy):
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """Each for its own."""
-        members: dict[str | None, list[int]] = {}
+        # A step that only reads prompts is the default policy's.
+        members: dict[str | None, list[int]] = {} if requests else {None: []}
         for index, request in enumerate(requests):
             name = None if request.policy == self.default.name else request.policy
             members.setdefault(name, []).append(index)
