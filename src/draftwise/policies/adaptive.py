@@ -7,16 +7,9 @@ from numpy.typing import NDArray
 
 from draftwise.core.types import Draft, Judgement, Plan
 from draftwise.estimators.combined import Inputs, Signals
+from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, PolicyContext, Signal
-from draftwise.policies.priced import (
-    Floats,
-    Labels,
-    Models,
-    PricedPolicy,
-    learn,
-    models_for,
-    predict,
-)
+from draftwise.policies.priced import Floats, PricedPolicy
 
 # Tokens; the error of fewer is mostly chance.
 _ENOUGH_TO_JUDGE = 30
@@ -52,7 +45,7 @@ class Adaptive(PricedPolicy):
             explore_every: steps between two explorations.
         """
         super().__init__(context, explore_every)
-        self.models = models_for(context, Inputs.FREE)
+        self.models = ModelPair.of(Inputs.FREE, context.parameters)
 
     def expect(self, position: DraftPosition) -> Floats:
         """P of the token just drafted."""
@@ -68,7 +61,7 @@ class Adaptive(PricedPolicy):
             overlap=nothing,
             agreement=nothing,
         )
-        return predict(self.models, signals, np.array([state.greedy for state in states]))
+        return self.models.predict(signals, np.array([state.greedy for state in states]))
 
     def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
         """Verify what pays."""
@@ -78,12 +71,14 @@ class Adaptive(PricedPolicy):
             self._plan = Plan(draft.tokens, draft.lengths, draft.probs)
         else:
             score = self.scorer(self.models)
-            self._plan = self.keep_what_pays(draft, None, self._expected, score, threshold)
+            self._plan = self.keep_likely(draft, None, self._expected, score, threshold)
         return self._plan
 
-    def learn(self, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:
+    def learn(
+        self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
+    ) -> None:
         """Follow the workload."""
-        learn(self.models, signals, greedy, labels)
+        self.models.observe(signals, greedy, acceptance, reached)
 
     @property
     def calibration_error(self) -> float | None:
@@ -91,7 +86,7 @@ class Adaptive(PricedPolicy):
         return calibration_error(self.models)
 
 
-def calibration_error(models: Models) -> float | None:
+def calibration_error(models: ModelPair) -> float | None:
     """Mean over the tokens of sampled and greedy requests; ``None`` while there are few."""
     weights = [model.calibration_weight for model in models.values()]
     if sum(weights) < _ENOUGH_TO_JUDGE:

@@ -18,7 +18,7 @@ is asked may depend on earlier steps only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -118,6 +118,11 @@ class PolicyContext:
     has_companion: bool = False
     has_draft: bool = True
     for_studies: bool = False
+
+    @property
+    def parameters(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """What the profile has learnt, by estimator; nothing without a profile."""
+        return {} if self.profile is None else self.profile.parameters
 
 
 class Policy(ABC):

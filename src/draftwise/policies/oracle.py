@@ -9,7 +9,7 @@ from torch import Tensor
 from draftwise.core.types import Draft, Judgement, Plan
 from draftwise.estimators.combined import Signals
 from draftwise.policies.base import DraftPosition, Signal
-from draftwise.policies.priced import Floats, Labels, PricedPolicy
+from draftwise.policies.priced import Floats, PricedPolicy
 
 
 class Oracle(PricedPolicy):
@@ -49,12 +49,14 @@ class Oracle(PricedPolicy):
         if judgement is None or threshold == 0:
             self._plan = Plan(draft.tokens, draft.lengths, draft.probs)
         else:
-            self._plan = self.keep_what_pays(
+            self._plan = self.keep_likely(
                 draft, judgement, self._expected, self._log_odds, threshold
             )
         return self._plan
 
-    def learn(self, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:
+    def learn(
+        self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
+    ) -> None:
         """It knows already."""
 
     @staticmethod

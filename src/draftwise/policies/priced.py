@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,15 +13,14 @@ from torch import Tensor
 from draftwise.core.goodput import OperatingPoint
 from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
 from draftwise.errors import InvalidParameterError
-from draftwise.estimators.combined import Inputs, SignalModel, Signals
+from draftwise.estimators.combined import Signals
+from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
+from draftwise.policies.filtering import Scorer, keep_likely
 from draftwise.policies.pricing import Price, PriceBook
 
 Floats = NDArray[np.float64]
 
-# Below this probability a filter would hardly drop anything: the token is verified as it is. What
-# decides (the price and the tokens before) is known before the token is drawn.
-_NOT_WORTH_FILTERING = 0.12
 _EXPLORED_TOKENS = 3
 # Steps of a new policy that are all learnt from, and then every how manieth of those that do not
 # need the signals for a decision.
@@ -81,8 +78,10 @@ class PricedPolicy(Policy):
         """``[active]`` probability that the token just drafted is accepted, for drafting on."""
 
     @abstractmethod
-    def learn(self, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:
-        """Learn from judged tokens."""
+    def learn(
+        self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
+    ) -> None:
+        """Learn from ``n`` judged tokens: how likely each was to be accepted, and reached."""
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """All that is allowed for everybody if a first draft pays, else nothing."""
@@ -181,7 +180,7 @@ class PricedPolicy(Policy):
         rows, places = np.nonzero(verified)
         signals = self.signals_of(draft, self._judgement, rows, places)
         greedy = np.array([request.greedy for request in self._requests])[rows]
-        self.learn(signals, greedy, Labels(acceptance[verified], reached[verified]))
+        self.learn(signals, greedy, acceptance[verified], reached[verified])
 
     def signals_of(
         self,
@@ -215,7 +214,7 @@ class PricedPolicy(Policy):
             agreement=nothing if judgement is None else taken(judgement.agreement),
         )
 
-    def scorer(self, models: Models) -> Scorer:
+    def scorer(self, models: ModelPair) -> Scorer:
         """Models of acceptance, asked about every token of the vocabulary."""
 
         def score(
@@ -233,7 +232,7 @@ class PricedPolicy(Policy):
 
         return score
 
-    def keep_what_pays(
+    def keep_likely(
         self,
         draft: Draft,
         judgement: Judgement | None,
@@ -241,121 +240,9 @@ class PricedPolicy(Policy):
         score: Scorer,
         threshold: float,
     ) -> Plan:
-        """Verify a token while it is likely enough to be reached and kept.
-
-        The rule is applied to the whole vocabulary: with w the probability that all before are
-        kept, keep(x) = [w·P(x) ≥ threshold], q′ = q·keep, and a drafted token that is not kept ends
-        the verified part. ``draft.probs`` is turned into the proposals in place.
-
-        Args:
-            draft: with signals.
-            judgement: of the companion, if it was asked.
-            expected: ``[batch, num_tokens]`` P of the drawn tokens.
-            score: P of every token, as log-odds.
-            threshold: known before the step.
-        """
-        assert draft.signals is not None
-        lengths = list(draft.lengths)
-        reach = np.ones(len(lengths))
-        for place in range(draft.tokens.shape[1]):
-            open_rows = [row for row, length in enumerate(lengths) if length > place]
-            if not open_rows:
-                break
-            needed = {
-                row: threshold / max(reach[row], 1e-9)
-                for row in open_rows
-                if row != self._exploring
-            }
-            for greedy in (False, True):
-                rows = [
-                    row
-                    for row, probability in needed.items()
-                    if probability > _NOT_WORTH_FILTERING and self._requests[row].greedy == greedy
-                ]
-                if not rows:
-                    continue
-                kept = self._filter(draft, judgement, score, rows, place, needed, greedy)
-                for row, stays in zip(rows, kept, strict=True):
-                    if not stays:
-                        lengths[row] = place
-            reach[open_rows] *= expected[open_rows, place]
-        return Plan(draft.tokens, tuple(lengths), draft.probs)
-
-    def _filter(
-        self,
-        draft: Draft,
-        judgement: Judgement | None,
-        score: Scorer,
-        rows: list[int],
-        place: int,
-        needed: dict[int, float],
-        greedy: bool,
-    ) -> list[bool]:
-        """Turn q into q·keep at one position of some requests; whether the drawn tokens stay."""
-        device = draft.tokens.device
-        index = torch.tensor(rows, device=device)
-        limits = np.clip([needed[row] for row in rows], 1e-6, 1 - 1e-6)
-        log_odds = torch.tensor(np.log(limits / (1 - limits)), dtype=torch.float32, device=device)
-        keep = score(draft, judgement, index, place, greedy) >= log_odds.unsqueeze(1)
-        stays = keep.gather(1, draft.tokens[index, place].unsqueeze(1)).squeeze(1)
-        if draft.probs is not None:
-            draft.probs[index, place] = draft.probs[index, place] * keep
-        answer: list[bool] = stays.tolist()
-        return answer
-
-
-class Scorer(Protocol):
-    """P(accept) of every token at one position, as log-odds."""
-
-    def __call__(
-        self, draft: Draft, judgement: Judgement | None, rows: Tensor, place: int, greedy: bool
-    ) -> Tensor:
-        """``[rows, vocab]`` for some requests, all greedy or none."""
-
-
-class Labels:
-    """What the target thought of some tokens: ``acceptance`` and ``reached``, each ``[n]``."""
-
-    def __init__(self, acceptance: Floats, reached: Floats) -> None:
-        self.acceptance = acceptance
-        self.reached = reached
-
-    def where(self, chosen: NDArray[np.bool_]) -> Labels:
-        """Those of some tokens."""
-        return Labels(self.acceptance[chosen], self.reached[chosen])
-
-
-Models = dict[bool, SignalModel]
-
-
-def models_for(context: PolicyContext, inputs: Inputs) -> Models:
-    """One model for sampled and one for greedy requests, from the profile where it has one."""
-    parameters: Any = {} if context.profile is None else context.profile.parameters
-    key = inputs.value
-    if key in parameters:
-        return {
-            greedy: SignalModel.from_tensors(inputs, dict(parameters[key]))
-            for greedy in (False, True)
-        }
-    return {greedy: SignalModel(inputs) for greedy in (False, True)}
-
-
-def predict(models: Models, signals: Signals, greedy: NDArray[np.bool_]) -> Floats:
-    """``[n]`` P of tokens of sampled and greedy requests."""
-    if not greedy.any():
-        return models[False].predict(signals)
-    if greedy.all():
-        return models[True].predict(signals)
-    return np.where(greedy, models[True].predict(signals), models[False].predict(signals))
-
-
-def learn(models: Models, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:
-    """Show judged tokens to the models of their kind."""
-    for kind, model in models.items():
-        chosen = greedy == kind
-        if chosen.any():
-            part = replace(
-                signals, **{name: values[chosen] for name, values in vars(signals).items()}
-            )
-            those = labels.where(chosen)
-            model.observe(part, those.acceptance, those.reached)
+        """:func:`draftwise.policies.filtering.keep_likely` for all but who explores."""
+        thresholds = np.full(len(draft.lengths), threshold)
+        if self._exploring >= 0:
+            thresholds[self._exploring] = 0.0
+        greedy = np.array([request.greedy for request in self._requests], dtype=bool)
+        return keep_likely(draft, judgement, expected, score, thresholds, greedy)

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from draftwise.core.types import Draft, Judgement, Plan
 from draftwise.estimators.combined import Inputs, Signals
+from draftwise.estimators.pair import ModelPair
 from draftwise.policies.adaptive import Adaptive, calibration_error
 from draftwise.policies.base import PolicyContext, RequestState, Signal
-from draftwise.policies.priced import Floats, Labels, learn, models_for, predict
+from draftwise.policies.priced import Floats
 
 _FIRST_TRIALS = 6
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 512
@@ -79,7 +80,7 @@ class SpeculativeVerification(Adaptive):
             explore_every: steps between two explorations.
         """
         super().__init__(context, explore_every)
-        self.combined = models_for(context, Inputs.COMBINED)
+        self.combined = ModelPair.of(Inputs.COMBINED, context.parameters)
         self._worth: dict[int, _Worth] = {}
         self._has_companion = context.has_companion
         self._asks = False
@@ -108,18 +109,20 @@ class SpeculativeVerification(Adaptive):
     def plan_judged(self, draft: Draft, judgement: Judgement, expected: Floats) -> Plan:
         """What to verify of a judged draft; ``expected`` is ``[batch, num_tokens]``."""
         score = self.scorer(self.combined)
-        return self.keep_what_pays(draft, judgement, expected, score, self.judged_threshold)
+        return self.keep_likely(draft, judgement, expected, score, self.judged_threshold)
 
     @property
     def judged_threshold(self) -> float:
         """From which probability on a judged token is verified: where it pays for its place."""
         return self._price.point.threshold or self._price.verify
 
-    def learn(self, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:
+    def learn(
+        self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
+    ) -> None:
         """Follow the workload with every estimate there is."""
-        super().learn(signals, greedy, labels)
+        super().learn(signals, greedy, acceptance, reached)
         if self._judgement is not None:
-            learn(self.combined, signals, greedy, labels)
+            self.combined.observe(signals, greedy, acceptance, reached)
 
     @property
     def calibration_error(self) -> float | None:
@@ -134,7 +137,7 @@ class SpeculativeVerification(Adaptive):
         signals = self.signals_of(draft, judgement, rows, places)
         greedy = np.array([request.greedy for request in self._requests])[rows]
         expected = np.zeros(draft.tokens.shape)
-        expected[rows, places] = predict(self.combined, signals, greedy)
+        expected[rows, places] = self.combined.predict(signals, greedy)
         return expected
 
     def _worth_now(self) -> _Worth:

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from draftwise.core.types import Draft, Judgement, Plan
 from draftwise.estimators.combined import Inputs, Signals
+from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import PolicyContext
-from draftwise.policies.priced import Floats, Labels, learn, models_for, predict
+from draftwise.policies.priced import Floats
 from draftwise.policies.sv import SpeculativeVerification
 
 
@@ -32,7 +33,7 @@ class PredictableVerification(SpeculativeVerification):
             explore_every: steps between two explorations.
         """
         super().__init__(context, explore_every)
-        self.predictable = models_for(context, Inputs.PREDICTABLE)
+        self.predictable = ModelPair.of(Inputs.PREDICTABLE, context.parameters)
 
     def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
         """Cut where the next position does not pay; without judgement verify the whole draft."""
@@ -50,7 +51,7 @@ class PredictableVerification(SpeculativeVerification):
         signals = self.signals_of(draft, judgement, rows, places)
         greedy = np.array([request.greedy for request in self._requests])[rows]
         outlook = np.zeros(draft.tokens.shape)
-        outlook[rows, places] = predict(self.predictable, signals, greedy)
+        outlook[rows, places] = self.predictable.predict(signals, greedy)
         before = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
         before = np.concatenate([np.ones((len(lengths), 1)), before[:, :-1]], axis=1)
         pays = (before * outlook >= self.judged_threshold) & drafted
@@ -62,8 +63,10 @@ class PredictableVerification(SpeculativeVerification):
                 draft.probs[row, length:] = 0.0
         return Plan(draft.tokens, tuple(kept), draft.probs)
 
-    def learn(self, signals: Signals, greedy: NDArray[np.bool_], labels: Labels) -> None:
+    def learn(
+        self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
+    ) -> None:
         """Follow the workload with every estimate there is."""
-        super().learn(signals, greedy, labels)
+        super().learn(signals, greedy, acceptance, reached)
         if self._judgement is not None:
-            learn(self.predictable, signals, greedy, labels)
+            self.predictable.observe(signals, greedy, acceptance, reached)
