@@ -197,3 +197,15 @@ def test_bad_ways_are_named(values, field):
     with pytest.raises(InvalidParameterError) as caught:
         RequestSpeculation.from_dict(values)
     assert caught.value.field == field
+
+
+def test_what_the_engine_was_started_without_stays_missing(models):
+    """Whatever models are loaded: an engine that drafts nothing has no cache for a draft."""
+    engine = assemble_recipe(models, RECIPE, 4, policy="none")
+    with pytest.raises(InvalidParameterError) as caught:
+        engine.add(None, [1, 2], GREEDY, RequestSpeculation(policy="fixed"))
+    assert caught.value.field == "draft"
+    engine = assemble_recipe(models, RECIPE, 4, policy="fixed")
+    with pytest.raises(InvalidParameterError) as caught:
+        engine.change_speculation(policy="staged")
+    assert caught.value.field == "companion"

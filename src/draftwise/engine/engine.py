@@ -119,7 +119,6 @@ class Engine:
                 replace(context, for_studies=True),
                 speculation.policy_options,
             )
-        self.policies = Mixture(context, policy)
 
         num_rows = options.max_batch_size
         target_cache = target.model.new_cache(num_rows, target.max_model_len)
@@ -139,6 +138,15 @@ class Engine:
         self._companion: Companion | None = None
         if models.companion is not None and policy.uses_companion():
             self._companion = Companion(follower(models.companion), self._vocab_size)
+        # What later policies find here is what was set up for the first one.
+        self.policies = Mixture(
+            replace(
+                context,
+                has_draft=isinstance(self._drafter, ModelDraft),
+                has_companion=self._companion is not None,
+            ),
+            policy,
+        )
         self._histories = HistoryStore(num_rows, self._vocab_size, target.model.device)
         self._scheduler = Scheduler(
             caches,

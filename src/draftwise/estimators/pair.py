@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwise.errors import InvalidParameterError
 from draftwise.estimators.combined import Floats, Inputs, SignalModel, Signals
 
 Booleans = NDArray[np.bool_]
@@ -23,11 +24,20 @@ class ModelPair(dict[bool, SignalModel]):
 
     @classmethod
     def of(cls, inputs: Inputs, parameters: Mapping[str, Mapping[str, Tensor]]) -> ModelPair:
-        """Both from what a profile knows of these inputs, or from the general start."""
+        """Both from what a profile knows of these inputs, or from the general start.
+
+        Raises:
+            InvalidParameterError: the profile's numbers are not those of this estimator.
+        """
         if inputs.value not in parameters:
             return cls({greedy: SignalModel(inputs) for greedy in (False, True)})
         known = dict(parameters[inputs.value])
-        return cls({g: SignalModel.from_tensors(inputs, known) for g in (False, True)})
+        try:
+            return cls({g: SignalModel.from_tensors(inputs, known) for g in (False, True)})
+        except (KeyError, ValueError) as error:
+            raise InvalidParameterError(
+                "profile", f"its {inputs.value!r} estimate does not fit this version: {error}"
+            ) from error
 
     def predict(self, signals: Signals, greedy: Booleans) -> Floats:
         """``[n]`` probabilities that tokens are accepted; ``greedy`` is ``[n]``."""
