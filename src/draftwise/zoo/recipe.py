@@ -132,13 +132,13 @@ _STAGES = (
     Stage(
         name="target",
         shape=ModelShape(384, 5, 6, 2, 64, 896),
-        schedule=Schedule(tokens=12_000_000),
+        schedule=Schedule(tokens=27_000_000),
         seed=1,
     ),
     Stage(
         name="companion",
         shape=ModelShape(160, 2, 5, 1, 32, 336),
-        schedule=Schedule(tokens=4_000_000),
+        schedule=Schedule(tokens=7_000_000),
         seed=2,
     ),
     Stage(
@@ -153,16 +153,16 @@ _STAGES = (
         schedule=Schedule(tokens=2_000_000),
         seed=4,
         distillation=Distillation(
-            schedule=Schedule(tokens=5_000_000, muon_learning_rate=2e-3, adamw_learning_rate=2e-3)
+            schedule=Schedule(tokens=7_000_000, muon_learning_rate=2e-3, adamw_learning_rate=2e-3)
         ),
     ),
     Stage(
         name="draft",
         shape=ModelShape(128, 2, 2, 1, 64, 320),
-        schedule=Schedule(tokens=1_500_000),
+        schedule=Schedule(tokens=3_700_000),
         seed=5,
         distillation=Distillation(
-            schedule=Schedule(tokens=3_000_000, muon_learning_rate=2e-3, adamw_learning_rate=2e-3)
+            schedule=Schedule(tokens=12_000_000, muon_learning_rate=2e-3, adamw_learning_rate=2e-3)
         ),
     ),
 )
