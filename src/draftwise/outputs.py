@@ -38,6 +38,7 @@ class SpeculationStats:
         lossless: the output has exactly the target's distribution.
         num_steps: target passes that gave the request tokens.
         num_drafted: tokens drafted.
+        num_judged: drafted tokens that a companion was asked about.
         num_verified: drafted tokens that the target checked.
         num_accepted: drafted tokens that it kept.
         num_tokens: tokens generated.
@@ -49,6 +50,7 @@ class SpeculationStats:
     num_verified: int = 0
     num_accepted: int = 0
     num_tokens: int = 0
+    num_judged: int = 0
 
     @property
     def mean_accepted_length(self) -> float:
@@ -68,6 +70,7 @@ class SpeculationStats:
         self.num_verified += other.num_verified
         self.num_accepted += other.num_accepted
         self.num_tokens += other.num_tokens
+        self.num_judged += other.num_judged
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,9 @@ def findings(llm: LLM, stats: SpeculationStats) -> dict[str, str]:
         "per step": f"drafted {drafted:.2f}, verified {verified:.2f}, accepted {accepted:.2f} "
         "tokens for each request"
     }
+    if llm.companion is not None and stats.num_drafted:
+        share = stats.num_judged / stats.num_drafted
+        lines["companion"] = f"asked about {share:.0%} of the drafted tokens"
     error = _calibration_error(llm)
     if error is not None:
         lines["estimates"] = f"off by {error:.2f} on average (calibration error)"
@@ -91,6 +94,7 @@ def describe_stats(stats: SpeculationStats) -> dict[str, Any]:
         "num_drafted": stats.num_drafted,
         "num_verified": stats.num_verified,
         "num_accepted": stats.num_accepted,
+        "num_judged": stats.num_judged,
         "mean_accepted_length": stats.mean_accepted_length,
         "acceptance_rate": stats.acceptance_rate,
         "lossless": stats.lossless,

@@ -177,11 +177,9 @@ class Engine:
         clock = Stopwatch()
         lenience = self._speculation.lenience_at(self._scheduler.num_waiting)
         batch = self._scheduler.next_batch(lenience)
-        told = self.uncounted_seconds
         clock.lap("rest")
         draft = self._drafter.propose(batch, self.policies)
         clock.lap("draft")
-        told_meanwhile = self.uncounted_seconds - told
         judgement = self._judge(batch, draft)
         clock.lap("companion")
         plan = self.policies.select(draft, judgement)
@@ -190,23 +188,31 @@ class Engine:
         clock.lap("verify")
         outcome = self._acceptance.accept(batch, draft, plan, logits)
         clock.lap("accept")
-        self.times = clock.times(self._rest, sum(c.end - c.start for c in batch.chunks))
-        if self._oracle is not None:
-            self.times = replace(self.times, draft=self.times.draft - told_meanwhile, companion=0.0)
+        self.times = self._counted(clock.times(self._rest, batch.num_prompt_tokens))
         self.policies.observe(outcome, self.times)
         self._learn_costs(batch, draft, judgement, plan)
-        self._mark_losses(batch)
+        self._take_notes(batch, draft, judgement)
         advanced = self._scheduler.commit(batch, plan, outcome)
         self.policies.forget([r.request_id for r in advanced if r.finish_reason is not None])
         self._rest = clock.since_last_lap()
         return advanced
 
-    def _mark_losses(self, batch: Batch) -> None:
-        """Note who does not get exactly the target's distribution in this step."""
-        for request, lenience in zip(batch.generating, batch.lenience, strict=True):
+    def _counted(self, times: StepTimes) -> StepTimes:
+        """The times without what a study's policy was told."""
+        if self._oracle is None:
+            return times
+        told = self._oracle.take_seconds_of_drafting()
+        return replace(times, draft=times.draft - told, companion=0.0)
+
+    def _take_notes(self, batch: Batch, draft: Draft, judgement: Judgement | None) -> None:
+        """Who does not get exactly the target's distribution in this step, and who was judged."""
+        for index, request in enumerate(batch.generating):
             policy = self.policies.get(request.speculation.policy)
-            if lenience < 1.0 or not (policy.lossless or request.params.temperature == 0):
+            strict = policy.lossless or request.params.temperature == 0
+            if batch.lenience[index] < 1.0 or not strict:
                 request.stats.lossless = False
+            if judgement is not None and self._companion is not None:
+                request.stats.num_judged += draft.lengths[index]
 
     def _judge(self, batch: Batch, draft: Draft) -> Judgement | None:
         """What the companion thinks of the draft, if there is one and the policy asks now."""

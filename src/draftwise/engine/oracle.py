@@ -29,6 +29,7 @@ class TargetOracle:
         self._follower = follower
         self._logits: Tensor | None = None
         self._seen: list[tuple[list[int], Tensor]] = []
+        self._seconds_of_drafting = 0.0
         self.seconds = 0.0
 
     def begin(self, batch: Batch, active: Sequence[int]) -> None:
@@ -64,7 +65,7 @@ class TargetOracle:
     def judgement(self, draft: Draft) -> Judgement:
         """All that it knows of the draft."""
         assert draft.signals is not None
-        with self._off_the_clock():
+        with self._off_the_clock(drafting=False):
             p = torch.zeros_like(draft.signals.beliefs)
             for place, (requests, distributions) in enumerate(self._seen):
                 p[torch.tensor(requests, device=p.device), place] = distributions
@@ -75,8 +76,16 @@ class TargetOracle:
                 agreement(draft.signals.token_probs, p_drawn),
             )
 
+    def take_seconds_of_drafting(self) -> float:
+        """Time that it took since the last call while the draft was written."""
+        seconds, self._seconds_of_drafting = self._seconds_of_drafting, 0.0
+        return seconds
+
     @contextmanager
-    def _off_the_clock(self) -> Iterator[None]:
+    def _off_the_clock(self, drafting: bool = True) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self.seconds += time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        if drafting:
+            self._seconds_of_drafting += seconds

@@ -61,6 +61,11 @@ class Batch:
     uniforms: StepUniforms | None
     lenience: list[float]
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens that the step processes."""
+        return sum(chunk.end - chunk.start for chunk in self.chunks)
+
     def states(self, draft_context: int) -> list[RequestState]:
         """What a policy may know of ``generating``.
 
