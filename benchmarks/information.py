@@ -62,7 +62,7 @@ def measure(
 
 PAGE = """# What the signals tell
 
-Made by `benchmarks/information.py` on the bundled family ({prompts}, temperature {temperature},
+Made by `benchmarks/information.py` on the bundled family ({prompts}; temperature {temperature},
 {max_tokens} tokens each, drafts of {gamma}). X is whether a tested token was kept; all figures are
 in bits. "Plain" is what the observed frequencies give, which finer bins always raise; "corrected"
 is that less what the same bins give when the fates are permuted. Pearson's correlation is between
@@ -118,10 +118,11 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--num-speculative-tokens", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--table", type=Path, help="also write the tables as Markdown")
     arguments = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(arguments.threads)
     console = Console()
     params = SamplingParams(
         max_tokens=arguments.max_tokens, temperature=arguments.temperature, seed=0
