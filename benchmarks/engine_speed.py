@@ -12,10 +12,7 @@ absolute figures vary with the machine and with what else runs on it.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import platform
-import subprocess
 import time
 from pathlib import Path
 
@@ -33,6 +30,7 @@ from draftwise.benchmark.measure import (
     warm_up,
     with_seeds,
 )
+from draftwise.benchmark.report import write_report
 from draftwise.llm import Prompt
 from draftwise.models.loading import locate
 from draftwise.prompts import load_prompts
@@ -69,21 +67,6 @@ def against_transformers(
             theirs_total.seconds += time.perf_counter() - begin
             theirs_total.outputs.append(output)  # the same number of tokens
     return ours_total, theirs_total
-
-
-def _provenance(arguments: argparse.Namespace) -> dict[str, object]:
-    """What was run, from which revision, on what."""
-    revision = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    settings = {name: str(value) for name, value in vars(arguments).items() if name != "output"}
-    settings["prompts"] = arguments.prompts.name
-    return {
-        "settings": settings,
-        "revision": revision.stdout.strip(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-    }
 
 
 def main() -> None:
@@ -150,7 +133,7 @@ def main() -> None:
     figures["batched_over_transformers_sequential"] = {"ratio": ratio}
     console.print(table)
     if arguments.output:
-        arguments.output.write_text(json.dumps(_provenance(arguments) | figures, indent=2) + "\n")
+        write_report(arguments.output, vars(arguments), figures)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ step, the five lowest and highest, and the fewest tokens a request gained per st
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.policies import policy_class
 
@@ -103,10 +103,7 @@ def main() -> None:
         )
     console.print(table)
     if arguments.output:
-        settings = {k: str(v) for k, v in vars(arguments).items() if k != "output"}
-        settings["prompts"] = " ".join(path.name for path in arguments.prompts)
-        report = {"settings": settings, "results": results}
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(arguments.output, vars(arguments), {"results": results})
 
 
 if __name__ == "__main__":

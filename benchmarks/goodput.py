@@ -16,11 +16,7 @@ over rounds, the best static draft length in hindsight, and each policy's share 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
-import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +29,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.engine.request import Request
 from draftwise.policies import policy_class
@@ -214,13 +211,6 @@ def show(console: Console, title: str, figures: dict[str, Any]) -> None:
     console.print(table)
 
 
-def _revision() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="zoo:target@200m")
@@ -257,16 +247,8 @@ def main() -> None:
         max_batch_size=max(arguments.batch_sizes),
         max_model_len=arguments.longest_prompt + arguments.max_tokens + 8,
     )
-    settings = {key: str(value) for key, value in vars(arguments).items() if key != "output"}
-    settings["prompts"] = " ".join(path.name for path in arguments.prompts)
-    report: dict[str, Any] = {
-        "settings": settings,
-        "revision": _revision(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "started": time.strftime("%Y-%m-%d"),
-        "results": {},
-    }
+    started = time.strftime("%Y-%m-%d")
+    results: dict[str, Any] = {}
     for path in arguments.prompts:
         prompts = chat_prompts(llm, [path], arguments.num_prompts, arguments.longest_prompt)
         for batch_size in arguments.batch_sizes:
@@ -277,11 +259,11 @@ def main() -> None:
                 compete(everybody, arguments, lambda b=bar, t=task: b.advance(t))
             figures = summary(everybody)
             show(console, f"{path.stem}, batch {batch_size}", figures)
-            report["results"].setdefault(path.stem, {})[str(batch_size)] = figures
+            results.setdefault(path.stem, {})[str(batch_size)] = figures
             del everybody
             if arguments.output:
-                arguments.output.parent.mkdir(parents=True, exist_ok=True)
-                arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+                figures_so_far = {"started": started, "results": results}
+                write_report(arguments.output, vars(arguments), figures_so_far)
 
 
 if __name__ == "__main__":

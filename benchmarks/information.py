@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import torch
 from rich.console import Console
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.engine.engine import Models
 from draftwise.estimators.information import information_gains, pearson
@@ -146,13 +146,7 @@ def main() -> None:
                 + f", Pearson {figures['pearson']:.2f}"
             )
             if arguments.output:
-                settings = {k: str(v) for k, v in vars(arguments).items()}
-                settings["prompts"] = " ".join(path.name for path in arguments.prompts)
-                for key in ("output", "table"):
-                    del settings[key]
-                arguments.output.write_text(
-                    json.dumps({"settings": settings, "results": results}, indent=1) + "\n"
-                )
+                write_report(arguments.output, vars(arguments), {"results": results})
     if arguments.table:
         arguments.table.write_text(markdown(results, arguments))
 

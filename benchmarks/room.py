@@ -14,7 +14,6 @@ no prompts; the oracle's knowledge is free.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.core.latency import LatencyModel
 from draftwise.profiling.acceptance import collect
@@ -135,10 +135,7 @@ def main() -> None:
             table.add_row(str(batch), *cells, f"{oracle / static[0]:.2f}", f"{room:.3f}")
         console.print(table)
     if arguments.output:
-        settings = {k: str(v) for k, v in vars(arguments).items() if k != "output"}
-        settings["prompts"] = " ".join(path.name for path in arguments.prompts)
-        report = {"settings": settings, "results": results}
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(arguments.output, vars(arguments), {"results": results})
 
 
 if __name__ == "__main__":
