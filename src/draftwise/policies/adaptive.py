@@ -51,28 +51,25 @@ class Adaptive(PricedPolicy):
         """P of the token just drafted."""
         assert position.token_probs is not None
         assert position.entropy is not None
-        states = [self._requests[index] for index in position.requests]
-        nothing = np.zeros(len(states))
+        active = np.asarray(position.requests)
+        nothing = np.zeros(len(active))
         signals = Signals(
             token_prob=position.token_probs.cpu().double().numpy(),
             entropy=position.entropy.cpu().double().numpy(),
-            history=np.array([state.history for state in states]),
-            position=np.full(len(states), float(position.index)),
+            history=self._history[active],
+            position=np.full(len(active), float(position.index)),
             overlap=nothing,
             agreement=nothing,
         )
-        return self.models.predict(signals, np.array([state.greedy for state in states]))
+        return self.models.predict(signals, self._greedy[active])
 
     def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
         """Verify what pays."""
         self._draft, self._judgement = draft, None
         threshold = self._price.point.threshold
         if threshold == 0 or not any(draft.lengths):
-            self._plan = Plan(draft.tokens, draft.lengths, draft.probs)
-        else:
-            score = self.scorer(self.models)
-            self._plan = self.keep_likely(draft, None, self._expected, score, threshold)
-        return self._plan
+            return Plan(draft.tokens, draft.lengths, draft.probs)
+        return self.keep_likely(draft, None, self._expected, self.scorer(self.models), threshold)
 
     def learn(
         self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats

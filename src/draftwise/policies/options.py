@@ -25,14 +25,16 @@ def number_option(name: str, value: object, low: float, high: float = math.inf) 
     return float(value)
 
 
-def integer_option(name: str, value: object, low: int, high: int) -> int:
-    """``value`` if it is an integer in low … high.
+def integer_option(name: str, value: object, low: int, high: int | None = None) -> int:
+    """``value`` if it is an integer in low … high, or from low on.
 
     Raises:
         InvalidParameterError: it is not; names ``policy_options.NAME``.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    highest = math.inf if high is None else high
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= highest:
+        which = f"from {low} on" if high is None else f"in {low} … {high}"
         raise InvalidParameterError(
-            f"policy_options.{name}", f"must be an integer in {low} … {high}, got {value!r}"
+            f"policy_options.{name}", f"must be an integer {which}, got {value!r}"
         )
     return value

@@ -47,12 +47,8 @@ class Oracle(PricedPolicy):
         self._draft, self._judgement = draft, judgement
         threshold = self._price.point.threshold
         if judgement is None or threshold == 0:
-            self._plan = Plan(draft.tokens, draft.lengths, draft.probs)
-        else:
-            self._plan = self.keep_likely(
-                draft, judgement, self._expected, self._log_odds, threshold
-            )
-        return self._plan
+            return Plan(draft.tokens, draft.lengths, draft.probs)
+        return self.keep_likely(draft, judgement, self._expected, self._log_odds, threshold)
 
     def learn(
         self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats

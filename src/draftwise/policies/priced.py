@@ -12,11 +12,11 @@ from torch import Tensor
 
 from draftwise.core.goodput import OperatingPoint
 from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
-from draftwise.errors import InvalidParameterError
 from draftwise.estimators.combined import Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
 from draftwise.policies.filtering import Scorer, keep_likely
+from draftwise.policies.options import integer_option
 from draftwise.policies.pricing import Price, PriceBook
 
 Floats = NDArray[np.float64]
@@ -48,20 +48,14 @@ class PricedPolicy(Policy):
             explore_every: steps between two explorations, at least 2.
         """
         super().__init__(context)
-        if isinstance(explore_every, bool) or not isinstance(explore_every, int):
-            raise InvalidParameterError(
-                "policy_options.explore_every", f"must be an integer, got {explore_every!r}"
-            )
-        if explore_every < 2:
-            raise InvalidParameterError(
-                "policy_options.explore_every", f"must be at least 2, got {explore_every}"
-            )
         if context.latency is None:
             raise ValueError(f"{self.name} needs a latency model")
         self.prices = PriceBook(context.latency, context.num_speculative_tokens)
-        self._explore_every = explore_every
+        self._explore_every = integer_option("explore_every", explore_every, 2)
         self._num_steps = 0
         self._requests: Sequence[RequestState] = ()
+        self._greedy: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self._history: Floats = np.zeros(0)
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
         self._is_priced = False
         self._watches = True
@@ -71,7 +65,6 @@ class PricedPolicy(Policy):
         self._expected: Floats = np.zeros((0, 0))
         self._draft: Draft | None = None
         self._judgement: Judgement | None = None
-        self._plan: Plan | None = None
 
     @abstractmethod
     def expect(self, position: DraftPosition) -> Floats:
@@ -86,12 +79,14 @@ class PricedPolicy(Policy):
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """All that is allowed for everybody if a first draft pays, else nothing."""
         self._requests = requests
+        self._greedy = np.array([request.greedy for request in requests], dtype=bool)
+        self._history = np.array([request.history for request in requests], dtype=np.float64)
         self._num_steps += 1
         num_requests, gamma = len(requests), self.num_speculative_tokens
         limits = [min(gamma, request.draft_limit) for request in requests]
         self._reach = np.ones(num_requests)
         self._expected = np.zeros((num_requests, gamma))
-        self._draft = self._plan = self._judgement = None
+        self._draft = self._judgement = None
         drafting = [index for index, limit in enumerate(limits) if limit > 0]
         self._exploring = -1
         self._max_lengths = [0] * num_requests
@@ -157,7 +152,7 @@ class PricedPolicy(Policy):
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Follow prices and estimates."""
-        draft, plan = self._draft, self._plan
+        draft = self._draft
         num_requests = len(self._requests)
         if not num_requests or outcome.acceptance is None:
             return
@@ -170,7 +165,7 @@ class PricedPolicy(Policy):
         if times.is_typical and self._is_priced:
             gained = np.cumprod(np.where(verified, acceptance, 0.0), axis=1).sum()
             self.prices.observe(num_requests - len(failed) + float(gained), times.total)
-        if draft is None or plan is None or draft.signals is None or not drafted.any():
+        if draft is None or draft.signals is None or not drafted.any():
             return
         # Of all that was drafted: what is verified was chosen because more was expected of it.
         expected = self._expected[:, :width]
@@ -179,8 +174,7 @@ class PricedPolicy(Policy):
         self.prices.outlook.observe(expected[drafted], reached[drafted])
         rows, places = np.nonzero(verified)
         signals = self.signals_of(draft, self._judgement, rows, places)
-        greedy = np.array([request.greedy for request in self._requests])[rows]
-        self.learn(signals, greedy, acceptance[verified], reached[verified])
+        self.learn(signals, self._greedy[rows], acceptance[verified], reached[verified])
 
     def signals_of(
         self,
@@ -198,7 +192,6 @@ class PricedPolicy(Policy):
             places: ``[n]`` their positions.
         """
         assert draft.signals is not None
-        history = np.array([request.history for request in self._requests])
 
         def taken(values: Tensor) -> Floats:
             picked: Floats = values.cpu().double().numpy()[rows, places]
@@ -208,7 +201,7 @@ class PricedPolicy(Policy):
         return Signals(
             token_prob=taken(draft.signals.token_probs),
             entropy=taken(draft.signals.entropy),
-            history=history[rows],
+            history=self._history[rows],
             position=places.astype(np.float64),
             overlap=nothing if judgement is None else taken(judgement.overlap),
             agreement=nothing if judgement is None else taken(judgement.agreement),
@@ -221,11 +214,12 @@ class PricedPolicy(Policy):
             draft: Draft, judgement: Judgement | None, rows: Tensor, place: int, greedy: bool
         ) -> Tensor:
             assert draft.signals is not None
-            history = [self._requests[row].history for row in rows.tolist()]
             return models[greedy].log_odds_over_vocabulary(
                 draft.signals.beliefs[rows, place],
                 draft.signals.entropy[rows, place],
-                torch.tensor(history, device=rows.device),
+                torch.tensor(
+                    self._history[rows.cpu().numpy()], dtype=torch.float32, device=rows.device
+                ),
                 place,
                 None if judgement is None else judgement.beliefs[rows, place],
             )
@@ -244,5 +238,4 @@ class PricedPolicy(Policy):
         thresholds = np.full(len(draft.lengths), threshold)
         if self._exploring >= 0:
             thresholds[self._exploring] = 0.0
-        greedy = np.array([request.greedy for request in self._requests], dtype=bool)
-        return keep_likely(draft, judgement, expected, score, thresholds, greedy)
+        return keep_likely(draft, judgement, expected, score, thresholds, self._greedy)

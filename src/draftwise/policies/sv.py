@@ -102,9 +102,9 @@ class SpeculativeVerification(Adaptive):
             return super().select(draft, None)
         self._draft, self._judgement = draft, judgement
         expected = self._judged(draft, judgement)
-        self._plan = self.plan_judged(draft, judgement, expected)
+        plan = self.plan_judged(draft, judgement, expected)
         self._value_information(draft, expected)
-        return self._plan
+        return plan
 
     def plan_judged(self, draft: Draft, judgement: Judgement, expected: Floats) -> Plan:
         """What to verify of a judged draft; ``expected`` is ``[batch, num_tokens]``."""
@@ -135,9 +135,8 @@ class SpeculativeVerification(Adaptive):
         lengths = np.asarray(draft.lengths)
         rows, places = np.nonzero(np.arange(draft.tokens.shape[1]) < lengths[:, None])
         signals = self.signals_of(draft, judgement, rows, places)
-        greedy = np.array([request.greedy for request in self._requests])[rows]
         expected = np.zeros(draft.tokens.shape)
-        expected[rows, places] = self.combined.predict(signals, greedy)
+        expected[rows, places] = self.combined.predict(signals, self._greedy[rows])
         return expected
 
     def _worth_now(self) -> _Worth:

@@ -40,8 +40,7 @@ class PredictableVerification(SpeculativeVerification):
         if judgement is not None:
             return super().select(draft, judgement)
         self._draft, self._judgement = draft, None
-        self._plan = Plan(draft.tokens, draft.lengths, draft.probs)
-        return self._plan
+        return Plan(draft.tokens, draft.lengths, draft.probs)
 
     def plan_judged(self, draft: Draft, judgement: Judgement, expected: Floats) -> Plan:
         """Cut each request before the first position that does not pay."""
@@ -49,9 +48,8 @@ class PredictableVerification(SpeculativeVerification):
         drafted = np.arange(draft.tokens.shape[1]) < lengths[:, None]
         rows, places = np.nonzero(drafted)
         signals = self.signals_of(draft, judgement, rows, places)
-        greedy = np.array([request.greedy for request in self._requests])[rows]
         outlook = np.zeros(draft.tokens.shape)
-        outlook[rows, places] = self.predictable.predict(signals, greedy)
+        outlook[rows, places] = self.predictable.predict(signals, self._greedy[rows])
         before = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
         before = np.concatenate([np.ones((len(lengths), 1)), before[:, :-1]], axis=1)
         pays = (before * outlook >= self.judged_threshold) & drafted
