@@ -10,6 +10,18 @@ import typer
 from rich.console import Console
 
 from draftwise.cli.options import parse_lenience, parse_policy_options
+from draftwise.cli.shared import (
+    DRAWING,
+    RUNNING,
+    Device,
+    Dtype,
+    MaxModelLen,
+    MinP,
+    Temperature,
+    TopK,
+    TopP,
+    TrustRemoteCode,
+)
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -18,7 +30,7 @@ if TYPE_CHECKING:
     from draftwise.params import SamplingParams, SpeculationConfig
 
 _PROMPTS, _MODELS, _SPECULATION = "Prompts", "Models", "Speculation"
-_DRAWING, _RUNNING, _SHOWING = "Sampling", "Running", "Output"
+_SHOWING = "Output"
 
 
 def generate(
@@ -110,40 +122,23 @@ def generate(
         ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(help="Most tokens to generate.", rich_help_panel=_DRAWING)
+        int, typer.Option(help="Most tokens to generate.", rich_help_panel=DRAWING)
     ] = 128,
-    temperature: Annotated[
-        float, typer.Option(help="0 is greedy.", rich_help_panel=_DRAWING)
-    ] = 0.0,
-    top_p: Annotated[float, typer.Option(rich_help_panel=_DRAWING, help="1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(rich_help_panel=_DRAWING, help="0 is off.")] = 0,
-    min_p: Annotated[float, typer.Option(rich_help_panel=_DRAWING, help="0 is off.")] = 0.0,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
     seed: Annotated[
         int | None,
-        typer.Option(help="Of the first prompt; each next one adds 1.", rich_help_panel=_DRAWING),
+        typer.Option(help="Of the first prompt; each next one adds 1.", rich_help_panel=DRAWING),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="Prompts that run at once.", rich_help_panel=_RUNNING)
+        int, typer.Option(help="Prompts that run at once.", rich_help_panel=RUNNING)
     ] = 8,
-    dtype: Annotated[
-        str,
-        typer.Option(help="auto, bfloat16, float16 or float32.", rich_help_panel=_RUNNING),
-    ] = "auto",
-    device: Annotated[
-        str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_RUNNING)
-    ] = "auto",
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(help="Longest prompt and output together.", rich_help_panel=_RUNNING),
-    ] = None,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code",
-            help="Run code that comes with a model.",
-            rich_help_panel=_RUNNING,
-        ),
-    ] = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    max_model_len: MaxModelLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     compare: Annotated[
         bool,
         typer.Option(

@@ -9,6 +9,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from draftwise.cli.shared import (
+    DRAWING,
+    RUNNING,
+    Device,
+    Dtype,
+    MaxModelLen,
+    MinP,
+    Temperature,
+    TopK,
+    TopP,
+    TrustRemoteCode,
+)
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -18,7 +30,7 @@ if TYPE_CHECKING:
     from draftwise.params import SamplingParams
     from draftwise.profiling.acceptance import Collection
 
-_MODELS, _DRAWING, _RUNNING = "Models", "Sampling", "Running"
+_MODELS = "Models"
 
 
 def profile(
@@ -51,40 +63,23 @@ def profile(
         int, typer.Option(help="Tokens drafted per step.", min=1, rich_help_panel=_MODELS)
     ] = 8,
     max_tokens: Annotated[
-        int, typer.Option(help="Most tokens to generate per prompt.", rich_help_panel=_DRAWING)
+        int, typer.Option(help="Most tokens to generate per prompt.", rich_help_panel=DRAWING)
     ] = 128,
-    temperature: Annotated[
-        float, typer.Option(help="0 is greedy.", rich_help_panel=_DRAWING)
-    ] = 1.0,
-    top_p: Annotated[float, typer.Option(rich_help_panel=_DRAWING, help="1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(rich_help_panel=_DRAWING, help="0 is off.")] = 0,
-    min_p: Annotated[float, typer.Option(rich_help_panel=_DRAWING, help="0 is off.")] = 0.0,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
     seed: Annotated[
         int,
-        typer.Option(help="Of the first prompt; each next one adds 1.", rich_help_panel=_DRAWING),
+        typer.Option(help="Of the first prompt; each next one adds 1.", rich_help_panel=DRAWING),
     ] = 0,
     batch_size: Annotated[
-        int, typer.Option(help="Prompts that run at once.", min=1, rich_help_panel=_RUNNING)
+        int, typer.Option(help="Prompts that run at once.", min=1, rich_help_panel=RUNNING)
     ] = 16,
-    dtype: Annotated[
-        str,
-        typer.Option(help="auto, bfloat16, float16 or float32.", rich_help_panel=_RUNNING),
-    ] = "auto",
-    device: Annotated[
-        str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_RUNNING)
-    ] = "auto",
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(help="Longest prompt and output together.", rich_help_panel=_RUNNING),
-    ] = None,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code",
-            help="Run code that comes with a model.",
-            rich_help_panel=_RUNNING,
-        ),
-    ] = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    max_model_len: MaxModelLen = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Learn what the target accepts of a draft, from what draft and companion think of it.
 

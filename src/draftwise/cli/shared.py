@@ -1,0 +1,29 @@
+"""Options that several commands have, each with its one help text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+DRAWING, RUNNING = "Sampling", "Running"
+
+Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=DRAWING)]
+TopP = Annotated[float, typer.Option(rich_help_panel=DRAWING, help="1 is off.")]
+TopK = Annotated[int, typer.Option(rich_help_panel=DRAWING, help="0 is off.")]
+MinP = Annotated[float, typer.Option(rich_help_panel=DRAWING, help="0 is off.")]
+Dtype = Annotated[
+    str, typer.Option(help="auto, bfloat16, float16 or float32.", rich_help_panel=RUNNING)
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=RUNNING)]
+MaxModelLen = Annotated[
+    int | None, typer.Option(help="Longest prompt and output together.", rich_help_panel=RUNNING)
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run code that comes with a model.",
+        rich_help_panel=RUNNING,
+    ),
+]
