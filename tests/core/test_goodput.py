@@ -159,20 +159,22 @@ class TestPromisedGoodput:
         simulated = simulated_goodput(
             point, num_requests, costs, 0.45, OUTLOOK, 4000 // num_requests + 300
         )
-        assert promised == pytest.approx(simulated, rel=tolerance)
+        assert (promised.goodput, promised.size) == pytest.approx(simulated, rel=tolerance)
 
     @property_test
     @given(st.floats(0.0, 1.0), st.integers(0, 6), st.integers(1, 40))
     def test_static_lengths_in_closed_form(self, acceptance, length, num_requests):
         chains = sample_chains(np.array([acceptance]), 6)
         for costs in (LINEAR, STAIRS):
-            goodput, size = promised_goodput(
+            promise = promised_goodput(
                 OperatingPoint(length), num_requests, chains, costs, constant_thresholds(0.0, 6)
             )
             tokens = num_requests * (1 + expected_accepted(acceptance, length))
             seconds = length * costs.draft(num_requests) + costs.target(num_requests * (1 + length))
-            assert size == num_requests * (1 + length)
-            assert goodput == pytest.approx(tokens / seconds)
+            assert promise.size == num_requests * (1 + length)
+            assert promise.tokens == pytest.approx(tokens)
+            assert promise.seconds == pytest.approx(seconds)
+            assert promise.goodput == pytest.approx(tokens / seconds)
 
     def best(self, outlook, num_requests, costs):
         """The best static length and the best threshold, as goodput and point."""
@@ -184,7 +186,7 @@ class TestPromisedGoodput:
             return worth_drafting(outlook, threshold, draft_price, 5)
 
         def promise(point):
-            return promised_goodput(point, num_requests, chains, costs, thresholds)[0], point
+            return promised_goodput(point, num_requests, chains, costs, thresholds).goodput, point
 
         by = partial(max, key=lambda each: each[0])
         return (

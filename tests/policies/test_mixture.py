@@ -280,7 +280,9 @@ class TestLearning:
             assert not torch.equal(
                 torch.tensor(policy.models[False].weights), torch.tensor(weights)
             )
-            assert all(choice.num_observed == 0 for choice in policy.prices._choices.values())
+            assert all(
+                choice.experience.num_steps == 0 for choice in policy.prices._choices.values()
+            )
 
 
 class TestNames:

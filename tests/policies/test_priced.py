@@ -216,9 +216,13 @@ class TestDrafting:
                 expected += 1
             assert length == expected
 
-    def test_a_first_draft_that_does_not_pay(self):
-        policy = fix_price(make("adaptive", 4), 0.3, draft_threshold=np.inf)
+    def test_a_way_without_a_draft(self):
+        policy = fix_price(make("adaptive", 4), 0.0, max_length=0)
         assert policy.draft_lengths(World.random(3, 4).states()) == [0, 0, 0]
+
+    def test_where_a_second_draft_never_pays(self):
+        policy = fix_price(make("adaptive", 4), 0.01, draft_threshold=np.inf)
+        assert take_step(policy, World.random(3, 4)).draft.lengths == (1, 1, 1)
 
     def test_those_who_draft_share_the_pass(self):
         world = World.random(4, 3, seed=5)
@@ -228,9 +232,9 @@ class TestDrafting:
             asked.append(n) or np.array([np.inf, 0.0, 0.0, 0.0])
         )
         step = take_step(policy, world, world.states(limits=[3, 3, 0, 1]))
-        assert asked[0] == 3
         drafting = [sum(length > i for length in step.draft.lengths) for i in range(3)]
-        assert asked[1:] == [count for count in drafting if count]
+        assert drafting[0] == 3
+        assert asked == [count for count in drafting if count]
 
 
 class TestExploring:

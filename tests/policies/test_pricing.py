@@ -7,7 +7,7 @@ import pytest
 
 from draftwise.core.goodput import OperatingPoint
 from draftwise.core.latency import StageCost
-from draftwise.policies import pricing
+from draftwise.policies import experience, pricing
 from draftwise.policies.pricing import Price, PriceBook
 
 from ..stand_ins import FixedLatency
@@ -24,13 +24,10 @@ STAIRS = StageCost(
 DRAFT = StageCost((1, 4096), (0.0008, 0.002))
 
 
-RAGGED_PROMISE = pricing._RAGGED_PROMISE
-
-
 @pytest.fixture(autouse=True)
 def ragged_batches_cost_what_they_should(monkeypatch):
-    """What is expected of them before they are seen is put aside but in its own test."""
-    monkeypatch.setattr(pricing, "_RAGGED_PROMISE", 1.0)
+    """What is expected of them before they are seen is put aside."""
+    monkeypatch.setattr(experience, "_RAGGED_SECONDS", 1.0)
 
 
 def book_for(target, outlook, gamma=6, draft=DRAFT):
@@ -122,15 +119,16 @@ def test_batch_sizes_have_choices_of_their_own():
 
 def test_choices_are_thought_over_after_pauses_that_double(monkeypatch):
     book = book_for(LINEAR, ORDINARY)
-    calls, best = [], book._best
-    monkeypatch.setattr(book, "_best", lambda *args: calls.append(args) or best(*args))
+    calls, review = [], book._review
+    monkeypatch.setattr(book, "_review", lambda *args: calls.append(args) or review(*args))
+    monkeypatch.setattr(experience, "_CURIOSITY", 0.0)
     num_calls = [0]
     for _ in range(1100):
         book.price(4, 0)
         num_calls.append(len(calls))
     reviews = [step for step in range(1, 1101) if num_calls[step] > num_calls[step - 1]]
     first, last = pricing._FIRST_REVIEW, pricing._LAST_REVIEW
-    expected, pause = [1, first], first
+    expected, pause = [first], first
     while expected[-1] + min(2 * pause, last) <= 1100:
         pause = min(2 * pause, last)
         expected.append(expected[-1] + pause)
@@ -160,76 +158,106 @@ def test_goodput_follows_costs():
 
 
 class Reality:
-    """A machine on which ways with a threshold keep less than they promise."""
+    """A machine on which some ways keep another share of what they promise."""
 
-    def __init__(self, share):
-        self.book = book_for(LINEAR, INFORMATIVE)
+    def __init__(self, share, target=LINEAR, outlook=INFORMATIVE, noise=0.0, draft=DRAFT):
+        self.book = book_for(target, outlook, draft=draft)
         self.share = share
+        self._noise = np.random.default_rng(0), noise
 
     def run(self, num_steps, num_requests=8):
-        """Which kind of way was used in each step: whether with a threshold."""
-        kinds = []
+        """The ways in use, step by step."""
+        points = []
+        random, noise = self._noise
         for _ in range(num_steps):
-            price = self.book.price(num_requests, 0)
-            kinds.append(price.point.threshold > 0)
-            promised = price.goodput
-            for choice in self.book._choices.values():
-                promised /= choice.kept_promise[kinds[-1]]
-            self.book.observe(promised * (self.share if kinds[-1] else 1.0), 1.0)
-        return kinds
+            point = self.book.price(num_requests, 0).point
+            points.append(point)
+            _, promise = self.book._current
+            slower = math.exp(noise * random.standard_normal()) / self.share(point)
+            self.book.observe(promise.tokens, promise.seconds * slower)
+        return points
+
+
+def selects(points):
+    return [point.threshold > 0 for point in points]
 
 
 def test_broken_promises_are_believed_less():
-    kinds = Reality(0.6).run(1500)
+    kinds = selects(Reality(lambda point: 0.4 if point.threshold else 1.0).run(1500))
     assert kinds[0]
-    assert not all(kinds[:600])
-    assert sum(kinds) < 0.5 * len(kinds)
-    # What is realised is what is promised from then on.
-    kept = Reality(0.9)
-    kept.run(1500)
+    assert not all(kinds[:100])
+    assert sum(kinds[500:]) < 0.05 * 1000
+
+
+def test_what_is_realised_is_expected_from_then_on():
+    kept = Reality(lambda point: 0.9 if point.threshold else 0.5)
+    points = kept.run(1500)
+    assert all(selects(points[-100:]))
     price = kept.book.price(8, 0)
-    unbiased = Reality(1.0).book.price(8, 0)
-    if price.point.threshold:
-        assert price.goodput == pytest.approx(0.9 * unbiased.goodput, rel=0.03)
-
-
-def test_less_is_expected_of_ragged_batches_until_they_are_seen(monkeypatch):
-    fair = book_for(LINEAR, INFORMATIVE).price(8, 0)
-    monkeypatch.setattr(pricing, "_RAGGED_PROMISE", RAGGED_PROMISE)
-    assert RAGGED_PROMISE < 1
-    reality = Reality(1.0)
-    first = reality.book.price(8, 0)
-    assert first.goodput == pytest.approx(RAGGED_PROMISE * fair.goodput, rel=0.01)
-    reality.run(3000)
-    assert reality.book.price(8, 0).goodput == pytest.approx(fair.goodput, rel=0.01)
+    unbiased = Reality(lambda point: 1.0).book.price(8, 0)
+    assert price.goodput == pytest.approx(0.9 * unbiased.goodput, rel=0.02)
 
 
 def test_kept_promises_change_nothing():
-    reality = Reality(1.0)
-    assert all(reality.run(600))
-    (choice,) = reality.book._choices.values()
-    assert choice.kept_promise == pytest.approx({False: 1.0, True: 1.0}, abs=1e-6)
+    reality = Reality(lambda point: 1.0)
+    first = reality.book.price(8, 0)
+    assert all(selects(reality.run(600)))
+    assert reality.book.price(8, 0).goodput == pytest.approx(first.goodput, rel=0.01)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.95])
+@pytest.mark.parametrize("best", [0, 1, 2, 4])
+def test_a_way_that_is_better_than_promised_is_found(best, share):
+    """All promise the same; one keeps more."""
+    gained = [8 * sum(0.5**i for i in range(length + 1)) for length in range(7)]
+    even = StageCost((1, *range(8, 57, 8)), (0.010, *(0.002 * each for each in gained)))
+    reality = Reality(
+        lambda point: 1.0 if point == OperatingPoint(best) else share,
+        even,
+        [0.5],
+        noise=0.05,
+        draft=StageCost((1, 4096), (1e-9, 1e-9)),
+    )
+    used = reality.run(4000)[-1000:]
+    assert used.count(OperatingPoint(best)) > 700
+
+
+def test_trials_cost_little():
+    reality = Reality(lambda point: 1.0, outlook=ORDINARY, noise=0.05)
+    points = reality.run(3000)[500:]
+    best = max(set(points), key=points.count)
+    promises = reality.book._promises(8, 0, 100.0, experience.Experience())
+    used = [promises[point][0] for point in points]
+    goodput = sum(each.tokens for each in used) / sum(each.seconds for each in used)
+    assert goodput > 0.985 * promises[best][0].goodput
+
+
+def test_a_trial_is_short():
+    reality = Reality(lambda point: 1.0, outlook=ORDINARY)
+    for _ in range(400):
+        reality.run(1)
+        (choice,) = reality.book._choices.values()
+        if choice.on_trial:
+            assert choice.next_review - choice.num_steps <= pricing._TRIAL
 
 
 def test_a_disappointment_fades():
-    reality = Reality(0.5)
-    kinds = reality.run(1000)
-    assert not kinds[-1]
-    reality.share = 1.0
-    later = reality.run(8_000)
-    assert later[-1]
+    shares = {True: 0.4, False: 1.0}
+    reality = Reality(lambda point: shares[point.threshold > 0])
+    assert not any(selects(reality.run(1000)[-50:]))
+    shares[True] = 1.0
+    assert all(selects(reality.run(8_000)[-100:]))
 
 
 def test_a_pause_of_the_machine_is_no_property_of_the_step():
-    book = book_for(LINEAR, INFORMATIVE)
-    first = book.price(8, 0)
-    choice = book._current
+    reality = Reality(lambda point: 1.0)
+    first = reality.book.price(8, 0)
     for step in range(1500):
-        price = book.price(8, 0)
-        just_reviewed = step > 20 and choice.num_observed == 0
-        pause = 500.0 if just_reviewed or step % 50 == 30 else 1.0
-        book.observe(first.goodput, pause)
-    assert price.point.threshold == first.point.threshold
+        price = reality.book.price(8, 0)
+        _, promise = reality.book._current
+        pause = 500.0 if step % 50 == 30 else 1.0
+        reality.book.observe(promise.tokens, pause * promise.seconds)
+    assert price.point.threshold > 0
     assert price.goodput > 0.8 * first.goodput
 
 

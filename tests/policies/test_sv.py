@@ -65,7 +65,7 @@ class TestAsking:
         assert asked_in(policy, 2, lambda *_: 0.0, num_requests=4) == []
 
     def test_it_is_not_asked_about_nothing(self, name):
-        policy = fix_price(make(name, 3), 0.5, draft_threshold=np.inf)
+        policy = fix_price(make(name, 3), 0.0, max_length=0)
         assert asked_in(policy, 20, lambda *_: 50.0) == []
         # Those steps were no trials.
         fix_price(policy, 0.5)

@@ -107,8 +107,8 @@ class OperatingPoint:
     Attributes:
         max_length: most tokens drafted for a request.
         threshold: a token is verified if the probability that it is reached and kept is at least
-            this, and drafting goes on only while it pays; 0 drafts and verifies ``max_length``
-            tokens for everybody.
+            this, and after the first token drafting goes on only while it pays; 0 drafts and
+            verifies ``max_length`` tokens for everybody.
     """
 
     max_length: int
@@ -146,14 +146,34 @@ def sample_chains(outlook: Floats, length: int) -> Floats:
     return np.stack(columns, axis=1) if columns else np.ones((_NUM_CHAINS, 0))
 
 
+@dataclass(frozen=True)
+class Promise:
+    """What a step is expected to bring and to cost.
+
+    Attributes:
+        tokens: gained over the batch, those that the target adds included.
+        seconds: of the step.
+        size: tokens in the target's pass.
+    """
+
+    tokens: float
+    seconds: float
+    size: float
+
+    @property
+    def goodput(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
 def promised_goodput(
     point: OperatingPoint,
     num_requests: int,
     chains: Floats,
     costs: Costs,
     draft_thresholds: Thresholds,
-) -> tuple[float, float]:
-    """Tokens per second that a way of running promises.
+) -> Promise:
+    """What a way of running promises.
 
     Args:
         point: the way.
@@ -162,9 +182,6 @@ def promised_goodput(
         costs: of passes.
         draft_thresholds: from a verification threshold and a number of requests to the
             probability that a draft must have reached for one more draw to pay, by draws left.
-
-    Returns:
-        Goodput, and the expected number of tokens in the target's pass.
     """
     count = len(chains)
     reach: Floats = np.cumprod(chains[:, : point.max_length], axis=1, dtype=np.float64)
@@ -174,7 +191,7 @@ def promised_goodput(
     gained = np.zeros(count)
     seconds = 0.0
     for place in range(point.max_length):
-        if point.threshold > 0:
+        if point.threshold > 0 and place > 0:
             share = max(1, round(num_requests * drafting.mean()))
             needed = draft_thresholds(point.threshold, share)[point.max_length - place]
             drafting &= before >= needed
@@ -192,7 +209,7 @@ def promised_goodput(
     spread = float(np.sqrt(num_requests * verified.var()))
     sizes = [max(float(num_requests), mean + normal * spread) for normal in _NORMAL]
     seconds += sum(costs.target(size) for size in sizes) / len(sizes)
-    return num_requests * (1.0 + float(gained.mean())) / seconds, mean
+    return Promise(num_requests * (1.0 + float(gained.mean())), seconds, mean)
 
 
 class Outlook:

@@ -22,6 +22,10 @@ from draftwise.policies.pricing import Price, PriceBook
 Floats = NDArray[np.float64]
 
 _EXPLORED_TOKENS = 3
+# In a large batch one request in so many explores at once; and each of its tokens stands for so
+# many that are not verified.
+_REQUESTS_PER_EXPLORER = 8
+_EXPLORED_WEIGHT = 8.0
 # Steps of a new policy that are all learnt from, and then every how manieth of those that do not
 # need the signals for a decision.
 _APPRENTICESHIP = 64
@@ -33,7 +37,7 @@ class PricedPolicy(Policy):
 
     A step's prices come from earlier steps. Drafting ends for a request where the value of one
     more draw (:func:`draftwise.core.goodput.worth_drafting`) is not positive: a predictable cut.
-    Now and then one request in turn drafts a few tokens that are all verified, whatever the prices
+    Now and then some requests in turn draft a few tokens that are all verified, whatever the prices
     say, so that estimates of what is not verified do not go stale; whose turn it is depends on the
     number of the step alone.
     """
@@ -59,7 +63,7 @@ class PricedPolicy(Policy):
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
         self._is_priced = False
         self._watches = True
-        self._exploring = -1
+        self._explorers: list[int] = []
         self._max_lengths: list[int] = []
         self._reach: Floats = np.ones(0)
         self._expected: Floats = np.zeros((0, 0))
@@ -88,7 +92,7 @@ class PricedPolicy(Policy):
         self._expected = np.zeros((num_requests, gamma))
         self._draft = self._judgement = None
         drafting = [index for index, limit in enumerate(limits) if limit > 0]
-        self._exploring = -1
+        self._explorers = []
         self._max_lengths = [0] * num_requests
         self._is_priced = self._watches = bool(drafting)
         if not drafting:
@@ -98,19 +102,17 @@ class PricedPolicy(Policy):
         point = self._price.point
         turn, now = divmod(self._num_steps, self._explore_every)
         if now == 0:
-            self._exploring = drafting[turn % len(drafting)]
+            count = max(1, len(drafting) // _REQUESTS_PER_EXPLORER)
+            first = turn * count
+            self._explorers = [drafting[(first + i) % len(drafting)] for i in range(count)]
         for index in drafting:
             self._max_lengths[index] = min(limits[index], point.max_length)
-        if point.threshold > 0:
-            lengths = np.asarray(self._max_lengths)
-            pays = self._pays(np.ones(num_requests), lengths, len(drafting))
-            self._max_lengths = (lengths * pays).tolist()
-        if self._exploring >= 0:
-            self._max_lengths[self._exploring] = min(_EXPLORED_TOKENS, limits[self._exploring])
+        for index in self._explorers:
+            self._max_lengths[index] = min(_EXPLORED_TOKENS, limits[index])
         # With a length for everybody signals decide nothing: they are looked at now and then only.
         self._watches = (
             point.threshold > 0
-            or self._exploring >= 0
+            or bool(self._explorers)
             or self._num_steps <= _APPRENTICESHIP
             or self._num_steps % _WATCH_EVERY == 0
         )
@@ -131,9 +133,8 @@ class PricedPolicy(Policy):
         left = np.asarray(self._max_lengths)[active] - position.index - 1
         goes_on = left > 0
         if self._price.point.threshold > 0:
-            goes_on &= self._pays(self._reach[active], left, len(active)) | (
-                active == self._exploring
-            )
+            explores = np.isin(active, self._explorers)
+            goes_on &= self._pays(self._reach[active], left, len(active)) | explores
         return torch.from_numpy(goes_on)
 
     def _pays(
@@ -174,7 +175,10 @@ class PricedPolicy(Policy):
         self.prices.outlook.observe(expected[drafted], reached[drafted])
         rows, places = np.nonzero(verified)
         signals = self.signals_of(draft, self._judgement, rows, places)
-        self.learn(signals, self._greedy[rows], acceptance[verified], reached[verified])
+        weights = reached[verified]
+        if self._price.point.threshold > 0:
+            weights = np.where(np.isin(rows, self._explorers), _EXPLORED_WEIGHT, 1.0) * weights
+        self.learn(signals, self._greedy[rows], acceptance[verified], weights)
 
     def signals_of(
         self,
@@ -236,6 +240,5 @@ class PricedPolicy(Policy):
     ) -> Plan:
         """:func:`draftwise.policies.filtering.keep_likely` for all but who explores."""
         thresholds = np.full(len(draft.lengths), threshold)
-        if self._exploring >= 0:
-            thresholds[self._exploring] = 0.0
+        thresholds[self._explorers] = 0.0
         return keep_likely(draft, judgement, expected, score, thresholds, self._greedy)

@@ -7,7 +7,7 @@ step's own draws by way of a common budget (see docs/lossless.md).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from draftwise.core.goodput import (
@@ -15,28 +15,25 @@ from draftwise.core.goodput import (
     Floats,
     OperatingPoint,
     Outlook,
+    Promise,
     promised_goodput,
     sample_chains,
     worth_drafting,
 )
 from draftwise.core.latency import LatencyModel
+from draftwise.policies.experience import Experience
 
 # Prices are rounded to these factors, so that drafting thresholds are computed now and then only.
 _GRAIN = 1.08
 _USUAL_ACCEPTANCE = 0.6
 _THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _OUTLOOK_VALUES = 16
-# Steps after which a choice is thought over; the pauses double from the first to the last.
+# Steps after which a choice is thought over; the pauses double from the first to the last. Steps
+# for which another way is tried then.
 _FIRST_REVIEW, _LAST_REVIEW = 8, 128
+_TRIAL = 12
 # Another way must promise this much more, or the choice stays: estimates waver.
 _ADVANTAGE = 1.005
-# Steps whose realised goodput outweighs what was thought before, and how much of the difference
-# between two kinds of ways is forgotten in every review.
-_DOUBT = 48
-_FADING = 0.1
-# Share of a promise that a ragged batch keeps against an even one, as long as nothing is seen: its
-# attention is padded to the longest draft.
-_RAGGED_PROMISE = 0.96
 
 
 @dataclass(frozen=True)
@@ -56,43 +53,26 @@ class Price:
 
 @dataclass
 class _Choice:
-    """What is done at one batch size, and what came of it.
+    """What is done at one batch size.
 
     Attributes:
         price: of the way in use.
-        kept_promise: realised over promised goodput, for ways with and without a threshold.
-        tokens: gained since the last review.
-        seconds: spent since then.
-        num_observed: steps in which.
-        usual_seconds: of a step, lately; 0 before any.
+        promise: of that way, for ``num_requests``.
+        num_requests: when it was chosen.
+        target_seconds: of the promise, spent in the target's pass.
+        on_trial: whether it is in use only to get to know it.
+        experience: what came of all ways so far.
     """
 
     price: Price
+    promise: Promise
+    num_requests: int
+    target_seconds: float
+    on_trial: bool = False
     num_steps: int = 0
     next_review: int = _FIRST_REVIEW
     pause: int = _FIRST_REVIEW
-    kept_promise: dict[bool, float] = field(
-        default_factory=lambda: {False: 1.0, True: _RAGGED_PROMISE}
-    )
-    tokens: float = 0.0
-    seconds: float = 0.0
-    num_observed: int = 0
-    usual_seconds: float = 0.0
-
-    def settle(self) -> None:
-        """Learn how the promise was kept; an old disappointment fades."""
-        selects = self.price.point.threshold > 0
-        if self.seconds > 0:
-            realised = self.tokens / self.seconds
-            weight = self.num_observed / (self.num_observed + _DOUBT)
-            promised = self.price.goodput / self.kept_promise[selects]
-            ratio = min(max(realised / promised, 0.5), 2.0)
-            self.kept_promise[selects] += weight * (ratio - self.kept_promise[selects])
-            usual = _RAGGED_PROMISE if not selects else 1 / _RAGGED_PROMISE
-            other = self.kept_promise[not selects]
-            self.kept_promise[not selects] += _FADING * (self.kept_promise[selects] * usual - other)
-        self.tokens = self.seconds = 0.0
-        self.num_observed = 0
+    experience: Experience = field(default_factory=Experience)
 
 
 class PriceBook:
@@ -101,7 +81,9 @@ class PriceBook:
     Every now and then all static draft lengths and all thresholds are compared by the goodput they
     promise with the acceptance and the costs as they are known by then, and the best is chosen.
     What a promise leaves out (ragged batches cost more than even ones, tokens of a draft are not
-    independent) shows in realised goodput, by which the promises of its kind are corrected.
+    independent) shows when a way is used, and corrects its promises: see
+    :class:`draftwise.policies.experience.Experience`. A way that may be the best and is little
+    known is tried for a few steps.
 
     Attributes:
         outlook: distribution of the predicted acceptance of drafted tokens.
@@ -112,7 +94,7 @@ class PriceBook:
         self._latency = latency
         self._max_draft_length = max_draft_length
         self._choices: dict[int, _Choice] = {}
-        self._current: _Choice | None = None
+        self._current: tuple[_Choice, Promise] | None = None
         self._points = [OperatingPoint(length) for length in range(max_draft_length + 1)]
         if max_draft_length:
             self._points += [OperatingPoint(max_draft_length, each) for each in _THRESHOLDS]
@@ -129,15 +111,11 @@ class PriceBook:
         key = num_requests if num_requests < 8 else round(8 * math.log2(num_requests))
         choice = self._choices.get(key)
         if choice is None:
-            first = self._best(num_requests, context, None)
-            choice = self._choices[key] = _Choice(first)
-        self._current = choice
+            choice = self._choices[key] = self._first(num_requests, context)
         choice.num_steps += 1
         if choice.num_steps >= choice.next_review:
-            choice.settle()
-            choice.price = self._best(num_requests, context, choice)
-            choice.pause = min(2 * choice.pause, _LAST_REVIEW)
-            choice.next_review = choice.num_steps + choice.pause
+            self._review(choice, num_requests, context)
+        self._current = choice, self._promise_now(choice, num_requests, context)
         return choice.price
 
     def observe(self, tokens: float, seconds: float) -> None:
@@ -147,13 +125,9 @@ class PriceBook:
             tokens: gained, expected rather than drawn: less noise.
             seconds: it took.
         """
-        choice = self._current
-        if choice is not None:
-            # A pause of the machine is not a property of the step.
-            choice.tokens += tokens
-            choice.seconds += min(seconds, 3 * (choice.usual_seconds or seconds))
-            choice.num_observed += 1
-            choice.usual_seconds = choice.seconds / choice.num_observed
+        if self._current is not None:
+            choice, promise = self._current
+            choice.experience.observe(choice.price.point, promise, tokens, seconds)
 
     def draft_thresholds(self, price: Price, num_drafting: int) -> Floats:
         """From which probability on that all so far are kept one more draw pays.
@@ -171,8 +145,63 @@ class PriceBook:
         """Tokens that a companion's pass over so many drafted tokens costs."""
         return price.goodput * self._latency.companion_seconds(num_tokens)
 
-    def _best(self, num_requests: int, context: int, now: _Choice | None) -> Price:
-        """The way that promises most, with the one in use preferred among equals."""
+    def _first(self, num_requests: int, context: int) -> _Choice:
+        goodput = num_requests / self._latency.target_seconds(num_requests, context)
+        promises = self._promises(num_requests, context, goodput, Experience())
+        point = max(promises, key=lambda each: promises[each][1].goodput)
+        price = self._price(point, promises[point][1], context)
+        promise = promises[point][0]
+        seconds = self._latency.target_seconds(promise.size, context)
+        return _Choice(price, promise, num_requests, seconds)
+
+    def _review(self, choice: _Choice, num_requests: int, context: int) -> None:
+        """Take the way that is best by all that is known, or try one that may be."""
+        experience = choice.experience
+        experience.fade()
+        promises = self._promises(num_requests, context, choice.price.goodput, experience)
+
+        def goodput(point: OperatingPoint) -> float:
+            stays = point == choice.price.point and not choice.on_trial
+            return promises[point][1].goodput * (_ADVANTAGE if stays else 1.0)
+
+        def hope(point: OperatingPoint) -> float:
+            return goodput(point) * (1.0 if point == best else experience.optimism(point))
+
+        best = max(promises, key=goodput)
+        point = max(promises, key=hope)
+        choice.on_trial = not choice.on_trial and point != best
+        if not choice.on_trial:
+            point = best
+            choice.pause = min(2 * choice.pause, _LAST_REVIEW)
+        choice.next_review = choice.num_steps + (_TRIAL if choice.on_trial else choice.pause)
+        price = self._price(best, promises[best][1], context)
+        choice.price = replace(price, point=point)
+        choice.promise = promises[point][0]
+        choice.num_requests = num_requests
+        choice.target_seconds = self._latency.target_seconds(choice.promise.size, context)
+
+    def _price(self, point: OperatingPoint, promise: Promise, context: int) -> Price:
+        seconds = self._latency.marginal_seconds(promise.size, context)
+        return Price(point, promise.goodput, promise.goodput * seconds)
+
+    def _promise_now(self, choice: _Choice, num_requests: int, context: int) -> Promise:
+        """The promise of the way in use, for a batch and a machine that changed a little."""
+        promise, more = choice.promise, num_requests / choice.num_requests
+        size = promise.size * more
+        change = self._latency.target_seconds(size, context) - choice.target_seconds
+        return Promise(promise.tokens * more, max(promise.seconds + change, 1e-9), size)
+
+    def _promises(
+        self, num_requests: int, context: int, goodput: float, experience: Experience
+    ) -> dict[OperatingPoint, tuple[Promise, Promise]]:
+        """What each way promises, and what is to be expected of it.
+
+        Args:
+            num_requests: in the batch.
+            context: tokens behind them in all.
+            goodput: about what is reached.
+            experience: with promises so far.
+        """
         self._values = self.outlook.values(_OUTLOOK_VALUES)
         self._thresholds.cache_clear()
         chains = sample_chains(self._values, self._max_draft_length)
@@ -180,22 +209,14 @@ class PriceBook:
             lambda tokens: self._latency.target_seconds(tokens, context),
             self._latency.draft_seconds,
         )
-        kept = {False: 1.0, True: _RAGGED_PROMISE} if now is None else now.kept_promise
-        goodput = num_requests / costs.target(num_requests) if now is None else now.price.goodput
-
-        def preferred(promised: tuple[float, float, OperatingPoint]) -> float:
-            stays = now is not None and promised[2] == now.price.point
-            return promised[0] * (_ADVANTAGE if stays else 1.0)
-
+        promises: dict[OperatingPoint, tuple[Promise, Promise]] = {}
         for _ in range(2):  # drafting thresholds need the goodput that is looked for
-            promises = []
             thresholds = partial(self._draft_thresholds, goodput)
             for point in self._points:
-                promise, size = promised_goodput(point, num_requests, chains, costs, thresholds)
-                promises.append((promise * kept[point.threshold > 0], size, point))
-            promise, size, point = max(promises, key=preferred)
-            goodput = promise
-        return Price(point, promise, promise * self._latency.marginal_seconds(size, context))
+                promise = promised_goodput(point, num_requests, chains, costs, thresholds)
+                promises[point] = promise, experience.corrected(point, promise, num_requests)
+            goodput = max(expected.goodput for _, expected in promises.values())
+        return promises
 
     def _draft_thresholds(self, goodput: float, threshold: float, num_drafting: int) -> Floats:
         seconds = self._latency.draft_seconds(num_drafting) / max(num_drafting, 1)

@@ -53,8 +53,7 @@ class PredictableVerification(SpeculativeVerification):
         before = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
         before = np.concatenate([np.ones((len(lengths), 1)), before[:, :-1]], axis=1)
         pays = (before * outlook >= self.judged_threshold) & drafted
-        if self._exploring >= 0:
-            pays[self._exploring] = drafted[self._exploring]
+        pays[self._explorers] = drafted[self._explorers]
         kept = np.cumprod(pays, axis=1).sum(axis=1).astype(int).tolist()
         if draft.probs is not None:
             for row, length in enumerate(kept):
