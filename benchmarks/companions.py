@@ -120,7 +120,7 @@ def knowledge(arguments: argparse.Namespace, console: Console) -> None:
     """Part 3."""
     llm = LLM(arguments.target, None, dtype="bfloat16", max_batch_size=16)
     prompts = [
-        llm._tokenize([{"role": "user", "content": text}])[1]
+        llm.tokenize([{"role": "user", "content": text}])
         for text in load_prompts(arguments.prompts, arguments.num_prompts)
     ]
     sampling = SamplingParams(max_tokens=arguments.max_tokens, seed=0)

@@ -9,8 +9,8 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from draftwise import LLM, RequestOutput, SamplingParams, SpeculationConfig
+from draftwise.engine.memory import cache_bytes
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, PromptError
-from draftwise.llm import _cache_bytes
 from draftwise.outputs import FinishReason, TokenSource
 
 from .tiny_models import Recipe, byte_tokenizer, save
@@ -281,19 +281,19 @@ class TestMemory:
 
     def test_files_that_the_system_caches_can_be_had(self, monkeypatch):
         monkeypatch.setattr(Path, "read_text", lambda self: "MemFree: 10 kB\nMemAvailable: 80 kB")
-        assert _cache_bytes(None, torch.device("cpu")) == 40 * 1024
+        assert cache_bytes(None, torch.device("cpu")) == 40 * 1024
 
     def test_other_systems(self, monkeypatch):
         monkeypatch.setattr(Path, "read_text", lambda self: "MemFree: 10 kB")
-        assert _cache_bytes(None, torch.device("cpu")) > 10**8
+        assert cache_bytes(None, torch.device("cpu")) > 10**8
 
     def test_systems_that_say_nothing(self, monkeypatch):
         monkeypatch.setattr(Path, "read_text", lambda self: "")
         monkeypatch.delattr(os, "sysconf")
-        assert _cache_bytes(None, torch.device("cpu")) is None
+        assert cache_bytes(None, torch.device("cpu")) is None
 
     def test_what_is_given_counts(self):
-        assert _cache_bytes(0.5, torch.device("cpu")) == 2**29
+        assert cache_bytes(0.5, torch.device("cpu")) == 2**29
 
 
 def test_a_mapping_with_unknown_keys(models):

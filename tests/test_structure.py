@@ -44,6 +44,7 @@ MAY_IMPORT = {
         "params",
         "policies",
         "profiling",
+        "prompts",
     },
 }
 # These stand above all others, which never import them.

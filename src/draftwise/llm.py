@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.engine import Engine, EngineOptions, Models
+from draftwise.engine.memory import cache_bytes
 from draftwise.engine.request import Request
-from draftwise.errors import DraftwiseError, InvalidParameterError, PromptError
+from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.loading import (
     LoadedModel,
@@ -28,13 +25,9 @@ from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, Str
 from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.policies import POLICIES, Policy, policy_class
 from draftwise.profiling.latency import load_latency, measure_latency
+from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize
 
-Message = Mapping[str, str]
-Prompt = str | Sequence[int] | Sequence[Message]
 Speculations = RequestSpeculation | Sequence[RequestSpeculation] | None
-
-# Share of the free memory that keys and values may take on a CPU.
-_CACHE_SHARE = 0.5
 
 
 class LLM:
@@ -127,7 +120,7 @@ class LLM:
         self._load = load
         self._on_status = on_status or _ignore
         self._engine_options = EngineOptions(
-            max_batch_size, max_chunk_tokens, _cache_bytes(cache_gib, place)
+            max_batch_size, max_chunk_tokens, cache_bytes(cache_gib, place)
         )
         self.target = load(target, "target", max_model_len)
         self.engine: Engine
@@ -248,7 +241,7 @@ class LLM:
             DraftwiseError: the arguments as a whole are wrong, or every single prompt failed (the
                 first error is raised).
         """
-        each = _as_list(prompts)
+        each = as_list(prompts)
         requests = self._add_all(each, sampling, speculation)
         unfinished = {request for request in requests if isinstance(request, Request)}
         try:
@@ -280,7 +273,7 @@ class LLM:
         The pieces of a prompt joined are the text :meth:`generate` would return. Closing the
         iterator early cancels what is left.
         """
-        requests = self._add_all(_as_list(prompts), sampling, speculation)
+        requests = self._add_all(as_list(prompts), sampling, speculation)
         unfinished: dict[int, Request] = {}
         try:
             for index, request in enumerate(requests):
@@ -306,12 +299,12 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         speculation: Speculations,
     ) -> list[Request | DraftwiseError]:
-        each = _one_per_prompt("sampling", sampling, SamplingParams, prompts)
-        ways = _one_per_prompt("speculation", speculation, RequestSpeculation, prompts)
+        each = one_per_prompt("sampling", sampling, SamplingParams, prompts)
+        ways = one_per_prompt("speculation", speculation, RequestSpeculation, prompts)
         requests: list[Request | DraftwiseError] = []
         for prompt, params, way in zip(prompts, each, ways, strict=True):
             try:
-                text, ids = self._tokenize(prompt)
+                text, ids = tokenize(self.target.tokenizer, prompt)
                 requests.append(self.engine.add(text, ids, params, way))
             except DraftwiseError as error:
                 requests.append(error)
@@ -328,45 +321,7 @@ class LLM:
         Raises:
             PromptError: it is empty or malformed, or the tokenizer for it is missing.
         """
-        return self._tokenize(prompt)[1]
-
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        tokenizer = self.target.tokenizer
-        if not isinstance(prompt, str | Sequence):
-            raise PromptError(
-                "prompt", f"must be a string, token ids or messages, got {type(prompt).__name__}"
-            )
-        if not prompt:
-            raise PromptError("prompt", "is empty; give some text or at least one token")
-        if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
-            return None, list(prompt)  # type: ignore[arg-type]
-        if tokenizer is None:
-            raise PromptError("prompt", "the target has no tokenizer; give token ids")
-        text = prompt if isinstance(prompt, str) else self._render_chat(prompt)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise PromptError(
-                "prompt", f"is no valid text: half of a surrogate pair at character {error.start}"
-            ) from error
-        # A chat template writes its own special tokens.
-        ids = tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]
-        return text, list(ids)
-
-    def _render_chat(self, messages: Any) -> str:
-        tokenizer = self.target.tokenizer
-        if not getattr(tokenizer, "chat_template", None):
-            raise PromptError("prompt", "the target's tokenizer has no chat template; give text")
-        for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-                raise PromptError("prompt", "each message needs a 'role' and a 'content'")
-        try:
-            text: str = tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # templates raise whatever their authors chose
-            raise PromptError("prompt", f"the chat template refuses it: {error}") from error
-        return text
+        return tokenize(self.target.tokenizer, prompt)[1]
 
 
 def _ignore(status: str) -> None:
@@ -391,37 +346,6 @@ def _check_companion_is_asked(policy: type[Policy]) -> None:
         )
 
 
-def _one_per_prompt(field: str, given: Any, kind: type[Any], prompts: list[Prompt]) -> list[Any]:
-    """One for all, or the standard one for ``None``, becomes one for each."""
-    if given is None or isinstance(given, kind):
-        return [given or kind()] * len(prompts)
-    if not isinstance(given, Sequence) or not all(isinstance(each, kind) for each in given):
-        raise InvalidParameterError(
-            field, f"must be {kind.__name__} or a list of them, got {given!r}"
-        )
-    if len(given) != len(prompts):
-        raise InvalidParameterError(
-            field, f"{len(given)} parameter sets for {len(prompts)} prompts"
-        )
-    return list(given)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt becomes a list of one; a list of ids or of messages is one prompt."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
-        raise PromptError(
-            "prompt",
-            f"must be a string, token ids, messages or a list of these, got "
-            f"{type(prompts).__name__}",
-        )
-    items = list(prompts)
-    if items and isinstance(items[0], int | Mapping):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
-
-
 def _failed(prompt: Prompt, error: DraftwiseError) -> RequestOutput:
     """The output of a prompt that never became a request."""
     return RequestOutput(
@@ -435,25 +359,3 @@ def _failed(prompt: Prompt, error: DraftwiseError) -> RequestOutput:
         speculation=SpeculationStats(),
         error=error,
     )
-
-
-def _cache_bytes(cache_gib: float | None, device: torch.device) -> int | None:
-    if cache_gib is not None:
-        return int(cache_gib * 2**30)
-    if device.type == "cuda":
-        return None  # rows are allocated whole; what does not fit fails at load
-    free = _available_bytes()
-    return None if free is None else int(_CACHE_SHARE * free)
-
-
-def _available_bytes() -> int | None:
-    """Memory that can be had without swapping, files that the system caches included."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if "MemAvailable" in line)
-    except (OSError, StopIteration):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None

@@ -1,12 +1,16 @@
-"""Prompt files: JSON lines as the field's benchmarks ship them."""
+"""Prompts as users give them: text, tokens, chat messages, and files of JSON lines."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwise.errors import PromptError
+from draftwise.errors import InvalidParameterError, PromptError
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[int] | Sequence[Message]
 
 # Spec-Bench and MT-Bench have `turns`, HumanEval `prompt`, GSM8K `question`, MBPP `text`.
 _KEYS = ("prompt", "question", "turns", "text")
@@ -50,3 +54,81 @@ def _prompt(line: str, where: str) -> str:
         if isinstance(value, str) and value:
             return value
     raise PromptError("prompts", f"{where} has no text under any of {', '.join(_KEYS)}")
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt becomes a list of one; a list of ids or of messages is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise PromptError(
+            "prompt",
+            f"must be a string, token ids, messages or a list of these, got "
+            f"{type(prompts).__name__}",
+        )
+    items = list(prompts)
+    if items and isinstance(items[0], int | Mapping):
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]
+
+
+def one_per_prompt(field: str, given: Any, kind: type[Any], prompts: list[Prompt]) -> list[Any]:
+    """One for all, or the standard one for ``None``, becomes one for each."""
+    if given is None or isinstance(given, kind):
+        return [given or kind()] * len(prompts)
+    if not isinstance(given, Sequence) or not all(isinstance(each, kind) for each in given):
+        raise InvalidParameterError(
+            field, f"must be {kind.__name__} or a list of them, got {given!r}"
+        )
+    if len(given) != len(prompts):
+        raise InvalidParameterError(
+            field, f"{len(given)} parameter sets for {len(prompts)} prompts"
+        )
+    return list(given)
+
+
+def tokenize(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int]]:
+    """The text of a prompt, if it has one, and its tokens.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer; ``None`` if the model has none.
+        prompt: text, token ids, or messages for the chat template.
+
+    Raises:
+        PromptError: it is empty or malformed, or the tokenizer for it is missing.
+    """
+    if not isinstance(prompt, str | Sequence):
+        raise PromptError(
+            "prompt", f"must be a string, token ids or messages, got {type(prompt).__name__}"
+        )
+    if not prompt:
+        raise PromptError("prompt", "is empty; give some text or at least one token")
+    if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
+        return None, list(prompt)  # type: ignore[arg-type]
+    if tokenizer is None:
+        raise PromptError("prompt", "the target has no tokenizer; give token ids")
+    text = prompt if isinstance(prompt, str) else _render_chat(tokenizer, prompt)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            "prompt", f"is no valid text: half of a surrogate pair at character {error.start}"
+        ) from error
+    # A chat template writes its own special tokens.
+    ids = tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]
+    return text, list(ids)
+
+
+def _render_chat(tokenizer: Any, messages: Any) -> str:
+    if not getattr(tokenizer, "chat_template", None):
+        raise PromptError("prompt", "the target's tokenizer has no chat template; give text")
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise PromptError("prompt", "each message needs a 'role' and a 'content'")
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # templates raise whatever their authors chose
+        raise PromptError("prompt", f"the chat template refuses it: {error}") from error
+    return text

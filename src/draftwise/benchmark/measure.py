@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from draftwise.engine.request import Request
-from draftwise.llm import LLM, Prompt
+from draftwise.llm import LLM
 from draftwise.outputs import RequestOutput, SpeculationStats
 from draftwise.params import SamplingParams
+from draftwise.prompts import Prompt
 
 OnStep = Callable[[list[Request]], None]
 

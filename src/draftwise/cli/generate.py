@@ -26,8 +26,9 @@ from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from draftwise.core.rejection import VerificationMethod
-    from draftwise.llm import LLM, Prompt
+    from draftwise.llm import LLM
     from draftwise.params import SamplingParams, SpeculationConfig
+    from draftwise.prompts import Prompt
 
 _PROMPTS, _MODELS, _SPECULATION = "Prompts", "Models", "Speculation"
 _SHOWING = "Output"

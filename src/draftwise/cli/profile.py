@@ -26,9 +26,10 @@ from draftwise.errors import InvalidParameterError
 if TYPE_CHECKING:
     from draftwise.engine.engine import Models
     from draftwise.estimators.profile import AcceptanceProfile
-    from draftwise.llm import LLM, Prompt
+    from draftwise.llm import LLM
     from draftwise.params import SamplingParams
     from draftwise.profiling.acceptance import Collection
+    from draftwise.prompts import Prompt
 
 _MODELS = "Models"
 
