@@ -129,6 +129,11 @@ class PriceBook:
             choice, promise = self._current
             choice.experience.observe(choice.price.point, promise, tokens, seconds)
 
+    @property
+    def promised_seconds(self) -> float:
+        """Of the step that was priced last; 0 before any."""
+        return 0.0 if self._current is None else self._current[1].seconds
+
     def draft_thresholds(self, price: Price, num_drafting: int) -> Floats:
         """From which probability on that all so far are kept one more draw pays.
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
 from draftwise.estimators.combined import Inputs, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.adaptive import Adaptive, calibration_error
@@ -17,14 +17,39 @@ from draftwise.policies.priced import Floats
 
 _FIRST_TRIALS = 6
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 512
+# While it is asked in every step, it is left out in one of so many: to know what asking costs.
+_LEFT_OUT_EVERY = 8
 _NEWEST = 0.1
+# Steps of either kind after which their times are compared, and share of an old one that counts
+# after one more.
+_ENOUGH_STEPS = 12
+_FORGETTING = 0.99
+_MOST_EXTREME = 3.0
+
+
+class _Times:
+    """Realised over promised seconds of steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0.0
+        self._sum = 0.0
+
+    @property
+    def mean(self) -> float:
+        return self._sum / self.steps if self.steps else 1.0
+
+    def observe(self, ratio: float) -> None:
+        if self.steps >= 1:
+            ratio = min(ratio, _MOST_EXTREME * self.mean)
+        self.steps = _FORGETTING * self.steps + 1.0
+        self._sum = _FORGETTING * self._sum + ratio
 
 
 class _Worth:
     """Whether the companion's information is worth its pass, at one batch size.
 
-    It is asked a few times at first; while the mean gain is positive it is asked in every step,
-    else tried again after pauses that double.
+    It is asked a few times at first; while the mean gain is positive it is asked in all steps but
+    a few, else tried again after pauses that double.
     """
 
     def __init__(self) -> None:
@@ -32,13 +57,18 @@ class _Worth:
         self._count = 0
         self._pause = _SHORTEST_PAUSE
         self._until = 0
+        self._turn = 0
+        self._times = {False: _Times(), True: _Times()}
 
     def asks(self) -> bool:
         """Whether to ask now; call once per step."""
         if self._until:
             self._until -= 1
             return False
-        return True
+        if self._count < _FIRST_TRIALS or self.gain <= 0:
+            return True
+        self._turn += 1
+        return self._turn % _LEFT_OUT_EVERY != 0
 
     def observe(self, gain: float) -> None:
         """What asking brought, in tokens, its price taken off."""
@@ -52,15 +82,27 @@ class _Worth:
             self._until = self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
+    def observe_time(self, asked: bool, ratio: float) -> None:
+        """Realised over promised seconds of a step."""
+        self._times[asked].observe(ratio)
+
+    @property
+    def extra_time(self) -> float | None:
+        """What asking adds to a step, as a share of its promised seconds; ``None`` if unknown."""
+        if min(times.steps for times in self._times.values()) < _ENOUGH_STEPS:
+            return None
+        return self._times[True].mean - self._times[False].mean
+
 
 class SpeculativeVerification(Adaptive):
     """Selection by S, A and the draft's own signals, from filtered proposals.
 
     As ``adaptive``, and where the companion is asked P_i = P(accept | S_i, A_i, H_i, q_i(x_i),
     history, i). It judges the whole draft in one pass after it is written, and is asked only while
-    the expected tokens its estimates add to the plan, less what the tokens they add cost, pay for
-    its pass: value of information, followed per batch size. Whether it is asked is decided before
-    the step's draft.
+    what its estimates change is worth its price: value of information, followed per batch size. The
+    price is what steps with it take longer, its pass less what is verified in vain without it, as
+    soon as both have been seen; before, it is computed. Whether it is asked is decided before the
+    step's draft.
 
     The published method picks tokens over the whole batch by S and A of the drawn token, which
     biases the output; here the same signals decide by a price known beforehand, for every token of
@@ -91,6 +133,13 @@ class SpeculativeVerification(Adaptive):
         self._asks = self._has_companion and any(lengths) and self._worth_now().asks()
         self._watches |= self._asks
         return lengths
+
+    def observe(self, outcome: Outcome, times: StepTimes) -> None:
+        """Follow prices, estimates, and what the companion costs."""
+        super().observe(outcome, times)
+        promised = self.prices.promised_seconds
+        if promised and times.is_typical and self._is_priced:
+            self._worth_now().observe_time(self._judgement is not None, times.total / promised)
 
     def wants_judgement(self) -> bool:
         """While the companion's information is worth its pass."""
@@ -144,14 +193,19 @@ class SpeculativeVerification(Adaptive):
 
     def _value_information(self, draft: Draft, expected: Floats) -> None:
         """How much better the judged plan is than the free one, both as the judge sees them."""
-        price = self.judged_threshold
+        price, worth = self.judged_threshold, self._worth_now()
         width = draft.tokens.shape[1]
         drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
         reach = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
         free = np.cumprod(np.where(drafted, self._expected[:, :width], 0.0), axis=1)
-        surplus = reach - price
-        with_it = np.where((reach >= price) & drafted, surplus, 0.0).sum()
-        chosen = drafted & (free >= self._price.point.threshold)
-        without = np.where(chosen, surplus, 0.0).sum()
-        cost = self.prices.companion_price(self._price, sum(draft.lengths))
-        self._worth_now().observe(float(with_it - without) - cost)
+        with_it = (reach >= price) & drafted
+        without = drafted & (free >= self._price.point.threshold)
+        more_kept = float(reach[with_it].sum() - reach[without].sum())
+        if worth.extra_time is not None and self.prices.promised_seconds:
+            tokens_per_step = self._price.goodput * self.prices.promised_seconds
+            cost = worth.extra_time * tokens_per_step
+        else:
+            more_verified = int(with_it.sum()) - int(without.sum())
+            cost = self.prices.companion_price(self._price, sum(draft.lengths))
+            cost += price * more_verified
+        worth.observe(more_kept - cost)
