@@ -8,6 +8,7 @@ from draftwise.zoo.distill import distillation_trainer, forward_kl, sample_conti
 from draftwise.zoo.evaluation import acceptances, mean_acceptance, validation_losses
 from draftwise.zoo.packing import PackedStream, held_out_rows
 from draftwise.zoo.recipe import MIXTURE, STAGES, Schedule
+from draftwise.zoo.train import _parser, configure_stage
 from draftwise.zoo.training import Runtime, Trainer, new_model
 
 from .conftest import TINY_SCHEDULE, random_source, tiny_stage
@@ -108,6 +109,23 @@ def test_minutes_bound_the_schedule():
     assert schedule.progress(500, 30.0) == 0.5
     assert schedule.progress(500, 90.0) == 0.75
     assert schedule.progress(500, 1e6) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], (192, 192)),
+        (["--tokens", "768"], (384, 384)),
+        (["--steps", "3", "--batch-tokens", "32"], (48, 48)),
+        (["--tokens", "1"], (1, 1)),
+    ],
+)
+def test_tokens_of_the_command_line_are_the_whole_stage(options, expected):
+    arguments = _parser().parse_args(["--data", "d", "--out", "o", "--minutes", "6", *options])
+    stage = configure_stage(tiny_stage("draft", 1, distilled=True), arguments)
+    schedules = (stage.schedule, stage.distillation.schedule)
+    assert tuple(schedule.tokens for schedule in schedules) == expected
+    assert [schedule.minutes for schedule in schedules] == [3, 3]
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import LlamaConfig
 
+from draftwise.zoo.distill import CONTINUATIONS
 from draftwise.zoo.recipe import Stage
 
 _SOURCES = {
@@ -21,23 +22,25 @@ _SOURCES = {
 
 _ROLES = {
     "target": "The target of the family: the model whose distribution speculation preserves.",
-    "draft": "The draft of the family: trained on text, then distilled from the target.",
+    "draft": "The draft of the family: a small model distilled from the target.",
     "companion": (
-        "The companion of the family: a second small model that judges drafted tokens. It is "
-        "trained on text only, because distilling it as well would make it err as the draft does."
+        "The companion of the family: a second small model, which judges what the draft drafts.\n"
+        "It differs from the draft in shape, seed and order of the data, but both are distilled\n"
+        "from the same target, so it is no independent witness. The spare is one, and weaker."
     ),
     "spare": "A third small model, of another shape, seed and data order; trained on text only.",
-    "mid": "A model between draft and target: trained on text, then distilled from the target.",
+    "mid": "A model between draft and target in size, distilled from the target.",
 }
 
 _DISTILLATION = """
 ## Distillation
 
-After its training on text the model minimises the forward KL divergence from the target's
-distribution at temperature 1, on training text and on continuations of training prompts sampled
-from the target ({share:.0%} of the rows), as in DistillSpec (Zhou et al., ICLR 2024,
-arXiv:2310.08461) with fixed data; continuations of its own (the paper's on-policy variant) are not
-used.
+The first {text:,} tokens are ordinary training on text. All others minimise the forward KL
+divergence from the target's distribution at temperature 1, on training text and on {number:,}
+continuations, of {length} tokens each, of training prompts, sampled from the target
+({share:.0%} of the rows, each continuation read {epochs:.0f} times), as in DistillSpec
+(Zhou et al., ICLR 2024, arXiv:2310.08461) with fixed data. Continuations of its own, the paper's
+on-policy variant, are not used.
 """
 
 
@@ -116,7 +119,13 @@ def model_card(
         )
     distillation = ""
     if stage.distillation is not None:
-        distillation = _DISTILLATION.format(share=stage.distillation.continuation_share)
+        distillation = _DISTILLATION.format(
+            text=metrics["num_text_tokens"],
+            number=stage.distillation.num_continuations,
+            length=stage.distillation.continuation_length,
+            share=stage.distillation.continuation_share,
+            epochs=metrics["epochs"][CONTINUATIONS],
+        )
     notes = f"\n{remark.strip()}\n" if remark.strip() else ""
     versions = ", ".join(f"{key} {value}" for key, value in metrics["versions"].items())
     return f"""---

@@ -1,10 +1,10 @@
-"""Distilling a draft from its target, after DistillSpec (Zhou et al., ICLR 2024, arXiv:2310.08461).
+"""Distilling small models from the target, after DistillSpec (Zhou et al., arXiv:2310.08461).
 
-The draft, first trained on text, is then trained to match the target's whole distribution at every
-position: forward KL, D(p ‖ q) = Σ p (log p - log q), temperature 1. Of the paper's choices of data
-this takes a fixed set: part of the rows is training text, part are continuations that the target
-itself sampled, because those are the contexts a draft meets when it serves. The paper's on-policy
-variant, continuations sampled from the draft, is not used.
+A small model is trained to match the target's whole distribution at every position: forward KL,
+D(p ‖ q) = Σ p (log p - log q), temperature 1. Of the paper's choices of data this takes a fixed
+set: part of the rows is training text, part are continuations that the target itself sampled,
+because those are the contexts a draft meets when it serves. The paper's on-policy variant,
+continuations sampled from the draft, is not used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from draftwise.zoo.recipe import Distillation, Stage
 from draftwise.zoo.training import Runtime, Trainer
 
 CONTINUATIONS = "continuations"
-_ROWS_PER_BATCH = 128
+_ROWS_PER_BATCH = {"cpu": 128, "cuda": 4_096}
 
 
 def forward_kl(logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -45,8 +45,9 @@ def sample_continuations(
     generator = torch.Generator(device=model.device).manual_seed(seed)
     model.eval()
     finished = []
-    for first in range(0, len(prompts), _ROWS_PER_BATCH):
-        inputs = torch.from_numpy(prompts[first : first + _ROWS_PER_BATCH]).to(model.device)
+    rows_per_batch = _ROWS_PER_BATCH.get(model.device.type, _ROWS_PER_BATCH["cpu"])
+    for first in range(0, len(prompts), rows_per_batch):
+        inputs = torch.from_numpy(prompts[first : first + rows_per_batch]).to(model.device)
         pieces, cache = [inputs], None
         for _ in range(num_tokens):
             output = model(

@@ -1,7 +1,7 @@
 """What every model of the bundled family is made of: shape, data mixture and schedule.
 
-Counts are in tokens, times in minutes. All values can be raised from the command line
-(see :mod:`draftwise.zoo.train`) on a machine that allows more than two CPU cores do.
+Counts are in tokens, times in minutes. The target and the spare were trained on two CPU cores, the
+three distilled models on a GPU; :mod:`draftwise.zoo.train` fits the schedules to another machine.
 """
 
 from __future__ import annotations
@@ -103,17 +103,17 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Second part of a draft's training: forward KL from the target (see ``distill.py``).
+    """Second part of a small model's training: forward KL from the target (see ``distill.py``).
 
     ``continuation_share`` of the rows are the target's own continuations of training prompts.
     """
 
     schedule: Schedule
     teacher: str = "target"
-    num_continuations: int = 768
+    num_continuations: int = 32_768
     prompt_length: int = 128
     continuation_length: int = 384
-    continuation_share: float = 0.4
+    continuation_share: float = 0.6
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,14 @@ class Stage:
     mixture: Mapping[str, float] = field(default_factory=lambda: MIXTURE)
 
 
+# One step on text: a distilled model learns from the target from the start.
+_ONE_STEP = Schedule(tokens=65_536, batch_tokens=65_536)
+
+
+def _distillation(num_steps: int) -> Distillation:
+    return Distillation(schedule=Schedule(tokens=num_steps * 65_536, batch_tokens=65_536))
+
+
 _STAGES = (
     Stage(
         name="target",
@@ -138,8 +146,9 @@ _STAGES = (
     Stage(
         name="companion",
         shape=ModelShape(160, 2, 5, 1, 32, 336),
-        schedule=Schedule(tokens=7_000_000),
+        schedule=_ONE_STEP,
         seed=2,
+        distillation=_distillation(5_291),
     ),
     Stage(
         name="spare",
@@ -150,20 +159,16 @@ _STAGES = (
     Stage(
         name="mid",
         shape=ModelShape(192, 4, 3, 1, 64, 512),
-        schedule=Schedule(tokens=2_000_000),
+        schedule=_ONE_STEP,
         seed=4,
-        distillation=Distillation(
-            schedule=Schedule(tokens=7_000_000, muon_learning_rate=2e-3, adamw_learning_rate=2e-3)
-        ),
+        distillation=_distillation(3_849),
     ),
     Stage(
         name="draft",
         shape=ModelShape(128, 2, 2, 1, 64, 320),
-        schedule=Schedule(tokens=3_700_000),
+        schedule=_ONE_STEP,
         seed=5,
-        distillation=Distillation(
-            schedule=Schedule(tokens=12_000_000, muon_learning_rate=2e-3, adamw_learning_rate=2e-3)
-        ),
+        distillation=_distillation(5_687),
     ),
 )
 

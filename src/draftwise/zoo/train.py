@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="folder with the data files")
     parser.add_argument("--out", type=Path, required=True, help="folder for runs and checkpoints")
     parser.add_argument("--stage", choices=["tokenizer", *STAGES, "all"], default="all")
-    parser.add_argument("--tokens", type=int, help="training tokens instead of the recipe's")
+    parser.add_argument("--tokens", type=int, help="tokens of the stage instead of the recipe's")
     parser.add_argument("--steps", type=int, help="the same, in steps of a batch")
     parser.add_argument("--minutes", type=float, help="end the schedule after this wall time")
     parser.add_argument("--batch-tokens", type=int, help="tokens per optimizer step")
@@ -50,7 +50,7 @@ def configure_schedule(
 
     ``scale`` multiplies the recipe's tokens; ``minutes_share`` is this schedule's part of the time.
     """
-    changes: dict[str, Any] = {"tokens": round(schedule.tokens * scale)}
+    changes: dict[str, Any] = {"tokens": max(1, round(schedule.tokens * scale))}
     for name in ("batch_tokens", "micro_batch_tokens"):
         if getattr(arguments, name) is not None:
             changes[name] = getattr(arguments, name)
@@ -62,8 +62,8 @@ def configure_schedule(
 def configure_stage(stage: Stage, arguments: argparse.Namespace) -> Stage:
     """Apply the command line's overrides to a stage of the recipe.
 
-    Tokens count text; a distillation that follows is scaled by the same factor, and shares the
-    minutes in proportion to its tokens.
+    Training on text and the distillation that may follow share the tokens, and the minutes, in the
+    proportion of the recipe's tokens.
     """
     shape, distillation = stage.shape, stage.distillation
     width = arguments.width
@@ -75,11 +75,11 @@ def configure_stage(stage: Stage, arguments: argparse.Namespace) -> Stage:
             num_kv_heads=shape.num_kv_heads * width,
             intermediate_size=shape.intermediate_size * width,
         )
-    tokens = arguments.tokens or stage.schedule.tokens
+    all_tokens = stage.schedule.tokens + (distillation.schedule.tokens if distillation else 0)
+    tokens = arguments.tokens or all_tokens
     if arguments.steps is not None:
         tokens = arguments.steps * (arguments.batch_tokens or stage.schedule.batch_tokens)
-    scale = tokens / stage.schedule.tokens
-    all_tokens = stage.schedule.tokens + (distillation.schedule.tokens if distillation else 0)
+    scale = tokens / all_tokens
 
     def configured(schedule: Schedule) -> Schedule:
         share = schedule.tokens / all_tokens
@@ -100,6 +100,12 @@ def _epochs(trainers: Sequence[Trainer]) -> dict[str, float]:
     return total
 
 
+def _machine(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
 def _finish(
     model: LlamaForCausalLM,
     trainers: Sequence[Trainer],
@@ -113,12 +119,13 @@ def _finish(
     metrics = {
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "num_tokens": sum(trainer.num_tokens for trainer in trainers),
+        "num_text_tokens": trainers[0].num_tokens,
         "num_steps": sum(trainer.num_steps for trainer in trainers),
         "minutes": sum(trainer.elapsed_seconds for trainer in trainers) / 60,
         "epochs": _epochs(trainers),
         "validation": losses,
         "command": shlex.join(["python", "-m", "draftwise.zoo.train", *command]),
-        "machine": f"{trainers[-1].runtime.device.type}, {torch.get_num_threads()} threads",
+        "machine": _machine(trainers[-1].runtime.device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
     temporary = folder / "metrics.tmp"
