@@ -1,8 +1,9 @@
 """Attention over packed tokens, plugged into Hugging Face's modules.
 
 The linear layers of a model see one long sequence of packed tokens without padding. Here each
-token attends to its own request's cache row. Requests in neighbouring rows with a similar amount
-of work form a group that is computed in one call, padded inside the group only.
+token attends to its own request's cache row: on a CPU a native kernel does so for all requests with
+few new tokens. Otherwise requests in neighbouring rows with a similar amount of work form a group
+that is computed in one call, padded inside the group only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from transformers import AttentionInterface
 
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.native_attention import NativeAttention, native_attention
 
 ATTENTION_NAME = "draftwise_packed"
 
@@ -102,13 +104,15 @@ class PackedBatch:
         cache: where keys and values are kept.
         positions: ``[tokens]`` int64.
         slots: ``[tokens]`` int64, where each token is written.
-        groups: the attention calls.
+        groups: the attention calls of segments that ``native`` does not compute.
+        native: the kernel's call, where there is a kernel and it has something to do.
     """
 
     cache: KVCache
     positions: Tensor
     slots: Tensor
     groups: list[AttentionGroup]
+    native: NativeAttention | None = None
 
 
 def pack(
@@ -128,16 +132,19 @@ def pack(
         positions.extend(range(start, start + count))
         base = row * cache.capacity + start
         slots.extend(range(base, base + count))
+    native = native_attention(cache, segments, _LARGEST_GROUPED_QUERY, dtype, device)
     groups: list[AttentionGroup] = []
     first_token = 0
     for members in _group(segments):
-        groups.append(_attention_group(members, first_token, dtype, device))
-        first_token += groups[-1].num_tokens
+        if native is None or members[0].num_tokens > _LARGEST_GROUPED_QUERY:
+            groups.append(_attention_group(members, first_token, dtype, device))
+        first_token += sum(segment.num_tokens for segment in members)
     return PackedBatch(
         cache,
         torch.tensor(positions, dtype=torch.long, device=device),
         torch.tensor(slots, dtype=torch.long, device=device),
         groups,
+        native=native,
     )
 
 
@@ -295,7 +302,15 @@ def attend(
     Returns:
         ``[tokens, heads, value_size]``, contiguous.
     """
+    if packed.native is not None and not packed.groups:
+        return packed.native(layer, q, k, v, scaling, writes=True)
     packed.cache.write(layer, packed.slots, k, v)
+    if packed.native is not None:
+        result = packed.native(layer, q, k, v, scaling, writes=False)
+        for group in packed.groups:
+            tokens = slice(group.first_token, group.first_token + group.num_tokens)
+            result[tokens] = _attend(layer, packed.cache, group, q, scaling)
+        return result
     outputs = [_attend(layer, packed.cache, group, q, scaling) for group in packed.groups]
     out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return out.contiguous()

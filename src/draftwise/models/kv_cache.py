@@ -11,6 +11,8 @@ from torch import Tensor
 
 from draftwise.errors import CacheExhaustedError
 
+_CACHE_LINE_BYTES = 64
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -118,8 +120,10 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose memory, on a CPU, is not touched before it is written."""
+    """Zeros whose memory, on a CPU, is not touched before it is written and starts a cache line."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    flat = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(flat).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    flat = np.zeros(size + _CACHE_LINE_BYTES - 1, dtype=np.uint8)
+    first = -flat.ctypes.data % _CACHE_LINE_BYTES
+    return torch.from_numpy(flat[first : first + size]).view(dtype).view(shape)

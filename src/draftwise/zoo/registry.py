@@ -25,7 +25,10 @@ def names() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Where inflated models are kept: ``$DRAFTWISE_CACHE``, by default ``~/.cache/draftwise``."""
+    """Where inflated models and compiled kernels are kept.
+
+    ``$DRAFTWISE_CACHE``, by default ``~/.cache/draftwise``.
+    """
     configured = os.environ.get(CACHE_VARIABLE)
     return Path(configured) if configured else Path.home() / ".cache" / "draftwise"
 

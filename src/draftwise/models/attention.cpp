@@ -1,0 +1,611 @@
+// Attention of a few new tokens to their request's cached keys and values, on the CPU.
+//
+// Every pair of a request and a key-value head is one task. A task stores its new keys and values,
+// then reads each key and value of the request once, in blocks that stay in the first-level cache,
+// for all query heads and all new tokens together. Lengths are exact: nothing is padded, and memory
+// beyond a request's length is never read. The softmax runs along with the blocks (Milakov and
+// Gimelshein 2018, algorithm 3), in float32. A NaN that a token may see makes its result NaN.
+//
+// Vectors are those of the compiler (GCC and Clang), so one source serves all instruction sets.
+// Threads are the caller's: it passes the function that runs something on all of them.
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+constexpr int BLOCK = 32;  // keys that are looked at together
+constexpr int GROUPS = BLOCK / LANES;
+constexpr int PREFETCH_HEADS = 2;  // how far ahead memory is asked for
+constexpr int CACHE_LINE = 64;
+constexpr float MINUS_INFINITY = -__builtin_inff();
+
+struct Segment {
+    int64_t row, start, count, first_token;
+};
+
+// How GNU's OpenMP runtime, and those compatible with it, start something on all threads.
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
+
+}  // namespace
+
+// Strides are in elements; the last dimension of every tensor is contiguous.
+struct AttentionCall {
+    const void *queries;     // [tokens, heads, key_size]
+    const void *new_keys;    // [tokens, kv_heads, key_size], or null: they are in the cache already
+    const void *new_values;  // [tokens, kv_heads, value_size], likewise
+    void *keys;              // [rows, capacity, kv_heads, key_size]
+    void *values;            // [rows, capacity, kv_heads, value_size]
+    void *out;               // [tokens, heads, value_size], contiguous
+    float *scratch;          // scratch_size floats for each thread, aligned to 64 bytes
+    const Segment *segments;
+    Parallel parallel;
+    int64_t query_strides[2], key_strides[2], value_strides[2];
+    int64_t num_segments, capacity, heads, kv_heads, key_size, value_size;
+    int64_t heads_per_task, scratch_size, num_threads, is_bfloat16;
+    double scale;
+};
+
+namespace {
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+// A vector or, of the shorter type, a pair of vectors, as float32. Splitting 32 bits into two halves
+// is all that BFloat16 takes; it leaves the numbers at even places in the first vector and those at
+// odd places in the second. Scores do not depend on the order, and unload restores it.
+INLINE void load(const float *from, Floats *to) { memcpy(to, from, sizeof *to); }
+
+INLINE void load(const BFloat16 *from, Floats *to) {
+    Words pairs;
+    memcpy(&pairs, from, sizeof pairs);
+    to[0] = (Floats)(pairs << 16);
+    to[1] = (Floats)(pairs & 0xffff0000u);
+}
+
+template <class T>
+constexpr int PAIR = sizeof(float) / sizeof(T);
+
+INLINE void unload(const Floats *from, float *to) { memcpy(to, from, sizeof *from); }
+
+// Rounded to nearest even, in the upper halves; a NaN stays one.
+INLINE Words rounded(Floats x) {
+    const Words bits = (Words)x, nan = Words{} + 0x7fc00000u;
+    return x == x ? bits + 0x7fffu + ((bits >> 16) & 1u) : nan;
+}
+
+INLINE void unload(const Floats *from, BFloat16 *to) {
+    const Words pairs = (rounded(from[0]) >> 16) | (rounded(from[1]) & 0xffff0000u);
+    memcpy(to, &pairs, sizeof pairs);
+}
+
+// size numbers as float32, filled up with zeros to a whole number of vectors.
+template <class T>
+INLINE void widen(const T *from, int size, Floats *to) {
+    constexpr int step = PAIR<T> * LANES;
+    for (; size >= step; size -= step, from += step, to += PAIR<T>) load(from, to);
+    if (size) {
+        T padded[step] = {};
+        memcpy(padded, from, size * sizeof(T));
+        load(padded, to);
+    }
+}
+
+// The opposite: of so many numbers.
+template <class T>
+INLINE void narrow(const Floats *from, int size, T *to) {
+    constexpr int step = PAIR<T> * LANES;
+    for (; size >= step; size -= step, from += PAIR<T>, to += step) unload(from, to);
+    if (size) {
+        T padded[step];
+        unload(from, padded);
+        memcpy(to, padded, size * sizeof(T));
+    }
+}
+
+// rotated: the lanes moved around. sum_neighbours: sums of two lanes each, those of a before b's.
+#if defined(__clang__)
+template <int... I>
+struct Lanes {};
+template <int N, int... I>
+struct LanesUpTo : LanesUpTo<N - 1, N - 1, I...> {};
+template <int... I>
+struct LanesUpTo<0, I...> {
+    typedef Lanes<I...> type;
+};
+template <int BY, int... I>
+INLINE Floats rotated(Floats v, Lanes<I...>) {
+    return __builtin_shufflevector(v, v, ((I + BY) % LANES)...);
+}
+template <int BY>
+INLINE Floats rotated(Floats v) {
+    return rotated<BY>(v, typename LanesUpTo<LANES>::type());
+}
+template <int... I>
+INLINE Floats sum_neighbours(Floats a, Floats b, Lanes<I...>) {
+    return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
+}
+INLINE Floats sum_neighbours(Floats a, Floats b) {
+    return sum_neighbours(a, b, typename LanesUpTo<LANES>::type());
+}
+#else
+template <int BY>
+INLINE Floats rotated(Floats v) {
+    Ints from;
+    for (int i = 0; i < LANES; ++i) from[i] = (i + BY) % LANES;
+    return __builtin_shuffle(v, from);
+}
+INLINE Floats sum_neighbours(Floats a, Floats b) {
+    Ints even;
+    for (int i = 0; i < LANES; ++i) even[i] = 2 * i;
+    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, even + 1);
+}
+#endif
+
+// How numbers of type T are multiplied: as float32.
+template <class T>
+struct Widened {
+    typedef T Number;
+    typedef Floats Packed;  // part of a query, a key, or the values of one step
+    typedef float Weight;   // of the values of one step
+    static constexpr int PACKED = LANES;  // numbers in Packed
+    static constexpr int KEYS_PER_STEP = 1;
+
+    // Vectors that so many numbers take.
+    static int vectors(int64_t size) {
+        constexpr int step = PAIR<T> * LANES;
+        return (int)((size + step - 1) / step) * PAIR<T>;
+    }
+
+    INLINE Floats multiply_add(Floats sum, Packed a, Packed b) { return sum + a * b; }
+
+    INLINE Floats multiply_add(Floats sum, Packed a, Weight b) { return sum + a * b; }
+
+    INLINE void pack(const T *from, int size, Packed *to) { widen(from, size, to); }
+
+    // Keys that are looked at one after another; stride counts vectors.
+    INLINE const Packed *pack_keys(const T *from, int64_t from_stride, int num_keys, int size,
+                                   Packed *to, int64_t *stride) {
+        *stride = vectors(size);
+        for (int t = 0; t < num_keys; ++t) widen(from + t * from_stride, size, to + t * *stride);
+        return to;
+    }
+
+    INLINE void pack_values(const T *from, int64_t from_stride, int num_keys, int size,
+                            Packed *to) {
+        for (int t = 0; t < num_keys; ++t)
+            widen(from + t * from_stride, size, to + t * vectors(size));
+    }
+
+    // Weights as they are used, in place; returns their sum, lane by lane.
+    INLINE Floats pack_weights(Floats *weights) {
+        Floats sum = weights[0];
+        for (int g = 1; g < GROUPS; ++g) sum += weights[g];
+        return sum;
+    }
+};
+
+#if defined(__AVX512BF16__)
+// Processors that multiply pairs of BFloat16 and add to float32. Keys are used where they lie;
+// values of two keys are interleaved, and weights are rounded, as in PyTorch's own kernels.
+struct Paired {
+    typedef BFloat16 Number;
+    typedef Words Packed;
+    typedef uint32_t Weight;
+    static constexpr int PACKED = 2 * LANES;
+    static constexpr int KEYS_PER_STEP = 2;
+
+    static bool fits(int64_t size) { return size % PACKED == 0; }
+
+    static int vectors(int64_t size) { return (int)size / PACKED; }
+
+    INLINE Floats multiply_add(Floats sum, Packed a, Packed b) {
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    }
+
+    INLINE Floats multiply_add(Floats sum, Packed a, Weight b) {
+        return multiply_add(sum, a, Packed{} + b);
+    }
+
+    INLINE void pack(const BFloat16 *from, int size, Packed *to) {
+        memcpy(to, from, size * sizeof(BFloat16));
+    }
+
+    INLINE const Packed *pack_keys(const BFloat16 *from, int64_t from_stride, int num_keys,
+                                   int size, Packed *to, int64_t *stride) {
+        if (num_keys == BLOCK && (uintptr_t)from % sizeof(Packed) == 0) {
+            *stride = from_stride / PACKED;
+            return (const Packed *)from;
+        }
+        // Nothing behind the last key is read.
+        *stride = vectors(size);
+        for (int t = 0; t < num_keys; ++t) pack(from + t * from_stride, size, to + t * *stride);
+        return to;
+    }
+
+    // Of each two keys: the values at even places, then those at odd places.
+    INLINE void pack_values(const BFloat16 *from, int64_t from_stride, int num_keys, int size,
+                            Packed *to) {
+        for (int t = 0; t < num_keys; t += 2)
+            for (int d = 0; d < size; d += PACKED, to += 2) {
+                Words first, second = {};
+                memcpy(&first, from + t * from_stride + d, sizeof first);
+                if (t + 1 < num_keys)
+                    memcpy(&second, from + (t + 1) * from_stride + d, sizeof second);
+                to[0] = (first & 0xffffu) | (second << 16);
+                to[1] = (first >> 16) | (second & 0xffff0000u);
+            }
+    }
+
+    INLINE Floats pack_weights(Floats *weights) {
+        const __m512bh rounded = _mm512_cvtne2ps_pbh((__m512)weights[1], (__m512)weights[0]);
+        memcpy(weights, &rounded, sizeof rounded);
+        Floats pair[2];
+        load((const BFloat16 *)weights, pair);
+        return pair[0] + pair[1];
+    }
+};
+#endif
+
+// Lane i holds, summed over LANES / N lanes, the product of the query and the i-th of N keys.
+// CHUNKS vectors make one key; 0 stands for the number given at run time.
+template <class F, int CHUNKS, int N>
+INLINE Floats products(const typename F::Packed *query, const typename F::Packed *keys,
+                       int64_t stride, int chunks) {
+    if constexpr (N > 1) {
+        return sum_neighbours(
+            products<F, CHUNKS, N / 2>(query, keys, stride, chunks),
+            products<F, CHUNKS, N / 2>(query, keys + N / 2 * stride, stride, chunks));
+    } else {
+        Floats sum = {};
+        for (int c = 0; c < (CHUNKS ? CHUNKS : chunks); ++c)
+            sum = F::multiply_add(sum, query[c], keys[c]);
+        return sum;
+    }
+}
+
+// 2^x for x < 127, by the Taylor series of the fraction; NaN for NaN.
+INLINE Floats power_of_two(Floats x) {
+    const float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits for a fraction
+    const Floats shifted = x + to_integer;
+    const Floats f = x - (shifted - to_integer);
+    Floats series = 1.54035304e-4f * f + 1.33335581e-3f;
+    series = series * f + 9.61812911e-3f;
+    series = series * f + 5.55041087e-2f;
+    series = series * f + 2.40226507e-1f;
+    series = series * f + 6.93147181e-1f;
+    series = series * f + 1.0f;
+    const Floats result = (Floats)((Ints)series + ((Ints)shifted << 23));
+    const Floats zero = {};
+    const Floats normal = x < -126.0f ? zero : result;
+    return x == x ? normal : x;
+}
+
+INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+template <int BY = LANES / 2>
+INLINE float largest(Floats v) {
+    if constexpr (BY == 0)
+        return v[0];
+    else
+        return largest<BY / 2>(larger(v, rotated<BY>(v)));
+}
+
+INLINE int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
+
+template <int BY = LANES / 2>
+INLINE float total(Floats v) {
+    if constexpr (BY == 0)
+        return v[0];
+    else
+        return total<BY / 2>(v + rotated<BY>(v));
+}
+
+// Add the weighted values of some steps to the sums of NUM_QUERIES queries; WIDTH vectors of each.
+template <class F, int NUM_QUERIES, int WIDTH>
+INLINE void add_weighted(Floats *sums, const typename F::Weight *weights,
+                         const typename F::Packed *values, int num_steps, int chunks) {
+    Floats part[NUM_QUERIES][WIDTH];
+    for (int i = 0; i < NUM_QUERIES; ++i)
+        for (int c = 0; c < WIDTH; ++c) part[i][c] = sums[i * chunks + c];
+    for (int t = 0; t < num_steps; ++t)
+        for (int i = 0; i < NUM_QUERIES; ++i)
+            for (int c = 0; c < WIDTH; ++c)
+                part[i][c] = F::multiply_add(part[i][c], values[t * chunks + c],
+                                             weights[i * BLOCK + t]);
+    for (int i = 0; i < NUM_QUERIES; ++i)
+        for (int c = 0; c < WIDTH; ++c) sums[i * chunks + c] = part[i][c];
+}
+
+template <class F, int NUM_QUERIES>
+void add_weighted(Floats *sums, const Floats *weights, const typename F::Packed *values,
+                  int num_steps, int chunks) {
+    const typename F::Weight *by = (const typename F::Weight *)weights;
+    int c = 0;
+    for (; c + 4 <= chunks; c += 4)
+        add_weighted<F, NUM_QUERIES, 4>(sums + c, by, values + c, num_steps, chunks);
+    for (; c < chunks; ++c)
+        add_weighted<F, NUM_QUERIES, 1>(sums + c, by, values + c, num_steps, chunks);
+}
+
+// The running softmax of one query.
+struct Running {
+    Floats sum;   // of weights, lane by lane
+    float shift;  // taken off the scores, so that weights stay in range
+    int visible;  // how many keys of the present block it sees
+};
+
+// The shift follows the largest score only when that has grown by this much: in float32, weights of
+// up to 2 to this power are as exact as those of up to 1.
+constexpr float MAX_EXCESS = 16;
+
+constexpr int RUNNING_SIZE = sizeof(Running) / sizeof(Floats);
+
+// Turn the scores of one block into weights. A score beyond the visible ones counts as -infinity.
+template <class F>
+INLINE void weigh(Floats *scores, float scale, Running &running, Floats *sums, int chunks) {
+    for (int g = 0; g < GROUPS; ++g) scores[g] *= scale;
+    const Floats hidden = Floats{} + MINUS_INFINITY;
+    if (running.visible < BLOCK) {
+        Ints lane;
+        for (int i = 0; i < LANES; ++i) lane[i] = i;
+        for (int g = 0; g < GROUPS; ++g)
+            scores[g] = lane + g * LANES < running.visible ? scores[g] : hidden;
+    }
+    Floats top = scores[0];
+    for (int g = 1; g < GROUPS; ++g) top = larger(scores[g], top);
+    const float maximum = largest(top);
+    if (maximum > running.shift + MAX_EXCESS) {
+        const Floats shrink = power_of_two(Floats{} + (running.shift - maximum));
+        for (int c = 0; c < chunks; ++c) sums[c] *= shrink;
+        running.sum *= shrink;
+        running.shift = maximum;
+    }
+    // As long as all scores are -infinity, there is nothing to shift by.
+    const float shift = running.shift == MINUS_INFINITY ? 0.0f : running.shift;
+    for (int g = 0; g < GROUPS; ++g) scores[g] = power_of_two(scores[g] - shift);
+    running.sum += F::pack_weights(scores);
+}
+
+template <class T>
+INLINE void prefetch(const T *from, int64_t stride, int count, int size) {
+    for (int t = 0; t < count; ++t)
+        for (int byte = 0; byte < size * (int)sizeof(T); byte += CACHE_LINE)
+            __builtin_prefetch((const char *)(from + t * stride) + byte, 0, 2);
+}
+
+// Store the new keys or values of a segment.
+template <class T>
+INLINE void append(const Segment &segment, const void *from, const int64_t *strides, int64_t head,
+                   int size, T *to, int64_t to_stride) {
+    const T *first = (const T *)from + segment.first_token * strides[0] + head * strides[1];
+    for (int64_t j = 0; j < segment.count; ++j)
+        memcpy(to + (segment.start + j) * to_stride, first + j * strides[0], size * sizeof(T));
+}
+
+// What a task keeps for each key-value head.
+template <class F>
+struct Head {
+    typename F::Packed *queries;
+    Floats *sums;
+    Running *running;
+};
+
+// One block of one key-value head, for all queries of the segment.
+template <class F, int CHUNKS>
+void attend_block(const AttentionCall &call, const Segment &segment, const Head<F> &head,
+                  const typename F::Number *keys, const typename F::Number *values, int64_t first,
+                  Floats *scratch) {
+    typedef typename F::Packed Packed;
+    const int key_size = (int)call.key_size, value_size = (int)call.value_size;
+    const int key_chunks = CHUNKS ? CHUNKS : F::vectors(key_size);
+    const int value_chunks = F::vectors(value_size) * F::KEYS_PER_STEP;
+    const int heads = (int)(call.heads / call.kv_heads);
+    const int num_queries = heads * (int)segment.count;
+    const int num_keys = least(BLOCK, segment.start + segment.count - first);
+    const float scale = (float)(call.scale * 1.4426950408889634);  // for powers of two
+    Packed *key_block = (Packed *)scratch;
+    Packed *value_block = key_block + BLOCK * key_chunks;
+    Floats *weights = (Floats *)(value_block + BLOCK / F::KEYS_PER_STEP * value_chunks);
+
+    int64_t stride;
+    const Packed *packed_keys =
+        F::pack_keys(keys, call.kv_heads * key_size, num_keys, key_size, key_block, &stride);
+    // Token j sees the keys up to its own; whoever sees none of this block is not touched.
+    const int64_t unseen = first - segment.start;
+    const int from = unseen > 0 ? (int)unseen * heads : 0;
+    for (int i = from, j = from / heads; i < num_queries; ++j)
+        for (const int end = i + heads; i < end; ++i)
+            head.running[i].visible = least(BLOCK, segment.start + j + 1 - first);
+    for (int i = from; i < num_queries; ++i) {
+        const int visible = head.running[i].visible;
+        Floats *scores = weights + i * GROUPS;
+        for (int g = 0; g < GROUPS; ++g)
+            scores[g] = g * LANES < visible
+                            ? products<F, CHUNKS, LANES>(head.queries + i * key_chunks,
+                                                         packed_keys + g * LANES * stride, stride,
+                                                         key_chunks)
+                            : Floats{};
+        weigh<F>(scores, scale, head.running[i], head.sums + i * value_chunks,
+                 value_chunks);
+    }
+
+    F::pack_values(values, call.kv_heads * value_size, num_keys, value_size, value_block);
+    for (int i = from; i < num_queries;) {
+        // Together go queries that see equally many. (In pairs, the last key's partner may be one
+        // of the same request's later tokens, with a weight of 0.)
+        const int visible = head.running[i].visible;
+        const int steps = (visible + F::KEYS_PER_STEP - 1) / F::KEYS_PER_STEP;
+        int together = 1;
+        while (together < 4 && i + together < num_queries &&
+               head.running[i + together].visible == visible)
+            ++together;
+        Floats *into = head.sums + i * value_chunks;
+        const Floats *by = weights + i * GROUPS;
+        switch (together) {
+            case 1: add_weighted<F, 1>(into, by, value_block, steps, value_chunks); break;
+            case 2: add_weighted<F, 2>(into, by, value_block, steps, value_chunks); break;
+            case 3: add_weighted<F, 3>(into, by, value_block, steps, value_chunks); break;
+            default: add_weighted<F, 4>(into, by, value_block, steps, value_chunks);
+        }
+        i += together;
+    }
+}
+
+// One request and neighbouring key-value heads. The heads take turns block by block, so that memory
+// is read in the order in which it lies.
+template <class F, int CHUNKS>
+void attend(const AttentionCall &call, const Segment &segment, int64_t first_head,
+            int64_t end_head, Floats *scratch) {
+    typedef typename F::Number T;
+    const int key_size = (int)call.key_size, value_size = (int)call.value_size;
+    const int key_chunks = CHUNKS ? CHUNKS : F::vectors(key_size);
+    const int value_chunks = F::vectors(value_size) * F::KEYS_PER_STEP;
+    const int64_t key_stride = call.kv_heads * key_size, value_stride = call.kv_heads * value_size;
+    const int heads = (int)(call.heads / call.kv_heads);  // that share one key-value head
+    const int num_queries = heads * (int)segment.count;
+    T *keys = (T *)call.keys + segment.row * call.capacity * key_stride;
+    T *values = (T *)call.values + segment.row * call.capacity * value_stride;
+
+    const int64_t shared = BLOCK * (key_chunks + value_chunks / F::KEYS_PER_STEP);
+    Floats *states = scratch + shared + num_queries * GROUPS;
+    const auto state = [&](int64_t kv_head) {
+        Head<F> head;
+        const int64_t size = num_queries * (key_chunks + value_chunks + RUNNING_SIZE);
+        head.queries = (typename F::Packed *)(states + (kv_head - first_head) * size);
+        head.sums = (Floats *)(head.queries + num_queries * key_chunks);
+        head.running = (Running *)(head.sums + num_queries * value_chunks);
+        return head;
+    };
+    for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
+        if (call.new_keys) {
+            append(segment, call.new_keys, call.key_strides, kv_head, key_size,
+                   keys + kv_head * key_size, key_stride);
+            append(segment, call.new_values, call.value_strides, kv_head, value_size,
+                   values + kv_head * value_size, value_stride);
+        }
+        const Head<F> head = state(kv_head);
+        for (int i = 0; i < num_queries; ++i) {
+            const T *query = (const T *)call.queries +
+                             (segment.first_token + i / heads) * call.query_strides[0] +
+                             (kv_head * heads + i % heads) * call.query_strides[1];
+            F::pack(query, key_size, head.queries + i * key_chunks);
+            for (int c = 0; c < value_chunks; ++c) head.sums[i * value_chunks + c] = Floats{};
+            head.running[i] = {Floats{}, MINUS_INFINITY, 0};
+        }
+    }
+
+    const int64_t length = segment.start + segment.count;
+    for (int64_t first = 0; first < length; first += BLOCK)
+        for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
+            // Memory answers within the time of about two heads.
+            const int64_t count_heads = end_head - first_head;
+            const int64_t ahead = kv_head - first_head + PREFETCH_HEADS;
+            const int64_t next = first + ahead / count_heads * BLOCK;
+            const int64_t head = first_head + ahead % count_heads;
+            const int count = next < length ? least(BLOCK, length - next) : 0;
+            prefetch(keys + next * key_stride + head * key_size, key_stride, count, key_size);
+            prefetch(values + next * value_stride + head * value_size, value_stride, count,
+                     value_size);
+            attend_block<F, CHUNKS>(call, segment, state(kv_head),
+                                    keys + first * key_stride + kv_head * key_size,
+                                    values + first * value_stride + kv_head * value_size, first,
+                                    scratch);
+        }
+
+    for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
+        const Head<F> head = state(kv_head);
+        for (int i = 0; i < num_queries; ++i) {
+            T *out = (T *)call.out + ((segment.first_token + i / heads) * call.heads +
+                                      kv_head * heads + i % heads) * value_size;
+            Floats *sums = head.sums + i * value_chunks;
+            const float normalizer = 1.0f / total(head.running[i].sum);
+            for (int c = 0; c < value_chunks; ++c) sums[c] *= normalizer;
+            narrow(sums, value_size, out);
+        }
+    }
+}
+
+// What the threads share: who is next.
+struct Work {
+    const AttentionCall *call;
+    int64_t next_thread, next_task;
+};
+
+template <class F, int CHUNKS>
+void take_tasks(void *shared) {
+    Work &work = *(Work *)shared;
+    const AttentionCall &call = *work.call;
+    const int64_t thread = __atomic_fetch_add(&work.next_thread, 1, __ATOMIC_RELAXED);
+    Floats *scratch = (Floats *)(call.scratch + thread * call.scratch_size);
+    const int64_t step = call.heads_per_task;
+    const int64_t tasks_per_segment = (call.kv_heads + step - 1) / step;
+    const int64_t num_tasks = call.num_segments * tasks_per_segment;
+    for (;;) {
+        const int64_t task = __atomic_fetch_add(&work.next_task, 1, __ATOMIC_RELAXED);
+        if (task >= num_tasks) return;
+        const int64_t first_head = task % tasks_per_segment * step;
+        attend<F, CHUNKS>(call, call.segments[task / tasks_per_segment], first_head,
+                          least(call.kv_heads, first_head + step), scratch);
+    }
+}
+
+typedef void (*Tasks)(void *);
+
+template <class F>
+Tasks tasks_for(int64_t key_size) {
+    if (key_size == 64) return take_tasks<F, 64 / F::PACKED>;
+    if (key_size == 128) return take_tasks<F, 128 / F::PACKED>;
+    return take_tasks<F, 0>;
+}
+
+Tasks tasks_for(const AttentionCall &call) {
+#if defined(__AVX512BF16__)
+    if (call.is_bfloat16 && Paired::fits(call.key_size) && Paired::fits(call.value_size))
+        return tasks_for<Paired>(call.key_size);
+#endif
+    if (call.is_bfloat16) return tasks_for<Widened<BFloat16>>(call.key_size);
+    return tasks_for<Widened<float>>(call.key_size);
+}
+
+}  // namespace
+
+// Floats of scratch memory that a thread needs for segments of up to num_tokens tokens.
+extern "C" int64_t attention_scratch_size(int64_t num_tokens, int64_t heads, int64_t kv_heads,
+                                          int64_t heads_per_task, int64_t key_size,
+                                          int64_t value_size) {
+    const int64_t queries = num_tokens * (heads / kv_heads);
+    typedef Widened<BFloat16> Largest;
+    const int64_t chunks = Largest::vectors(key_size) + Largest::vectors(value_size);
+    const int64_t states = heads_per_task * queries * (chunks + RUNNING_SIZE);
+    const int64_t size = LANES * (BLOCK * chunks + queries * GROUPS + states);
+    return (size + 15) / 16 * 16;
+}
+
+extern "C" void attention(const AttentionCall *call) {
+    Work work = {call, 0, 0};
+    const Tasks tasks = tasks_for(*call);
+    if (call->num_threads > 1)
+        call->parallel(tasks, &work, (unsigned)call->num_threads, 0);
+    else
+        tasks(&work);
+}

@@ -1,0 +1,168 @@
+"""The kernel in C++: compiled on this machine at first use, kept in the user's cache folder.
+
+Without a compiler, or anything else that it takes, there is no kernel and PyTorch's own operations
+do its work. :func:`kernel_in_use` says which it is. ``DRAFTWISE_NATIVE=0`` switches it off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from draftwise.zoo.registry import cache_folder
+
+NATIVE_VARIABLE = "DRAFTWISE_NATIVE"
+
+_SOURCE = Path(__file__).with_name("attention.cpp")
+_COMPILERS = ("c++", "g++", "clang++")
+_OPTIONS = (
+    *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast"),
+    *("-fno-strict-aliasing", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti"),
+)
+_COMPILER_TIMEOUT_S = 120
+# Of /proc/cpuinfo: what decides the instructions that are compiled for.
+_PROCESSOR_FIELDS = ("model name", "flags", "Features", "CPU part")
+
+_log = logging.getLogger(__name__)
+
+
+class NativeUnavailableError(Exception):
+    """Why there is no kernel; never leaves this module."""
+
+
+class NativeLibrary:
+    """The compiled functions.
+
+    Attributes:
+        attention: see ``attention.cpp``.
+        scratch_size: floats that a thread needs.
+        parallel: address of the function that starts something on all threads of PyTorch.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.attention = library.attention
+        self.attention.argtypes = [ctypes.c_void_p]
+        self.attention.restype = None
+        self.scratch_size = library.attention_scratch_size
+        self.scratch_size.argtypes = [ctypes.c_int64] * 6
+        self.scratch_size.restype = ctypes.c_int64
+        self.parallel = _address_of_parallel()
+
+
+def native_library() -> NativeLibrary | None:
+    """The kernel, compiled if need be, or ``None`` where there is none."""
+    return _load()[0]
+
+
+def kernel_in_use() -> str:
+    """``"native"``, or ``"PyTorch"`` with the reason why there is no kernel."""
+    library, reason = _load()
+    return "native" if library else f"PyTorch ({reason})"
+
+
+@functools.cache
+def _load() -> tuple[NativeLibrary | None, str]:
+    try:
+        library = NativeLibrary(ctypes.CDLL(str(_build())))
+    except (NativeUnavailableError, OSError, AttributeError, subprocess.SubprocessError) as error:
+        _log.debug("attention is computed by PyTorch: %s", error)
+        return None, str(error)
+    _log.debug("attention is computed by the native kernel")
+    return library, ""
+
+
+def _build() -> Path:
+    """The library's file, compiled unless it is there."""
+    if os.environ.get(NATIVE_VARIABLE) == "0":
+        raise NativeUnavailableError(f"{NATIVE_VARIABLE} is 0")
+    if sys.platform != "linux":
+        raise NativeUnavailableError(f"no native kernel for {sys.platform}")
+    command = _compiler()
+    folder = _own_folder(cache_folder() / "native")
+    built = folder / f"attention-{_fingerprint(command)}.so"
+    if not built.exists():
+        _compile(command, built)
+    return built
+
+
+def _compiler() -> list[str]:
+    """Start of the command line that compiles C++."""
+    configured = shlex.split(os.environ.get("CXX", ""))
+    found = next(filter(None, map(shutil.which, configured[:1] or _COMPILERS)), None)
+    if found is None:
+        raise NativeUnavailableError("no C++ compiler found")
+    return [found, *configured[1:]]
+
+
+def _own_folder(folder: Path) -> Path:
+    """Make a folder that nobody else can write to: what lies there is loaded as code."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    others = stat.S_IWGRP | stat.S_IWOTH
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & others:
+        raise NativeUnavailableError(f"{folder} is not this user's alone")
+    return folder
+
+
+def _fingerprint(command: list[str]) -> str:
+    """Of all that the library depends on: source, compiler, options, processor."""
+    version = subprocess.run(
+        [*command, "--version"], capture_output=True, check=True, timeout=_COMPILER_TIMEOUT_S
+    )
+    digest = hashlib.sha256(_SOURCE.read_bytes())
+    digest.update(version.stdout)
+    digest.update("\0".join((*command, *_OPTIONS, platform.machine())).encode())
+    seen = set()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name = line.partition(":")[0].strip()
+        if name in _PROCESSOR_FIELDS and name not in seen:
+            seen.add(name)
+            digest.update(line.encode())
+    return digest.hexdigest()[:16]
+
+
+def _compile(command: list[str], destination: Path) -> None:
+    """Compile under another name and rename: no process meets half a library."""
+    descriptor, name = tempfile.mkstemp(suffix=".tmp", dir=destination.parent)
+    os.close(descriptor)
+    try:
+        done = subprocess.run(
+            [*command, *_OPTIONS, "-o", name, str(_SOURCE)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_COMPILER_TIMEOUT_S,
+        )
+        if done.returncode:
+            complaint = done.stderr.strip().splitlines()
+            raise NativeUnavailableError(
+                f"{command[0]} failed: {complaint[0] if complaint else done.returncode}"
+            )
+        os.replace(name, destination)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _address_of_parallel() -> int:
+    """Where PyTorch's own OpenMP runtime starts something on all threads.
+
+    A look-up in a library searches what that library was linked with, so this is the runtime that
+    PyTorch uses, under whatever name: there are never two sets of threads.
+    """
+    torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p).value or 0

@@ -1,0 +1,160 @@
+"""Attention by the native kernel: what one forward pass tells it, once for all layers."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.native import NativeLibrary, native_library
+
+_DTYPES = (torch.bfloat16, torch.float32)
+# Below so many products of a query and a key, waking the threads costs more than they save.
+_MIN_SHARED_WORK = 2048
+# So many and threads that take tasks one by one end at about the same time.
+_MIN_TASKS_PER_THREAD = 8
+
+
+class _Call(ctypes.Structure):
+    """``AttentionCall`` of ``attention.cpp``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("queries", "new_keys", "new_values")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "out", "scratch")),
+        *((name, ctypes.c_void_p) for name in ("segments", "parallel")),
+        *((f"{name}_strides", ctypes.c_int64 * 2) for name in ("query", "key", "value")),
+        *((name, ctypes.c_int64) for name in ("num_segments", "capacity", "heads", "kv_heads")),
+        *((name, ctypes.c_int64) for name in ("key_size", "value_size", "heads_per_task")),
+        *((name, ctypes.c_int64) for name in ("scratch_size", "num_threads", "is_bfloat16")),
+        ("scale", ctypes.c_double),
+    )
+
+
+class NativeAttention:
+    """The segments of one forward pass that the kernel computes."""
+
+    def __init__(
+        self, library: NativeLibrary, cache: KVCache, segments: list[tuple[int, int, int, int]]
+    ) -> None:
+        """Take row, start, number of tokens and index of the first packed token of each segment.
+
+        The longest come first: threads that take them one by one then end at about the same time.
+        """
+        for row, start, count, _ in segments:
+            if not (0 <= row < cache.num_rows and 0 <= start < start + count <= cache.capacity):
+                raise ValueError(f"tokens {start} to {start + count} of row {row} have no place")
+        segments = sorted(segments, key=lambda s: (s[1] + s[2]) * s[2], reverse=True)
+        self._library = library
+        self._cache = cache
+        self._segments = torch.tensor(segments, dtype=torch.int64)
+        self._largest = max(count for _, _, count, _ in segments)
+        self._end = max(first + count for _, _, count, first in segments)
+        self._work = sum((start + count) * count for _, start, count, _ in segments)
+        self._num_threads = torch.get_num_threads()
+        self._scratch = torch.empty(0)
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None, writes: bool
+    ) -> Tensor:
+        """Attend to all tokens up to each one's own.
+
+        Args:
+            layer: layer index.
+            q: ``[tokens, heads, key_size]``.
+            k: ``[tokens, kv_heads, key_size]``.
+            v: ``[tokens, kv_heads, value_size]``.
+            scaling: factor of the scores; ``None`` for 1/√key_size.
+            writes: whether the new keys and values are stored before; else they are there already.
+
+        Returns:
+            ``[tokens, heads, value_size]``, contiguous, filled in for the tokens of the segments.
+        """
+        keys, values = self._cache.read(layer, 0, self._cache.num_rows, self._cache.capacity)
+        _, kv_heads, capacity, key_size = keys.shape
+        heads, value_size = q.shape[1], values.shape[3]
+        fits = (
+            q.dtype == k.dtype == v.dtype == keys.dtype
+            and min(len(q), len(k), len(v)) >= self._end
+            and k.shape[1:] == (kv_heads, key_size)
+            and v.shape[1:] == (kv_heads, value_size)
+            and q.shape[2] == key_size
+            and heads % kv_heads == 0
+        )
+        if not fits:
+            raise ValueError(f"layer {layer} computes other shapes or types than its cache holds")
+        q, k, v = (each if each.stride(2) == 1 else each.contiguous() for each in (q, k, v))
+        out = q.new_empty(len(q), heads, value_size)
+        num_threads = self._num_threads if self._work * heads >= _MIN_SHARED_WORK else 1
+        num_tasks = _MIN_TASKS_PER_THREAD * num_threads if num_threads > 1 else 1
+        heads_per_task = max(1, kv_heads * len(self._segments) // num_tasks)
+        heads_per_task = min(heads_per_task, kv_heads)
+        size = self._library.scratch_size(
+            self._largest, heads, kv_heads, heads_per_task, key_size, value_size
+        )
+        if self._scratch.numel() < size * num_threads:
+            self._scratch = torch.empty(size * num_threads)
+        call = _Call(
+            q.data_ptr(),
+            k.data_ptr() if writes else None,
+            v.data_ptr() if writes else None,
+            keys.data_ptr(),
+            values.data_ptr(),
+            out.data_ptr(),
+            self._scratch.data_ptr(),
+            self._segments.data_ptr(),
+            self._library.parallel,
+            q.stride()[:2],
+            k.stride()[:2],
+            v.stride()[:2],
+            len(self._segments),
+            capacity,
+            heads,
+            kv_heads,
+            key_size,
+            value_size,
+            heads_per_task,
+            size,
+            num_threads,
+            keys.dtype == torch.bfloat16,
+            1 / math.sqrt(key_size) if scaling is None else scaling,
+        )
+        self._library.attention(ctypes.byref(call))
+        return out
+
+
+def native_attention(
+    cache: KVCache,
+    segments: Sequence[tuple[int, int, int]],
+    largest: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> NativeAttention | None:
+    """Plan the kernel's call for the segments of up to ``largest`` tokens.
+
+    Args:
+        cache: the model's cache.
+        segments: row, start and number of tokens of each request, in the order of packed tokens.
+        largest: segments with more tokens are left out.
+        dtype: type of the model.
+        device: where the model is.
+
+    Returns:
+        ``None`` where there is no kernel or nothing for it to do.
+    """
+    if device.type != "cpu" or dtype not in _DTYPES:
+        return None
+    library = native_library()
+    if library is None:
+        return None
+    first_tokens = accumulate((count for _, _, count in segments), initial=0)
+    covered = [
+        (row, start, count, first)
+        for (row, start, count), first in zip(segments, first_tokens, strict=False)
+        if 0 < count <= largest
+    ]
+    return NativeAttention(library, cache, covered) if covered else None
