@@ -7,7 +7,8 @@ Every policy has an engine of its own on the same loaded weights, kept full: a r
 followed by the next prompt. The engines take turns of a fraction of a second, in an order that is
 shuffled every round, so that whatever else the machine does meets all alike. Counted are steps in
 which exactly the batch size generates and no prompt is read: goodput is tokens gained in them over
-their wall time. What the oracle is told is not counted.
+their wall time. Policies that learn run some steps at every batch size before anything is counted.
+What the oracle chooses is run again without it, and its tokens are divided by the time of that.
 
 Reported per workload and batch size: goodput relative to no speculation with the standard error
 over rounds, the best static draft length in hindsight, and each policy's share of the oracle.
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from replay import Script, record, replay
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -36,6 +38,28 @@ from draftwise.policies import policy_class
 
 STATIC = (1, 2, 3, 5, 7)
 PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
+# Of these the right setting follows from what they are told, not from what they have seen.
+NOTHING_TO_LEARN = {"none", "fixed", "svip", "adaedl", "confidence", "disco", "specdec++", "replay"}
+USING_A_PROFILE = {"adaptive", "sv", "sv-predictable", "sv-published", "disco", "specdec++"}
+
+
+@dataclass
+class Counts:
+    """What was counted of one policy at one batch size and workload."""
+
+    rounds: list[tuple[int, float]] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    totals: dict[str, int] = field(
+        default_factory=lambda: {"steps": 0, "drafted": 0, "verified": 0, "accepted": 0}
+    )
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for tokens, _ in self.rounds)
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds in self.rounds)
 
 
 @dataclass
@@ -43,25 +67,38 @@ class Contender:
     """One policy with its engine, and what was counted of it."""
 
     name: str
+    policy: str
     llm: LLM
-    prompts: list[list[int]]
-    params: SamplingParams
-    batch_size: int
     static: bool
+    script: Script | None = None
+    prompts: list[list[int]] = field(default_factory=list)
+    params: SamplingParams = field(default_factory=SamplingParams)
+    batch_size: int = 1
     num_added: int = 0
-    rounds: list[tuple[int, float]] = field(default_factory=list)
-    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     running: dict[int, Request] = field(default_factory=dict)
-    counts: dict[str, int] = field(
-        default_factory=lambda: {"steps": 0, "drafted": 0, "verified": 0, "accepted": 0}
-    )
+    counts: Counts = field(default_factory=Counts)
 
-    def take_turn(self, seconds: float, counted: bool) -> None:
+    def begin(self, prompts: list[list[int]], params: SamplingParams, batch_size: int) -> None:
+        """Begin with another workload or batch size."""
+        for request in self.running.values():
+            self.llm.engine.cancel(request)
+        if self.script is not None and self.policy == "oracle":
+            self.script.clear()
+        self.prompts, self.params, self.batch_size = prompts, params, batch_size
+        self.running, self.counts, self.num_added = {}, Counts(), 0
+
+    def warm_up(self, num_steps: int) -> None:
+        """Run without counting."""
+        self._run(lambda steps, _: steps >= num_steps, None)
+
+    def take_turn(self, seconds: float) -> None:
         """Run until so much time was counted."""
+        self._run(lambda _, spent: spent >= seconds, self.counts)
+
+    def _run(self, is_done: Any, counts: Counts | None) -> None:
         engine = self.llm.engine
-        tokens, spent = 0, 0.0
-        tried = 0
-        while spent < seconds:
+        tokens, spent, tried, steps = 0, 0.0, 0, 0
+        while not is_done(steps, spent):
             while engine.num_unfinished < self.batch_size:
                 self._add()
             before = self._totals()
@@ -73,22 +110,20 @@ class Contender:
             times = engine.times
             generating = after["steps"] - before["steps"]
             if times.num_prompt_tokens or generating != self.batch_size:
-                if tried > 10_000:
+                if tried > 20_000:
                     raise RuntimeError("the batch is never full")
                 continue
+            steps += 1
             tokens += after["tokens"] - before["tokens"]
             spent += times.total
-            if counted:
-                self.counts["steps"] += 1
+            if counts is not None:
+                counts.totals["steps"] += 1
                 for name in ("drafted", "verified", "accepted"):
-                    self.counts[name] += after[name] - before[name]
+                    counts.totals[name] += after[name] - before[name]
                 for part in PARTS:
-                    self.parts[part] += getattr(times, part)
-        if counted:
-            self.rounds.append((tokens, spent))
-
-    def goodput(self) -> float:
-        return sum(t for t, _ in self.rounds) / sum(s for _, s in self.rounds)
+                    counts.parts[part] += getattr(times, part)
+        if counts is not None:
+            counts.rounds.append((tokens, spent))
 
     def _add(self) -> None:
         ids = self.prompts[self.num_added % len(self.prompts)]
@@ -107,80 +142,84 @@ class Contender:
         }
 
 
-def contenders(
-    llm: LLM, arguments: argparse.Namespace, prompts: list[list[int]], batch_size: int
-) -> list[Contender]:
+def contenders(llm: LLM, arguments: argparse.Namespace) -> list[Contender]:
     """One for each static draft length, and one for each policy and longest draft."""
-    params = SamplingParams(
-        max_tokens=arguments.max_tokens,
-        temperature=arguments.temperature,
-        top_p=arguments.top_p,
-        top_k=arguments.top_k,
-        ignore_eos=True,
-    )
-    settings: list[tuple[str, str, int, bool]] = [("none", "none", 0, True)]
-    settings += [(f"fixed {n}", "fixed", n, True) for n in arguments.static]
-    for gamma in arguments.num_speculative_tokens:
-        settings += [(f"{name} ≤{gamma}", name, gamma, False) for name in arguments.policies]
-    result = []
-    for label, policy, gamma, static in settings:
-        companion = arguments.companion if policy_class(policy).uses_companion() else None
-        if policy == "staged":
-            companion = arguments.mid
-        config = SpeculationConfig(
-            draft=arguments.draft,
-            companion=companion,
-            policy=policy,
-            num_speculative_tokens=gamma,
-            profile=None
-            if policy_class(policy).judged_by_target
-            else profile_for(arguments, policy),
-            latency_profile=arguments.latency_profile,
-        )
-        result.append(
-            Contender(label, llm.with_speculation(config), prompts, params, batch_size, static)
-        )
+    result = [Contender("none", "none", speculating(llm, arguments, "none", 0), True)]
+    for length in arguments.static:
+        fixed = speculating(llm, arguments, "fixed", length)
+        result.append(Contender(f"fixed {length}", "fixed", fixed, True))
+    for text in arguments.policies:
+        name, _, gamma_text = text.partition(":")
+        for gamma in [int(gamma_text)] if gamma_text else arguments.num_speculative_tokens:
+            each = Contender(
+                f"{name} ≤{gamma}", name, speculating(llm, arguments, name, gamma), False
+            )
+            if name == "oracle":
+                each.script = record(each.llm)
+                again = speculating(llm, arguments, "fixed", gamma)
+                replay(again, each.script)
+                result.append(Contender(f"replay ≤{gamma}", "replay", again, False, each.script))
+            result.append(each)
     return result
 
 
-def profile_for(arguments: argparse.Namespace, policy: str) -> str | None:
-    """The acceptance profile, for policies that it can be of use to."""
-    known = {"adaptive", "sv", "sv-predictable", "sv-published", "disco", "specdec++"}
-    return arguments.profile if policy in known else None
+def speculating(llm: LLM, arguments: argparse.Namespace, policy: str, gamma: int) -> LLM:
+    """An engine for one policy."""
+    companion = arguments.companion if policy_class(policy).uses_companion() else None
+    config = SpeculationConfig(
+        draft=arguments.draft,
+        companion=arguments.mid if policy == "staged" else companion,
+        policy=policy,
+        num_speculative_tokens=gamma,
+        profile=arguments.profile if policy in USING_A_PROFILE else None,
+        latency_profile=arguments.latency_profile,
+    )
+    return llm.with_speculation(config)
 
 
 def compete(everybody: list[Contender], arguments: argparse.Namespace, progress: Any) -> None:
+    """Warm up, then take turns."""
+    for contender in everybody:
+        learns = contender.policy not in NOTHING_TO_LEARN
+        contender.warm_up(arguments.warm_up_steps if learns else arguments.first_steps)
+        progress()
     order = list(everybody)
     shuffle = random.Random(0)
-    for number in range(arguments.rounds + arguments.warm_up_rounds):
+    for _ in range(arguments.rounds):
         shuffle.shuffle(order)
         for contender in order:
-            contender.take_turn(arguments.turn, number >= arguments.warm_up_rounds)
+            contender.take_turn(arguments.turn)
             progress()
 
 
 def summary(everybody: list[Contender]) -> dict[str, Any]:
     """Ratios to no speculation, with standard errors over rounds."""
-    base = everybody[0]
+    counts = {each.name: each.counts for each in everybody}
+    base = counts["none"]
     figures: dict[str, Any] = {}
     for each in everybody:
+        if each.policy == "replay":
+            continue
+        own, steps = each.counts, each.counts.totals["steps"]
+        # Of the oracle: its own tokens, in the time that its steps take without it.
+        timed = counts.get(each.name.replace("oracle", "replay"), own)
+        seconds_per_step = timed.seconds / timed.totals["steps"]
+        goodput = own.tokens / steps / seconds_per_step
         ratios = [
-            (t / s) / (bt / bs) for (t, s), (bt, bs) in zip(each.rounds, base.rounds, strict=True)
+            (t / s) / (bt / bs) for (t, s), (bt, bs) in zip(own.rounds, base.rounds, strict=True)
         ]
-        steps = each.counts["steps"]
-        seconds = sum(s for _, s in each.rounds)
         figures[each.name] = {
-            "goodput": each.goodput(),
-            "ratio": each.goodput() / base.goodput(),
+            "goodput": goodput,
+            "ratio": goodput / (base.tokens / base.seconds),
             "standard_error": float(np.std(ratios) / np.sqrt(max(len(ratios) - 1, 1))),
             "static": each.static,
             "steps": steps,
-            "tokens_per_request_step": sum(t for t, _ in each.rounds) / steps / each.batch_size,
-            "drafted_per_request_step": each.counts["drafted"] / steps / each.batch_size,
-            "verified_per_request_step": each.counts["verified"] / steps / each.batch_size,
-            "acceptance_rate": each.counts["accepted"] / max(each.counts["verified"], 1),
-            "share_of_time": {part: value / seconds for part, value in each.parts.items()},
-            "step_ms": 1e3 * seconds / steps,
+            "tokens_per_request_step": own.tokens / steps / each.batch_size,
+            "drafted_per_request_step": own.totals["drafted"] / steps / each.batch_size,
+            "verified_per_request_step": own.totals["verified"] / steps / each.batch_size,
+            "acceptance_rate": own.totals["accepted"] / max(own.totals["verified"], 1),
+            "share_of_time": {part: own.parts[part] / own.seconds for part in PARTS},
+            "step_ms": 1e3 * seconds_per_step,
         }
     return figures
 
@@ -225,16 +264,25 @@ def main() -> None:
         "--longest-prompt", type=int, default=256, help="tokens; longer are left out"
     )
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument(
+        "--sampling",
+        nargs="+",
+        default=["1"],
+        help="temperatures, each with a top-p if one is given: 1 0.8:0.95",
+    )
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--policies", nargs="+", default=["adaptive", "sv", "oracle"])
-    parser.add_argument("--num-speculative-tokens", type=int, nargs="+", default=[5, 7])
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=["adaptive", "sv", "oracle"],
+        help="each with a longest draft if one is given: sv sv:7",
+    )
+    parser.add_argument("--num-speculative-tokens", type=int, nargs="+", default=[5])
     parser.add_argument("--static", type=int, nargs="*", default=list(STATIC))
     parser.add_argument("--turn", type=float, default=0.5, help="seconds counted per turn")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--warm-up-rounds", type=int, default=3)
+    parser.add_argument("--warm-up-steps", type=int, default=150, help="of policies that learn")
+    parser.add_argument("--first-steps", type=int, default=10, help="of the others")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -249,21 +297,31 @@ def main() -> None:
     )
     started = time.strftime("%Y-%m-%d")
     results: dict[str, Any] = {}
-    for path in arguments.prompts:
-        prompts = chat_prompts(llm, [path], arguments.num_prompts, arguments.longest_prompt)
-        for batch_size in arguments.batch_sizes:
-            everybody = contenders(llm, arguments, prompts, batch_size)
-            turns = len(everybody) * (arguments.rounds + arguments.warm_up_rounds)
-            with Progress(console=console, transient=True) as bar:
-                task = bar.add_task(f"{path.stem}, batch {batch_size}", total=turns)
-                compete(everybody, arguments, lambda b=bar, t=task: b.advance(t))
-            figures = summary(everybody)
-            show(console, f"{path.stem}, batch {batch_size}", figures)
-            results.setdefault(path.stem, {})[str(batch_size)] = figures
-            del everybody
-            if arguments.output:
-                figures_so_far = {"started": started, "results": results}
-                write_report(arguments.output, vars(arguments), figures_so_far)
+    everybody = contenders(llm, arguments)
+    for sampling in arguments.sampling:
+        temperature, _, top_p = sampling.partition(":")
+        params = SamplingParams(
+            max_tokens=arguments.max_tokens,
+            temperature=float(temperature),
+            top_p=float(top_p or 1.0),
+            ignore_eos=True,
+        )
+        for path in arguments.prompts:
+            prompts = chat_prompts(llm, [path], arguments.num_prompts, arguments.longest_prompt)
+            for batch_size in arguments.batch_sizes:
+                title = f"{path.stem}, temperature {sampling}, batch {batch_size}"
+                for contender in everybody:
+                    contender.begin(prompts, params, batch_size)
+                with Progress(console=console, transient=True) as bar:
+                    task = bar.add_task(title, total=len(everybody) * (arguments.rounds + 1))
+                    compete(everybody, arguments, lambda b=bar, t=task: b.advance(t))
+                figures = summary(everybody)
+                show(console, title, figures)
+                of_workload = results.setdefault(sampling, {}).setdefault(path.stem, {})
+                of_workload[str(batch_size)] = figures
+                if arguments.output:
+                    figures_so_far = {"started": started, "results": results}
+                    write_report(arguments.output, vars(arguments), figures_so_far)
 
 
 if __name__ == "__main__":

@@ -207,8 +207,9 @@ def test_kept_promises_change_nothing():
 
 @pytest.mark.parametrize("share", [0.9, 0.95])
 @pytest.mark.parametrize("best", [0, 1, 2, 4])
-def test_a_way_that_is_better_than_promised_is_found(best, share):
+def test_a_way_that_is_better_than_promised_is_found(best, share, monkeypatch):
     """All promise the same; one keeps more."""
+    monkeypatch.setattr(pricing, "_THRESHOLDS", (0.1, 0.3))
     gained = [8 * sum(0.5**i for i in range(length + 1)) for length in range(7)]
     even = StageCost((1, *range(8, 57, 8)), (0.010, *(0.002 * each for each in gained)))
     reality = Reality(

@@ -11,14 +11,16 @@ from draftwise.core.goodput import OperatingPoint, Promise
 # machine themselves (see draftwise.core.latency.LiveCost), so that only the latest can be compared.
 _FORGETTING_SECONDS = 0.98
 _FORGETTING_TOKENS = 0.998
-# Share that is left of what is known after a review: machine and workload drift.
-_FADING = 0.97
+# Share that is left of what is known after a step: machine and workload drift.
+_FADING = 0.998
 # Steps, and requests' steps, that outweigh what is known from other ways. How long a step takes is
 # seen at once, what it gains is mostly chance.
 _DOUBT_SECONDS = 8.0
 _DOUBT_TOKENS = 256.0
-# One way, however long in use, tells no more about the others than so many steps.
+# One way, however long in use, tells no more about the others than so many steps, and no more than
+# such a factor: the machine may have been disturbed while it was tried.
 _MOST_TELLING = 8.0
+_LARGEST_HINT = 1.25
 # What is usual of ways with a threshold: the attention of a ragged batch is padded to the longest
 # draft.
 _RAGGED_SECONDS = 1.04
@@ -90,10 +92,10 @@ class Experience:
         """Steps that are remembered."""
         return sum(ratio.steps for ratio in self._seconds.values())
 
-    def fade(self) -> None:
-        """Believe a little less of everything."""
+    def fade(self, num_steps: int) -> None:
+        """Believe a little less of everything, after so many steps."""
         for ratio in (*self._tokens.values(), *self._seconds.values()):
-            ratio.fade(_FADING)
+            ratio.fade(_FADING**num_steps)
 
     def optimism(self, point: OperatingPoint) -> float:
         """Factor by which a way may be better than it seems, 1 if it is well known."""
@@ -121,7 +123,7 @@ def _pooled(
     """A ratio for ``point`` from ``(way, steps, ratio)``: from its kind, then itself."""
     selects = point.threshold > 0
     like = [
-        (min(steps, _MOST_TELLING), ratio)
+        (min(steps, _MOST_TELLING), min(max(ratio, 1 / _LARGEST_HINT), _LARGEST_HINT))
         for each, steps, ratio in seen
         if (each.threshold > 0) == selects
     ]

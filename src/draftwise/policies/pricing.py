@@ -70,6 +70,7 @@ class _Choice:
     target_seconds: float
     on_trial: bool = False
     num_steps: int = 0
+    last_review: int = 0
     next_review: int = _FIRST_REVIEW
     pause: int = _FIRST_REVIEW
     experience: Experience = field(default_factory=Experience)
@@ -162,7 +163,8 @@ class PriceBook:
     def _review(self, choice: _Choice, num_requests: int, context: int) -> None:
         """Take the way that is best by all that is known, or try one that may be."""
         experience = choice.experience
-        experience.fade()
+        experience.fade(choice.num_steps - choice.last_review)
+        choice.last_review = choice.num_steps
         promises = self._promises(num_requests, context, choice.price.goodput, experience)
 
         def goodput(point: OperatingPoint) -> float:
