@@ -19,6 +19,7 @@ def cache(tmp_path, monkeypatch):
     """A cache folder of its own, and a process that has looked for no kernel yet."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("DRAFTWISE_CACHE", str(folder))
+    monkeypatch.delenv("DRAFTWISE_NATIVE", raising=False)
     native._load.cache_clear()
     yield folder
     native._load.cache_clear()
