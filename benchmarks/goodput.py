@@ -39,7 +39,10 @@ from draftwise.policies import policy_class
 STATIC = (1, 2, 3, 5, 7)
 PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
 # Of these the right setting follows from what they are told, not from what they have seen.
-NOTHING_TO_LEARN = {"none", "fixed", "svip", "adaedl", "confidence", "disco", "specdec++", "replay"}
+NOTHING_TO_LEARN = {
+    *("none", "fixed", "svip", "adaedl", "confidence", "disco", "specdec++"),
+    *("oracle", "replay"),
+}
 USING_A_PROFILE = {"adaptive", "sv", "sv-predictable", "sv-published", "disco", "specdec++"}
 
 
@@ -282,7 +285,7 @@ def main() -> None:
     parser.add_argument("--turn", type=float, default=0.5, help="seconds counted per turn")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--warm-up-steps", type=int, default=150, help="of policies that learn")
-    parser.add_argument("--first-steps", type=int, default=10, help="of the others")
+    parser.add_argument("--first-steps", type=int, default=20, help="of the others")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()

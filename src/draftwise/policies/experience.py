@@ -21,9 +21,8 @@ _DOUBT_TOKENS = 256.0
 # such a factor: the machine may have been disturbed while it was tried.
 _MOST_TELLING = 8.0
 _LARGEST_HINT = 1.25
-# What is usual of ways with a threshold: the attention of a ragged batch is padded to the longest
-# draft.
-_RAGGED_SECONDS = 1.04
+# What is usual of ways with a threshold: their signals and their selection take time in every step.
+_RAGGED_SECONDS = 1.015
 # Steps that make a way half known, and how much better one that was never tried may be.
 _HALF_KNOWN = 12.0
 _CURIOSITY = 0.05

@@ -81,8 +81,8 @@ class PriceBook:
 
     Every now and then all static draft lengths and all thresholds are compared by the goodput they
     promise with the acceptance and the costs as they are known by then, and the best is chosen.
-    What a promise leaves out (ragged batches cost more than even ones, tokens of a draft are not
-    independent) shows when a way is used, and corrects its promises: see
+    What a promise leaves out (selection takes time, tokens of a draft are not independent) shows
+    when a way is used, and corrects its promises: see
     :class:`draftwise.policies.experience.Experience`. A way that may be the best and is little
     known is tried for a few steps.
 
