@@ -287,7 +287,7 @@ class TestLearning:
     def test_estimates_follow_the_target(self, name, threshold):
         policy = fix_price(make(name, 3), threshold, verify=0.3)
         policy.prices.companion_price = lambda *_: -1.0
-        for _ in self.steps(policy, 400, likeness=0.3):
+        for _ in self.steps(policy, 1000, likeness=0.3):
             pass
         assert policy.calibration_error < 0.05
         worlds = [World.random(4, 1, seed=10_000 + seed, likeness=0.3) for seed in range(60)]
@@ -392,17 +392,18 @@ class TestLearning:
         assert among.models[False].weights == pytest.approx(alone.models[False].weights)
         assert among.prices.outlook.values() == pytest.approx(alone.prices.outlook.values())
 
-    @pytest.mark.parametrize(("threshold", "looks"), [(0.0, 0.25), (0.3, 1.0)])
-    def test_it_looks_at_signals_while_they_matter(self, threshold, looks):
+    @pytest.mark.parametrize(("threshold", "looks", "learns"), [(0.0, 16, 16), (0.3, 1, 2)])
+    def test_it_looks_at_signals_while_they_matter(self, threshold, looks, learns):
         policy = fix_price(make("adaptive", 3, explore_every=1000), threshold)
         weights, looked = [policy.models[False].weights.copy()], []
         for _ in self.steps(policy, 164):
             looked.append(policy.uses_draft_signals())
             weights.append(policy.models[False].weights.copy())
-        assert all(looked[:64])
-        assert sum(looked[64:]) == looks * 100
+        assert looked == [step <= 64 or step % looks == 0 for step in range(1, 165)]
         learnt = [not np.array_equal(*pair) for pair in itertools.pairwise(weights)]
-        assert learnt[:-1] == [False, *looked[:-1]][: len(learnt) - 1]
+        # Steps are learnt from before the next is taken note of.
+        expected = [False, *(step <= 64 or step % learns == 0 for step in range(1, 164))]
+        assert learnt == expected
 
 
 class TestPricesOfAStep:

@@ -154,11 +154,13 @@ class Promise:
         tokens: gained over the batch, those that the target adds included.
         seconds: of the step.
         size: tokens in the target's pass.
+        requests: in the batch.
     """
 
     tokens: float
     seconds: float
     size: float
+    requests: int
 
     @property
     def goodput(self) -> float:
@@ -209,7 +211,7 @@ def promised_goodput(
     spread = float(np.sqrt(num_requests * verified.var()))
     sizes = [max(float(num_requests), mean + normal * spread) for normal in _NORMAL]
     seconds += sum(costs.target(size) for size in sizes) / len(sizes)
-    return Promise(num_requests * (1.0 + float(gained.mean())), seconds, mean)
+    return Promise(num_requests * (1.0 + float(gained.mean())), seconds, mean, num_requests)
 
 
 class Outlook:

@@ -25,11 +25,12 @@ _EXPLORED_TOKENS = 3
 # In a large batch one request in so many explores at once; and each of its tokens stands for so
 # many that are not verified.
 _REQUESTS_PER_EXPLORER = 8
-_EXPLORED_WEIGHT = 8.0
-# Steps of a new policy that are all learnt from, and then every how manieth of those that do not
-# need the signals for a decision.
+_EXPLORED_WEIGHT = 2.0
+# Steps of a new policy that are all learnt from, and then every how manieth: of those that need the
+# signals for a decision, and of those that do not.
 _APPRENTICESHIP = 64
-_WATCH_EVERY = 4
+_LEARN_EVERY = 2
+_WATCH_EVERY = 16
 
 
 class PricedPolicy(Policy):
@@ -166,7 +167,7 @@ class PricedPolicy(Policy):
         if times.is_typical and self._is_priced:
             gained = np.cumprod(np.where(verified, acceptance, 0.0), axis=1).sum()
             self.prices.observe(num_requests - len(failed) + float(gained), times.total)
-        if draft is None or draft.signals is None or not drafted.any():
+        if draft is None or draft.signals is None or not drafted.any() or not self._learns():
             return
         # Of all that was drafted: what is verified was chosen because more was expected of it.
         expected = self._expected[:, :width]
@@ -179,6 +180,11 @@ class PricedPolicy(Policy):
         if self._price.point.threshold > 0:
             weights = np.where(np.isin(rows, self._explorers), _EXPLORED_WEIGHT, 1.0) * weights
         self.learn(signals, self._greedy[rows], acceptance[verified], weights)
+
+    def _learns(self) -> bool:
+        """Whether this step is one to learn from."""
+        young = self._num_steps <= _APPRENTICESHIP
+        return young or bool(self._explorers) or self._num_steps % _LEARN_EVERY == 0
 
     def signals_of(
         self,

@@ -7,7 +7,7 @@ step's own draws by way of a common budget (see docs/lossless.md).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from draftwise.core.goodput import (
@@ -21,7 +21,7 @@ from draftwise.core.goodput import (
     worth_drafting,
 )
 from draftwise.core.latency import LatencyModel
-from draftwise.policies.experience import Experience
+from draftwise.policies.experience import Experience, Gains
 
 # Prices are rounded to these factors, so that drafting thresholds are computed now and then only.
 _GRAIN = 1.08
@@ -57,8 +57,7 @@ class _Choice:
 
     Attributes:
         price: of the way in use.
-        promise: of that way, for ``num_requests``.
-        num_requests: when it was chosen.
+        promise: of that way.
         target_seconds: of the promise, spent in the target's pass.
         on_trial: whether it is in use only to get to know it.
         experience: what came of all ways so far.
@@ -66,14 +65,13 @@ class _Choice:
 
     price: Price
     promise: Promise
-    num_requests: int
     target_seconds: float
+    experience: Experience
     on_trial: bool = False
     num_steps: int = 0
     last_review: int = 0
     next_review: int = _FIRST_REVIEW
     pause: int = _FIRST_REVIEW
-    experience: Experience = field(default_factory=Experience)
 
 
 class PriceBook:
@@ -95,6 +93,7 @@ class PriceBook:
         self._latency = latency
         self._max_draft_length = max_draft_length
         self._choices: dict[int, _Choice] = {}
+        self._gains = Gains()
         self._current: tuple[_Choice, Promise] | None = None
         self._points = [OperatingPoint(length) for length in range(max_draft_length + 1)]
         if max_draft_length:
@@ -153,12 +152,13 @@ class PriceBook:
 
     def _first(self, num_requests: int, context: int) -> _Choice:
         goodput = num_requests / self._latency.target_seconds(num_requests, context)
-        promises = self._promises(num_requests, context, goodput, Experience())
+        experience = Experience(self._gains)
+        promises = self._promises(num_requests, context, goodput, experience)
         point = max(promises, key=lambda each: promises[each][1].goodput)
         price = self._price(point, promises[point][1], context)
         promise = promises[point][0]
         seconds = self._latency.target_seconds(promise.size, context)
-        return _Choice(price, promise, num_requests, seconds)
+        return _Choice(price, promise, seconds, experience)
 
     def _review(self, choice: _Choice, num_requests: int, context: int) -> None:
         """Take the way that is best by all that is known, or try one that may be."""
@@ -184,7 +184,6 @@ class PriceBook:
         price = self._price(best, promises[best][1], context)
         choice.price = replace(price, point=point)
         choice.promise = promises[point][0]
-        choice.num_requests = num_requests
         choice.target_seconds = self._latency.target_seconds(choice.promise.size, context)
 
     def _price(self, point: OperatingPoint, promise: Promise, context: int) -> Price:
@@ -193,10 +192,11 @@ class PriceBook:
 
     def _promise_now(self, choice: _Choice, num_requests: int, context: int) -> Promise:
         """The promise of the way in use, for a batch and a machine that changed a little."""
-        promise, more = choice.promise, num_requests / choice.num_requests
+        promise, more = choice.promise, num_requests / choice.promise.requests
         size = promise.size * more
         change = self._latency.target_seconds(size, context) - choice.target_seconds
-        return Promise(promise.tokens * more, max(promise.seconds + change, 1e-9), size)
+        seconds = max(promise.seconds + change, 1e-9)
+        return Promise(promise.tokens * more, seconds, size, num_requests)
 
     def _promises(
         self, num_requests: int, context: int, goodput: float, experience: Experience
@@ -221,7 +221,7 @@ class PriceBook:
             thresholds = partial(self._draft_thresholds, goodput)
             for point in self._points:
                 promise = promised_goodput(point, num_requests, chains, costs, thresholds)
-                promises[point] = promise, experience.corrected(point, promise, num_requests)
+                promises[point] = promise, experience.corrected(point, promise)
             goodput = max(expected.goodput for _, expected in promises.values())
         return promises
 
