@@ -7,20 +7,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from draftwise.core.rejection import sample
-from draftwise.core.sampling import (
-    LogitControls,
-    TokenHistory,
-    beliefs,
-    control_logits,
-    one_hot_where_greedy,
-    probabilities,
-)
+from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.core.signals import entropy, token_probabilities
 from draftwise.core.types import Draft, DraftSignals
+from draftwise.engine.chain import DraftChain
+from draftwise.engine.drawing import draw
 from draftwise.engine.follower import Follower, Reading
 from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.scheduler import Batch
+from draftwise.models.transfer import upload
 from draftwise.policies.base import DraftPosition, Policy
 
 
@@ -62,6 +57,7 @@ class ModelDraft:
         """
         self._follower = follower
         self._oracle = oracle
+        self._chain = DraftChain(follower)
         self._vocab_size = vocab_size
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
@@ -75,6 +71,8 @@ class ModelDraft:
             self._oracle.begin(batch, active)
         if logits is None:
             return _empty(len(states), self._follower.device)
+        if self._oracle is None and self._chain.serves(batch):
+            return self._chain.draft(batch, policy, limits, active, logits)
         writer = _DraftWriter(
             batch, max(limits), self._vocab_size, self._follower.device, policy.uses_draft_signals()
         )
@@ -96,7 +94,7 @@ class ModelDraft:
             drawn = position.tokens
             active = [active[at] for at in stays]
             if len(stays) < len(drawn):
-                drawn = drawn[torch.tensor(stays, device=drawn.device)]
+                drawn = drawn[upload(stays, torch.long, drawn.device)]
             rows = [batch.generating[index].row for index in active]
             logits = self._follower.read_one(rows, drawn)
             if self._oracle is not None:
@@ -129,7 +127,7 @@ class _DraftWriter:
         self._probs: Tensor | None = None
         if batch.uniforms is not None:
             self._probs = torch.zeros(num_requests, width + 1, vocab_size, device=device)
-            self._uniforms = batch.uniforms.draft.to(device)
+            self._uniforms = upload(batch.uniforms.draft, torch.float64, device)
         self._beliefs: Tensor | None = None
         if signals:
             self._entropy = torch.zeros(num_requests, width, device=device)
@@ -144,7 +142,7 @@ class _DraftWriter:
         """Controls and history for the next token of the active requests."""
         controls, history = self._batch.controls, self._history
         if len(active) < len(self.lengths):
-            index = torch.tensor(active, device=self._tokens.device)
+            index = upload(active, torch.long, self._tokens.device)
             controls = controls.rows(index)
             history = None if history is None else history.rows(index)
         return controls, history
@@ -158,25 +156,9 @@ class _DraftWriter:
     ) -> DraftPosition:
         """Draw the next token of the active requests."""
         at = self.num_tokens
-        index = torch.tensor(active, device=logits.device)
-        q: Tensor | None = None
-        belief: Tensor | None = None
-        if self._uses_signals:
-            belief = beliefs(logits, controls, history)
-            if self._probs is not None:
-                q = belief
-                if controls.any_greedy:
-                    q = one_hot_where_greedy(belief, belief, controls)
-        elif self._probs is not None:
-            q = probabilities(logits, controls, history)
-
-        if q is None:
-            scores = control_logits(logits, controls, history) if belief is None else belief
-            drawn = scores.argmax(dim=-1)
-            broken = token_probabilities(scores, drawn).isnan()
-        else:
-            drawn = sample(q, self._uniforms[index, at])
-            broken = q[:, 0].isnan()
+        index = upload(active, torch.long, logits.device)
+        uniforms = None if self._probs is None else self._uniforms[index, at]
+        drawn, broken, q, belief = draw(logits, controls, history, uniforms, self._uses_signals)
         written = [True] * len(active)
         if bool(broken.any()):
             # A draft that is not a number proposes nothing from here on.

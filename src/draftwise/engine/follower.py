@@ -12,6 +12,7 @@ from draftwise.engine.request import Request
 from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.static_steps import Decoder, StaticSteps
 
 
 class Reading(NamedTuple):
@@ -34,6 +35,10 @@ class Follower:
     """Runs a draft or companion model, which follows the target's requests in its own cache.
 
     Attributes:
+        model: the small model.
+        cache: its cache.
+        vocab_size: width of the logits that it gives.
+        num_rows: requests that fit at once.
         capacity: tokens that fit in a row of its cache.
         device: where it runs.
     """
@@ -46,9 +51,10 @@ class Follower:
             cache: its cache, with the target's rows.
             vocab_size: the target's; logits are cut or filled to this width.
         """
-        self._model = model
-        self._cache = cache
-        self._vocab_size = vocab_size
+        self.model = model
+        self.cache = cache
+        self.vocab_size = vocab_size
+        self.num_rows = cache.num_rows
         self.capacity = cache.capacity
         self.device = model.device
 
@@ -63,7 +69,7 @@ class Follower:
         segments: list[Segment] = []
         rows: list[int] = []
         for request, end, drafted, num_logits in sorted(readings, key=lambda r: r.request.row):
-            start = self._cache.lengths[request.row]
+            start = self.cache.lengths[request.row]
             new = [*request.tokens[start : min(end, self.capacity)], *drafted]
             if new:
                 tokens.extend(self._readable(new))
@@ -71,29 +77,36 @@ class Follower:
             rows.extend(range(len(tokens) - num_logits, len(tokens)))
         if not segments:
             return None, 0
-        logits = self._model.forward(self._cache, tokens, segments, rows or None)
-        return self._fit_vocabulary(logits), len(tokens)
+        logits = self.model.forward(self.cache, tokens, segments, rows or None)
+        return None if logits is None else self.fit_vocabulary(logits), len(tokens)
 
     def read_one(self, rows: Sequence[int], tokens: Tensor) -> Tensor:
         """One token more for each row, by row; ``[rows, vocab]`` logits."""
-        segments = [Segment(row, self._cache.lengths[row], 1) for row in rows]
-        logits = self._model.forward(self._cache, tokens, segments, range(len(rows)))
-        fitted = self._fit_vocabulary(logits)
-        assert fitted is not None
-        return fitted
+        segments = [Segment(row, self.cache.lengths[row], 1) for row in rows]
+        logits = self.model.forward(self.cache, tokens, segments, range(len(rows)))
+        assert logits is not None
+        return self.fit_vocabulary(logits)
+
+    def has_static_steps(self, num_tokens: int) -> bool:
+        """Whether :meth:`static_steps` can be had for steps of so many tokens."""
+        return self.model.decoder(self.cache, num_tokens) is not None
+
+    def static_steps(self) -> tuple[Decoder, StaticSteps]:
+        """The model in two halves, and where its steps of fixed sizes are kept."""
+        both = self.model.decoder(self.cache, 1)
+        assert both is not None
+        return both
 
     def _readable(self, tokens: list[int]) -> list[int]:
         """A token that only the target's wider embedding has is read as token 0."""
-        size = self._model.vocab_size
-        if size >= self._vocab_size:
+        size = self.model.vocab_size
+        if size >= self.vocab_size:
             return tokens
         return [token if token < size else 0 for token in tokens]
 
-    def _fit_vocabulary(self, logits: Tensor | None) -> Tensor | None:
+    def fit_vocabulary(self, logits: Tensor) -> Tensor:
         """Give logits the target's width: padding entries are never drafted."""
-        if logits is None:
-            return None
-        missing = self._vocab_size - logits.shape[1]
+        missing = self.vocab_size - logits.shape[1]
         if missing <= 0:
-            return logits[:, : self._vocab_size]
+            return logits[:, : self.vocab_size]
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))

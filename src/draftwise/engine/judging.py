@@ -10,6 +10,7 @@ from draftwise.core.types import Draft, Judgement
 from draftwise.engine.controls import history_along
 from draftwise.engine.follower import Follower, Reading
 from draftwise.engine.scheduler import Batch
+from draftwise.models.transfer import upload
 
 
 class Companion:
@@ -56,8 +57,8 @@ class Companion:
                 readings.append(Reading(request, len(request.tokens), before_last, length))
         logits, _ = self._follower.read(readings)
         if logits is not None:
-            extents = torch.tensor(lengths, device=logits.device)
-            owner = torch.repeat_interleave(extents)
+            extents = upload(lengths, torch.long, logits.device)
+            owner = torch.repeat_interleave(extents, output_size=len(logits))
             ends = extents.cumsum(dim=0)
             position = torch.arange(len(logits), device=logits.device) - (ends - extents)[owner]
             history = None

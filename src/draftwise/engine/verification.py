@@ -20,6 +20,7 @@ from draftwise.engine.scheduler import Batch
 from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.transfer import fetch, upload
 
 
 class TargetVerifier:
@@ -74,7 +75,7 @@ class Acceptance:
         """
         if logits is None:
             return Outcome((), (), (), (), None)
-        lengths = torch.tensor(plan.lengths, dtype=torch.long, device=logits.device)
+        lengths = upload(plan.lengths, torch.long, logits.device)
         owner, position = packed_rows(lengths, len(logits))
         controls = batch.controls.rows(owner)
         history = None
@@ -88,13 +89,16 @@ class Acceptance:
             p = probabilities(logits, controls, history)
             broken = p[:, 0].isnan()
             accepted = self._accept_sampled(batch, plan, p, lengths)
-        failed = frozenset(owner[broken].tolist()) if bool(broken.any()) else frozenset()
+        broken, num_accepted, next_tokens, acceptance = fetch(broken, *accepted)
+        failed: frozenset[int] = frozenset()
+        if bool(broken.any()):
+            failed = frozenset(owner.to(broken.device)[broken].tolist())
         return Outcome(
             num_drafted=draft.lengths,
             num_verified=plan.lengths,
-            num_accepted=tuple(accepted.num_accepted.tolist()),
-            next_tokens=tuple(accepted.next_tokens.tolist()),
-            acceptance=accepted.acceptance,
+            num_accepted=tuple(num_accepted.tolist()),
+            next_tokens=tuple(next_tokens.tolist()),
+            acceptance=acceptance,
             failed=failed,
         )
 
@@ -102,19 +106,19 @@ class Acceptance:
         assert batch.uniforms is not None
         proposals = plan.proposals
         if proposals is None:  # nothing was drafted: every token is drawn from p
-            drawn = sample(p, batch.uniforms.final.to(p.device))
+            drawn = sample(p, upload(batch.uniforms.final, torch.float64, p.device))
             return Accepted(torch.zeros_like(lengths), drawn, p.new_zeros(len(lengths), 0))
         lenience = None
         if any(value < 1.0 for value in batch.lenience):
-            lenience = torch.tensor(batch.lenience, device=p.device)
+            lenience = upload(batch.lenience, torch.float32, p.device)
         width = plan.tokens.shape[1]
         return accept(
             p,
             proposals,
             plan.tokens,
             lengths,
-            batch.uniforms.accept[:, :width].to(p.device),
-            batch.uniforms.final.to(p.device),
+            upload(batch.uniforms.accept[:, :width], torch.float32, p.device),
+            upload(batch.uniforms.final, torch.float64, p.device),
             lenience,
             self._method,
         )

@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.kv_cache import KVCache, LayerShape
 from draftwise.models.native_attention import NativeAttention, native_attention
+from draftwise.models.ragged import RaggedAttention
 
 ATTENTION_NAME = "draftwise_packed"
 
@@ -105,6 +106,7 @@ class PackedBatch:
         positions: ``[tokens]`` int64.
         slots: ``[tokens]`` int64, where each token is written.
         groups: the attention calls of segments that ``native`` does not compute.
+        ragged: attention in one call instead, where the device has a kernel for it.
         native: the kernel's call, where there is a kernel and it has something to do.
     """
 
@@ -112,6 +114,7 @@ class PackedBatch:
     positions: Tensor
     slots: Tensor
     groups: list[AttentionGroup]
+    ragged: RaggedAttention | None = None
     native: NativeAttention | None = None
 
 
@@ -305,6 +308,8 @@ def attend(
     if packed.native is not None and not packed.groups:
         return packed.native(layer, q, k, v, scaling, writes=True)
     packed.cache.write(layer, packed.slots, k, v)
+    if packed.ragged is not None:
+        return packed.ragged.attend(packed.cache, layer, q, scaling).contiguous()
     if packed.native is not None:
         result = packed.native(layer, q, k, v, scaling, writes=False)
         for group in packed.groups:

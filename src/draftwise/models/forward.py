@@ -12,6 +12,7 @@ from draftwise.models.attention import PackedBatch
 from draftwise.models.llama import LlamaForward, is_llama
 from draftwise.models.packing import can_pack, pack_linear_layers
 from draftwise.models.quantization import has_quantized_weights
+from draftwise.models.transfer import upload
 
 
 class ForwardPass(Protocol):
@@ -46,7 +47,7 @@ class ModuleForward:
         if logit_rows is None:
             self._model.base_model(**arguments)
             return None
-        keep = torch.tensor(logit_rows, dtype=torch.long, device=ids.device)
+        keep = upload(logit_rows, torch.long, ids.device)
         logits: Tensor = self._model(**arguments, logits_to_keep=keep).logits
         return logits[0]
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftwise.errors import CacheExhaustedError
+
+if TYPE_CHECKING:
+    from draftwise.models.static_steps import StaticSteps
 
 _CACHE_LINE_BYTES = 64
 
@@ -39,7 +43,13 @@ class KVCache:
         num_rows: requests that fit at once.
         capacity: tokens that fit in a row.
         lengths: number of valid tokens in each row, ``[num_rows]`` host integers.
+        dtype: type of keys and values.
+        device: where they are.
+        spare_slot: index of a slot behind all rows that nobody reads, for tokens that only fill up
+            a batch.
+        hides_stale: nobody reads beyond a row's length, not even to multiply by zero.
         bytes_per_token: memory of one token's keys and values over all layers.
+        steps: steps of fixed sizes that were recorded on this cache.
     """
 
     def __init__(
@@ -53,14 +63,18 @@ class KVCache:
         self.num_rows = num_rows
         self.capacity = capacity
         self.lengths = [0] * num_rows
+        self.dtype, self.device = dtype, device
+        self.spare_slot = num_rows * capacity
+        self.hides_stale = False
+        self.steps: StaticSteps | None = None
         self._written = [0] * num_rows
         self.bytes_per_token = dtype.itemsize * sum(
             s.num_heads * (s.key_size + s.value_size) for s in layers
         )
         try:
-            self._layers = [
+            self._slots = [
                 tuple(
-                    _zeros((num_rows, capacity, s.num_heads, size), dtype, device)
+                    _zeros((num_rows * capacity + 1, s.num_heads, size), dtype, device)
                     for size in (s.key_size, s.value_size)
                 )
                 for s in layers
@@ -71,6 +85,10 @@ class KVCache:
                 f"no memory for a key-value cache of {num_rows} requests x {capacity} tokens; "
                 "lower max_model_len or max_batch_size",
             ) from error
+        self._layers = [
+            tuple(each[:-1].view(num_rows, capacity, *each.shape[1:]) for each in pair)
+            for pair in self._slots
+        ]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store the keys and values of packed tokens.
@@ -81,9 +99,17 @@ class KVCache:
             keys: ``[tokens, heads, key_size]``.
             values: ``[tokens, heads, value_size]``.
         """
-        k, v = self._layers[layer]
-        k.view(-1, k.shape[2] * k.shape[3]).index_copy_(0, slots, keys.flatten(1))
-        v.view(-1, v.shape[2] * v.shape[3]).index_copy_(0, slots, values.flatten(1))
+        k, v = self._slots[layer]
+        k.flatten(1).index_copy_(0, slots, keys.flatten(1))
+        v.flatten(1).index_copy_(0, slots, values.flatten(1))
+
+    def slots(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys ``[slots, heads, key_size]`` and values ``[slots, heads, value_size]``, row by row.
+
+        There are ``num_rows * capacity + 1`` slots, the spare one included.
+        """
+        k, v = self._slots[layer]
+        return k, v
 
     def read(self, layer: int, first_row: int, end_row: int, length: int) -> tuple[Tensor, Tensor]:
         """Views of the first ``length`` tokens of a range of rows.
@@ -111,11 +137,13 @@ class KVCache:
     def clear(self, row: int) -> None:
         """Hand a row to its next request.
 
-        What was written is overwritten with zeros: a mask hides stale numbers, but not stale NaNs.
+        What was written is overwritten with zeros: a mask hides stale numbers, but not stale NaNs,
+        unless :attr:`hides_stale`.
         """
-        for keys, values in self._layers:
-            keys[row, : self._written[row]].zero_()
-            values[row, : self._written[row]].zero_()
+        written = 0 if self.hides_stale else self._written[row]
+        for keys, values in self._layers if written else ():
+            keys[row, :written].zero_()
+            values[row, :written].zero_()
         self.lengths[row] = self._written[row] = 0
 
 

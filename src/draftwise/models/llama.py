@@ -7,6 +7,7 @@ The result is compared with Hugging Face's at load, like that of every model.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwise.models.attention import PackedBatch, attend
+from draftwise.models.kv_cache import KVCache
 from draftwise.models.packing import Linear, PackedLinear, join_linear, padded_rows
+from draftwise.models.transfer import upload
 
 # Models whose layers are those of Llama, biases of the projections apart.
 _TWINS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
@@ -39,25 +42,62 @@ class LlamaForward:
         self._norm = _Norm(decoder.norm)
         self._head = join_linear([causal.lm_head])
         self._pads = isinstance(self._head, PackedLinear)
+        self._is_fused = _has_kernels(decoder)
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(
         self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
     ) -> Tensor | None:
         """Logits ``[len(logit_rows), vocab]`` of packed tokens ``[tokens]``; ``None`` for none."""
+        hidden = self.hidden(ids, packed)
+        if logit_rows is None:
+            return None
+        return self.logits(hidden[upload(logit_rows, torch.long, ids.device)])
+
+    def hidden(self, ids: Tensor, packed: PackedBatch) -> Tensor:
+        """``[tokens, hidden]`` or more rows, the rest without meaning, of tokens ``[tokens]``."""
         positions = packed.positions
         if self._pads:
             # Once here instead of in every linear layer; what these rows become is never read.
             missing = padded_rows(len(ids)) - len(ids)
             ids, positions = F.pad(ids, (0, missing)), F.pad(positions, (0, missing))
-        hidden = self._embedding(ids)  # [tokens, hidden]
+        hidden: Tensor = self._embedding(ids)  # [tokens, hidden]
+        if self._is_fused and packed.ragged is not None:
+            return self._fused(hidden, packed)
         cos, sin = self._rotary(hidden, positions.unsqueeze(0))  # [1, tokens, head]
         cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)  # one row for all heads of a token
         for index, layer in enumerate(self._layers):
             hidden = layer(index, hidden, cos, sin, packed)
-        if logit_rows is None:
-            return None
-        wanted = hidden[torch.tensor(logit_rows, device=ids.device)]
-        return self._head(self._norm(wanted))
+        return hidden
+
+    def _fused(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
+        cos, sin = (each[packed.positions] for each in self._angles(packed.cache.capacity, hidden))
+        delta: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            hidden, delta = layer.fused(index, hidden, delta, cos, sin, packed)
+        return hidden if delta is None else hidden + delta
+
+    def _angles(self, capacity: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """``[capacity, head]`` cosines and sines of all positions of a cache, computed once.
+
+        They are never freed: recorded steps read them.
+        """
+        if capacity not in self._tables:
+            positions = torch.arange(capacity, device=hidden.device).unsqueeze(0)
+            cos, sin = self._rotary(hidden, positions)
+            self._tables[capacity] = cos[0].contiguous(), sin[0].contiguous()
+        return self._tables[capacity]
+
+    def compile(self, cache: KVCache) -> None:
+        """Make the kernels that steps may need."""
+        if self._is_fused:
+            from draftwise.models.attention_kernel import compile_for
+
+            compile_for(self._layers[0].num_heads, cache.slots(0)[0])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[tokens, hidden]`` to ``[tokens, vocab]``."""
+        return self._head(self._norm(hidden))
 
 
 class _Norm:
@@ -71,6 +111,12 @@ class _Norm:
     def __call__(self, hidden: Tensor) -> Tensor:
         return F.rms_norm(hidden, self._shape, self._weight, self._epsilon)
 
+    def after_adding(self, hidden: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The sum, and its normalised form, in one kernel."""
+        from draftwise.models.kernels import add_norm
+
+        return add_norm(hidden, delta, self._weight, self._epsilon)
+
 
 class _Layer:
     """One decoder layer: attention and gated feed-forward, each on the normalised residual."""
@@ -79,7 +125,7 @@ class _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         self._head_size: int = attention.head_dim
         self._num_kv_heads = attention.k_proj.out_features // self._head_size
-        self._num_heads = attention.q_proj.out_features // self._head_size
+        self.num_heads = attention.q_proj.out_features // self._head_size
         self._scaling: float = attention.scaling
         self._intermediate_size: int = mlp.gate_proj.out_features
         self._activation: nn.Module = mlp.act_fn
@@ -93,7 +139,7 @@ class _Layer:
     def __call__(
         self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, packed: PackedBatch
     ) -> Tensor:
-        tokens, heads, kv_heads = len(hidden), self._num_heads, self._num_kv_heads
+        tokens, heads, kv_heads = len(hidden), self.num_heads, self._num_kv_heads
         qkv = self._qkv(self._attention_norm(hidden)).view(tokens, -1, self._head_size)
         rotated = _rotate(qkv[:, : heads + kv_heads], cos, sin)
         real = len(packed.positions)
@@ -111,6 +157,48 @@ class _Layer:
         gate_up = self._gate_up(self._mlp_norm(hidden))
         gate = self._activation(gate_up[:, : self._intermediate_size])
         return hidden + self._down(gate * gate_up[:, self._intermediate_size :])
+
+    def fused(
+        self,
+        index: int,
+        hidden: Tensor,
+        delta: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        packed: PackedBatch,
+    ) -> tuple[Tensor, Tensor]:
+        """The same with the fewest kernels, for CUDA.
+
+        Args:
+            index: of the layer.
+            hidden: ``[tokens, hidden]``.
+            delta: ``[tokens, hidden]`` what the layer before adds to it; ``None`` for nothing.
+            cos, sin: ``[tokens, head]``.
+            packed: plan of this forward pass, with ragged attention.
+
+        Returns:
+            The residual, and what this layer adds to it.
+        """
+        from draftwise.models.kernels import gated, rotate_and_store
+
+        assert packed.ragged is not None
+        hidden, normed = self._attention_norm.after_adding(hidden, delta)
+        q = rotate_and_store(
+            self._qkv(normed), cos, sin, packed.slots, *packed.cache.slots(index), self.num_heads
+        )
+        out = packed.ragged.attend(packed.cache, index, q, self._scaling)
+        hidden, normed = self._mlp_norm.after_adding(hidden, self._out(out.view(len(q), -1)))
+        return hidden, self._down(gated(self._gate_up(normed)))
+
+
+def _has_kernels(decoder: Any) -> bool:
+    """Whether :mod:`draftwise.models.kernels` computes the layers of a model where it is."""
+    return (
+        decoder.embed_tokens.weight.device.type == "cuda"
+        and decoder.config.hidden_act == "silu"
+        and decoder.layers[0].self_attn.head_dim % 2 == 0
+        and importlib.util.find_spec("triton") is not None
+    )
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

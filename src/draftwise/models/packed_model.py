@@ -10,9 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
-from draftwise.models.attention import ATTENTION_NAME, Segment, ShapeProbe, pack
+from draftwise.models.attention import ATTENTION_NAME, PackedBatch, Segment, ShapeProbe, pack
 from draftwise.models.forward import ForwardPass, forward_pass
 from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.llama import LlamaForward
+from draftwise.models.ragged import RaggedKernels, fits_tokenwise
+from draftwise.models.static_steps import LARGEST_STEP, Decoder, StaticSteps, StepMode
+from draftwise.models.step_numbers import StepNumbers
+from draftwise.models.transfer import upload
 
 # Relative error allowed between this forward pass and the model's own, by type.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
@@ -28,6 +33,8 @@ class PackedModel:
         dtype: type of the weights.
         device: where they are.
         layers: what each layer keeps per token.
+        step_mode: how decoding steps are run; may be changed between steps. Models that are not
+            written out here always run eagerly.
     """
 
     def __init__(self, model: nn.Module, role: str, max_model_len: int) -> None:
@@ -44,12 +51,22 @@ class PackedModel:
         expected = self._own_logits(ids)
         self.vocab_size = expected.shape[-1]
         self.layers = self._learn_layers(ids, max_model_len)
+        self._kernels = RaggedKernels.of(self.device, self.dtype, self.layers)
         self._forward: ForwardPass = forward_pass(model)
+        self._decoder = self._forward if isinstance(self._forward, LlamaForward) else None
+        self.step_mode = StepMode.EAGER
         self._compare(ids[0], expected)
+        if self._decoder is not None and self.device.type == "cuda":
+            self._decoder.compile(self.new_cache(1, 1))
+            self.step_mode = StepMode.GRAPHS
+            self._compare(ids[0], expected)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """A cache for ``num_rows`` requests of up to ``capacity`` tokens."""
-        return KVCache(self.layers, num_rows, capacity, self.dtype, self.device)
+        cache = KVCache(self.layers, num_rows, capacity, self.dtype, self.device)
+        # The kernels look at nothing but what a row holds.
+        cache.hides_stale = self._kernels.any
+        return cache
 
     def forward(
         self,
@@ -72,12 +89,58 @@ class PackedModel:
         """
         if not segments:
             return None
-        packed = pack(cache, segments, self.dtype, self.device)
-        ids = torch.as_tensor(tokens, dtype=torch.long, device=self.device)
-        logits = self._forward(ids, packed, logit_rows)
+        if logit_rows is not None and self._fits_static(cache, tokens, segments):
+            assert self._decoder is not None
+            every = self._static_steps(cache).run(self._decoder, cache, tokens, segments)
+            logits: Tensor | None = every[upload(logit_rows, torch.long, self.device)]
+        else:
+            ids, packed = self._pack(cache, tokens, segments)
+            logits = self._forward(ids, packed, logit_rows)
         for row, start, count in segments:
             cache.advance(row, start + count)
         return logits
+
+    def decoder(self, cache: KVCache, num_tokens: int) -> tuple[Decoder, StaticSteps] | None:
+        """The model in two halves and its steps of fixed sizes on a cache.
+
+        ``None`` where steps of so many tokens are run eagerly.
+        """
+        if self._decoder is None or not self._runs_static(cache, num_tokens):
+            return None
+        return self._decoder, self._static_steps(cache)
+
+    def _pack(
+        self, cache: KVCache, tokens: Sequence[int] | Tensor, segments: Sequence[Segment]
+    ) -> tuple[Tensor, PackedBatch]:
+        """Token ids and the plan of a pass that is exactly as large as it needs to be."""
+        if not self._kernels.any:
+            packed = pack(cache, segments, self.dtype, self.device)
+            return upload(tokens, torch.long, self.device), packed
+        numbers = StepNumbers(cache, len(tokens), len(segments))
+        numbers.fill(tokens, segments)
+        longest = max(segment.num_tokens for segment in segments)
+        return numbers.plan(cache, self._kernels, longest)
+
+    def _fits_static(
+        self, cache: KVCache, tokens: Sequence[int] | Tensor, segments: Sequence[Segment]
+    ) -> bool:
+        if not self._runs_static(cache, len(tokens)):
+            return False
+        return self._static_steps(cache).has_room(len(tokens), segments, cache)
+
+    def _runs_static(self, cache: KVCache, num_tokens: int) -> bool:
+        return (
+            self.step_mode is not StepMode.EAGER
+            and self._decoder is not None
+            and num_tokens <= LARGEST_STEP
+            and (self._kernels.any or fits_tokenwise(num_tokens, cache.capacity, self.layers))
+        )
+
+    def _static_steps(self, cache: KVCache) -> StaticSteps:
+        records = self.step_mode is StepMode.GRAPHS
+        if cache.steps is None or cache.steps.records != records:
+            cache.steps = StaticSteps(self.vocab_size, self.device, self._kernels, records)
+        return cache.steps
 
     @contextmanager
     def _refusing(self, what: str) -> Iterator[None]:

@@ -1,0 +1,120 @@
+"""At temperature 0 every device says what ``transformers`` generates, however steps are run."""
+
+import pytest
+import torch
+
+from draftwise import SamplingParams, SpeculationConfig
+from draftwise.outputs import TokenSource
+from draftwise.policies import POLICIES
+
+from ..engine.assembly import generate
+from ..tiny_models import Recipe
+from .placing import PLACES, RECORDED, assemble, load
+
+VOCAB, NUM_TOKENS = 64, 20
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
+LENGTHS = [1, 2, 3, 5, 7, 8, 11, 40, 13, 16, 17, 20, 23, 29, 31, 34]
+
+
+def prompts():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+def expected(model, each, num_tokens=NUM_TOKENS):
+    ids = torch.tensor([each], device=model.device)
+    said = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False
+    )
+    return said[0, len(each) :].tolist()
+
+
+# Written out here, with biases, and through the modules of ``transformers``.
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2", "mixtral"])
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_with_and_without_a_draft(models, place, family):
+    recipe = Recipe(family, VOCAB)
+    wanted = [expected(models.reference(recipe), each) for each in prompts()]
+    speculation = SpeculationConfig(models.folder(recipe.draft()), policy="fixed")
+    for config, batch_size, chunk in ((None, 16, 512), (speculation, 16, 9), (speculation, 5, 512)):
+        llm = load(
+            place,
+            models.folder(recipe),
+            config,
+            max_batch_size=batch_size,
+            max_chunk_tokens=chunk,
+        )
+        outputs = llm.generate(prompts(), GREEDY)
+        assert [output.token_ids for output in outputs] == wanted
+    assert {s for output in outputs for s in output.token_sources} == set(TokenSource)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_one_at_a_time(models, place):
+    recipe = Recipe("llama", VOCAB)
+    speculation = SpeculationConfig(models.folder(recipe.draft()), policy="fixed")
+    llm = load(place, models.folder(recipe), speculation, max_batch_size=1)
+    for each in prompts()[:8]:
+        (output,) = llm.generate(each, GREEDY)
+        assert output.token_ids == expected(models.reference(recipe), each)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_every_policy(models, place, policy):
+    recipe = Recipe("llama", VOCAB)
+    engine = assemble(place, models, recipe, 16, policy=policy, num_speculative_tokens=10)
+    outputs = generate(engine, prompts(), [GREEDY] * len(LENGTHS))
+    wanted = [expected(models.reference(recipe), each) for each in prompts()]
+    assert [output.token_ids for output in outputs] == wanted
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_the_bundled_family(place):
+    from transformers import AutoModelForCausalLM
+
+    from draftwise import zoo
+
+    model = AutoModelForCausalLM.from_pretrained(zoo.resolve("zoo:target"), dtype=torch.float32)
+    model.eval().to(place.device)
+    speculation = SpeculationConfig("zoo:draft", policy="fixed", num_speculative_tokens=4)
+    llm = load(place, "zoo:target", speculation, max_model_len=256, max_batch_size=4)
+    texts = ["Tom has 3 apples and", "def add(a, b):", "The capital of France is", "Once upon"]
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    outputs = llm.generate(texts, params)
+    for text, output in zip(texts, outputs, strict=True):
+        ids = torch.tensor([llm.tokenize(text)], device=place.device)
+        said = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=24,
+            min_new_tokens=24,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        # ``min_new_tokens`` forbids the end, which the engine may say.
+        end = llm.target.tokenizer.eos_token_id
+        length = output.token_ids.index(end) if end in output.token_ids else 24
+        assert output.token_ids[:length] == said[0, ids.shape[1] :].tolist()[:length]
+
+
+@pytest.mark.parametrize("place", RECORDED, ids=str)
+def test_nothing_is_recorded_twice(models, place):
+    """The same requests again meet no new size, and no recording is made anew."""
+    recipe = Recipe("llama", VOCAB)
+    engine = assemble(place, models, recipe, 16, policy="fixed", num_speculative_tokens=4)
+    follower = engine._drafter._follower
+    chain = engine._drafter._chain
+    known = []
+    for _ in range(3):
+        generate(engine, prompts(), [GREEDY] * len(LENGTHS))
+        steps = [follower.cache.steps, engine._verifier._cache.steps]
+        known.append(
+            (
+                [id(each) for each in steps],
+                [each.num_sizes for each in steps],
+                sorted(map(id, chain._recordings.values())),
+            )
+        )
+    assert known[0] == known[1] == known[2]
+    assert all(0 < number < 20 for number in known[0][1])
