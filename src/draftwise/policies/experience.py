@@ -12,10 +12,10 @@ from draftwise.core.goodput import OperatingPoint, Promise
 _FORGETTING_SECONDS = 0.98
 _FORGETTING_TOKENS = 0.9995
 # Share that is left of what is known of times after a step: the machine drifts.
-_FADING = 0.998
+_FADING = 0.9995
 # Steps, and requests' steps, that outweigh what is known from other ways. How long a step takes is
 # seen at once, what it gains is mostly chance.
-_DOUBT_SECONDS = 8.0
+_DOUBT_SECONDS = 4.0
 _DOUBT_TOKENS = 256.0
 # One way, however long in use, tells no more about the others than as many steps as are doubted,
 # and no more than such a factor: the machine may have been disturbed while it was tried.
@@ -54,6 +54,7 @@ class _Ratio:
 
 
 _Ratios = dict[OperatingPoint, _Ratio]
+Kind = tuple[bool, bool]
 
 
 class Gains:
@@ -139,7 +140,8 @@ def _selection_seconds(point: OperatingPoint) -> float:
     return _SELECTION_SECONDS if point.threshold > 0 else 0.0
 
 
-def _kind(point: OperatingPoint) -> tuple[bool, bool]:
+def kind_of(point: OperatingPoint) -> Kind:
+    """Whether anything is drafted, and whether a threshold selects."""
     return point.max_length > 0, point.threshold > 0
 
 
@@ -147,7 +149,7 @@ def _pooled(point: OperatingPoint, ratios: _Ratios, doubt: float) -> float:
     """A ratio for ``point``: from its kind, then itself."""
     pooled = total = doubt
     for each, ratio in ratios.items():
-        if _kind(each) == _kind(point):
+        if kind_of(each) == kind_of(point):
             weight = min(ratio.weight, doubt)
             total += weight * min(max(ratio.value, 1 / _LARGEST_HINT), _LARGEST_HINT)
             pooled += weight

@@ -7,7 +7,7 @@ step's own draws by way of a common budget (see docs/lossless.md).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from draftwise.core.goodput import (
@@ -21,7 +21,7 @@ from draftwise.core.goodput import (
     worth_drafting,
 )
 from draftwise.core.latency import LatencyModel
-from draftwise.policies.experience import Experience, Gains
+from draftwise.policies.experience import Experience, Gains, Kind, kind_of
 
 # Prices are rounded to these factors, so that drafting thresholds are computed now and then only.
 _GRAIN = 1.08
@@ -32,6 +32,9 @@ _OUTLOOK_VALUES = 16
 # for which another way is tried then.
 _FIRST_REVIEW, _LAST_REVIEW = 8, 128
 _TRIAL = 12
+# Steps after which the best way of a kind is tried again, however little it promises: nothing else
+# shows that the costs of what is not done are thought wrong.
+_REVISIT = 1024
 # Another way must promise this much more, or the choice stays: estimates waver.
 _ADVANTAGE = 1.005
 
@@ -60,6 +63,7 @@ class _Choice:
         promise: of that way.
         target_seconds: of the promise, spent in the target's pass.
         on_trial: whether it is in use only to get to know it.
+        last_used: step in which each kind of way was in use last.
         experience: what came of all ways so far.
     """
 
@@ -72,6 +76,7 @@ class _Choice:
     last_review: int = 0
     next_review: int = _FIRST_REVIEW
     pause: int = _FIRST_REVIEW
+    last_used: dict[Kind, int] = field(default_factory=dict)
 
 
 class PriceBook:
@@ -174,8 +179,10 @@ class PriceBook:
         def hope(point: OperatingPoint) -> float:
             return goodput(point) * (1.0 if point == best else experience.optimism(point))
 
+        choice.last_used[kind_of(choice.price.point)] = choice.num_steps
         best = max(promises, key=goodput)
-        point = max(promises, key=hope)
+        unknown = [point for point in promises if self._is_overdue(choice, point)]
+        point = max(unknown, key=goodput) if unknown else max(promises, key=hope)
         choice.on_trial = not choice.on_trial and point != best
         if not choice.on_trial:
             point = best
@@ -185,6 +192,12 @@ class PriceBook:
         choice.price = replace(price, point=point)
         choice.promise = promises[point][0]
         choice.target_seconds = self._latency.target_seconds(choice.promise.size, context)
+
+    @staticmethod
+    def _is_overdue(choice: _Choice, point: OperatingPoint) -> bool:
+        """Whether no way of this kind was used for long."""
+        last = choice.last_used.get(kind_of(point), -_REVISIT)
+        return choice.num_steps - last >= _REVISIT
 
     def _price(self, point: OperatingPoint, promise: Promise, context: int) -> Price:
         seconds = self._latency.marginal_seconds(promise.size, context)
