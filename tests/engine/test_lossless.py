@@ -179,7 +179,9 @@ def test_policies_that_ignore_the_others_say_the_same_in_smaller_batches(
 
 # What the others of a batch do changes what these draft and verify: compared by distribution, in
 # cells large enough for fewer requests.
-SMALL_BATCHES = pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 800), (16, 4000)])
+SMALL_BATCHES = pytest.mark.parametrize(
+    ("max_batch_size", "num_requests"), [(1, 800), (16, 16_000)]
+)
 
 
 def small_case(policy):
