@@ -26,34 +26,43 @@ _SELECTION_SECONDS = 0.001
 _HALF_KNOWN = 12.0
 _CURIOSITY = 0.04
 # A pause of the machine is not a property of the step.
-_MOST_EXTREME = 3.0
+MOST_EXTREME = 3.0
 
 
 @dataclass
-class _Ratio:
-    """Realised over promised, with forgetting."""
+class Ratio:
+    """Realised over promised, with forgetting.
+
+    Attributes:
+        weight: observations that count, old ones less.
+        realised: sum over them.
+        promised: likewise.
+    """
 
     weight: float = 0.0
     realised: float = 0.0
     promised: float = 0.0
 
     def observe(self, realised: float, promised: float, weight: float, forgetting: float) -> None:
+        """Count one more; ``forgetting`` is the share of the old that still counts."""
         self.fade(forgetting)
         self.weight += weight
         self.realised += realised
         self.promised += promised
 
     def fade(self, share: float) -> None:
+        """Let only a share count of what was observed."""
         self.weight *= share
         self.realised *= share
         self.promised *= share
 
     @property
     def value(self) -> float:
+        """The ratio, 1 as long as nothing is known."""
         return self.realised / self.promised if self.promised else 1.0
 
 
-_Ratios = dict[OperatingPoint, _Ratio]
+_Ratios = dict[OperatingPoint, Ratio]
 Kind = tuple[bool, bool]
 
 
@@ -74,7 +83,7 @@ class Gains:
         """
         # Without a draft nothing is to be learnt of what drafts gain.
         if point.max_length:
-            ratio = self._ratios.setdefault(point, _Ratio())
+            ratio = self._ratios.setdefault(point, Ratio())
             ratio.observe(gained, promised, requests, _FORGETTING_TOKENS**requests)
 
     def ratio(self, point: OperatingPoint) -> float:
@@ -106,10 +115,10 @@ class Experience:
             tokens: gained, expected rather than drawn: less noise.
             seconds: it took.
         """
-        took = self._seconds.setdefault(point, _Ratio())
+        took = self._seconds.setdefault(point, Ratio())
         promised = promise.seconds + _selection_seconds(point)
         if took.weight:
-            seconds = min(seconds, _MOST_EXTREME * promised * took.value)
+            seconds = min(seconds, MOST_EXTREME * promised * took.value)
         took.observe(seconds, promised, 1.0, _FORGETTING_SECONDS)
         self._gains.observe(point, promise.tokens, tokens, promise.requests)
 
@@ -147,12 +156,12 @@ def kind_of(point: OperatingPoint) -> Kind:
 
 def _pooled(point: OperatingPoint, ratios: _Ratios, doubt: float) -> float:
     """A ratio for ``point``: from its kind, then itself."""
-    pooled = total = doubt
+    total_weight = total = doubt
     for each, ratio in ratios.items():
         if kind_of(each) == kind_of(point):
             weight = min(ratio.weight, doubt)
             total += weight * min(max(ratio.value, 1 / _LARGEST_HINT), _LARGEST_HINT)
-            pooled += weight
-    kind = total / pooled
-    own = ratios.get(point, _Ratio())
+            total_weight += weight
+    kind = total / total_weight
+    own = ratios.get(point, Ratio())
     return (own.weight * own.value + doubt * kind) / (own.weight + doubt)

@@ -13,6 +13,7 @@ from draftwise.estimators.combined import Inputs, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.adaptive import Adaptive, calibration_error
 from draftwise.policies.base import PolicyContext, RequestState, Signal
+from draftwise.policies.experience import MOST_EXTREME, Ratio
 from draftwise.policies.priced import Floats
 
 _FIRST_TRIALS = 6
@@ -24,25 +25,6 @@ _NEWEST = 0.1
 # after one more.
 _ENOUGH_STEPS = 12
 _FORGETTING = 0.99
-_MOST_EXTREME = 3.0
-
-
-class _Times:
-    """Realised over promised seconds of steps."""
-
-    def __init__(self) -> None:
-        self.steps = 0.0
-        self._sum = 0.0
-
-    @property
-    def mean(self) -> float:
-        return self._sum / self.steps if self.steps else 1.0
-
-    def observe(self, ratio: float) -> None:
-        if self.steps >= 1:
-            ratio = min(ratio, _MOST_EXTREME * self.mean)
-        self.steps = _FORGETTING * self.steps + 1.0
-        self._sum = _FORGETTING * self._sum + ratio
 
 
 class _Worth:
@@ -58,7 +40,7 @@ class _Worth:
         self._pause = _SHORTEST_PAUSE
         self._until = 0
         self._turn = 0
-        self._times = {False: _Times(), True: _Times()}
+        self._times = {False: Ratio(), True: Ratio()}
 
     def asks(self) -> bool:
         """Whether to ask now; call once per step."""
@@ -84,14 +66,17 @@ class _Worth:
 
     def observe_time(self, asked: bool, ratio: float) -> None:
         """Realised over promised seconds of a step."""
-        self._times[asked].observe(ratio)
+        times = self._times[asked]
+        if times.weight >= 1:
+            ratio = min(ratio, MOST_EXTREME * times.value)
+        times.observe(ratio, 1.0, 1.0, _FORGETTING)
 
     @property
     def extra_time(self) -> float | None:
         """What asking adds to a step, as a share of its promised seconds; ``None`` if unknown."""
-        if min(times.steps for times in self._times.values()) < _ENOUGH_STEPS:
+        if min(times.weight for times in self._times.values()) < _ENOUGH_STEPS:
             return None
-        return self._times[True].mean - self._times[False].mean
+        return self._times[True].value - self._times[False].value
 
 
 class SpeculativeVerification(Adaptive):
