@@ -16,9 +16,9 @@ from draftwise.core.goodput import (
     advised_draft_length,
     expected_accepted,
     promised_goodput,
-    sample_chains,
     worth_drafting,
 )
+from draftwise.core.traces import Traces, imagined
 
 property_test = settings(deadline=None, derandomize=True, max_examples=60)
 probabilities = st.floats(0.0, 1.0)
@@ -152,22 +152,36 @@ class TestPromisedGoodput:
     @pytest.mark.parametrize(("costs", "tolerance"), [(LINEAR, 0.02), (STAIRS, 0.05)])
     def test_is_what_a_simulation_gains(self, num_requests, threshold, costs, tolerance):
         point = OperatingPoint(4, threshold)
-        chains = np.array(list(itertools.product(OUTLOOK, repeat=4)))
+        drafts = np.array(list(itertools.product(OUTLOOK, repeat=4)))
+        traces = Traces(drafts, drafts)
         promised = promised_goodput(
-            point, num_requests, chains, costs, constant_thresholds(0.45, 4)
+            point, num_requests, traces, costs, constant_thresholds(0.45, 4)
         )
         simulated = simulated_goodput(
             point, num_requests, costs, 0.45, OUTLOOK, 4000 // num_requests + 300
         )
         assert (promised.goodput, promised.size) == pytest.approx(simulated, rel=tolerance)
 
+    def test_expectations_decide_and_acceptance_counts(self):
+        """A threshold keeps what is expected to be kept and gains what is."""
+        traces = Traces(np.array([[0.9, 0.9], [0.2, 0.9]]), np.array([[0.5, 0.4], [1.0, 1.0]]))
+        kept = promised_goodput(
+            OperatingPoint(2, 0.5), 2, traces, LINEAR, constant_thresholds(0.5, 2)
+        )
+        assert kept.tokens == pytest.approx(2 * (1 + (0.5 + 0.5 * 0.4) / 2))
+        assert kept.size == 2 * (1 + (2 + 0) / 2)
+        everything = promised_goodput(
+            OperatingPoint(2), 2, traces, LINEAR, constant_thresholds(0.5, 2)
+        )
+        assert everything.tokens == pytest.approx(2 * (1 + (0.5 + 0.2 + 1 + 1) / 2))
+
     @property_test
     @given(st.floats(0.0, 1.0), st.integers(0, 6), st.integers(1, 40))
     def test_static_lengths_in_closed_form(self, acceptance, length, num_requests):
-        chains = sample_chains(np.array([acceptance]), 6)
+        traces = imagined(np.array([acceptance]), 6)
         for costs in (LINEAR, STAIRS):
             promise = promised_goodput(
-                OperatingPoint(length), num_requests, chains, costs, constant_thresholds(0.0, 6)
+                OperatingPoint(length), num_requests, traces, costs, constant_thresholds(0.0, 6)
             )
             tokens = num_requests * (1 + expected_accepted(acceptance, length))
             seconds = length * costs.draft(num_requests) + costs.target(num_requests * (1 + length))
@@ -178,7 +192,7 @@ class TestPromisedGoodput:
 
     def best(self, outlook, num_requests, costs):
         """The best static length and the best threshold, as goodput and point."""
-        chains = sample_chains(outlook, 5)
+        traces = imagined(outlook, 5)
         goodput = num_requests / costs.target(num_requests)
 
         def thresholds(threshold, num_drafting):
@@ -186,7 +200,7 @@ class TestPromisedGoodput:
             return worth_drafting(outlook, threshold, draft_price, 5)
 
         def promise(point):
-            return promised_goodput(point, num_requests, chains, costs, thresholds).goodput, point
+            return promised_goodput(point, num_requests, traces, costs, thresholds).goodput, point
 
         by = partial(max, key=lambda each: each[0])
         return (
@@ -217,17 +231,6 @@ class TestPromisedGoodput:
         static, selected = self.best(np.array([0.2, 0.4, 0.6]), num_requests, costs)
         assert static[1].max_length == 0
         assert selected[0] <= static[0] * (1 + 1e-9)
-
-
-def test_imagined_drafts_hold_every_value_equally_often():
-    values = np.arange(16) / 16
-    chains = sample_chains(values, 3)
-    assert chains.shape == (256, 3)
-    for column in chains.T:
-        assert np.array_equal(np.unique(column, return_counts=True)[1], np.full(16, 16))
-    assert abs(np.corrcoef(chains.T) - np.eye(3)).max() < 0.2
-    assert np.array_equal(chains, sample_chains(values, 3))
-    assert sample_chains(values, 0).shape == (256, 0)
 
 
 class TestOutlook:

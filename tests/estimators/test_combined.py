@@ -162,7 +162,11 @@ def test_it_says_the_same_of_every_token_of_the_vocabulary(
     history = torch.rand(rows, generator=generator)
     h, s = entropy(q), overlap(q, c)
     log_odds = model.log_odds_over_vocabulary(
-        q.float(), h.float(), history, position, c.float() if has_companion else None
+        q.float(),
+        h.float(),
+        history,
+        torch.full((rows,), position),
+        c.float() if has_companion else None,
     )
     assert log_odds.shape == (rows, vocab)
     a = agreement(q, c) if has_companion else torch.zeros_like(q)
@@ -191,7 +195,9 @@ def test_it_leaves_distributions_as_they_are():
     generator = torch.Generator().manual_seed(0)
     q, c = (distributions(generator, 2, 6).float() for _ in range(2))
     before = q.clone(), c.clone()
-    SignalModel(Inputs.COMBINED).log_odds_over_vocabulary(q, entropy(q), torch.ones(2), 0, c)
+    SignalModel(Inputs.COMBINED).log_odds_over_vocabulary(
+        q, entropy(q), torch.ones(2), torch.zeros(2), c
+    )
     assert torch.equal(q, before[0])
     assert torch.equal(c, before[1])
 
@@ -199,7 +205,7 @@ def test_it_leaves_distributions_as_they_are():
 def test_what_is_predictable_knows_no_token():
     q = torch.full((1, 4), 0.25)
     with pytest.raises(ValueError, match="token"):
-        SignalModel(Inputs.PREDICTABLE).log_odds_over_vocabulary(q, q[:, 0], q[:, 0], 0, q)
+        SignalModel(Inputs.PREDICTABLE).log_odds_over_vocabulary(q, q[:, 0], q[:, 0], q[:, 0], q)
     signals = random_signals(50)
     other = random_signals(50, seed=1)
     changed = Signals(

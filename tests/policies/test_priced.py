@@ -252,12 +252,12 @@ class TestExploring:
         (first, *_, last) = [step for step, each in enumerate(turns[0], 1) if any(each)]
         assert (first, last) == (5, 40)
         explored = [each for each in turns[0] if any(each)]
-        assert explored == [(0, 2, 0), (0, 0, 3), (3, 0, 0)] * 2 + [(0, 2, 0), (0, 0, 3)]
+        assert explored == [(0, 2, 0), (0, 0, 4), (4, 0, 0)] * 2 + [(0, 2, 0), (0, 0, 4)]
 
     def test_those_who_cannot_draft_are_not_in_turn(self):
         policy = fix_price(make("adaptive", 4, explore_every=2), 0.9, max_length=0)
         states = World.random(3, 4).states(limits=[0, 4, 0])
-        assert [policy.draft_lengths(states) for _ in range(4)] == [[0] * 3, [0, 3, 0]] * 2
+        assert [policy.draft_lengths(states) for _ in range(4)] == [[0] * 3, [0, 4, 0]] * 2
 
     @each_name
     @pytest.mark.parametrize("asked", [True, False])
@@ -268,9 +268,9 @@ class TestExploring:
             world = World.random(3, 4, seed=seed)
             policy.draft_lengths(world.states())
             step = take_step(policy, world, asked=asked)
-            assert step.draft.lengths[1] == step.plan.lengths[1] == 3
+            assert step.draft.lengths[1] == step.plan.lengths[1] == 4
             assert torch.equal(step.plan.proposals[1], step.q[1])
-            filtered += sum(step.plan.lengths) - 3
+            filtered += sum(step.plan.lengths) - 4
         assert filtered < 40
 
 
@@ -334,23 +334,39 @@ class TestLearning:
             step = take_step(policy, world, asked=True)
             outcome = outcome_of(world, step)
             policy.observe(outcome, one_second())
-            predictions, weights = (each.reshape(4, 3) for each in seen.pop())
+            _, weights = (each.reshape(4, 3) for each in seen.pop())
             for row, verified in enumerate(step.plan.lengths):
-                known = outcome.acceptance[row, :verified].tolist() + predictions[row].tolist()
-                del known[verified : 2 * verified]
+                known = outcome.acceptance[row, :verified].tolist()
+                known += policy.believed[row, verified:].tolist()
                 expected = np.cumprod([1.0, *known[:2]])
                 assert weights[row] == pytest.approx(expected, rel=1e-5)
 
-    def test_gains_are_expected_rather_than_drawn(self):
-        policy = fix_price(make("adaptive", 3), 0.4)
-        seen = []
-        policy.prices.observe = lambda tokens, seconds: seen.append((tokens, seconds))
-        for world, step in self.steps(policy, 20):
-            acceptance = outcome_of(world, step).acceptance
-            expected = 4 + float(acceptance.cumprod(dim=1).sum())
-            times = one_second()
-        assert len(seen) == 20
-        assert seen[-1] == (pytest.approx(expected), times.total)
+    @each_name
+    @pytest.mark.parametrize("asked", [True, False])
+    def test_drafts_are_recorded_as_they_went(self, name, asked):
+        """What the target thinks of verified tokens, and the best guess of the others."""
+        policy = fix_price(make(name, 3), 0.4)
+        recorded = []
+        policy.prices.traces.observe = lambda *each: recorded.append(each)
+        world = World.random(4, 3, seed=1, greedy=(3,))
+        step = take_step(policy, world, asked=asked)
+        outcome = outcome_of(world, step)
+        free = [
+            [p_of(policy.models[row == 3], world, row, place) for place in range(drafted)]
+            for row, drafted in enumerate(step.draft.lengths)
+        ]
+        policy.observe(outcome, one_second())
+        ((expected, acceptance, lengths, explorers),) = recorded
+        assert lengths.tolist() == list(step.draft.lengths)
+        assert not explorers
+        for row, (verified, drafted) in enumerate(
+            zip(step.plan.lengths, step.draft.lengths, strict=True)
+        ):
+            assert expected[row, :drafted] == pytest.approx(free[row], abs=1e-3)
+            known = outcome.acceptance[row, :verified].tolist()
+            assert acceptance[row, :verified] == pytest.approx(known)
+            guess = policy.believed[row, verified:drafted]
+            assert acceptance[row, verified:drafted] == pytest.approx(guess)
 
     @pytest.mark.parametrize(
         "times",
@@ -380,7 +396,7 @@ class TestLearning:
         alone, among = (fix_price(make(name, 3), 0.0, verify=0.01) for _ in range(2))
         gained = []
         for policy in (alone, among):
-            policy.prices.observe = lambda tokens, _: gained.append(tokens)
+            policy.prices.traces.observe = lambda *each: gained.append(each)
         world = World.random(3, 3, seed=1)
         part = World(
             *(each[:2] for each in (world.q, world.c, world.p, world.tokens)), (False, False)
@@ -388,7 +404,9 @@ class TestLearning:
         for policy, each, failed in ((alone, part, ()), (among, world, (2,))):
             step = take_step(policy, each, asked=True)
             policy.observe(outcome_of(each, step, failed), one_second())
-        assert gained[0] == pytest.approx(gained[1])
+        for one, other in zip(*gained, strict=True):
+            assert np.asarray(one)[:2] == pytest.approx(np.asarray(other)[:2])
+        assert gained[1][2].tolist() == [3, 3, 0]
         assert among.models[False].weights == pytest.approx(alone.models[False].weights)
         assert among.prices.outlook.values() == pytest.approx(alone.prices.outlook.values())
 

@@ -176,7 +176,7 @@ class Reality:
             points.append(point)
             _, promise = self.book._current
             slower = math.exp(noise * random.standard_normal()) / self.share(point)
-            self.book.observe(promise.tokens, promise.seconds * slower)
+            self.book.observe(promise.seconds * slower)
         return points
 
 
@@ -230,7 +230,7 @@ def test_trials_cost_little():
     reality = Reality(lambda point: 1.0, outlook=ORDINARY, noise=0.05)
     points = reality.run(3000)[500:]
     best = max(set(points), key=points.count)
-    promises = reality.book._promises(8, 0, 100.0, experience.Experience(experience.Gains()))
+    promises = reality.book._promises(8, 0, 100.0, experience.Experience())
     used = [promises[point][0] for point in points]
     goodput = sum(each.tokens for each in used) / sum(each.seconds for each in used)
     assert goodput > 0.985 * promises[best][0].goodput
@@ -239,7 +239,7 @@ def test_trials_cost_little():
 def test_what_is_thought_too_dear_is_found():
     """Nothing but trying it shows that target-only steps are quicker than promised."""
     reality = Reality(lambda point: 1.0 if point.max_length else 4.0)
-    promises = reality.book._promises(8, 0, 100.0, experience.Experience(experience.Gains()))
+    promises = reality.book._promises(8, 0, 100.0, experience.Experience())
     goodput = {point: promise.goodput for point, (promise, _) in promises.items()}
     assert 0.25 * max(goodput.values()) < goodput[OperatingPoint(0)] < 0.8 * max(goodput.values())
     used = reality.run(200)[100:]
@@ -270,7 +270,7 @@ def test_a_pause_of_the_machine_is_no_property_of_the_step():
         price = reality.book.price(8, 0)
         _, promise = reality.book._current
         pause = 500.0 if step % 50 == 30 else 1.0
-        reality.book.observe(promise.tokens, pause * promise.seconds)
+        reality.book.observe(pause * promise.seconds)
     assert price.point.threshold > 0
     assert price.goodput > 0.8 * first.goodput
 
@@ -279,13 +279,13 @@ def test_a_clock_that_stands_still():
     book = book_for(LINEAR, INFORMATIVE)
     for _ in range(30):
         price = book.price(8, 0)
-        book.observe(8.0, 0.0)
+        book.observe(0.0)
     assert math.isfinite(price.goodput)
 
 
 def test_what_was_never_priced_is_no_news():
     book = book_for(LINEAR, INFORMATIVE)
-    book.observe(1.0, 1.0)
+    book.observe(1.0)
     assert book.price(8, 0).goodput == book_for(LINEAR, INFORMATIVE).price(8, 0).goodput
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwise.core.traces import Traces
+
 Floats = NDArray[np.float64]
 Thresholds = Callable[[float, int], Floats]
 
@@ -128,22 +130,8 @@ class Costs:
     draft: Callable[[float], float]
 
 
-_NUM_CHAINS = 256
 # Five equally likely values of a standard normal variable.
 _NORMAL = (-1.28, -0.52, 0.0, 0.52, 1.28)
-
-
-def sample_chains(outlook: Floats, length: int) -> Floats:
-    """``[chains, length]`` acceptance probabilities of imagined drafts, always the same ones.
-
-    Every column holds each value of the outlook equally often, in an order of its own.
-    """
-    generator = np.random.default_rng(0)
-    repeats = -(-_NUM_CHAINS // len(outlook))
-    columns = [
-        generator.permutation(np.tile(outlook, repeats))[:_NUM_CHAINS] for _ in range(length)
-    ]
-    return np.stack(columns, axis=1) if columns else np.ones((_NUM_CHAINS, 0))
 
 
 @dataclass(frozen=True)
@@ -171,7 +159,7 @@ class Promise:
 def promised_goodput(
     point: OperatingPoint,
     num_requests: int,
-    chains: Floats,
+    traces: Traces,
     costs: Costs,
     draft_thresholds: Thresholds,
 ) -> Promise:
@@ -180,13 +168,14 @@ def promised_goodput(
     Args:
         point: the way.
         num_requests: in the batch.
-        chains: ``[chains, length]`` acceptance probabilities of imagined drafts.
+        traces: drafts to try it on.
         costs: of passes.
         draft_thresholds: from a verification threshold and a number of requests to the
             probability that a draft must have reached for one more draw to pay, by draws left.
     """
-    count = len(chains)
-    reach: Floats = np.cumprod(chains[:, : point.max_length], axis=1, dtype=np.float64)
+    count = len(traces)
+    expected: Floats = np.cumprod(traces.expected[:, : point.max_length], axis=1, dtype=np.float64)
+    reached: Floats = np.cumprod(traces.acceptance[:, : point.max_length], axis=1, dtype=np.float64)
     drafting = np.ones(count, dtype=bool)
     before: Floats = np.ones(count)
     verified = np.zeros(count)
@@ -203,10 +192,10 @@ def promised_goodput(
         # A pass is run if anybody drafts at all.
         runs = 1.0 - (1.0 - active) ** num_requests
         seconds += runs * costs.draft(num_requests * active / runs)
-        before = reach[:, place]
+        before = expected[:, place]
         drafting &= before >= point.threshold
         verified += drafting
-        gained += np.where(drafting, before, 0.0)
+        gained += np.where(drafting, reached[:, place], 0.0)
     mean = num_requests * (1.0 + float(verified.mean()))
     spread = float(np.sqrt(num_requests * verified.var()))
     sizes = [max(float(num_requests), mean + normal * spread) for normal in _NORMAL]

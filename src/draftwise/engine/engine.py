@@ -64,6 +64,9 @@ class Models:
 
 
 _CHANGEABLE = ("lenience", "num_speculative_tokens", "policy", "policy_options")
+# Steps whose times are all learnt from, and then every how manieth.
+_APPRENTICESHIP = 64
+_LEARN_EVERY = 4
 
 
 class Engine:
@@ -160,6 +163,7 @@ class Engine:
         self._acceptance = Acceptance(speculation.verification)
         self._ids = itertools.count()
         self._rest = 0.0
+        self._num_timed = 0
 
     @property
     def uncounted_seconds(self) -> float:
@@ -231,13 +235,16 @@ class Engine:
         """Follow the machine: what this step cost, if no prompt was in it."""
         if self.latency is None or batch.chunks or not all(batch.can_draft):
             return
+        self._num_timed += 1
+        if self._num_timed > _APPRENTICESHIP and self._num_timed % _LEARN_EVERY:
+            return
         times = self.times
         context = sum(len(request.tokens) for request in batch.generating)
         num_tokens = len(plan.lengths) + sum(plan.lengths)
         self.latency.observe_target(
             num_tokens,
             context,
-            times.total - times.draft - times.companion,
+            times.total - times.draft - times.companion - times.select,
         )
         depths = range(max(draft.lengths, default=0))
         self.latency.observe_draft(

@@ -140,7 +140,16 @@ class SignalModel:
 
     def predict(self, signals: Signals) -> Floats:
         """``[n]`` probabilities that the tokens are accepted."""
-        return np.clip(_logistic(self._features(signals) @ self.weights), _LOWEST, _HIGHEST)
+        if self.inputs is not Inputs.FREE:
+            return np.clip(_logistic(self._features(signals) @ self.weights), _LOWEST, _HIGHEST)
+        # The same without the matrix: asked for after every drafted token.
+        w = self.weights.tolist()
+        log_q = np.log(np.maximum(signals.token_prob, SMALLEST_TOKEN_PROB))
+        h = np.minimum(signals.entropy, _LARGEST_ENTROPY)
+        log_odds = (log_q * w[2] + h * w[5] + w[1]) * log_q + (h * w[4] + w[3]) * h
+        log_odds += signals.history * w[6] + w[0]
+        log_odds += np.minimum(signals.position, _LAST_POSITION) * (w[7] / _LAST_POSITION)
+        return np.clip(_logistic(log_odds), _LOWEST, _HIGHEST)
 
     def observe(self, signals: Signals, acceptance: Floats, weights: Floats) -> None:
         """Learn from tokens that the target has judged.
@@ -164,7 +173,7 @@ class SignalModel:
         self.weights += np.linalg.solve(self._precision, gradient)
 
     def log_odds_over_vocabulary(
-        self, q: Tensor, entropy: Tensor, history: Tensor, position: int, c: Tensor | None
+        self, q: Tensor, entropy: Tensor, history: Tensor, position: Tensor, c: Tensor | None
     ) -> Tensor:
         """What :meth:`predict` would say of every token, as log-odds.
 
@@ -172,7 +181,7 @@ class SignalModel:
             q: ``[rows, vocab]`` the draft's beliefs.
             entropy: ``[rows]`` H of them.
             history: ``[rows]``.
-            position: in the draft.
+            position: ``[rows]`` in the draft.
             c: ``[rows, vocab]`` the companion's beliefs; ``None`` if it sees none.
         """
         if self.inputs is Inputs.PREDICTABLE:
@@ -180,7 +189,7 @@ class SignalModel:
         w = self.weights.tolist()
         h = entropy.clamp(max=_LARGEST_ENTROPY)
         base = w[0] + w[3] * h + w[4] * h * h + w[6] * history
-        base = base + w[7] * min(position, _LAST_POSITION) / _LAST_POSITION
+        base = base + w[7] / _LAST_POSITION * position.clamp(max=_LAST_POSITION)
         slope = w[1] + w[5] * h
         log_q: Tensor = q.clamp(min=SMALLEST_TOKEN_PROB).log_()
         log_odds: Tensor = (log_q * w[2]).add_(slope.unsqueeze(1)).mul_(log_q)

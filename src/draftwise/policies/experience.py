@@ -1,4 +1,4 @@
-"""How the ways of running a batch kept what they promised, at one batch size."""
+"""How long the ways of running a batch took against what they promised, at one batch size."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ from dataclasses import dataclass, replace
 
 from draftwise.core.goodput import OperatingPoint, Promise
 
-# Share of an old step, and of an old request's step, that counts after one more in the same way.
-# Promised seconds follow the machine themselves (see draftwise.core.latency.LiveCost), so that only
-# the latest can be compared.
-_FORGETTING_SECONDS = 0.98
-_FORGETTING_TOKENS = 0.9995
+# Share of an old step that counts after one more in the same way. Promised seconds follow the
+# machine themselves (see draftwise.core.latency.LiveCost), so that only the latest can be compared.
+_FORGETTING = 0.98
 # Share that is left of what is known of times after a step: the machine drifts.
 _FADING = 0.9995
-# Steps, and requests' steps, that outweigh what is known from other ways. How long a step takes is
-# seen at once, what it gains is mostly chance.
-_DOUBT_SECONDS = 4.0
-_DOUBT_TOKENS = 256.0
+# Steps that outweigh what is known from other ways.
+_DOUBT = 4.0
 # One way, however long in use, tells no more about the others than as many steps as are doubted,
 # and no more than such a factor: the machine may have been disturbed while it was tried.
 _LARGEST_HINT = 1.25
 # What signals and selection usually take in every step of a way with a threshold.
 _SELECTION_SECONDS = 0.001
 # Steps that make a way half known, and how much better one that was never tried may be.
-_HALF_KNOWN = 12.0
-_CURIOSITY = 0.04
+_HALF_KNOWN = 4.0
+_CURIOSITY = 0.08
 # A pause of the machine is not a property of the step.
 MOST_EXTREME = 3.0
 
@@ -62,65 +58,34 @@ class Ratio:
         return self.realised / self.promised if self.promised else 1.0
 
 
-_Ratios = dict[OperatingPoint, Ratio]
 Kind = tuple[bool, bool]
 
 
-class Gains:
-    """Realised over promised tokens of each way: the same at all batch sizes."""
-
-    def __init__(self) -> None:
-        self._ratios: _Ratios = {}
-
-    def observe(self, point: OperatingPoint, promised: float, gained: float, requests: int) -> None:
-        """What came of a step.
-
-        Args:
-            point: how it was run.
-            promised: tokens.
-            gained: tokens, expected rather than drawn: less noise.
-            requests: in it.
-        """
-        # Without a draft nothing is to be learnt of what drafts gain.
-        if point.max_length:
-            ratio = self._ratios.setdefault(point, Ratio())
-            ratio.observe(gained, promised, requests, _FORGETTING_TOKENS**requests)
-
-    def ratio(self, point: OperatingPoint) -> float:
-        """Of tokens that will be gained to tokens that are promised."""
-        return _pooled(point, self._ratios, _DOUBT_TOKENS) if point.max_length else 1.0
-
-
 class Experience:
-    """What came of each way of running at one batch size, against what it promised.
+    """How long steps took in each way of running at one batch size, against what it promised.
 
     The ratio of realised to promised is known of a way by itself as far as it was used, and from
     ways of its kind (no draft, without a threshold, with one) as far as it was not. One kind says
     nothing of another: a disappointment with one is a reason to try the other.
     """
 
-    def __init__(self, gains: Gains) -> None:
-        """Begin with what is known of gains, at all batch sizes; none of the times are."""
-        self._gains = gains
-        self._seconds: _Ratios = {}
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._seconds: dict[OperatingPoint, Ratio] = {}
 
-    def observe(
-        self, point: OperatingPoint, promise: Promise, tokens: float, seconds: float
-    ) -> None:
-        """What came of a step.
+    def observe(self, point: OperatingPoint, promise: Promise, seconds: float) -> None:
+        """How long a step took.
 
         Args:
             point: how it was run.
             promise: of it.
-            tokens: gained, expected rather than drawn: less noise.
             seconds: it took.
         """
         took = self._seconds.setdefault(point, Ratio())
         promised = promise.seconds + _selection_seconds(point)
         if took.weight:
             seconds = min(seconds, MOST_EXTREME * promised * took.value)
-        took.observe(seconds, promised, 1.0, _FORGETTING_SECONDS)
-        self._gains.observe(point, promise.tokens, tokens, promise.requests)
+        took.observe(seconds, promised, 1.0, _FORGETTING)
 
     @property
     def num_steps(self) -> float:
@@ -139,10 +104,20 @@ class Experience:
         return 1.0 + _CURIOSITY / (1.0 + steps / _HALF_KNOWN)
 
     def corrected(self, point: OperatingPoint, promise: Promise) -> Promise:
-        """What a way will bring and cost, by what came of its like."""
+        """What a way will bring, and cost by what its like took."""
         seconds = promise.seconds + _selection_seconds(point)
-        seconds *= _pooled(point, self._seconds, _DOUBT_SECONDS)
-        return replace(promise, tokens=promise.tokens * self._gains.ratio(point), seconds=seconds)
+        return replace(promise, seconds=seconds * self._ratio(point))
+
+    def _ratio(self, point: OperatingPoint) -> float:
+        """Realised over promised seconds: from ways of its kind, then from itself."""
+        total_weight = total = _DOUBT
+        for each, ratio in self._seconds.items():
+            if kind_of(each) == kind_of(point):
+                weight = min(ratio.weight, _DOUBT)
+                total += weight * min(max(ratio.value, 1 / _LARGEST_HINT), _LARGEST_HINT)
+                total_weight += weight
+        own = self._seconds.get(point, Ratio())
+        return (own.weight * own.value + _DOUBT * total / total_weight) / (own.weight + _DOUBT)
 
 
 def _selection_seconds(point: OperatingPoint) -> float:
@@ -152,16 +127,3 @@ def _selection_seconds(point: OperatingPoint) -> float:
 def kind_of(point: OperatingPoint) -> Kind:
     """Whether anything is drafted, and whether a threshold selects."""
     return point.max_length > 0, point.threshold > 0
-
-
-def _pooled(point: OperatingPoint, ratios: _Ratios, doubt: float) -> float:
-    """A ratio for ``point``: from its kind, then itself."""
-    total_weight = total = doubt
-    for each, ratio in ratios.items():
-        if kind_of(each) == kind_of(point):
-            weight = min(ratio.weight, doubt)
-            total += weight * min(max(ratio.value, 1 / _LARGEST_HINT), _LARGEST_HINT)
-            total_weight += weight
-    kind = total / total_weight
-    own = ratios.get(point, Ratio())
-    return (own.weight * own.value + doubt * kind) / (own.weight + doubt)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.types import Draft, Judgement, Plan
 from draftwise.estimators.combined import Signals
 from draftwise.policies.base import DraftPosition, Signal
+from draftwise.policies.filtering import Integers
 from draftwise.policies.priced import Floats, PricedPolicy
 
 
@@ -57,14 +59,22 @@ class Oracle(PricedPolicy):
 
     @staticmethod
     def _log_odds(
-        draft: Draft, judgement: Judgement | None, rows: Tensor, place: int, greedy: bool
+        draft: Draft,
+        judgement: Judgement | None,
+        rows: Integers,
+        places: Integers,
+        greedy: bool,
     ) -> Tensor:
-        """``[rows, vocab]`` log-odds of min(1, p/q); all or nothing for greedy requests."""
+        """``[n, vocab]`` log-odds of min(1, p/q); all or nothing for greedy requests."""
         assert draft.signals is not None
         assert judgement is not None
-        p = judgement.beliefs[rows, place]
+        at = (
+            torch.from_numpy(rows).to(draft.tokens.device),
+            torch.from_numpy(places).to(draft.tokens.device),
+        )
+        p = judgement.beliefs[at]
         if greedy:
             acceptance = (p == p.amax(dim=1, keepdim=True)).to(p.dtype)
         else:
-            acceptance = (p / draft.signals.beliefs[rows, place].clamp(min=1e-30)).clamp(max=1.0)
+            acceptance = (p / draft.signals.beliefs[at].clamp(min=1e-30)).clamp(max=1.0)
         return acceptance.logit(eps=1e-7)

@@ -15,22 +15,22 @@ from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
 from draftwise.estimators.combined import Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
-from draftwise.policies.filtering import Scorer, keep_likely
+from draftwise.policies.filtering import Integers, Scorer, keep_likely
 from draftwise.policies.options import integer_option
 from draftwise.policies.pricing import Price, PriceBook
 
 Floats = NDArray[np.float64]
 
-_EXPLORED_TOKENS = 3
+_EXPLORED_TOKENS = 7
 # In a large batch one request in so many explores at once; and each of its tokens stands for so
 # many that are not verified.
 _REQUESTS_PER_EXPLORER = 8
 _EXPLORED_WEIGHT = 2.0
 # Steps of a new policy that are all learnt from, and then every how manieth: of those that need the
-# signals for a decision, and of those that do not.
+# signals for a decision, and of those that do not: these tell more the larger the batch.
 _APPRENTICESHIP = 64
 _LEARN_EVERY = 2
-_WATCH_EVERY = 16
+_WATCH_EVERY = (4, 16)
 
 
 class PricedPolicy(Policy):
@@ -81,6 +81,11 @@ class PricedPolicy(Policy):
     ) -> None:
         """Learn from ``n`` judged tokens: how likely each was to be accepted, and reached."""
 
+    @property
+    def believed(self) -> Floats:
+        """``[batch, γ]`` all that is known of the acceptance of what the step drafted."""
+        return self._expected
+
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """All that is allowed for everybody if a first draft pays, else nothing."""
         self._requests = requests
@@ -115,7 +120,7 @@ class PricedPolicy(Policy):
             point.threshold > 0
             or bool(self._explorers)
             or self._num_steps <= _APPRENTICESHIP
-            or self._num_steps % _WATCH_EVERY == 0
+            or self._num_steps % min(_WATCH_EVERY[0] * num_requests, _WATCH_EVERY[1]) == 0
         )
         return self._max_lengths
 
@@ -134,8 +139,10 @@ class PricedPolicy(Policy):
         left = np.asarray(self._max_lengths)[active] - position.index - 1
         goes_on = left > 0
         if self._price.point.threshold > 0:
-            explores = np.isin(active, self._explorers)
-            goes_on &= self._pays(self._reach[active], left, len(active)) | explores
+            pays = self._pays(self._reach[active], left, len(active))
+            if self._explorers:
+                pays |= np.isin(active, self._explorers)
+            goes_on &= pays
         return torch.from_numpy(goes_on)
 
     def _pays(
@@ -165,15 +172,16 @@ class PricedPolicy(Policy):
         failed = list(outcome.failed)
         verified[failed] = drafted[failed] = False
         if times.is_typical and self._is_priced:
-            gained = np.cumprod(np.where(verified, acceptance, 0.0), axis=1).sum()
-            self.prices.observe(num_requests - len(failed) + float(gained), times.total)
+            self.prices.observe(times.total)
         if draft is None or draft.signals is None or not drafted.any() or not self._learns():
             return
         # Of all that was drafted: what is verified was chosen because more was expected of it.
         expected = self._expected[:, :width]
-        kept = np.cumprod(np.where(verified, acceptance, expected), axis=1)
+        best_known = np.where(verified, acceptance, self.believed[:, :width])
+        kept = np.cumprod(best_known, axis=1)
         reached = np.concatenate([np.ones((num_requests, 1)), kept[:, :-1]], axis=1)
         self.prices.outlook.observe(expected[drafted], reached[drafted])
+        self.prices.traces.observe(expected, best_known, drafted.sum(axis=1), self._explorers)
         rows, places = np.nonzero(verified)
         signals = self.signals_of(draft, self._judgement, rows, places)
         weights = reached[verified]
@@ -221,17 +229,22 @@ class PricedPolicy(Policy):
         """Models of acceptance, asked about every token of the vocabulary."""
 
         def score(
-            draft: Draft, judgement: Judgement | None, rows: Tensor, place: int, greedy: bool
+            draft: Draft,
+            judgement: Judgement | None,
+            rows: Integers,
+            places: Integers,
+            greedy: bool,
         ) -> Tensor:
             assert draft.signals is not None
+            device = draft.tokens.device
+            at = torch.from_numpy(rows).to(device), torch.from_numpy(places).to(device)
+            history = torch.from_numpy(self._history[rows]).float().to(device)
             return models[greedy].log_odds_over_vocabulary(
-                draft.signals.beliefs[rows, place],
-                draft.signals.entropy[rows, place],
-                torch.tensor(
-                    self._history[rows.cpu().numpy()], dtype=torch.float32, device=rows.device
-                ),
-                place,
-                None if judgement is None else judgement.beliefs[rows, place],
+                draft.signals.beliefs[at],
+                draft.signals.entropy[at],
+                history,
+                at[1],
+                None if judgement is None else judgement.beliefs[at],
             )
 
         return score

@@ -17,11 +17,11 @@ from draftwise.core.goodput import (
     Outlook,
     Promise,
     promised_goodput,
-    sample_chains,
     worth_drafting,
 )
 from draftwise.core.latency import LatencyModel
-from draftwise.policies.experience import Experience, Gains, Kind, kind_of
+from draftwise.core.traces import TraceMemory
+from draftwise.policies.experience import Experience, Kind, kind_of
 
 # Prices are rounded to these factors, so that drafting thresholds are computed now and then only.
 _GRAIN = 1.08
@@ -29,9 +29,10 @@ _USUAL_ACCEPTANCE = 0.6
 _THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _OUTLOOK_VALUES = 16
 # Steps after which a choice is thought over; the pauses double from the first to the last. Steps
-# for which another way is tried then.
+# for which another way is tried then, and up to which trials may follow one another.
 _FIRST_REVIEW, _LAST_REVIEW = 8, 128
 _TRIAL = 12
+_YOUTH = 192
 # Steps after which the best way of a kind is tried again, however little it promises: nothing else
 # shows that the costs of what is not done are thought wrong.
 _REVISIT = 1024
@@ -83,14 +84,15 @@ class PriceBook:
     """The way to run and its prices, by batch size.
 
     Every now and then all static draft lengths and all thresholds are compared by the goodput they
-    promise with the acceptance and the costs as they are known by then, and the best is chosen.
-    What a promise leaves out (selection takes time, tokens of a draft are not independent) shows
+    would have had on the latest drafts, with costs as they are known by then, and the best is
+    chosen. What the costs leave out (selection takes time, ragged batches are less regular) shows
     when a way is used, and corrects its promises: see
     :class:`draftwise.policies.experience.Experience`. A way that may be the best and is little
     known is tried for a few steps.
 
     Attributes:
         outlook: distribution of the predicted acceptance of drafted tokens.
+        traces: the latest drafts.
     """
 
     def __init__(self, latency: LatencyModel, max_draft_length: int) -> None:
@@ -98,7 +100,7 @@ class PriceBook:
         self._latency = latency
         self._max_draft_length = max_draft_length
         self._choices: dict[int, _Choice] = {}
-        self._gains = Gains()
+        self.traces = TraceMemory(max_draft_length)
         self._current: tuple[_Choice, Promise] | None = None
         self._points = [OperatingPoint(length) for length in range(max_draft_length + 1)]
         if max_draft_length:
@@ -123,16 +125,11 @@ class PriceBook:
         self._current = choice, self._promise_now(choice, num_requests, context)
         return choice.price
 
-    def observe(self, tokens: float, seconds: float) -> None:
-        """What came of the step that was priced last; only of a step without prompts.
-
-        Args:
-            tokens: gained, expected rather than drawn: less noise.
-            seconds: it took.
-        """
+    def observe(self, seconds: float) -> None:
+        """How long the step took that was priced last; only of a step without prompts."""
         if self._current is not None:
             choice, promise = self._current
-            choice.experience.observe(choice.price.point, promise, tokens, seconds)
+            choice.experience.observe(choice.price.point, promise, seconds)
 
     @property
     def promised_seconds(self) -> float:
@@ -157,7 +154,7 @@ class PriceBook:
 
     def _first(self, num_requests: int, context: int) -> _Choice:
         goodput = num_requests / self._latency.target_seconds(num_requests, context)
-        experience = Experience(self._gains)
+        experience = Experience()
         promises = self._promises(num_requests, context, goodput, experience)
         point = max(promises, key=lambda each: promises[each][1].goodput)
         price = self._price(point, promises[point][1], context)
@@ -183,7 +180,9 @@ class PriceBook:
         best = max(promises, key=goodput)
         unknown = [point for point in promises if self._is_overdue(choice, point)]
         point = max(unknown, key=goodput) if unknown else max(promises, key=hope)
-        choice.on_trial = not choice.on_trial and point != best
+        # In the beginning one trial may follow another.
+        rests = choice.on_trial and choice.num_steps >= _YOUTH
+        choice.on_trial = point != best and not rests
         if not choice.on_trial:
             point = best
             choice.pause = min(2 * choice.pause, _LAST_REVIEW)
@@ -224,7 +223,7 @@ class PriceBook:
         """
         self._values = self.outlook.values(_OUTLOOK_VALUES)
         self._thresholds.cache_clear()
-        chains = sample_chains(self._values, self._max_draft_length)
+        traces = self.traces.recall(self._values)
         costs = Costs(
             lambda tokens: self._latency.target_seconds(tokens, context),
             self._latency.draft_seconds,
@@ -233,7 +232,7 @@ class PriceBook:
         for _ in range(2):  # drafting thresholds need the goodput that is looked for
             thresholds = partial(self._draft_thresholds, goodput)
             for point in self._points:
-                promise = promised_goodput(point, num_requests, chains, costs, thresholds)
+                promise = promised_goodput(point, num_requests, traces, costs, thresholds)
                 promises[point] = promise, experience.corrected(point, promise)
             goodput = max(expected.goodput for _, expected in promises.values())
         return promises

@@ -111,9 +111,11 @@ class SpeculativeVerification(Adaptive):
         self._worth: dict[int, _Worth] = {}
         self._has_companion = context.has_companion
         self._asks = False
+        self._judged_expected: Floats | None = None
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """As ``adaptive``; also decides whether the companion will be asked."""
+        self._judged_expected = None
         lengths = super().draft_lengths(requests)
         self._asks = self._has_companion and any(lengths) and self._worth_now().asks()
         self._watches |= self._asks
@@ -135,7 +137,7 @@ class SpeculativeVerification(Adaptive):
         if judgement is None:
             return super().select(draft, None)
         self._draft, self._judgement = draft, judgement
-        expected = self._judged(draft, judgement)
+        expected = self._judged_expected = self._judged(draft, judgement)
         plan = self.plan_judged(draft, judgement, expected)
         self._value_information(draft, expected)
         return plan
@@ -149,6 +151,11 @@ class SpeculativeVerification(Adaptive):
     def judged_threshold(self) -> float:
         """From which probability on a judged token is verified: where it pays for its place."""
         return self._price.point.threshold or self._price.verify
+
+    @property
+    def believed(self) -> Floats:
+        """With what the companion said, if it was asked."""
+        return self._expected if self._judged_expected is None else self._judged_expected
 
     def learn(
         self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats

@@ -1,0 +1,144 @@
+"""Drafts as they went: what was expected of each token, and what the target thought of it.
+
+Every way of running can be tried on the same recorded drafts, so that ways are compared without the
+chance that drafts differ, and with whatever dependence there is between the tokens of one draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_NUM_IMAGINED = 256
+# Recorded drafts, and how many of one step at most: a large batch in a row tells less.
+_CAPACITY = 512
+_PER_STEP = 8
+# So many must have gone on for others to be continued as they were, and a draft is continued as
+# one of so many that were alike.
+_ENOUGH = 12
+_ALIKE = 5
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Drafts that are all of the same length.
+
+    Attributes:
+        expected: ``[traces, length]`` predicted acceptance of each token, given those before it.
+        acceptance: ``[traces, length]`` the acceptance probability itself.
+    """
+
+    expected: Floats
+    acceptance: Floats
+
+    def __len__(self) -> int:
+        return len(self.expected)
+
+
+def imagined(outlook: Floats, length: int) -> Traces:
+    """Drafts of independent tokens whose acceptance is predicted exactly; always the same ones.
+
+    Every column holds each value of the outlook equally often, in an order of its own.
+
+    Args:
+        outlook: ``[n]`` equally likely acceptance probabilities.
+        length: of the drafts.
+    """
+    generator = np.random.default_rng(0)
+    repeats = -(-_NUM_IMAGINED // len(outlook))
+    columns = [
+        generator.permutation(np.tile(outlook, repeats))[:_NUM_IMAGINED] for _ in range(length)
+    ]
+    drafts = np.stack(columns, axis=1) if columns else np.ones((_NUM_IMAGINED, 0))
+    return Traces(drafts, drafts)
+
+
+class TraceMemory:
+    """The latest drafts, continued to full length where they ended early.
+
+    A draft that ended after token j goes on as one of the recorded drafts did that went on and of
+    whose token j about as much was expected. As long as few did, and until drafts are recorded at
+    all, drafts are :func:`imagined`.
+    """
+
+    def __init__(self, length: int) -> None:
+        """Remember nothing yet of drafts of up to ``length`` tokens."""
+        self._expected = np.zeros((_CAPACITY, length))
+        self._acceptance = np.zeros((_CAPACITY, length))
+        self._lengths = np.zeros(_CAPACITY, dtype=np.int64)
+        self._count = 0
+        self._next = 0
+        self._turn = 0
+
+    def observe(
+        self, expected: Floats, acceptance: Floats, lengths: Integers, first: Sequence[int] = ()
+    ) -> None:
+        """Record the drafts of a step, of a large batch those whose turn it is.
+
+        Args:
+            expected: ``[batch, width]`` predicted acceptance.
+            acceptance: ``[batch, width]`` acceptance probabilities; of tokens that were not
+                verified the best that is known.
+            lengths: ``[batch]`` how many tokens were drafted; those without are left out.
+            first: requests to be recorded in any case.
+        """
+        rows = np.flatnonzero(lengths)
+        if len(rows) > _PER_STEP:
+            chosen = np.isin(rows, np.asarray(first))
+            others = rows[~chosen]
+            count = max(_PER_STEP - int(chosen.sum()), 0)
+            turn = (self._turn + np.arange(count)) % len(others)
+            self._turn += count
+            rows = np.concatenate([rows[chosen], others[turn]])
+        width = min(expected.shape[1], self._expected.shape[1])
+        places = (self._next + np.arange(len(rows))) % _CAPACITY
+        self._expected[places, :width] = expected[rows, :width]
+        self._acceptance[places, :width] = acceptance[rows, :width]
+        self._lengths[places] = np.minimum(lengths[rows], width)
+        self._next = int((self._next + len(rows)) % _CAPACITY)
+        self._count = min(self._count + len(rows), _CAPACITY)
+
+    def recall(self, outlook: Floats) -> Traces:
+        """All drafts at full length.
+
+        Args:
+            outlook: ``[n]`` equally likely acceptance probabilities, where nothing is recorded.
+        """
+        length = self._expected.shape[1]
+        start = imagined(outlook, length)
+        count = max(self._count, _NUM_IMAGINED)
+        filling = np.arange(count) % _NUM_IMAGINED
+        expected, acceptance = start.expected[filling], start.acceptance[filling]
+        if not self._count:
+            return Traces(expected, acceptance)
+        # The oldest of what is imagined makes room first.
+        ends = np.full(count, length)
+        ends[: self._count] = self._lengths[: self._count]
+        known = np.arange(length) < ends[: self._count, None]
+        expected[: self._count][known] = self._expected[: self._count][known]
+        acceptance[: self._count][known] = self._acceptance[: self._count][known]
+        recorded = np.arange(count) < self._count
+        for place in range(1, length):
+            ended = np.flatnonzero(ends <= place)
+            models = np.flatnonzero(recorded & (ends > place))
+            if not len(ended) or len(models) < _ENOUGH:
+                continue
+            chosen = _alike(expected[models, place - 1], expected[ended, place - 1])
+            expected[ended, place] = expected[models[chosen], place]
+            acceptance[ended, place] = acceptance[models[chosen], place]
+        return Traces(expected, acceptance)
+
+
+def _alike(values: Floats, wanted: Floats) -> Integers:
+    """``[wanted]`` indices of values close to those wanted, neighbours taking turns."""
+    order = np.argsort(values, kind="stable")
+    nearest = np.searchsorted(values[order], wanted)
+    shift = np.arange(len(wanted)) % _ALIKE - _ALIKE // 2
+    chosen: Integers = order[np.clip(nearest + shift, 0, len(values) - 1)]
+    return chosen
