@@ -121,7 +121,8 @@ def test_choices_are_thought_over_after_pauses_that_double(monkeypatch):
     book = book_for(LINEAR, ORDINARY)
     calls, review = [], book._review
     monkeypatch.setattr(book, "_review", lambda *args: calls.append(args) or review(*args))
-    monkeypatch.setattr(experience, "_CURIOSITY", 0.0)
+    monkeypatch.setattr(experience, "_UNCERTAINTY", 0.0)
+    monkeypatch.setattr(pricing, "_YOUTH", 0)
     monkeypatch.setattr(PriceBook, "_is_overdue", lambda *_: False)
     num_calls = [0]
     for _ in range(1100):
@@ -154,7 +155,7 @@ def test_goodput_follows_costs():
     book = PriceBook(latency, 4)
     before = book.price(2, 0)
     latency._target.stage = StageCost(LINEAR.tokens, tuple(3 * s for s in LINEAR.seconds))
-    for _ in range(7):
+    for _ in range(pricing._FIRST_REVIEW):
         after = book.price(2, 0)
     assert after.goodput < before.goodput / 2
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 # Weight of an old step against the one after it.
-_FORGETTING = 0.98
+_FORGETTING = 0.99
 # Steps that count for "as measured" before anything is seen, and pull of a live correction towards
 # the measured shape of the curve, in steps.
 _PRIOR_STEPS = 2.0

@@ -2,76 +2,69 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from draftwise.core.goodput import OperatingPoint, Promise
 
-# Share of an old step that counts after one more in the same way. Promised seconds follow the
-# machine themselves (see draftwise.core.latency.LiveCost), so that only the latest can be compared.
-_FORGETTING = 0.98
-# Share that is left of what is known of times after a step: the machine drifts.
+# Share that is left of what is known of a way after a step: the machine changes.
 _FADING = 0.9995
+# Steps of a way that count at most against its next one: so quickly it is followed at least.
+_MOST_STEPS = 150.0
 # Steps that outweigh what is known from other ways.
 _DOUBT = 4.0
 # One way, however long in use, tells no more about the others than as many steps as are doubted,
 # and no more than such a factor: the machine may have been disturbed while it was tried.
 _LARGEST_HINT = 1.25
+# Steps that make a way known well enough to tell from it how fast the machine is just now, and the
+# share of a step's surprise that is put down to the machine.
+_WELL_KNOWN = 8.0
+_SHARE_OF_MACHINE = 0.08
+# The first steps of all, and those after another way was in use, meet cold caches.
+_FIRST_STEPS, _COLD_STEPS = 8, 2
 # What signals and selection usually take in every step of a way with a threshold.
 _SELECTION_SECONDS = 0.001
-# Steps that make a way half known, and how much better one that was never tried may be.
-_HALF_KNOWN = 4.0
-_CURIOSITY = 0.08
-# A pause of the machine is not a property of the step.
+# How far off the mean time of n steps may be, times √n, disturbances included.
+_UNCERTAINTY = 0.15
+# A pause of the machine is not a property of the step: so much of it is believed at most, of a way
+# first of all and of others.
 MOST_EXTREME = 3.0
+_EXTREME = 1.3
+
+Kind = tuple[bool, bool]
 
 
 @dataclass
-class Ratio:
-    """Realised over promised, with forgetting.
+class _Slowness:
+    """Log of realised over promised seconds of a way, the machine's own pace taken off.
 
     Attributes:
-        weight: observations that count, old ones less.
-        realised: sum over them.
-        promised: likewise.
+        mean: of its steps.
+        weight: steps that count.
     """
 
+    mean: float = 0.0
     weight: float = 0.0
-    realised: float = 0.0
-    promised: float = 0.0
-
-    def observe(self, realised: float, promised: float, weight: float, forgetting: float) -> None:
-        """Count one more; ``forgetting`` is the share of the old that still counts."""
-        self.fade(forgetting)
-        self.weight += weight
-        self.realised += realised
-        self.promised += promised
-
-    def fade(self, share: float) -> None:
-        """Let only a share count of what was observed."""
-        self.weight *= share
-        self.realised *= share
-        self.promised *= share
-
-    @property
-    def value(self) -> float:
-        """The ratio, 1 as long as nothing is known."""
-        return self.realised / self.promised if self.promised else 1.0
-
-
-Kind = tuple[bool, bool]
 
 
 class Experience:
     """How long steps took in each way of running at one batch size, against what it promised.
 
-    The ratio of realised to promised is known of a way by itself as far as it was used, and from
+    The log of realised over promised seconds is the way's own slowness plus the pace of the machine
+    at the time. The pace is followed quickly, by ways that are well known; a way that is tried is
+    compared with it, so that a machine that was disturbed for some seconds does not make the way
+    that was in use look bad. A way's slowness is known by itself as far as it was used, and from
     ways of its kind (no draft, without a threshold, with one) as far as it was not. One kind says
     nothing of another: a disappointment with one is a reason to try the other.
     """
 
     def __init__(self) -> None:
         """Nothing is known yet."""
-        self._seconds: dict[OperatingPoint, Ratio] = {}
+        self._ways: dict[OperatingPoint, _Slowness] = {}
+        self._pace = 0.0
+        self._num_paced = 0
+        self._latest: OperatingPoint | None = None
+        self._in_a_row = 0
 
     def observe(self, point: OperatingPoint, promise: Promise, seconds: float) -> None:
         """How long a step took.
@@ -79,45 +72,69 @@ class Experience:
         Args:
             point: how it was run.
             promise: of it.
-            seconds: it took.
+            seconds: it took; what is not a positive, finite number is ignored.
         """
-        took = self._seconds.setdefault(point, Ratio())
+        if not 0 < seconds < math.inf:
+            return
+        self._in_a_row = self._in_a_row + 1 if point == self._latest else 0
+        self._latest = point
+        if self._in_a_row < (_COLD_STEPS if self._ways else _FIRST_STEPS):
+            return
+        way = self._ways.setdefault(point, _Slowness())
         promised = promise.seconds + _selection_seconds(point)
-        if took.weight:
-            seconds = min(seconds, MOST_EXTREME * promised * took.value)
-        took.observe(seconds, promised, 1.0, _FORGETTING)
+        surprise = math.log(seconds / promised) - self._pace - way.mean
+        limit = math.log(_EXTREME if self._num_paced else MOST_EXTREME)
+        surprise = min(max(surprise, -limit), limit)
+        if len(self._ways) == 1 or way.weight >= _WELL_KNOWN:
+            # The first way of all is the measure of the others.
+            self._num_paced += 1
+            share = max(_SHARE_OF_MACHINE, 1 / self._num_paced)
+            self._pace += share * surprise
+            surprise *= 1 - share
+        way.weight = min(way.weight, _MOST_STEPS) + 1.0
+        way.mean += surprise / way.weight
+        self._centre()
 
     @property
     def num_steps(self) -> float:
         """Steps that are remembered."""
-        return sum(ratio.weight for ratio in self._seconds.values())
+        return sum(way.weight for way in self._ways.values())
 
     def fade(self, num_steps: int) -> None:
-        """Believe a little less of all times, after so many steps."""
-        for ratio in self._seconds.values():
-            ratio.fade(_FADING**num_steps)
+        """Believe a little less of all ways, after so many steps."""
+        for way in self._ways.values():
+            way.weight *= _FADING**num_steps
 
     def optimism(self, point: OperatingPoint) -> float:
         """Factor by which a way may be better than it seems, 1 if it is well known."""
-        took = self._seconds.get(point)
-        steps = 0.0 if took is None else took.weight
-        return 1.0 + _CURIOSITY / (1.0 + steps / _HALF_KNOWN)
+        way = self._ways.get(point)
+        steps = 0.0 if way is None else way.weight
+        return 1.0 + _UNCERTAINTY / math.sqrt(steps + _DOUBT)
 
     def corrected(self, point: OperatingPoint, promise: Promise) -> Promise:
         """What a way will bring, and cost by what its like took."""
         seconds = promise.seconds + _selection_seconds(point)
-        return replace(promise, seconds=seconds * self._ratio(point))
+        return replace(promise, seconds=seconds * math.exp(self._pace + self._slowness(point)))
 
-    def _ratio(self, point: OperatingPoint) -> float:
-        """Realised over promised seconds: from ways of its kind, then from itself."""
-        total_weight = total = _DOUBT
-        for each, ratio in self._seconds.items():
+    def _centre(self) -> None:
+        """Put down to the machine what all ways have in common: of others it is expected too."""
+        total = sum(way.weight for way in self._ways.values())
+        shared = sum(way.weight * way.mean for way in self._ways.values()) / total
+        for way in self._ways.values():
+            way.mean -= shared
+        self._pace += shared
+
+    def _slowness(self, point: OperatingPoint) -> float:
+        """Of a way: from ways of its kind, then from itself."""
+        limit = math.log(_LARGEST_HINT)
+        total, total_weight = 0.0, _DOUBT
+        for each, way in self._ways.items():
             if kind_of(each) == kind_of(point):
-                weight = min(ratio.weight, _DOUBT)
-                total += weight * min(max(ratio.value, 1 / _LARGEST_HINT), _LARGEST_HINT)
+                weight = min(way.weight, _DOUBT)
+                total += weight * min(max(way.mean, -limit), limit)
                 total_weight += weight
-        own = self._seconds.get(point, Ratio())
-        return (own.weight * own.value + _DOUBT * total / total_weight) / (own.weight + _DOUBT)
+        own = self._ways.get(point, _Slowness())
+        return (own.weight * own.mean + _DOUBT * total / total_weight) / (own.weight + _DOUBT)
 
 
 def _selection_seconds(point: OperatingPoint) -> float:

@@ -24,15 +24,15 @@ from draftwise.core.traces import TraceMemory
 from draftwise.policies.experience import Experience, Kind, kind_of
 
 # Prices are rounded to these factors, so that drafting thresholds are computed now and then only.
-_GRAIN = 1.08
+_GRAIN = 1.12
 _USUAL_ACCEPTANCE = 0.6
 _THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _OUTLOOK_VALUES = 16
-# Steps after which a choice is thought over; the pauses double from the first to the last. Steps
-# for which another way is tried then, and up to which trials may follow one another.
-_FIRST_REVIEW, _LAST_REVIEW = 8, 128
+# Steps after which a choice is thought over: the pauses double from the first to the last as soon
+# as so many steps were made. Steps for which another way is tried then.
+_FIRST_REVIEW, _LAST_REVIEW = 16, 64
 _TRIAL = 12
-_YOUTH = 192
+_YOUTH = 256
 # Steps after which the best way of a kind is tried again, however little it promises: nothing else
 # shows that the costs of what is not done are thought wrong.
 _REVISIT = 1024
@@ -180,12 +180,11 @@ class PriceBook:
         best = max(promises, key=goodput)
         unknown = [point for point in promises if self._is_overdue(choice, point)]
         point = max(unknown, key=goodput) if unknown else max(promises, key=hope)
-        # In the beginning one trial may follow another.
-        rests = choice.on_trial and choice.num_steps >= _YOUTH
-        choice.on_trial = point != best and not rests
+        choice.on_trial = not choice.on_trial and point != best
         if not choice.on_trial:
             point = best
-            choice.pause = min(2 * choice.pause, _LAST_REVIEW)
+            if choice.num_steps >= _YOUTH:
+                choice.pause = min(2 * choice.pause, _LAST_REVIEW)
         choice.next_review = choice.num_steps + (_TRIAL if choice.on_trial else choice.pause)
         price = self._price(best, promises[best][1], context)
         choice.price = replace(price, point=point)
@@ -229,7 +228,8 @@ class PriceBook:
             self._latency.draft_seconds,
         )
         promises: dict[OperatingPoint, tuple[Promise, Promise]] = {}
-        for _ in range(2):  # drafting thresholds need the goodput that is looked for
+        # Drafting thresholds need the goodput that is looked for: at first it is a guess.
+        for _ in range(1 if experience.num_steps else 2):
             thresholds = partial(self._draft_thresholds, goodput)
             for point in self._points:
                 promise = promised_goodput(point, num_requests, traces, costs, thresholds)

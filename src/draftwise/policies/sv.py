@@ -13,7 +13,7 @@ from draftwise.estimators.combined import Inputs, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.adaptive import Adaptive, calibration_error
 from draftwise.policies.base import PolicyContext, RequestState, Signal
-from draftwise.policies.experience import MOST_EXTREME, Ratio
+from draftwise.policies.experience import MOST_EXTREME
 from draftwise.policies.priced import Floats
 
 _FIRST_TRIALS = 6
@@ -25,6 +25,21 @@ _NEWEST = 0.1
 # after one more.
 _ENOUGH_STEPS = 12
 _FORGETTING = 0.99
+
+
+class _MeanRatio:
+    """Mean of realised over promised seconds, with forgetting; 1 as long as nothing is known."""
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.value = 1.0
+
+    def observe(self, ratio: float) -> None:
+        """Count one more."""
+        if self.weight >= 1:
+            ratio = min(ratio, MOST_EXTREME * self.value)
+        self.weight = _FORGETTING * self.weight + 1
+        self.value += (ratio - self.value) / self.weight
 
 
 class _Worth:
@@ -40,7 +55,7 @@ class _Worth:
         self._pause = _SHORTEST_PAUSE
         self._until = 0
         self._turn = 0
-        self._times = {False: Ratio(), True: Ratio()}
+        self._times = {False: _MeanRatio(), True: _MeanRatio()}
 
     def asks(self) -> bool:
         """Whether to ask now; call once per step."""
@@ -66,10 +81,7 @@ class _Worth:
 
     def observe_time(self, asked: bool, ratio: float) -> None:
         """Realised over promised seconds of a step."""
-        times = self._times[asked]
-        if times.weight >= 1:
-            ratio = min(ratio, MOST_EXTREME * times.value)
-        times.observe(ratio, 1.0, 1.0, _FORGETTING)
+        self._times[asked].observe(ratio)
 
     @property
     def extra_time(self) -> float | None:
