@@ -106,8 +106,9 @@ def test_what_lies_beyond_the_length_is_not_looked_at(batch, method, seed):
 def test_answers_are_possible(batch, method, p_zero):
     """Accepted tokens and the next one have p > 0; no more is accepted than verified."""
     batch.accept_uniforms *= batch.accept_uniforms > p_zero  # 0 is a number like any other
-    num_accepted, next_tokens, acceptance = accept(*batch.arguments(), method=method)
-    assert bool(((acceptance >= 0) & (acceptance <= 1)).all())
+    num_accepted, next_tokens, *probabilities = accept(*batch.arguments(), method=method)
+    for each in probabilities:
+        assert bool(((each >= 0) & (each <= 1)).all())
     assert num_accepted.dtype == next_tokens.dtype == torch.int64
     first = 0
     for i, length in enumerate(batch.lengths.tolist()):
@@ -240,6 +241,38 @@ def test_greedy_keeps_what_the_target_says_itself(requests, data):
         )
         assert torch.equal(general.num_accepted, greedy.num_accepted)
         assert torch.equal(general.next_tokens, greedy.next_tokens)
+
+
+@pytest.mark.parametrize("method", ["token", "block"])
+@pytest.mark.parametrize("lenience", [None, 0.7])
+def test_reach_is_how_often_tokens_are_kept(method, lenience):
+    """Over the drafts that q writes and the coins: so often as many tokens are accepted."""
+    generator = torch.Generator().manual_seed(3)
+    vocab, width, count = 5, 4, 60_000
+    # One distribution for every prefix of the same length is enough: the law knows no more.
+    p, q = (distributions(generator, width + 1, vocab, p_zero=0.0) for _ in range(2))
+    tokens = torch.multinomial(q[:width].repeat(count, 1), 1, generator=generator)
+    proposals = q.repeat(count, 1, 1).clone()
+    proposals[:, width] = 0.0
+    accepted = accept(
+        p.repeat(count, 1),
+        proposals,
+        tokens.view(count, width),
+        torch.full((count,), width),
+        torch.rand(count, width, generator=generator, dtype=torch.float64),
+        torch.rand(count, generator=generator, dtype=torch.float64),
+        None if lenience is None else torch.full((count,), lenience),
+        method,
+    )
+    kept = (accepted.num_accepted.unsqueeze(1) > torch.arange(width)).double()
+    difference = kept - accepted.reach
+    error = difference.std(dim=0) / count**0.5
+    assert (difference.mean(dim=0).abs() < 4 * error + 1e-6).all()
+    assert 0.1 < accepted.reach[:, 0].mean() < 0.99
+    product = accepted.acceptance.cumprod(dim=1)
+    if lenience is None:
+        assert (accepted.reach >= product - 1e-6).all()
+        assert torch.allclose(accepted.reach, product) == (method == "token")
 
 
 weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e3)), min_size=1, max_size=30).filter(

@@ -152,7 +152,13 @@ def outcome_of(world, step, failed=()):
     acceptance = torch.where(greedy, agrees, (p / q).clamp(max=1.0)) * verified
     nothing = (0,) * len(step.draft.lengths)
     return Outcome(
-        step.draft.lengths, step.plan.lengths, nothing, nothing, acceptance, frozenset(failed)
+        step.draft.lengths,
+        step.plan.lengths,
+        nothing,
+        nothing,
+        acceptance,
+        frozenset(failed),
+        acceptance.cumprod(dim=1),
     )
 
 

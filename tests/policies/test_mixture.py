@@ -233,6 +233,7 @@ class TestLearning:
             (10, 11, 12, 13),
             torch.arange(8.0).view(4, 2) / 8,
             frozenset({1, 2}),
+            torch.arange(8.0).view(4, 2) / 16,
         )
 
     def test_each_sees_what_became_of_its_own(self):
@@ -248,6 +249,7 @@ class TestLearning:
                 whole = getattr(outcome, field)
                 assert getattr(part, field) == tuple(whole[row] for row in rows)
             assert torch.equal(part.acceptance, outcome.acceptance[rows])
+            assert torch.equal(part.reach, outcome.reach[rows])
             assert part.failed == failed
             assert not times.is_typical
 

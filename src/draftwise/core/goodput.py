@@ -175,7 +175,7 @@ def promised_goodput(
     """
     count = len(traces)
     expected: Floats = np.cumprod(traces.expected[:, : point.max_length], axis=1, dtype=np.float64)
-    reached: Floats = np.cumprod(traces.acceptance[:, : point.max_length], axis=1, dtype=np.float64)
+    reached = np.minimum(np.cumprod(traces.acceptance[:, : point.max_length], axis=1), 1.0)
     drafting = np.ones(count, dtype=bool)
     before: Floats = np.ones(count)
     verified = np.zeros(count)

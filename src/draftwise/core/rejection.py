@@ -41,11 +41,14 @@ class Accepted(NamedTuple):
         next_tokens: ``[batch]`` int64, the corrected or bonus token that follows them.
         acceptance: ``[batch, width]`` float32, min(1, p(x)/q′(x)) of each verified token (lenience
             apart), 0 beyond the verification length.
+        reach: ``[batch, width]`` float32, the probability that each verified token and all before
+            it are kept, by the law that was applied: given the tokens up to it, over those after.
     """
 
     num_accepted: Tensor
     next_tokens: Tensor
     acceptance: Tensor
+    reach: Tensor
 
 
 def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -102,7 +105,8 @@ def accept_greedy(target_tokens: Tensor, tokens: Tensor, lengths: Tensor) -> Acc
     row = (first_row.unsqueeze(1) + position).clamp_(max=target_tokens.shape[0] - 1)
     agrees = (target_tokens[row] == tokens) & valid
     num_accepted = agrees.long().cumprod(dim=1).sum(dim=1)
-    return Accepted(num_accepted, target_tokens[first_row + num_accepted], agrees.float())
+    reach = agrees.float().cumprod(dim=1)
+    return Accepted(num_accepted, target_tokens[first_row + num_accepted], agrees.float(), reach)
 
 
 def accept(
@@ -146,6 +150,7 @@ def accept(
     kept = (accept_uniforms < limit) & valid
     num_accepted = kept.long().cumprod(dim=1).sum(dim=1)
     scale = torch.ones_like(final_uniforms, dtype=p.dtype)
+    reach = torch.where(valid, limit.clamp(max=1.0), 0.0).cumprod(dim=1)
     if method == "block":
         # Only for requests without lenience, which is defined token by token.
         strict = None if lenience is None else lenience == 1.0
@@ -156,6 +161,9 @@ def accept(
         num_accepted = in_block if strict is None else torch.where(strict, in_block, num_accepted)
         weight = joint[index, num_accepted]
         scale = weight if strict is None else torch.where(strict, weight, scale)
+        # Block verification keeps i tokens or more with probability p_i (Sun et al. 2024).
+        of_block = torch.where(valid, joint[:, 1:], 0.0)
+        reach = of_block if strict is None else torch.where(strict.unsqueeze(1), of_block, reach)
 
     p_final = p[first_row + num_accepted]
     residual = (p_final * scale.unsqueeze(1) - proposals[index, num_accepted]).clamp_(min=0)
@@ -163,7 +171,7 @@ def accept(
     empty = residual.sum(dim=1, keepdim=True) <= 0
     next_tokens = sample(torch.where(empty, p_final, residual), final_uniforms)
     acceptance = torch.where(valid, ratio.clamp(max=1.0), 0.0).nan_to_num(nan=0.0)
-    return Accepted(num_accepted, next_tokens, acceptance)
+    return Accepted(num_accepted, next_tokens, acceptance, reach.nan_to_num(nan=0.0))
 
 
 def packed_rows(lengths: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:

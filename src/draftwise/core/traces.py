@@ -31,7 +31,8 @@ class Traces:
 
     Attributes:
         expected: ``[traces, length]`` predicted acceptance of each token, given those before it.
-        acceptance: ``[traces, length]`` the acceptance probability itself.
+        acceptance: ``[traces, length]`` the probability that each is kept if those before it are;
+            above 1 where block verification makes up for an unlikely token before.
     """
 
     expected: Floats
@@ -83,8 +84,8 @@ class TraceMemory:
 
         Args:
             expected: ``[batch, width]`` predicted acceptance.
-            acceptance: ``[batch, width]`` acceptance probabilities; of tokens that were not
-                verified the best that is known.
+            acceptance: ``[batch, width]`` as of :class:`Traces`; of tokens that were not verified
+                the best that is known.
             lengths: ``[batch]`` how many tokens were drafted; those without are left out.
             first: requests to be recorded in any case.
         """

@@ -102,6 +102,9 @@ class Outcome:
             which no request gained tokens.
         failed: indices of requests for which the target gave no numbers; their other entries
             mean nothing.
+        reach: ``[batch, width]`` float32, the probability that each verified token and all before
+            it are kept; 0 beyond the verification length. More than the product of ``acceptance``
+            where whole blocks are verified. ``None`` as ``acceptance`` is.
     """
 
     num_drafted: tuple[int, ...]
@@ -110,6 +113,7 @@ class Outcome:
     next_tokens: tuple[int, ...]
     acceptance: Tensor | None = None
     failed: frozenset[int] = frozenset()
+    reach: Tensor | None = None
 
 
 @dataclass(frozen=True)

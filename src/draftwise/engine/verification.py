@@ -74,7 +74,7 @@ class Acceptance:
             logits: ``[rows, vocab]`` from :meth:`TargetVerifier.verify`.
         """
         if logits is None:
-            return Outcome((), (), (), (), None)
+            return Outcome((), (), (), ())
         lengths = upload(plan.lengths, torch.long, logits.device)
         owner, position = packed_rows(lengths, len(logits))
         controls = batch.controls.rows(owner)
@@ -89,7 +89,7 @@ class Acceptance:
             p = probabilities(logits, controls, history)
             broken = p[:, 0].isnan()
             accepted = self._accept_sampled(batch, plan, p, lengths)
-        broken, num_accepted, next_tokens, acceptance = fetch(broken, *accepted)
+        broken, num_accepted, next_tokens, acceptance, reach = fetch(broken, *accepted)
         failed: frozenset[int] = frozenset()
         if bool(broken.any()):
             failed = frozenset(owner.to(broken.device)[broken].tolist())
@@ -99,6 +99,7 @@ class Acceptance:
             num_accepted=tuple(num_accepted.tolist()),
             next_tokens=tuple(next_tokens.tolist()),
             acceptance=acceptance,
+            reach=reach,
             failed=failed,
         )
 
@@ -107,7 +108,8 @@ class Acceptance:
         proposals = plan.proposals
         if proposals is None:  # nothing was drafted: every token is drawn from p
             drawn = sample(p, upload(batch.uniforms.final, torch.float64, p.device))
-            return Accepted(torch.zeros_like(lengths), drawn, p.new_zeros(len(lengths), 0))
+            nothing = p.new_zeros(len(lengths), 0)
+            return Accepted(torch.zeros_like(lengths), drawn, nothing, nothing)
         lenience = None
         if any(value < 1.0 for value in batch.lenience):
             lenience = upload(batch.lenience, torch.float32, p.device)

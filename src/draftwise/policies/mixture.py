@@ -165,6 +165,7 @@ class Mixture(Policy):
                 tuple(outcome.next_tokens[i] for i in indices),
                 outcome.acceptance[index],
                 frozenset(at for at, i in enumerate(indices) if i in outcome.failed),
+                None if outcome.reach is None else outcome.reach[index],
             )
             policy.observe(part, replace(times, shared=True))
 

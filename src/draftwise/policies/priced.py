@@ -163,7 +163,7 @@ class PricedPolicy(Policy):
         """Follow prices and estimates."""
         draft = self._draft
         num_requests = len(self._requests)
-        if not num_requests or outcome.acceptance is None:
+        if not num_requests or outcome.acceptance is None or outcome.reach is None:
             return
         acceptance = outcome.acceptance.cpu().double().numpy()
         width = acceptance.shape[1]
@@ -181,7 +181,11 @@ class PricedPolicy(Policy):
         kept = np.cumprod(best_known, axis=1)
         reached = np.concatenate([np.ones((num_requests, 1)), kept[:, :-1]], axis=1)
         self.prices.outlook.observe(expected[drafted], reached[drafted])
-        self.prices.traces.observe(expected, best_known, drafted.sum(axis=1), self._explorers)
+        # What is gained is the acceptance law's: blocks gain more than token after token.
+        reach = outcome.reach.cpu().double().numpy()
+        before = np.concatenate([np.ones((num_requests, 1)), reach[:, :-1]], axis=1)
+        gained = np.where(verified, reach / np.maximum(before, 1e-9), best_known)
+        self.prices.traces.observe(expected, gained, drafted.sum(axis=1), self._explorers)
         rows, places = np.nonzero(verified)
         signals = self.signals_of(draft, self._judgement, rows, places)
         weights = reached[verified]
