@@ -40,6 +40,12 @@ def p_of(model, world, row, place, token=None, history=0.5):
     return float(model.predict(Signals(*columns))[0])
 
 
+def always_watching(policy):
+    """From now on signals are looked at in every step."""
+    policy._watch_every = lambda _: 1
+    return policy
+
+
 class TestOptions:
     @each_name
     @pytest.mark.parametrize("value", [1, 0, -3, 2.0, True, "64"])
@@ -302,7 +308,7 @@ class TestLearning:
         assert predicted.mean() == pytest.approx(happened.mean(), abs=0.06)
 
     def test_greedy_and_sampled_requests_are_learnt_apart(self):
-        policy = fix_price(make("adaptive", 3), 0.0)
+        policy = always_watching(fix_price(make("adaptive", 3), 0.0))
         before = {greedy: model.weights.copy() for greedy, model in policy.models.items()}
         world = World.random(2, 3, seed=0)
         policy.observe(outcome_of(world, take_step(policy, world)), one_second())
@@ -313,7 +319,7 @@ class TestLearning:
         """Whatever of it was verified: what is dropped was as likely to be drafted."""
         means = []
         for threshold in (0.0, 0.8):
-            policy = fix_price(make("adaptive", 1), threshold)
+            policy = always_watching(fix_price(make("adaptive", 1), threshold))
             policy.learn = lambda *_: None
             verified = 0
             for seed in range(60):
@@ -381,6 +387,27 @@ class TestLearning:
             pass
         assert not np.array_equal(policy.models[False].weights, before)
 
+    @pytest.mark.parametrize(("threshold", "counted"), [(0.0, 10), (0.3, 15)])
+    def test_steps_with_something_to_learn_are_not_typical(self, threshold, counted):
+        """Neither those that explore nor those in which only learning looks at signals."""
+        policy = fix_price(make("adaptive", 3, explore_every=4), threshold)
+        policy._watch_every = lambda _: 2
+        seen = []
+        policy.prices.observe = seen.append
+        world = World.random(2, 3)
+        for _ in range(20):
+            policy.observe(outcome_of(world, take_step(policy, world)), one_second())
+        assert len(seen) == counted
+
+    def test_the_companions_time_is_no_property_of_a_way(self):
+        policy = fix_price(make("sv", 3), 0.4)
+        seen = []
+        policy.prices.observe = seen.append
+        world = World.random(2, 3)
+        step = take_step(policy, world, asked=True)
+        policy.observe(outcome_of(world, step), replace(one_second(), companion=0.5))
+        assert seen == [pytest.approx(one_second().total)]
+
     def test_steps_without_a_price_count_for_nothing(self):
         policy = fix_price(make("adaptive", 3), 0.4)
         seen = []
@@ -393,7 +420,9 @@ class TestLearning:
 
     @each_name
     def test_failed_requests_teach_nothing(self, name):
-        alone, among = (fix_price(make(name, 3), 0.0, verify=0.01) for _ in range(2))
+        alone, among = (
+            always_watching(fix_price(make(name, 3), 0.0, verify=0.01)) for _ in range(2)
+        )
         gained = []
         for policy in (alone, among):
             policy.prices.traces.observe = lambda *each: gained.append(each)
@@ -417,11 +446,13 @@ class TestLearning:
         for _ in self.steps(policy, 164):
             looked.append(policy.uses_draft_signals())
             weights.append(policy.models[False].weights.copy())
-        assert looked == [step <= 64 or step % looks == 0 for step in range(1, 165)]
+        young = 2 if threshold == 0 else 1
+        due = [step % (young if step <= 64 else looks) == 0 for step in range(1, 165)]
+        assert looked == due
         learnt = [not np.array_equal(*pair) for pair in itertools.pairwise(weights)]
         # Steps are learnt from before the next is taken note of.
-        expected = [False, *(step <= 64 or step % learns == 0 for step in range(1, 164))]
-        assert learnt == expected
+        late = [step <= 64 or step % learns == 0 for step in range(1, 164)]
+        assert learnt == [False, *(a and b for a, b in zip(due, late, strict=False))]
 
 
 class TestPricesOfAStep:

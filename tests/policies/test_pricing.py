@@ -129,8 +129,8 @@ def test_choices_are_thought_over_after_pauses_that_double(monkeypatch):
         book.price(4, 0)
         num_calls.append(len(calls))
     reviews = [step for step in range(1, 1101) if num_calls[step] > num_calls[step - 1]]
-    first, last = pricing._FIRST_REVIEW, pricing._LAST_REVIEW
-    expected, pause = [first], first
+    pause, last = pricing._SHORTEST_PAUSE, pricing._LONGEST_PAUSE
+    expected = [pricing._FIRST_REVIEW]
     while expected[-1] + min(2 * pause, last) <= 1100:
         pause = min(2 * pause, last)
         expected.append(expected[-1] + pause)

@@ -21,7 +21,7 @@ _LARGEST_HINT = 1.25
 _WELL_KNOWN = 8.0
 _SHARE_OF_MACHINE = 0.08
 # The first steps of all, and those after another way was in use, meet cold caches.
-_FIRST_STEPS, _COLD_STEPS = 8, 2
+_FIRST_STEPS, _COLD_STEPS = 16, 2
 # What signals and selection usually take in every step of a way with a threshold.
 _SELECTION_SECONDS = 0.001
 # How far off the mean time of n steps may be, times √n, disturbances included.

@@ -26,11 +26,13 @@ _EXPLORED_TOKENS = 7
 # many that are not verified.
 _REQUESTS_PER_EXPLORER = 8
 _EXPLORED_WEIGHT = 2.0
-# Steps of a new policy that are all learnt from, and then every how manieth: of those that need the
-# signals for a decision, and of those that do not: these tell more the larger the batch.
+# Steps of a new policy that are all learnt from if their signals are known, and then every how
+# manieth.
 _APPRENTICESHIP = 64
 _LEARN_EVERY = 2
-_WATCH_EVERY = (4, 16)
+# Where signals decide nothing they are looked at in one of so many steps: of a new policy, of one
+# request, and of so many that the batch tells enough.
+_WATCH_YOUNG, _WATCH_ONE, _WATCH_MANY = 2, 4, 16
 
 
 class PricedPolicy(Policy):
@@ -119,8 +121,7 @@ class PricedPolicy(Policy):
         self._watches = (
             point.threshold > 0
             or bool(self._explorers)
-            or self._num_steps <= _APPRENTICESHIP
-            or self._num_steps % min(_WATCH_EVERY[0] * num_requests, _WATCH_EVERY[1]) == 0
+            or self._num_steps % self._watch_every(num_requests) == 0
         )
         return self._max_lengths
 
@@ -171,8 +172,8 @@ class PricedPolicy(Policy):
         drafted = np.arange(width) < np.asarray(outcome.num_drafted)[:, None]
         failed = list(outcome.failed)
         verified[failed] = drafted[failed] = False
-        if times.is_typical and self._is_priced:
-            self.prices.observe(times.total)
+        if times.is_typical and self._is_usual:
+            self.prices.observe(times.total - times.companion)
         if draft is None or draft.signals is None or not drafted.any() or not self._learns():
             return
         # Of all that was drafted: what is verified was chosen because more was expected of it.
@@ -192,6 +193,17 @@ class PricedPolicy(Policy):
         if self._price.point.threshold > 0:
             weights = np.where(np.isin(rows, self._explorers), _EXPLORED_WEIGHT, 1.0) * weights
         self.learn(signals, self._greedy[rows], acceptance[verified], weights)
+
+    def _watch_every(self, num_requests: int) -> int:
+        if self._num_steps <= _APPRENTICESHIP:
+            return _WATCH_YOUNG
+        return min(_WATCH_ONE * num_requests, _WATCH_MANY)
+
+    @property
+    def _is_usual(self) -> bool:
+        """Whether the step was run as its way of running is, with nothing done to learn."""
+        learns_only = self._watches and self._price.point.threshold == 0
+        return self._is_priced and not learns_only and not self._explorers
 
     def _learns(self) -> bool:
         """Whether this step is one to learn from."""

@@ -28,9 +28,9 @@ _GRAIN = 1.12
 _USUAL_ACCEPTANCE = 0.6
 _THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _OUTLOOK_VALUES = 16
-# Steps after which a choice is thought over: the pauses double from the first to the last as soon
-# as so many steps were made. Steps for which another way is tried then.
-_FIRST_REVIEW, _LAST_REVIEW = 16, 64
+# Steps after which a choice is thought over for the first time, and again: pauses double as soon as
+# so many steps were made. Steps for which another way is tried then.
+_FIRST_REVIEW, _SHORTEST_PAUSE, _LONGEST_PAUSE = 24, 12, 64
 _TRIAL = 12
 _YOUTH = 256
 # Steps after which the best way of a kind is tried again, however little it promises: nothing else
@@ -76,7 +76,7 @@ class _Choice:
     num_steps: int = 0
     last_review: int = 0
     next_review: int = _FIRST_REVIEW
-    pause: int = _FIRST_REVIEW
+    pause: int = _SHORTEST_PAUSE
     last_used: dict[Kind, int] = field(default_factory=dict)
 
 
@@ -184,7 +184,7 @@ class PriceBook:
         if not choice.on_trial:
             point = best
             if choice.num_steps >= _YOUTH:
-                choice.pause = min(2 * choice.pause, _LAST_REVIEW)
+                choice.pause = min(2 * choice.pause, _LONGEST_PAUSE)
         choice.next_review = choice.num_steps + (_TRIAL if choice.on_trial else choice.pause)
         price = self._price(best, promises[best][1], context)
         choice.price = replace(price, point=point)
