@@ -84,7 +84,8 @@ def record(llm: LLM) -> Script:
     policy = engine.policies.default
     assert isinstance(policy, PricedPolicy)
     engine.latency = None
-    policy.prices.observe = lambda tokens, seconds: None  # type: ignore[method-assign]
+    prices, learn = policy.prices, policy.prices.observe
+    prices.observe = lambda _: learn(prices.promised_seconds)  # type: ignore[method-assign]
     select = policy.select
 
     def recorded(draft: Draft, judgement: Judgement | None) -> Plan:
