@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from draftwise.core.goodput import OperatingPoint, Promise
 
 # Share that is left of what is known of a way after a step: the machine changes.
-_FADING = 0.9995
+_FADING = 0.998
 # Steps of a way that count at most against its next one: so quickly it is followed at least.
 _MOST_STEPS = 150.0
 # Steps that outweigh what is known from other ways.
