@@ -13,8 +13,8 @@ def filled(expected, lengths, acceptance=None, repeats=100):
     expected = np.asarray(expected, dtype=float)
     acceptance = expected if acceptance is None else np.asarray(acceptance, dtype=float)
     memory = TraceMemory(expected.shape[1])
-    for _ in range(repeats):
-        memory.observe(expected, acceptance, np.asarray(lengths))
+    for step in range(repeats):
+        memory.observe(step // 8, expected, acceptance, np.asarray(lengths))
     return memory
 
 
@@ -54,7 +54,7 @@ def test_what_is_imagined_makes_room_first():
 def test_the_oldest_are_forgotten():
     memory = filled([[0.1]], [1], repeats=600)
     for _ in range(511):
-        memory.observe(np.array([[0.9]]), np.array([[0.9]]), np.array([1]))
+        memory.observe(75, np.array([[0.9]]), np.array([[0.9]]), np.array([1]))
     values, counts = np.unique(memory.recall(OUTLOOK).expected, return_counts=True)
     assert (values.tolist(), counts.tolist()) == ([0.1, 0.9], [1, 511])
 
@@ -66,7 +66,7 @@ def test_a_draft_that_ended_goes_on_as_those_like_it_did():
     for step in range(400):
         level = random.choice([0.2, 0.9])
         draft = np.full((1, 3), level) + random.uniform(-0.05, 0.05, (1, 3))
-        memory.observe(draft, draft, np.array([3 if step % 4 == 0 else 1]))
+        memory.observe(step // 4, draft, draft, np.array([3 if step % 4 == 0 else 1]))
     recalled = memory.recall(OUTLOOK).acceptance
     # But for a few at the border between the two.
     assert np.quantile(np.abs(recalled - recalled[:, :1]), 0.97) <= 0.1 + 1e-9
@@ -80,7 +80,7 @@ def test_without_others_that_went_on_the_rest_is_imagined():
 
 def test_who_drafted_nothing_is_not_recorded():
     memory = TraceMemory(2)
-    memory.observe(np.zeros((3, 2)), np.zeros((3, 2)), np.zeros(3, dtype=int))
+    memory.observe(0, np.zeros((3, 2)), np.zeros((3, 2)), np.zeros(3, dtype=int))
     assert np.array_equal(memory.recall(OUTLOOK).expected, imagined(OUTLOOK, 2).expected)
 
 
@@ -88,7 +88,7 @@ def test_requests_of_a_large_batch_take_turns_and_some_come_first():
     memory = TraceMemory(1)
     expected = np.arange(32.0)[:, None] / 32
     for _ in range(64):
-        memory.observe(expected, expected, np.ones(32, dtype=int), first=[5, 17])
+        memory.observe(0, expected, expected, np.ones(32, dtype=int), first=[5, 17])
     values, counts = np.unique(memory.recall(OUTLOOK).expected, return_counts=True)
     assert len(values) == 32
     assert counts[[5, 17]].tolist() == [64, 64]
@@ -97,8 +97,30 @@ def test_requests_of_a_large_batch_take_turns_and_some_come_first():
 
 def test_drafts_shorter_than_the_longest_fit():
     memory = TraceMemory(5)
-    memory.observe(np.full((1, 2), 0.5), np.full((1, 2), 0.25), np.array([2]))
+    memory.observe(0, np.full((1, 2), 0.5), np.full((1, 2), 0.25), np.array([2]))
     recalled = memory.recall(OUTLOOK)
     assert isinstance(recalled, Traces)
     assert recalled.acceptance[0, :2].tolist() == [0.25, 0.25]
     assert recalled.acceptance.shape == (256, 5)
+
+
+def test_old_drafts_are_forgotten_as_long_as_enough_are_left():
+    memory = TraceMemory(1)
+
+    def record(step, value, count):
+        for _ in range(count):
+            memory.observe(step, np.array([[value]]), np.array([[value]]), np.array([1]))
+
+    def counts():
+        return dict(
+            zip(*np.unique(memory.recall(OUTLOOK).expected, return_counts=True), strict=True)
+        )
+
+    record(0, 0.1, 300)
+    assert counts() == {0.1: 300}
+    record(400, 0.2, 10)
+    assert counts() == {0.1: 300, 0.2: 10}
+    record(700, 0.3, 10)
+    assert counts() == {0.1: 76, 0.2: 10, 0.3: 10}
+    record(800, 0.4, 200)
+    assert counts() == {0.2: 10, 0.3: 10, 0.4: 200}

@@ -362,7 +362,8 @@ class TestLearning:
             for row, drafted in enumerate(step.draft.lengths)
         ]
         policy.observe(outcome, one_second())
-        ((expected, acceptance, lengths, explorers),) = recorded
+        ((number, expected, acceptance, lengths, explorers),) = recorded
+        assert number == 1
         assert lengths.tolist() == list(step.draft.lengths)
         assert not explorers
         for row, (verified, drafted) in enumerate(
@@ -425,7 +426,7 @@ class TestLearning:
         )
         gained = []
         for policy in (alone, among):
-            policy.prices.traces.observe = lambda *each: gained.append(each)
+            policy.prices.traces.observe = lambda *each: gained.append(each[1:])
         world = World.random(3, 3, seed=1)
         part = World(
             *(each[:2] for each in (world.q, world.c, world.p, world.tokens)), (False, False)

@@ -16,9 +16,12 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _NUM_IMAGINED = 256
-# Recorded drafts, and how many of one step at most: a large batch in a row tells less.
+# Recorded drafts, and how many of one step at most: a large batch in a row tells less. Drafts are
+# forgotten after so many steps, as long as enough are left: the workload changes.
 _CAPACITY = 512
 _PER_STEP = 8
+_MEMORY_STEPS = 500
+_ENOUGH_RECENT = 96
 # So many must have gone on for others to be continued as they were, and a draft is continued as
 # one of so many that were alike.
 _ENOUGH = 12
@@ -73,16 +76,24 @@ class TraceMemory:
         self._expected = np.zeros((_CAPACITY, length))
         self._acceptance = np.zeros((_CAPACITY, length))
         self._lengths = np.zeros(_CAPACITY, dtype=np.int64)
+        self._steps = np.zeros(_CAPACITY, dtype=np.int64)
+        self._step = 0
         self._count = 0
         self._next = 0
         self._turn = 0
 
     def observe(
-        self, expected: Floats, acceptance: Floats, lengths: Integers, first: Sequence[int] = ()
+        self,
+        step: int,
+        expected: Floats,
+        acceptance: Floats,
+        lengths: Integers,
+        first: Sequence[int] = (),
     ) -> None:
         """Record the drafts of a step, of a large batch those whose turn it is.
 
         Args:
+            step: its number.
             expected: ``[batch, width]`` predicted acceptance.
             acceptance: ``[batch, width]`` as of :class:`Traces`; of tokens that were not verified
                 the best that is known.
@@ -102,6 +113,7 @@ class TraceMemory:
         self._expected[places, :width] = expected[rows, :width]
         self._acceptance[places, :width] = acceptance[rows, :width]
         self._lengths[places] = np.minimum(lengths[rows], width)
+        self._steps[places] = self._step = step
         self._next = int((self._next + len(rows)) % _CAPACITY)
         self._count = min(self._count + len(rows), _CAPACITY)
 
@@ -113,18 +125,20 @@ class TraceMemory:
         """
         length = self._expected.shape[1]
         start = imagined(outlook, length)
-        count = max(self._count, _NUM_IMAGINED)
+        rows = self._recent()
+        # What is imagined makes room until enough is recorded.
+        imaginary = _NUM_IMAGINED - len(rows) if self._count < _NUM_IMAGINED else 0
+        count = len(rows) + max(imaginary, 0)
         filling = np.arange(count) % _NUM_IMAGINED
         expected, acceptance = start.expected[filling], start.acceptance[filling]
-        if not self._count:
+        if not len(rows):
             return Traces(expected, acceptance)
-        # The oldest of what is imagined makes room first.
         ends = np.full(count, length)
-        ends[: self._count] = self._lengths[: self._count]
-        known = np.arange(length) < ends[: self._count, None]
-        expected[: self._count][known] = self._expected[: self._count][known]
-        acceptance[: self._count][known] = self._acceptance[: self._count][known]
-        recorded = np.arange(count) < self._count
+        ends[: len(rows)] = self._lengths[rows]
+        known = np.arange(length) < ends[: len(rows), None]
+        expected[: len(rows)][known] = self._expected[rows][known]
+        acceptance[: len(rows)][known] = self._acceptance[rows][known]
+        recorded = np.arange(count) < len(rows)
         for place in range(1, length):
             ended = np.flatnonzero(ends <= place)
             models = np.flatnonzero(recorded & (ends > place))
@@ -134,6 +148,13 @@ class TraceMemory:
             expected[ended, place] = expected[models[chosen], place]
             acceptance[ended, place] = acceptance[models[chosen], place]
         return Traces(expected, acceptance)
+
+    def _recent(self) -> Integers:
+        """Places of the drafts that count, oldest first."""
+        places = (self._next - self._count + np.arange(self._count)) % _CAPACITY
+        fresh = int((self._steps[places] > self._step - _MEMORY_STEPS).sum())
+        recent: Integers = places[-max(fresh, min(_ENOUGH_RECENT, self._count)) :]
+        return recent if self._count else places
 
 
 def _alike(values: Floats, wanted: Floats) -> Integers:

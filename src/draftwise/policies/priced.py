@@ -166,15 +166,17 @@ class PricedPolicy(Policy):
         num_requests = len(self._requests)
         if not num_requests or outcome.acceptance is None or outcome.reach is None:
             return
+        if times.is_typical and self._is_usual:
+            self.prices.observe(times.total - times.companion)
+        if draft is None or draft.signals is None or not self._learns():
+            return
         acceptance = outcome.acceptance.cpu().double().numpy()
         width = acceptance.shape[1]
         verified = np.arange(width) < np.asarray(outcome.num_verified)[:, None]
         drafted = np.arange(width) < np.asarray(outcome.num_drafted)[:, None]
         failed = list(outcome.failed)
         verified[failed] = drafted[failed] = False
-        if times.is_typical and self._is_usual:
-            self.prices.observe(times.total - times.companion)
-        if draft is None or draft.signals is None or not drafted.any() or not self._learns():
+        if not drafted.any():
             return
         # Of all that was drafted: what is verified was chosen because more was expected of it.
         expected = self._expected[:, :width]
@@ -186,7 +188,8 @@ class PricedPolicy(Policy):
         reach = outcome.reach.cpu().double().numpy()
         before = np.concatenate([np.ones((num_requests, 1)), reach[:, :-1]], axis=1)
         gained = np.where(verified, reach / np.maximum(before, 1e-9), best_known)
-        self.prices.traces.observe(expected, gained, drafted.sum(axis=1), self._explorers)
+        lengths = drafted.sum(axis=1)
+        self.prices.traces.observe(self._num_steps, expected, gained, lengths, self._explorers)
         rows, places = np.nonzero(verified)
         signals = self.signals_of(draft, self._judgement, rows, places)
         weights = reached[verified]
