@@ -105,6 +105,11 @@ class Experience:
         for way in self._ways.values():
             way.weight *= _FADING**num_steps
 
+    def knows(self, point: OperatingPoint) -> bool:
+        """Whether a way was tried, lately enough to count."""
+        way = self._ways.get(point)
+        return way is not None and way.weight >= _DOUBT
+
     def optimism(self, point: OperatingPoint) -> float:
         """Factor by which a way may be better than it seems, 1 if it is well known."""
         way = self._ways.get(point)

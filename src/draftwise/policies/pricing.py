@@ -28,8 +28,9 @@ _GRAIN = 1.12
 _USUAL_ACCEPTANCE = 0.6
 _THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _OUTLOOK_VALUES = 16
-# Steps after which a choice is thought over for the first time, and again: pauses double as soon as
-# so many steps were made. Steps for which another way is tried then.
+# Steps after which a choice is thought over for the first time, and again: pauses double when every
+# way that may be the best was tried, or as many steps were made. Steps for which another way is
+# tried.
 _FIRST_REVIEW, _SHORTEST_PAUSE, _LONGEST_PAUSE = 24, 12, 64
 _TRIAL = 12
 _YOUTH = 256
@@ -64,6 +65,7 @@ class _Choice:
         promise: of that way.
         target_seconds: of the promise, spent in the target's pass.
         on_trial: whether it is in use only to get to know it.
+        is_young: whether ways that may be the best were never tried.
         last_used: step in which each kind of way was in use last.
         experience: what came of all ways so far.
     """
@@ -73,6 +75,7 @@ class _Choice:
     target_seconds: float
     experience: Experience
     on_trial: bool = False
+    is_young: bool = True
     num_steps: int = 0
     last_review: int = 0
     next_review: int = _FIRST_REVIEW
@@ -174,7 +177,9 @@ class PriceBook:
             return promises[point][1].goodput * (_ADVANTAGE if stays else 1.0)
 
         def hope(point: OperatingPoint) -> float:
-            return goodput(point) * (1.0 if point == best else experience.optimism(point))
+            # First every way that may be the best once, then those that still may be.
+            settled = point == best or (choice.is_young and experience.knows(point))
+            return goodput(point) * (1.0 if settled else experience.optimism(point))
 
         choice.last_used[kind_of(choice.price.point)] = choice.num_steps
         best = max(promises, key=goodput)
@@ -182,8 +187,9 @@ class PriceBook:
         point = max(unknown, key=goodput) if unknown else max(promises, key=hope)
         choice.on_trial = not choice.on_trial and point != best
         if not choice.on_trial:
+            choice.is_young &= point != best and choice.num_steps < _YOUTH
             point = best
-            if choice.num_steps >= _YOUTH:
+            if not choice.is_young:
                 choice.pause = min(2 * choice.pause, _LONGEST_PAUSE)
         choice.next_review = choice.num_steps + (_TRIAL if choice.on_trial else choice.pause)
         price = self._price(best, promises[best][1], context)
