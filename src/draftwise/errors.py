@@ -52,5 +52,9 @@ class NumericalError(DraftwiseError):
     """A model produced logits that are not numbers."""
 
 
+class PeerError(DraftwiseError):
+    """Another engine in a benchmark could not be started or failed; ``field`` is its name."""
+
+
 class DraftwiseWarning(UserWarning):
     """Something is likely not as the user thinks, and goes on all the same."""

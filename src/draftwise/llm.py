@@ -125,6 +125,7 @@ class LLM:
         self.target = load(target, "target", max_model_len)
         self.engine: Engine
         self.speculation: SpeculationConfig | None
+        self._measured: dict[tuple[str | int, ...], LatencyModel] = {}
         self.draft: LoadedModel | None = None
         self.companion: LoadedModel | None = None
         self._set_speculation(speculation)
@@ -211,10 +212,16 @@ class LLM:
         """What passes cost here: from a file, or measured for a few seconds."""
         if speculation.latency_profile is not None:
             return load_latency(speculation.latency_profile, models)
-        self._on_status("measuring what passes cost on this machine")
-        return measure_latency(
-            models, self._engine_options.max_batch_size, speculation.num_speculative_tokens
-        )
+        names = tuple(m.name for m in (models.draft, models.companion) if m is not None)
+        key: tuple[str | int, ...] = (*names, speculation.num_speculative_tokens)
+        if key not in self._measured:
+            self._on_status("measuring what passes cost on this machine")
+            self._measured[key] = measure_latency(
+                models, self._engine_options.max_batch_size, speculation.num_speculative_tokens
+            )
+        # Each engine follows the machine by itself from what was measured.
+        measured = self._measured[key]
+        return LatencyModel(measured.target, measured.draft, measured.companion)
 
     def generate(
         self,

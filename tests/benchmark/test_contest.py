@@ -1,0 +1,70 @@
+"""Everybody answers the same prompts, in turns."""
+
+import pytest
+
+from draftwise.benchmark.contest import compete, make_cell, num_identical, ratios
+from draftwise.params import SamplingParams
+
+from .fakes import Fake
+
+PROMPTS = [[i] for i in range(5)]
+PARAMS = SamplingParams(max_tokens=4, temperature=0)
+
+
+def test_prompts_are_dealt_out_in_order_and_again():
+    cell = make_cell("work", PROMPTS, 2, 4)
+    assert cell.question_ids == [[0, 1], [2, 3], [4, 0], [1, 2]]
+    assert cell.rounds[2] == [[4], [0]]
+
+
+def test_all_answer_the_same_prompts_and_as_many_tokens():
+    cell = make_cell("work", PROMPTS, 2, 3)
+    both = Fake("none"), Fake("other", seconds=0.5)
+    results = compete(cell, both, SamplingParams(max_tokens=4, temperature=0.5, seed=9, stop="x"))
+    for each in both:
+        assert [prompts for prompts, _ in each.calls[1:]] == cell.rounds
+        for number, (_, params) in enumerate(each.calls[1:]):
+            assert [p.seed for p in params] == [9 + 2 * number, 10 + 2 * number]
+            assert all(p.ignore_eos and not p.stop and p.max_tokens == 4 for p in params)
+    assert results["other"].tokens_per_second == [16.0] * 3
+    assert ratios(results, "other") == [2.0] * 3
+
+
+def test_warm_up_is_apart_and_short():
+    fake = Fake("none")
+    results = compete(make_cell("w", PROMPTS, 1, 2), [fake], SamplingParams(max_tokens=500))
+    assert [params[0].max_tokens for _, params in fake.calls] == [32, 500, 500]
+    assert len(results["none"].turns) == 2
+
+
+def test_the_order_changes():
+    seen = []
+    compete(make_cell("w", PROMPTS, 1, 12), [Fake("none"), Fake("b")], PARAMS, on_turn=seen.append)
+    pairs = {tuple(seen[i : i + 2]) for i in range(2, len(seen), 2)}
+    assert pairs == {("none", "b"), ("b", "none")}
+
+
+@pytest.mark.parametrize(("fails_at", "turns"), [(0, 0), (1, 0), (3, 2)])
+def test_who_fails_is_out_and_the_others_go_on(fails_at, turns):
+    fakes = Fake("none"), Fake("b", fails_at=fails_at)
+    results = compete(make_cell("w", PROMPTS, 1, 5), fakes, PARAMS)
+    assert len(results["none"].turns) == 5
+    assert len(results["b"].turns) == turns
+    assert results["b"].error == "fell over"
+    assert len(ratios(results, "b")) == turns
+
+
+def test_who_cannot_run_such_batches_takes_no_part():
+    results = compete(make_cell("w", PROMPTS, 2, 2), [Fake("none"), Fake("b", largest=1)], PARAMS)
+    assert list(results) == ["none"]
+
+
+def test_answers_are_compared_with_target_only_decoding():
+    cell = make_cell("w", PROMPTS, 2, 2)
+    same, different = Fake("same"), Fake("different", token=8)
+    results = compete(cell, [Fake("none"), same, different], PARAMS)
+    assert num_identical(results, "same") == (4, [])
+    assert num_identical(results, "different") == (0, [0] * 4)
+    results["same"].turns[0].answers[0][2] = 1
+    results["same"].turns[0].answers[1].pop()
+    assert num_identical(results, "same") == (2, [2, 3])

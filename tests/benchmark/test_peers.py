@@ -1,0 +1,117 @@
+"""Other engines in processes of their own: the protocol, and what may go wrong."""
+
+import sys
+
+import pytest
+
+from draftwise.benchmark import peers as module
+from draftwise.benchmark.peers import Peer, PeerMode, PeerModels, peers
+from draftwise.errors import InvalidParameterError, PeerError
+from draftwise.params import SamplingParams
+
+MODELS = PeerModels("target-folder", "draft-folder", "bfloat16", 2, 128, 8)
+ECHO = """
+import json, os, sys
+settings = json.loads(sys.stdin.readline())
+print("chatter")
+print(json.dumps({"version": "1", "draft": settings["draft"], "engine": sys.argv[1],
+                  "threads": os.environ["OMP_NUM_THREADS"]}), flush=True)
+for line in sys.stdin:
+    wanted = json.loads(line)
+    answers = [prompt[::-1] for prompt in wanted["prompts"]]
+    print(json.dumps({"answers": answers, "seconds": 0.25}), flush=True)
+"""
+
+
+@pytest.fixture
+def peer(tmp_path, monkeypatch):
+    made = []
+
+    def make(worker, mode=None, interpreter=sys.executable):
+        script = tmp_path / "worker.py"
+        script.write_text(worker)
+        monkeypatch.setattr(module, "_WORKER", script)
+        mode = mode or PeerMode("draft 5", {"draft": True})
+        made.append(Peer("vllm", mode, interpreter, MODELS, tmp_path / "logs" / "peer.log"))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def ask(peer):
+    return peer.generate([[1, 2, 3], [4, 5]], [SamplingParams(max_tokens=3)] * 2)
+
+
+def test_it_is_asked_in_its_own_process(peer):
+    made = peer(ECHO)
+    turn = ask(made)
+    assert turn.answers == [[3, 2, 1], [5, 4]]
+    assert (turn.seconds, turn.num_tokens, turn.records) == (0.25, 5, None)
+    assert made.name == "vllm draft 5"
+    said = made.describe()
+    assert (said["version"], said["engine"], said["threads"]) == ("1", "vllm", "2")
+    assert ask(made).answers == turn.answers
+
+
+def test_a_mode_without_a_draft_is_given_none(peer):
+    made = peer(ECHO, PeerMode("", {"draft": False}))
+    ask(made)
+    assert made.name == "vllm"
+    assert made.describe()["draft"] is False
+
+
+def test_closing_ends_the_process(peer):
+    made = peer(ECHO)
+    ask(made)
+    process = made._process
+    made.close()
+    made.close()
+    assert process.poll() == 0
+
+
+@pytest.mark.parametrize(
+    ("worker", "why"),
+    [
+        ("import sys; sys.exit('no such engine')", "ended.*no such engine"),
+        (ECHO.replace('"answers": answers, ', ""), "answered something else"),
+        (ECHO.replace("0.25", "'x'"), "answered something else"),
+        (ECHO.replace('{"version"', '{"error": "out of memory", "version"'), "out of memory"),
+        (ECHO.replace("for line", "sys.exit(3)\nfor line"), "ended"),
+    ],
+)
+def test_failures_are_told_with_their_reason(peer, worker, why):
+    with pytest.raises(PeerError, match=why) as caught:
+        ask(peer(worker))
+    assert caught.value.field == "vllm draft 5"
+
+
+def test_an_interpreter_that_is_not_there(peer):
+    with pytest.raises(PeerError, match="cannot run"):
+        ask(peer(ECHO, interpreter="/nowhere/python"))
+
+
+def test_one_that_hangs_is_given_up(peer, monkeypatch):
+    monkeypatch.setattr(module, "_TURN_SECONDS", 0.2)
+    made = peer(ECHO.replace("    answers =", "    import time; time.sleep(60)\n    answers ="))
+    with pytest.raises(PeerError, match="took too long"):
+        ask(made)
+    assert made._process is None
+
+
+def test_modes(tmp_path):
+    found = peers(["transformers", "openvino=/ov/bin/python"], MODELS, tmp_path)
+    assert [each.name for each in found] == [
+        *("transformers", "transformers assisted", "openvino"),
+        *("openvino draft 3", "openvino draft 5", "openvino confidence"),
+    ]
+    assert [each.can_run(8, 0.0) for each in found[:2]] == [True, False]
+    assert found[1].can_run(1, 1.0)
+    alone = PeerModels("t", None, "float32", 1, 64, 1)
+    assert [each.name for each in peers(["vllm"], alone, tmp_path)] == ["vllm"]
+
+
+def test_an_engine_that_is_not_known(tmp_path):
+    with pytest.raises(InvalidParameterError, match=r"llama.*transformers, vllm, openvino"):
+        peers(["llama"], MODELS, tmp_path)

@@ -1,0 +1,198 @@
+"""``draftwise benchmark`` as a user runs it, on tiny models."""
+
+import json
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from draftwise.cli import main
+
+from ..tiny_models import Recipe
+
+TARGET = Recipe(vocab=300, context=128, tokenizer=True)
+DRAFT = TARGET.draft(0.2)
+COMPANION = TARGET.draft(0.2, noise_seed=2)
+
+
+@pytest.fixture
+def prompt_file(tmp_path):
+    file = tmp_path / "questions.jsonl"
+    lines = [{"question": text, "category": "letters"} for text in ("abc", "a bed", "hi", "fed")]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+@pytest.fixture
+def command(models, monkeypatch, capsys, prompt_file, tmp_path):
+    """Run the command with the tiny models; gives (exit status, stdout, stderr)."""
+
+    def run(*arguments, workload=prompt_file):
+        named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)]
+        rest = ["--workload", str(workload), "-o", str(tmp_path / "out"), "--dtype", "float32"]
+        rest += ["--max-tokens", "6", "--rounds", "2", "--batch-sizes", "1,3"]
+        rest += ["--longest-prompt", "64"]
+        monkeypatch.setattr(sys, "argv", ["draftwise", "benchmark", *named, *rest, *arguments])
+        monkeypatch.setenv("COLUMNS", "120")
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return end.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+class Page(HTMLParser):
+    """Tags that are open at the end, pictures, and addresses the page would fetch."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.pictures, self.fetched = [], 0, []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.pictures += tag == "svg"
+        wanted = {"src", "href", "data"}
+        self.fetched += [
+            value for name, value in attributes if name in wanted and not value.startswith("#")
+        ]
+        if tag not in {"meta", "br", "link"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_files_and_tables(command, tmp_path):
+    status, out, err = command("--policies", "fixed:2,heuristic")
+    assert (status, err) == (0, "")
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [cell["batch_size"] for cell in report["cells"]] == [1, 3]
+    for cell in report["cells"]:
+        assert list(cell["contenders"]) == ["none", "fixed:2", "heuristic"]
+        for own in cell["contenders"].values():
+            # In float32 all say the same.
+            assert own["identical_answers"] == own["answers"] == 2 * cell["batch_size"]
+            assert own["num_tokens"] == 6 * own["answers"]
+            assert own["tokens_per_second"]["median"] > 0
+            assert sum(own["share_of_time"].values()) == pytest.approx(1.0)
+        assert "questions, batch" in out
+    assert report["contenders"]["fixed:2"]["num_speculative_tokens"] == 2
+    assert report["models"]["draft"]["parameters"] > 0
+    assert report["settings"]["workload"] == ["questions.jsonl"]
+    assert report["peak_memory_gib"] > 0
+    assert "--policies" in report["command"]
+
+
+def test_the_page_needs_nothing_else(command, tmp_path):
+    command("--policies", "fixed")
+    text = (tmp_path / "out" / "report.html").read_text()
+    page = Page(text)
+    assert page.open == []
+    assert page.pictures == 4
+    assert page.fetched == []
+    assert "questions, batch 3" in text
+    assert "3 of 3" not in text
+    assert "6 of 6" in text
+
+
+def test_answers_in_the_format_of_spec_bench(command, tmp_path):
+    command("--policies", "fixed")
+    folder = tmp_path / "out" / "answers"
+    assert {file.name for file in folder.iterdir()} == {
+        f"questions-{size}-{name}.jsonl" for size in (1, 3) for name in ("none", "fixed")
+    }
+    lines = (folder / "questions-3-fixed.jsonl").read_text().splitlines()
+    answers = [json.loads(line) for line in lines]
+    assert [each["question_id"] for each in answers] == [0, 1, 2, 3, 0, 1]
+    for each in answers:
+        assert (each["category"], each["model_id"]) == ("letters", "fixed")
+        (choice,) = each["choices"]
+        assert choice["new_tokens"] == [6]
+        assert sum(choice["accept_lengths"]) == 6
+        assert choice["decoding_steps"] == [len(choice["accept_lengths"])]
+        assert choice["wall_time"][0] > 0
+
+
+def test_sampling_with_a_companion(command, models, tmp_path):
+    status, out, _ = command(
+        *("--policies", "sv-published,oracle", "--companion", models.folder(COMPANION)),
+        *("--temperature", "1", "--top-p", "0.9"),
+    )
+    assert status == 0
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    own = report["cells"][1]["contenders"]["sv-published"]
+    assert own["judged_per_step"] > 0
+    assert "identical_answers" not in own
+    assert report["contenders"]["sv-published"]["lossless"] is False
+    assert "same" in out
+
+
+def test_an_older_report(command, tmp_path):
+    command("--policies", "fixed")
+    old = tmp_path / "out" / "results.json"
+    report = json.loads(old.read_text())
+    for spread in ("low", "median", "high"):
+        report["cells"][0]["contenders"]["fixed"]["ratio"][spread] = 1000.0
+    kept = tmp_path / "old.json"
+    kept.write_text(json.dumps(report))
+    status, out, _ = command("--policies", "fixed", "--compare", str(kept))
+    assert status == 0
+    assert "-100% fixed, questions, batch 1: 1000.00 →" in out
+    assert "got slower" in out
+
+
+def test_a_peer_that_cannot_run_does_not_end_the_run(command, tmp_path):
+    status, _, _ = command("--policies", "fixed", "--peers", "vllm=/nowhere/python")
+    assert status == 0
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    for name in ("vllm", "vllm draft 5"):
+        assert "cannot run" in report["cells"][0]["contenders"][name]["error"]
+    assert "cannot run" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_transformers_as_a_peer(command, tmp_path):
+    """The real one, in its own process, on the same models: greedy answers are the same."""
+    status, _, _ = command("--policies", "fixed", "--peers", "transformers", "--batch-sizes", "1")
+    assert status == 0
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    (cell,) = report["cells"]
+    for name in ("transformers", "transformers assisted"):
+        own = cell["contenders"][name]
+        assert (own["identical_answers"], own["num_tokens"]) == (2, 12), own
+        assert report["contenders"][name]["version"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--policies", "nonsense"], "policy"),
+        (["--policies", "fixed:many"], "policies"),
+        (["--batch-sizes", "0"], "batch_sizes"),
+        (["--batch-sizes", "1,x"], "batch_sizes"),
+        (["--peers", "llama"], "peers"),
+        (["--compare", "/nowhere/results.json"], "compare"),
+        (["--threads", "0"], "threads"),
+        (["--longest-prompt", "200"], "longest_prompt"),
+        (["--temperature", "-1"], "temperature"),
+        (["--output", "/proc/here"], "output"),
+    ],
+)
+def test_bad_input(command, arguments, field):
+    status, _, err = command(*arguments)
+    assert status == 2
+    assert err.startswith(f"error {field}: ")
+
+
+def test_a_workload_of_long_prompts_alone(command, tmp_path):
+    file = tmp_path / "long.jsonl"
+    file.write_text(json.dumps({"prompt": "abcdef" * 8}))
+    status, _, err = command("--longest-prompt", "3", workload=file)
+    assert status == 2
+    assert err.startswith("error workload: no prompt")
+
+
+def test_a_workload_that_is_not_there(command, tmp_path):
+    status, _, err = command(workload=tmp_path / "nothing.jsonl")
+    assert status == 2
+    assert "prompts" in err
