@@ -25,6 +25,7 @@ def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
     """Hugging Face: ``generate``, assisted by the draft if there is one, or continuous batching."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
+    from transformers.generation import ContinuousBatchingConfig
 
     torch.set_num_threads(settings["threads"])
 
@@ -34,6 +35,9 @@ def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
 
     model = load(settings["target"])
     draft = load(settings["draft"]) if settings["draft"] else None
+    # Its cache is made anew by every call: as large as needed, not as large as memory allows.
+    pages = settings["max_batch_size"] * -(-settings["max_model_len"] // 256) + 8
+    batching = ContinuousBatchingConfig(num_blocks=pages, max_batch_tokens=512)
 
     def generate(prompts: list[list[int]], wanted: Settings) -> list[list[int]]:
         tokens = wanted["max_tokens"]
@@ -47,18 +51,26 @@ def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
         )
         if wanted["seed"] is not None:
             set_seed(wanted["seed"])
-        with torch.inference_mode():
-            if len(prompts) == 1:
-                ids = torch.tensor(prompts)
+        if len(prompts) == 1:
+            ids = torch.tensor(prompts)
+            with torch.inference_mode():
                 output = model.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
                     generation_config=config,
                     assistant_model=draft,
                 )
-                return [output[0, ids.shape[1] :].tolist()]
-            done = model.generate_batch(inputs=prompts, generation_config=config)
-            return [list(answer.generated_tokens) for answer in done.values()]
+            return [output[0, ids.shape[1] :].tolist()]
+        # It keeps tensors from call to call, which those of inference mode do not allow.
+        with torch.no_grad():
+            done = model.generate_batch(
+                inputs=prompts,
+                generation_config=config,
+                continuous_batching_config=batching,
+                warmup=False,
+            )
+        order = sorted(done, key=lambda name: int(name.rsplit("_", 1)[-1]))
+        return [list(done[name].generated_tokens) for name in order]
 
     return generate, {"version": version("transformers"), "torch": version("torch")}
 

@@ -37,7 +37,12 @@ def goodput_picture(cells: Cells) -> str:
     workloads = list(dict.fromkeys(cell["workload"] for cell in cells))
     with plt.rc_context(_STYLE):
         figure, panels = plt.subplots(
-            1, len(workloads), figsize=(4.2 * len(workloads), 3.4), sharey=True, squeeze=False
+            1,
+            len(workloads),
+            figsize=(4.2 * len(workloads), 3.4),
+            sharey=True,
+            squeeze=False,
+            layout="constrained",
         )
         for axes, workload in zip(panels[0], workloads, strict=True):
             own = [cell for cell in cells if cell["workload"] == workload]
@@ -73,7 +78,11 @@ def time_picture(cells: Cells) -> str:
     sizes = sorted({cell["batch_size"] for cell in cells})
     with plt.rc_context(_STYLE):
         figure, panels = plt.subplots(
-            1, len(sizes), figsize=(max(4.2, 2.6 * len(sizes)), 3.4), squeeze=False
+            1,
+            len(sizes),
+            figsize=(max(4.2, 2.6 * len(sizes)), 3.4),
+            squeeze=False,
+            layout="constrained",
         )
         for axes, size in zip(panels[0], sizes, strict=True):
             own = next(cell for cell in cells if cell["batch_size"] == size)["contenders"]
@@ -105,7 +114,7 @@ def time_picture(cells: Cells) -> str:
 def acceptance_picture(cells: Cells) -> str:
     """Share of verified tokens that were accepted, by position in the draft."""
     with plt.rc_context(_STYLE):
-        figure, axes = plt.subplots(figsize=(5.2, 3.2))
+        figure, axes = plt.subplots(figsize=(5.2, 3.2), layout="constrained")
         for number, name in enumerate(_names(cells)):
             rows = [
                 cell["contenders"][name]["acceptance_by_position"]
@@ -133,7 +142,12 @@ def lengths_picture(cells: Cells) -> str:
     sizes = sorted({cell["batch_size"] for cell in cells})
     with plt.rc_context(_STYLE):
         figure, panels = plt.subplots(
-            1, len(sizes), figsize=(max(4.2, 2.6 * len(sizes)), 3.0), sharey=True, squeeze=False
+            1,
+            len(sizes),
+            figsize=(max(4.2, 2.6 * len(sizes)), 3.0),
+            sharey=True,
+            squeeze=False,
+            layout="constrained",
         )
         for axes, size in zip(panels[0], sizes, strict=True):
             own = next(cell for cell in cells if cell["batch_size"] == size)["contenders"]
@@ -168,14 +182,7 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         columns = min(len(labels), 6)
-        figure.legend(
-            handles,
-            labels,
-            loc="upper center",
-            bbox_to_anchor=(0.5, 0.0),
-            ncols=columns,
-            frameon=False,
-        )
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def _svg(figure: Figure) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -13,28 +14,30 @@ if TYPE_CHECKING:
 
 def show_cell(console: Console, cell: dict[str, Any]) -> None:
     """One workload at one batch size, a line for each contender."""
-    table = Table(title=f"{cell['workload']}, batch {cell['batch_size']}", title_justify="left")
-    table.add_column("contender")
-    for title in ("tokens/s", "× none", "tokens/step", "drafted", "verified", "step ms", "same"):
-        table.add_column(title, justify="right")
+    title = f"{cell['workload']}, batch {cell['batch_size']}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("contender", no_wrap=True)
+    for head in ("tokens/s", "× none", "range", "tokens/step", "verified", "step ms", "same"):
+        table.add_column(head, justify="right", no_wrap=True)
     for name, own in cell["contenders"].items():
         if "tokens_per_second" not in own:
-            table.add_row(name, f"[red]{own['error'][:60]}[/]")
             continue
-        steps = ["", "", "", ""]
+        ratio, steps = own["ratio"], ["", "", ""]
         if "step_seconds" in own:
-            keys = ("accepted_length", "drafted_per_step", "verified_per_step")
-            steps = [f"{own[key]:.2f}" for key in keys] + [f"{1e3 * own['step_seconds']:.1f}"]
-        ratio = own["ratio"]
-        spread = f" [dim]{ratio['low']:.2f}–{ratio['high']:.2f}[/]" if ratio else ""
+            steps = [f"{own[key]:.2f}" for key in ("accepted_length", "verified_per_step")]
+            steps.append(f"{1e3 * own['step_seconds']:.1f}")
         table.add_row(
             name,
             f"{own['tokens_per_second']['median']:.1f}",
-            f"{ratio['median']:.2f}{spread}" if ratio else "",
+            f"{ratio['median']:.2f}" if ratio else "",
+            f"[dim]{ratio['low']:.2f}–{ratio['high']:.2f}[/]" if ratio else "",
             *steps,
             f"{own['identical_answers']}/{own['answers']}" if "answers" in own else "",
         )
     console.print(table)
+    for name, own in cell["contenders"].items():
+        if own.get("error"):
+            console.print(f"[red]{name} failed:[/] {own['error']}", soft_wrap=True)
 
 
 def show_changes(console: Console, found: list[Change]) -> None:
