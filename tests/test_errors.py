@@ -35,6 +35,7 @@ def test_there_are_these():
         "InvalidParameterError",
         "ModelNotFoundError",
         "NumericalError",
+        "PeerError",
         "PromptError",
         "UnsupportedModelError",
         "VocabularyMismatchError",
