@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from draftwise.benchmark.contenders import BASELINE, Contender, Turn
 from draftwise.benchmark.recorder import StepRecords
@@ -74,19 +73,18 @@ def compete(
     cell: Cell,
     contenders: Sequence[Contender],
     params: SamplingParams,
-    warm_up_turns: int = 1,
     on_turn: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Result]:
     """Let everybody answer every round; the order changes from round to round.
 
-    A contender that fails is out, with its reason; the others go on.
+    Before, each answers the first round once, shortened and untimed. A contender that fails is out,
+    with its reason; the others go on.
 
     Args:
         cell: the prompts.
         contenders: those that can run such batches take part.
         params: for all prompts. Every answer gets exactly ``max_tokens`` tokens, whatever it says,
             so that all do the same work; a seed counts up from prompt to prompt.
-        warm_up_turns: untimed turns of the first round, for each.
         on_turn: called with a contender's name before each of its turns.
     """
     params = replace(params, ignore_eos=True, stop=(), stop_token_ids=())
@@ -108,9 +106,7 @@ def compete(
 
     short = replace(params, max_tokens=min(params.max_tokens, _WARM_UP_TOKENS))
     for contender in playing:
-        for prompts in islice(cell.rounds, 1):
-            for _ in range(warm_up_turns):
-                take_turn(contender, prompts, short)
+        take_turn(contender, cell.rounds[0], short)
         results[contender.name].turns.clear()
     order = list(playing)
     shuffle = random.Random(0)

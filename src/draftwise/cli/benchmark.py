@@ -23,6 +23,7 @@ from rich.progress import (
 )
 
 from draftwise.cli.benchmark_tables import show_cell, show_changes
+from draftwise.cli.options import parse_numbers, set_threads
 from draftwise.cli.shared import RUNNING, Device, Dtype, TopK, TopP, TrustRemoteCode
 from draftwise.errors import DraftwiseError, InvalidParameterError
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from draftwise.benchmark.contenders import Contender
     from draftwise.benchmark.workload import Workload
     from draftwise.llm import LLM
+    from draftwise.models.loading import LoadedModel
 
 _MODELS, _WORK, _PEERS = "Models", "Work", "Other engines"
 _GIB = 2**30
@@ -145,8 +147,8 @@ def benchmark(
     del settings["console"], settings["started"]
     sizes = _sizes(batch_sizes)
     _check_output(output)
-    if threads is not None and threads < 1:
-        raise InvalidParameterError("threads", f"must be at least 1, got {threads}")
+    if threads is not None:
+        set_threads(threads)
 
     import torch
 
@@ -159,8 +161,6 @@ def benchmark(
     from draftwise.params import SamplingParams, SpeculationConfig
 
     old = None if compare is None else load_report(compare)
-    if threads is not None:
-        torch.set_num_threads(threads)
     settings["threads"] = torch.get_num_threads()
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
@@ -235,9 +235,11 @@ def _run(
     """All cells, shown as they come."""
     from draftwise.benchmark.answers import write_answers
     from draftwise.benchmark.contest import compete, make_cell
-    from draftwise.benchmark.figures import figures_of_cell
+    from draftwise.benchmark.figures import Parameters, figures_of_cell
 
     cells = []
+    models = _models(llm, contenders)
+    sizes_of_models = Parameters(**{role: m.num_parameters for role, m in models.items()})
     tokenizer = llm.target.tokenizer
 
     def decode(tokens: list[int]) -> str:
@@ -263,7 +265,7 @@ def _run(
                 on_turn = partial(_advance, bar, task, title)
                 results = compete(cell, contenders, params, on_turn=on_turn)
             greedy = params.temperature == 0
-            figures = figures_of_cell(cell, results, _parameters(llm, contenders), greedy)
+            figures = figures_of_cell(cell, results, sizes_of_models, greedy)
             show_cell(console, figures)
             write_answers(output, cell, results, each.categories, decode)
             cells.append(figures)
@@ -274,24 +276,9 @@ def _advance(bar: Progress, task: TaskID, title: str, name: str) -> None:
     bar.update(task, advance=1, description=f"{title}: {name}")
 
 
-def _parameters(llm: LLM, contenders: list[Contender]) -> Any:
+def _models(llm: LLM, contenders: list[Contender]) -> dict[str, LoadedModel]:
+    """All models of ours that take part, by role."""
     from draftwise.benchmark.contenders import PolicyContender
-    from draftwise.benchmark.figures import Parameters
-
-    loaded = [c.llm for c in contenders if isinstance(c, PolicyContender)]
-
-    def largest(role: str) -> int:
-        models = [getattr(each, role) for each in loaded]
-        return max((m.num_parameters for m in models if m is not None), default=0)
-
-    return Parameters(llm.target.num_parameters, largest("draft"), largest("companion"))
-
-
-def _report(
-    started: str, settings: dict[str, Any], llm: LLM, contenders: list[Contender]
-) -> dict[str, Any]:
-    from draftwise.benchmark.contenders import PolicyContender
-    from draftwise.benchmark.report import provenance
 
     models = {"target": llm.target}
     for contender in contenders:
@@ -300,6 +287,14 @@ def _report(
                 model = getattr(contender.llm, role)
                 if model is not None:
                     models[role] = model
+    return models
+
+
+def _report(
+    started: str, settings: dict[str, Any], llm: LLM, contenders: list[Contender]
+) -> dict[str, Any]:
+    from draftwise.benchmark.report import provenance
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if _is_mac() else 1024)
     return {
         "started": started,
@@ -312,7 +307,7 @@ def _report(
                 "fingerprint": model.fingerprint,
                 "parameters": model.num_parameters,
             }
-            for role, model in models.items()
+            for role, model in _models(llm, contenders).items()
         },
         "contenders": {each.name: each.describe() for each in contenders},
         "peak_memory_gib": peak / _GIB,
@@ -348,14 +343,9 @@ def _names(text: str) -> list[str]:
 
 
 def _sizes(text: str) -> list[int]:
-    try:
-        sizes = [int(number) for number in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise InvalidParameterError(
-            "batch_sizes", f"must be positive numbers separated by commas, got {text!r}"
-        )
+    sizes = parse_numbers("batch_sizes", text)
+    if min(sizes) < 1:
+        raise InvalidParameterError("batch_sizes", f"must be positive, got {text!r}")
     return sizes
 
 

@@ -47,3 +47,30 @@ def parse_lenience(text: str) -> float | dict[int, float]:
     if len(rule) < len(pairs):
         raise InvalidParameterError("lenience", f"{text!r} says twice what holds from one number")
     return rule
+
+
+def parse_numbers(field: str, text: str) -> list[int]:
+    """``"1,8,32"`` as numbers.
+
+    Raises:
+        InvalidParameterError: they are not whole numbers.
+    """
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise InvalidParameterError(
+            field, f"must be whole numbers separated by commas, got {text!r}"
+        ) from None
+
+
+def set_threads(threads: int) -> None:
+    """Compute with so many threads.
+
+    Raises:
+        InvalidParameterError: there would be none.
+    """
+    if threads < 1:
+        raise InvalidParameterError("threads", f"must be at least 1, got {threads}")
+    import torch
+
+    torch.set_num_threads(threads)

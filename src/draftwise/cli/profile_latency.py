@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from draftwise.cli.options import parse_numbers, set_threads
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -64,13 +65,13 @@ def profile_latency(
       draftwise profile-latency -o latency.json
       draftwise profile-latency --contexts 128,2048 --threads 8 -o latency.json
     """
-    lengths = _numbers("contexts", contexts)
+    lengths = None if contexts is None else parse_numbers("contexts", contexts)
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")
     if interference and draft == "none":
         raise InvalidParameterError("interference", "is that of a draft; name one")
     if threads is not None:
-        _set_threads(threads)
+        set_threads(threads)
     console = Console(highlight=False)
     models = _load(console, target, draft, companion, dtype, device)
 
@@ -98,25 +99,6 @@ def profile_latency(
     profile.save(output)
     _show(console, profile)
     console.print(f"written to {output}", soft_wrap=True)
-
-
-def _numbers(field: str, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise InvalidParameterError(
-            field, f"must be whole numbers separated by commas, got {text!r}"
-        ) from None
-
-
-def _set_threads(threads: int) -> None:
-    if threads < 1:
-        raise InvalidParameterError("threads", f"must be at least 1, got {threads}")
-    import torch
-
-    torch.set_num_threads(threads)
 
 
 def _load(
