@@ -128,7 +128,7 @@ class TraceMemory:
         rows = self._recent()
         # What is imagined makes room until enough is recorded.
         imaginary = _NUM_IMAGINED - len(rows) if self._count < _NUM_IMAGINED else 0
-        count = len(rows) + max(imaginary, 0)
+        count = len(rows) + imaginary
         filling = np.arange(count) % _NUM_IMAGINED
         expected, acceptance = start.expected[filling], start.acceptance[filling]
         if not len(rows):
@@ -154,7 +154,7 @@ class TraceMemory:
         places = (self._next - self._count + np.arange(self._count)) % _CAPACITY
         fresh = int((self._steps[places] > self._step - _MEMORY_STEPS).sum())
         recent: Integers = places[-max(fresh, min(_ENOUGH_RECENT, self._count)) :]
-        return recent if self._count else places
+        return recent
 
 
 def _alike(values: Floats, wanted: Floats) -> Integers:
