@@ -19,7 +19,7 @@ from draftwise.benchmark.report import write_report
 from draftwise.models import attention
 from draftwise.models.attention import PackedBatch, Segment, attend, pack
 from draftwise.models.kv_cache import KVCache, LayerShape
-from draftwise.models.native import kernel_in_use
+from draftwise.models.native.library import kernel_in_use
 
 KV_HEADS, HEADS_PER_KV, HEAD_SIZE = 6, 3, 64
 BATCH_SIZES = (1, 8, 32)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.models import native
+from draftwise.models.native import library as native
 
 HAS_KERNEL = native.native_library() is not None
 needs_kernel = pytest.mark.skipif(not HAS_KERNEL, reason="no kernel on this machine")
@@ -127,7 +127,7 @@ def test_one_openmp_runtime():
     script = """
 import torch
 from pathlib import Path
-from draftwise.models.native import native_library
+from draftwise.models.native.library import native_library
 
 def runtimes():
     lines = Path("/proc/self/maps").read_text().splitlines()

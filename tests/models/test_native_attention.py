@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from draftwise.models import attention as attention_module
 from draftwise.models.attention import Segment, attend, pack
 from draftwise.models.kv_cache import KVCache, LayerShape
-from draftwise.models.native import native_library
+from draftwise.models.native.library import native_library
 
 CPU = torch.device("cpu")
 CAPACITY = 340

@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.kv_cache import KVCache, LayerShape
-from draftwise.models.native_attention import NativeAttention, native_attention
+from draftwise.models.native.attention import NativeAttention, native_attention
 from draftwise.models.ragged import RaggedAttention
 
 ATTENTION_NAME = "draftwise_packed"

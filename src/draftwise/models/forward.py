@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from draftwise.models.attention import PackedBatch
 from draftwise.models.llama import LlamaForward, is_llama
+from draftwise.models.native.decoder import NativeDecoder, native_decoder
 from draftwise.models.packing import can_pack, pack_linear_layers
 from draftwise.models.quantization import has_quantized_weights
 from draftwise.models.transfer import upload
@@ -52,8 +53,15 @@ class ModuleForward:
         return logits[0]
 
 
+def native_pass(model: nn.Module) -> NativeDecoder | None:
+    """Our own kernels for a whole pass, taking the model over; ``None`` where there are none."""
+    if not is_llama(model) or has_quantized_weights(model):
+        return None
+    return native_decoder(model)
+
+
 def forward_pass(model: nn.Module) -> ForwardPass:
-    """The fastest forward pass there is for a model; takes the model over."""
+    """The fastest forward pass in PyTorch's operations for a model; takes the model over."""
     if is_llama(model) and not has_quantized_weights(model):
         return LlamaForward(model)
     return ModuleForward(model)

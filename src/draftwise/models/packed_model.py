@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
 from draftwise.models.attention import ATTENTION_NAME, PackedBatch, Segment, ShapeProbe, pack
-from draftwise.models.forward import ForwardPass, forward_pass
+from draftwise.models.forward import ForwardPass, forward_pass, native_pass
 from draftwise.models.kv_cache import KVCache, LayerShape
 from draftwise.models.llama import LlamaForward
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
@@ -52,7 +52,8 @@ class PackedModel:
         self.vocab_size = expected.shape[-1]
         self.layers = self._learn_layers(ids, max_model_len)
         self._kernels = RaggedKernels.of(self.device, self.dtype, self.layers)
-        self._forward: ForwardPass = forward_pass(model)
+        self._native = native_pass(model)
+        self._forward: ForwardPass | None = None if self._native else forward_pass(model)
         self._decoder = self._forward if isinstance(self._forward, LlamaForward) else None
         self.step_mode = StepMode.EAGER
         self._compare(ids[0], expected)
@@ -89,11 +90,15 @@ class PackedModel:
         """
         if not segments:
             return None
-        if logit_rows is not None and self._fits_static(cache, tokens, segments):
+        logits: Tensor | None
+        if self._native is not None:
+            logits = self._native(cache, tokens, segments, logit_rows or None)
+        elif logit_rows is not None and self._fits_static(cache, tokens, segments):
             assert self._decoder is not None
             every = self._static_steps(cache).run(self._decoder, cache, tokens, segments)
-            logits: Tensor | None = every[upload(logit_rows, torch.long, self.device)]
+            logits = every[upload(logit_rows, torch.long, self.device)]
         else:
+            assert self._forward is not None
             ids, packed = self._pack(cache, tokens, segments)
             logits = self._forward(ids, packed, logit_rows)
         for row, start, count in segments:

@@ -1,7 +1,7 @@
-"""The kernel in C++: compiled on this machine at first use, kept in the user's cache folder.
+"""The kernels in C++: compiled on this machine at first use, kept in the user's cache folder.
 
-Without a compiler, or anything else that it takes, there is no kernel and PyTorch's own operations
-do its work. :func:`kernel_in_use` says which it is. ``DRAFTWISE_NATIVE=0`` switches it off.
+Without a compiler, or anything else that it takes, there are none and PyTorch's own operations do
+their work. :func:`kernel_in_use` says which it is. ``DRAFTWISE_NATIVE=0`` switches it off.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,8 @@ from draftwise.zoo.registry import cache_folder
 
 NATIVE_VARIABLE = "DRAFTWISE_NATIVE"
 
-_SOURCE = Path(__file__).with_name("attention.cpp")
+_SOURCES = Path(__file__).with_name("source")
+_MAIN = _SOURCES / "library.cpp"
 _COMPILERS = ("c++", "g++", "clang++")
 _OPTIONS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast"),
@@ -43,32 +45,57 @@ class NativeUnavailableError(Exception):
     """Why there is no kernel; never leaves this module."""
 
 
+class Threads(ctypes.Structure):
+    """``Threads`` of ``threads.h``."""
+
+    _fields_ = (
+        ("parallel", ctypes.c_void_p),
+        ("team_size", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
+
+
 class NativeLibrary:
-    """The compiled functions.
+    """The compiled functions; see ``library.cpp``.
 
     Attributes:
-        attention: see ``attention.cpp``.
-        scratch_size: floats that a thread needs.
-        parallel: address of the function that starts something on all threads of PyTorch.
+        attention: attends to a cache.
+        attention_scratch: floats that each thread needs for it.
+        decode: a whole pass of a Llama.
+        decoder_memory: bytes that it needs.
+        lanes: numbers in a vector.
+        multiplies_pairs: whether weights of bfloat16 are laid out in pairs.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.attention = library.attention
-        self.attention.argtypes = [ctypes.c_void_p]
-        self.attention.restype = None
-        self.scratch_size = library.attention_scratch_size
-        self.scratch_size.argtypes = [ctypes.c_int64] * 6
-        self.scratch_size.restype = ctypes.c_int64
-        self.parallel = _address_of_parallel()
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self.attention = _function(library.attention, None, pointer, pointer)
+        self.attention_scratch = _function(library.attention_scratch, number, *[number] * 6)
+        self.decode = _function(library.decode, None, pointer)
+        self.decoder_memory = _function(
+            library.decoder_memory, number, pointer, number, number, number
+        )
+        self.lanes: int = _function(library.lanes, number)()
+        self.multiplies_pairs = bool(_function(library.multiplies_pairs, number)())
+        self._runtime = _addresses_of_threads()
+
+    def threads(self, count: int | None = None) -> Threads:
+        """So many of PyTorch's threads; ``None`` for as many as it uses."""
+        return Threads(*self._runtime, torch.get_num_threads() if count is None else count)
+
+
+def _function(function: Any, result: Any, *arguments: Any) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function
 
 
 def native_library() -> NativeLibrary | None:
-    """The kernel, compiled if need be, or ``None`` where there is none."""
+    """The kernels, compiled if need be, or ``None`` where there are none."""
     return _load()[0]
 
 
 def kernel_in_use() -> str:
-    """``"native"``, or ``"PyTorch"`` with the reason why there is no kernel."""
+    """``"native"``, or ``"PyTorch"`` with the reason why there are no kernels."""
     library, reason = _load()
     return "native" if library else f"PyTorch ({reason})"
 
@@ -78,9 +105,9 @@ def _load() -> tuple[NativeLibrary | None, str]:
     try:
         library = NativeLibrary(ctypes.CDLL(str(_build())))
     except (NativeUnavailableError, OSError, AttributeError, subprocess.SubprocessError) as error:
-        _log.debug("attention is computed by PyTorch: %s", error)
+        _log.debug("models are computed by PyTorch: %s", error)
         return None, str(error)
-    _log.debug("attention is computed by the native kernel")
+    _log.debug("models are computed by the native kernels")
     return library, ""
 
 
@@ -89,10 +116,10 @@ def _build() -> Path:
     if os.environ.get(NATIVE_VARIABLE) == "0":
         raise NativeUnavailableError(f"{NATIVE_VARIABLE} is 0")
     if sys.platform != "linux":
-        raise NativeUnavailableError(f"no native kernel for {sys.platform}")
+        raise NativeUnavailableError(f"no native kernels for {sys.platform}")
     command = _compiler()
     folder = _own_folder(cache_folder() / "native")
-    built = folder / f"attention-{_fingerprint(command)}.so"
+    built = folder / f"kernels-{_fingerprint(command)}.so"
     if not built.exists():
         _compile(command, built)
     return built
@@ -123,8 +150,9 @@ def _fingerprint(command: list[str]) -> str:
     version = subprocess.run(
         [*command, "--version"], capture_output=True, check=True, timeout=_COMPILER_TIMEOUT_S
     )
-    digest = hashlib.sha256(_SOURCE.read_bytes())
-    digest.update(version.stdout)
+    digest = hashlib.sha256(version.stdout)
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.read_bytes())
     digest.update("\0".join((*command, *_OPTIONS, platform.machine())).encode())
     seen = set()
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -141,7 +169,7 @@ def _compile(command: list[str], destination: Path) -> None:
     os.close(descriptor)
     try:
         done = subprocess.run(
-            [*command, *_OPTIONS, "-o", name, str(_SOURCE)],
+            [*command, *_OPTIONS, "-o", name, str(_MAIN)],
             capture_output=True,
             text=True,
             errors="replace",
@@ -158,11 +186,15 @@ def _compile(command: list[str], destination: Path) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _address_of_parallel() -> int:
-    """Where PyTorch's own OpenMP runtime starts something on all threads.
+def _addresses_of_threads() -> tuple[int, int]:
+    """Where PyTorch's own OpenMP runtime starts something on all threads, and counts them.
 
     A look-up in a library searches what that library was linked with, so this is the runtime that
     PyTorch uses, under whatever name: there are never two sets of threads.
     """
     torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p).value or 0
+    parallel, team_size = (
+        ctypes.cast(function, ctypes.c_void_p).value or 0
+        for function in (torch_library.GOMP_parallel, torch_library.omp_get_num_threads)
+    )
+    return parallel, team_size

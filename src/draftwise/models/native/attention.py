@@ -1,4 +1,4 @@
-"""Attention by the native kernel: what one forward pass tells it, once for all layers."""
+"""Attention by the native kernel: what one pass tells it, once for all layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwise.models.kv_cache import KVCache
-from draftwise.models.native import NativeLibrary, native_library
+from draftwise.models.native.library import NativeLibrary, native_library
 
 _DTYPES = (torch.bfloat16, torch.float32)
 # Below so many products of a query and a key, waking the threads costs more than they save.
@@ -21,16 +21,16 @@ _MIN_TASKS_PER_THREAD = 8
 
 
 class _Call(ctypes.Structure):
-    """``AttentionCall`` of ``attention.cpp``."""
+    """``AttentionCall`` of ``attention.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("queries", "new_keys", "new_values")),
         *((name, ctypes.c_void_p) for name in ("keys", "values", "out", "scratch")),
-        *((name, ctypes.c_void_p) for name in ("segments", "parallel")),
+        ("segments", ctypes.c_void_p),
         *((f"{name}_strides", ctypes.c_int64 * 2) for name in ("query", "key", "value")),
         *((name, ctypes.c_int64) for name in ("num_segments", "capacity", "heads", "kv_heads")),
         *((name, ctypes.c_int64) for name in ("key_size", "value_size", "heads_per_task")),
-        *((name, ctypes.c_int64) for name in ("scratch_size", "num_threads", "is_bfloat16")),
+        *((name, ctypes.c_int64) for name in ("scratch_size", "is_bfloat16")),
         ("scale", ctypes.c_double),
     )
 
@@ -93,7 +93,7 @@ class NativeAttention:
         num_tasks = _MIN_TASKS_PER_THREAD * num_threads if num_threads > 1 else 1
         heads_per_task = max(1, kv_heads * len(self._segments) // num_tasks)
         heads_per_task = min(heads_per_task, kv_heads)
-        size = self._library.scratch_size(
+        size = self._library.attention_scratch(
             self._largest, heads, kv_heads, heads_per_task, key_size, value_size
         )
         if self._scratch.numel() < size * num_threads:
@@ -107,7 +107,6 @@ class NativeAttention:
             out.data_ptr(),
             self._scratch.data_ptr(),
             self._segments.data_ptr(),
-            self._library.parallel,
             q.stride()[:2],
             k.stride()[:2],
             v.stride()[:2],
@@ -119,11 +118,11 @@ class NativeAttention:
             value_size,
             heads_per_task,
             size,
-            num_threads,
             keys.dtype == torch.bfloat16,
             1 / math.sqrt(key_size) if scaling is None else scaling,
         )
-        self._library.attention(ctypes.byref(call))
+        threads = self._library.threads(num_threads)
+        self._library.attention(ctypes.byref(call), ctypes.byref(threads))
         return out
 
 

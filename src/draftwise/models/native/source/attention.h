@@ -6,46 +6,16 @@
 // beyond a request's length is never read. The softmax runs along with the blocks (Milakov and
 // Gimelshein 2018, algorithm 3), in float32. A NaN that a token may see makes its result NaN.
 //
-// Vectors are those of the compiler (GCC and Clang), so one source serves all instruction sets.
 // Threads are the caller's: it passes the function that runs something on all of them.
 
-#include <cstdint>
-#include <cstring>
+#pragma once
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
+#include "vectors.h"
 
-namespace {
-
-#if defined(__AVX512F__)
-constexpr int LANES = 16;
-#elif defined(__AVX__)
-constexpr int LANES = 8;
-#else
-constexpr int LANES = 4;
-#endif
-
-typedef float Floats __attribute__((vector_size(LANES * 4)));
-typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
-typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
-
-#define INLINE static inline __attribute__((always_inline))
-
-constexpr int BLOCK = 32;  // keys that are looked at together
-constexpr int GROUPS = BLOCK / LANES;
-constexpr int PREFETCH_HEADS = 2;  // how far ahead memory is asked for
-constexpr int CACHE_LINE = 64;
-constexpr float MINUS_INFINITY = -__builtin_inff();
-
+// New tokens of one request.
 struct Segment {
     int64_t row, start, count, first_token;
 };
-
-// How GNU's OpenMP runtime, and those compatible with it, start something on all threads.
-typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
-
-}  // namespace
 
 // Strides are in elements; the last dimension of every tensor is contiguous.
 struct AttentionCall {
@@ -57,109 +27,17 @@ struct AttentionCall {
     void *out;               // [tokens, heads, value_size], contiguous
     float *scratch;          // scratch_size floats for each thread, aligned to 64 bytes
     const Segment *segments;
-    Parallel parallel;
     int64_t query_strides[2], key_strides[2], value_strides[2];
     int64_t num_segments, capacity, heads, kv_heads, key_size, value_size;
-    int64_t heads_per_task, scratch_size, num_threads, is_bfloat16;
+    int64_t heads_per_task, scratch_size, is_bfloat16;
     double scale;
 };
 
 namespace {
 
-struct BFloat16 {
-    uint16_t bits;
-};
-
-// A vector or, of the shorter type, a pair of vectors, as float32. Splitting 32 bits into two halves
-// is all that BFloat16 takes; it leaves the numbers at even places in the first vector and those at
-// odd places in the second. Scores do not depend on the order, and unload restores it.
-INLINE void load(const float *from, Floats *to) { memcpy(to, from, sizeof *to); }
-
-INLINE void load(const BFloat16 *from, Floats *to) {
-    Words pairs;
-    memcpy(&pairs, from, sizeof pairs);
-    to[0] = (Floats)(pairs << 16);
-    to[1] = (Floats)(pairs & 0xffff0000u);
-}
-
-template <class T>
-constexpr int PAIR = sizeof(float) / sizeof(T);
-
-INLINE void unload(const Floats *from, float *to) { memcpy(to, from, sizeof *from); }
-
-// Rounded to nearest even, in the upper halves; a NaN stays one.
-INLINE Words rounded(Floats x) {
-    const Words bits = (Words)x, nan = Words{} + 0x7fc00000u;
-    return x == x ? bits + 0x7fffu + ((bits >> 16) & 1u) : nan;
-}
-
-INLINE void unload(const Floats *from, BFloat16 *to) {
-    const Words pairs = (rounded(from[0]) >> 16) | (rounded(from[1]) & 0xffff0000u);
-    memcpy(to, &pairs, sizeof pairs);
-}
-
-// size numbers as float32, filled up with zeros to a whole number of vectors.
-template <class T>
-INLINE void widen(const T *from, int size, Floats *to) {
-    constexpr int step = PAIR<T> * LANES;
-    for (; size >= step; size -= step, from += step, to += PAIR<T>) load(from, to);
-    if (size) {
-        T padded[step] = {};
-        memcpy(padded, from, size * sizeof(T));
-        load(padded, to);
-    }
-}
-
-// The opposite: of so many numbers.
-template <class T>
-INLINE void narrow(const Floats *from, int size, T *to) {
-    constexpr int step = PAIR<T> * LANES;
-    for (; size >= step; size -= step, from += PAIR<T>, to += step) unload(from, to);
-    if (size) {
-        T padded[step];
-        unload(from, padded);
-        memcpy(to, padded, size * sizeof(T));
-    }
-}
-
-// rotated: the lanes moved around. sum_neighbours: sums of two lanes each, those of a before b's.
-#if defined(__clang__)
-template <int... I>
-struct Lanes {};
-template <int N, int... I>
-struct LanesUpTo : LanesUpTo<N - 1, N - 1, I...> {};
-template <int... I>
-struct LanesUpTo<0, I...> {
-    typedef Lanes<I...> type;
-};
-template <int BY, int... I>
-INLINE Floats rotated(Floats v, Lanes<I...>) {
-    return __builtin_shufflevector(v, v, ((I + BY) % LANES)...);
-}
-template <int BY>
-INLINE Floats rotated(Floats v) {
-    return rotated<BY>(v, typename LanesUpTo<LANES>::type());
-}
-template <int... I>
-INLINE Floats sum_neighbours(Floats a, Floats b, Lanes<I...>) {
-    return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
-}
-INLINE Floats sum_neighbours(Floats a, Floats b) {
-    return sum_neighbours(a, b, typename LanesUpTo<LANES>::type());
-}
-#else
-template <int BY>
-INLINE Floats rotated(Floats v) {
-    Ints from;
-    for (int i = 0; i < LANES; ++i) from[i] = (i + BY) % LANES;
-    return __builtin_shuffle(v, from);
-}
-INLINE Floats sum_neighbours(Floats a, Floats b) {
-    Ints even;
-    for (int i = 0; i < LANES; ++i) even[i] = 2 * i;
-    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, even + 1);
-}
-#endif
+constexpr int BLOCK = 32;  // keys that are looked at together
+constexpr int GROUPS = BLOCK / LANES;
+constexpr int PREFETCH_HEADS = 2;  // how far ahead memory is asked for
 
 // How numbers of type T are multiplied: as float32.
 template <class T>
@@ -281,43 +159,6 @@ INLINE Floats products(const typename F::Packed *query, const typename F::Packed
             sum = F::multiply_add(sum, query[c], keys[c]);
         return sum;
     }
-}
-
-// 2^x for x < 127, by the Taylor series of the fraction; NaN for NaN.
-INLINE Floats power_of_two(Floats x) {
-    const float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits for a fraction
-    const Floats shifted = x + to_integer;
-    const Floats f = x - (shifted - to_integer);
-    Floats series = 1.54035304e-4f * f + 1.33335581e-3f;
-    series = series * f + 9.61812911e-3f;
-    series = series * f + 5.55041087e-2f;
-    series = series * f + 2.40226507e-1f;
-    series = series * f + 6.93147181e-1f;
-    series = series * f + 1.0f;
-    const Floats result = (Floats)((Ints)series + ((Ints)shifted << 23));
-    const Floats zero = {};
-    const Floats normal = x < -126.0f ? zero : result;
-    return x == x ? normal : x;
-}
-
-INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
-
-template <int BY = LANES / 2>
-INLINE float largest(Floats v) {
-    if constexpr (BY == 0)
-        return v[0];
-    else
-        return largest<BY / 2>(larger(v, rotated<BY>(v)));
-}
-
-INLINE int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
-
-template <int BY = LANES / 2>
-INLINE float total(Floats v) {
-    if constexpr (BY == 0)
-        return v[0];
-    else
-        return total<BY / 2>(v + rotated<BY>(v));
 }
 
 // Add the weighted values of some steps to the sums of NUM_QUERIES queries; WIDTH vectors of each.
@@ -545,31 +386,22 @@ void attend(const AttentionCall &call, const Segment &segment, int64_t first_hea
     }
 }
 
-// What the threads share: who is next.
-struct Work {
-    const AttentionCall *call;
-    int64_t next_thread, next_task;
-};
-
+// Tasks that are left, one after the other; every thread does so.
 template <class F, int CHUNKS>
-void take_tasks(void *shared) {
-    Work &work = *(Work *)shared;
-    const AttentionCall &call = *work.call;
-    const int64_t thread = __atomic_fetch_add(&work.next_thread, 1, __ATOMIC_RELAXED);
-    Floats *scratch = (Floats *)(call.scratch + thread * call.scratch_size);
+void take_tasks(const AttentionCall &call, float *scratch, int64_t *next) {
     const int64_t step = call.heads_per_task;
     const int64_t tasks_per_segment = (call.kv_heads + step - 1) / step;
     const int64_t num_tasks = call.num_segments * tasks_per_segment;
     for (;;) {
-        const int64_t task = __atomic_fetch_add(&work.next_task, 1, __ATOMIC_RELAXED);
+        const int64_t task = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
         if (task >= num_tasks) return;
         const int64_t first_head = task % tasks_per_segment * step;
         attend<F, CHUNKS>(call, call.segments[task / tasks_per_segment], first_head,
-                          least(call.kv_heads, first_head + step), scratch);
+                          least(call.kv_heads, first_head + step), (Floats *)scratch);
     }
 }
 
-typedef void (*Tasks)(void *);
+typedef void (*Tasks)(const AttentionCall &, float *scratch, int64_t *next);
 
 template <class F>
 Tasks tasks_for(int64_t key_size) {
@@ -587,25 +419,15 @@ Tasks tasks_for(const AttentionCall &call) {
     return tasks_for<Widened<float>>(call.key_size);
 }
 
-}  // namespace
-
 // Floats of scratch memory that a thread needs for segments of up to num_tokens tokens.
-extern "C" int64_t attention_scratch_size(int64_t num_tokens, int64_t heads, int64_t kv_heads,
-                                          int64_t heads_per_task, int64_t key_size,
-                                          int64_t value_size) {
+int64_t attention_scratch_size(int64_t num_tokens, int64_t heads, int64_t kv_heads,
+                               int64_t heads_per_task, int64_t key_size, int64_t value_size) {
     const int64_t queries = num_tokens * (heads / kv_heads);
     typedef Widened<BFloat16> Largest;
     const int64_t chunks = Largest::vectors(key_size) + Largest::vectors(value_size);
     const int64_t states = heads_per_task * queries * (chunks + RUNNING_SIZE);
     const int64_t size = LANES * (BLOCK * chunks + queries * GROUPS + states);
-    return (size + 15) / 16 * 16;
+    return rounded_up(size, 16);
 }
 
-extern "C" void attention(const AttentionCall *call) {
-    Work work = {call, 0, 0};
-    const Tasks tasks = tasks_for(*call);
-    if (call->num_threads > 1)
-        call->parallel(tasks, &work, (unsigned)call->num_threads, 0);
-    else
-        tasks(&work);
-}
+}  // namespace

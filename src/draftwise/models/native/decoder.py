@@ -1,0 +1,318 @@
+"""A whole pass of Llama and its twins in one call.
+
+A small model's step is over in the time of a few of PyTorch's calls, and of a large model's step
+what lies between the matrix products is a fifth. The result is compared with Hugging Face's at
+load, like that of every model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.native.library import NativeLibrary, native_library
+from draftwise.models.native.panels import interleaved, panels
+
+_DTYPES = (torch.bfloat16, torch.float32)
+# A model of so many bytes stays in the processor's caches; for larger ones the kernels must be
+# better at reading memory than the framework's.
+_SMALL_MODEL = 32 * 2**20
+# Ways of stretching rotary embeddings that depend on how long the text is.
+_MOVING_ROTARY = frozenset({"dynamic", "longrope"})
+
+
+class _Layer(ctypes.Structure):
+    """``DecoderLayer`` of ``decoder.h``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in ("attention_norm", "mlp_norm", "qkv", "out", "gate_up", "down", "qkv_bias")
+    )
+
+
+class _Model(ctypes.Structure):
+    """``DecoderModel`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "layers")),
+        *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "heads", "kv_heads")),
+        *((name, ctypes.c_int64) for name in ("head_size", "intermediate", "vocab")),
+        ("is_bfloat16", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("epsilon", "scale")),
+    )
+
+
+class _Cache(ctypes.Structure):
+    """``DecoderCache`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "cosines", "sines")),
+        ("capacity", ctypes.c_int64),
+    )
+
+
+class DecoderCall(ctypes.Structure):
+    """``DecoderCall`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("model", "cache", "threads", "ids", "segments")),
+        *((name, ctypes.c_void_p) for name in ("logit_tokens", "logits", "memory")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_segments", "num_logits")),
+        ("largest_segment", ctypes.c_int64),
+    )
+    kept: object
+
+
+class NativeDecoder:
+    """A model of the Llama kind, computed by our own kernels."""
+
+    def __init__(self, model: nn.Module, library: NativeLibrary) -> None:
+        """Take over a model; its own linear layers lose their weights."""
+        causal: Any = model
+        decoder = causal.model
+        self._library = library
+        self._rotary: nn.Module = decoder.rotary_emb
+        self._kept: list[Tensor] = []
+        embedding = self._keep(decoder.embed_tokens.weight.detach())
+        self.dtype = decoder.embed_tokens.weight.dtype
+        self.num_embeddings = decoder.embed_tokens.num_embeddings
+        self.vocab_size: int = causal.lm_head.out_features
+        layers = (_Layer * len(decoder.layers))()
+        for to, layer in zip(layers, decoder.layers, strict=True):
+            self._take_layer(to, layer)
+        attention = decoder.layers[0].self_attn
+        head_size: int = attention.head_dim
+        head = self._keep(panels(causal.lm_head.weight.detach(), library))
+        _give_up(causal.lm_head)
+        self._layers = layers
+        self._model = _Model(
+            embedding,
+            self._keep(decoder.norm.weight.detach().float()),
+            head,
+            ctypes.addressof(layers),
+            len(layers),
+            decoder.embed_tokens.embedding_dim,
+            attention.q_proj.out_features // head_size,
+            attention.k_proj.out_features // head_size,
+            head_size,
+            decoder.layers[0].mlp.gate_proj.out_features,
+            self.vocab_size,
+            self.dtype == torch.bfloat16,
+            decoder.norm.variance_epsilon,
+            attention.scaling,
+        )
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+        self._caches: WeakKeyDictionary[KVCache, tuple[_Cache, Any]] = WeakKeyDictionary()
+        self._memory = np.zeros(0, dtype=np.uint8)
+        self._sizes: dict[tuple[int, int, int], int] = {}
+
+    def _keep(self, tensor: Tensor) -> int:
+        """Keep a tensor from being freed; its address."""
+        self._kept.append(tensor.contiguous())
+        return self._kept[-1].data_ptr()
+
+    def _take_layer(self, to: _Layer, layer: Any) -> None:
+        attention, mlp, library = layer.self_attn, layer.mlp, self._library
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        qkv = torch.cat([each.weight.detach() for each in projections])
+        to.attention_norm = self._keep(layer.input_layernorm.weight.detach().float())
+        to.mlp_norm = self._keep(layer.post_attention_layernorm.weight.detach().float())
+        to.qkv = self._keep(panels(qkv, library))
+        to.out = self._keep(panels(attention.o_proj.weight.detach(), library))
+        gate, up = mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()
+        to.gate_up = self._keep(interleaved(gate, up, library))
+        to.down = self._keep(panels(mlp.down_proj.weight.detach(), library))
+        if attention.q_proj.bias is not None:
+            bias = torch.cat([each.bias.detach() for each in projections]).float()
+            to.qkv_bias = self._keep(
+                torch.nn.functional.pad(bias, (0, -len(bias) % (2 * library.lanes)))
+            )
+        for each in (*projections, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+            _give_up(each)
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[tuple[int, int, int]],
+        logit_rows: Sequence[int] | None,
+    ) -> Tensor | None:
+        """Compute packed tokens and write their keys and values.
+
+        Args:
+            cache: this model's cache.
+            tokens: ``[tokens]`` token ids, segment after segment.
+            segments: row, start and number of tokens of each request.
+            logit_rows: which packed tokens' logits are wanted, or ``None`` for none.
+
+        Returns:
+            ``[len(logit_rows), vocab]`` float32, or ``None`` if none were wanted.
+        """
+        ids = np.asarray(tokens, dtype=np.int64)
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_embeddings):
+            raise IndexError(f"a token is outside the vocabulary of {self.num_embeddings}")
+        where = located(cache, segments)
+        if where[:, 2].sum() != len(ids):
+            raise ValueError(f"{len(ids)} tokens do not make up the segments")
+        wanted = np.asarray(() if logit_rows is None else logit_rows, dtype=np.int64)
+        logits = torch.empty(len(wanted), self.vocab_size)
+        call = self.prepare(cache, ids, where, wanted, logits)
+        self._library.decode(ctypes.byref(call))
+        return None if logit_rows is None else logits
+
+    def prepare(
+        self,
+        cache: KVCache,
+        ids: np.ndarray[Any, np.dtype[np.int64]],
+        segments: np.ndarray[Any, np.dtype[np.int64]],
+        logit_tokens: np.ndarray[Any, np.dtype[np.int64]],
+        logits: Tensor,
+    ) -> DecoderCall:
+        """What the kernel is called with; everything must live until it was.
+
+        Args:
+            cache: this model's cache.
+            ids: ``[tokens]``.
+            segments: ``[segments, 4]`` row, start, number of tokens and first packed token.
+            logit_tokens: ``[logits]`` packed tokens.
+            logits: ``[logits, vocab]`` float32, is written.
+        """
+        threads = self._library.threads()
+        largest = int(segments[:, 2].max())
+        call = DecoderCall(
+            ctypes.addressof(self._model),
+            ctypes.addressof(self._plan(cache)),
+            ctypes.addressof(threads),
+            ids.ctypes.data,
+            segments.ctypes.data,
+            logit_tokens.ctypes.data,
+            logits.data_ptr(),
+            self._memory_for(len(ids), largest, threads.count),
+            len(ids),
+            len(segments),
+            len(logit_tokens),
+            largest,
+        )
+        call.kept = threads
+        return call
+
+    def _plan(self, cache: KVCache) -> _Cache:
+        found = self._caches.get(cache)
+        if found is None:
+            pairs = [cache.slots(index) for index in range(self._model.num_layers)]
+            pointers = tuple(
+                (ctypes.c_void_p * len(pairs))(*(pair[side].data_ptr() for pair in pairs))
+                for side in (0, 1)
+            )
+            cosines, sines = self._angles(cache.capacity)
+            plan = _Cache(
+                ctypes.addressof(pointers[0]),
+                ctypes.addressof(pointers[1]),
+                cosines.data_ptr(),
+                sines.data_ptr(),
+                cache.capacity,
+            )
+            found = self._caches[cache] = plan, pointers
+        return found[0]
+
+    def _angles(self, capacity: int) -> tuple[Tensor, Tensor]:
+        """``[capacity, head / 2]`` float32 cosines and sines of all positions of a cache."""
+        if capacity not in self._tables:
+            positions = torch.arange(capacity).unsqueeze(0)
+            half = self._model.head_size // 2
+            cos, sin = self._rotary(torch.zeros(1), positions)
+            self._tables[capacity] = (
+                cos[0, :, :half].float().contiguous(),
+                sin[0, :, :half].float().contiguous(),
+            )
+        return self._tables[capacity]
+
+    def _memory_for(self, num_tokens: int, largest_segment: int, num_threads: int) -> int:
+        """Address of as much memory as a pass needs, at the start of a cache line."""
+        key = num_tokens, largest_segment, num_threads
+        size = self._sizes.get(key)
+        if size is None:
+            size = self._sizes[key] = self._library.decoder_memory(ctypes.byref(self._model), *key)
+        if len(self._memory) < size + 63:
+            self._memory = np.zeros(size + 63, dtype=np.uint8)
+        address: int = self._memory.ctypes.data
+        return address + -address % 64
+
+
+def located(
+    cache: KVCache, segments: Sequence[tuple[int, int, int]]
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """``[segments, 4]`` row, start, number of tokens, first packed token; checked against a cache.
+
+    Raises:
+        ValueError: a token has no place in the cache.
+    """
+    where = np.zeros((len(segments), 4), dtype=np.int64)
+    where[:, :3] = segments
+    row, start, count, first = where.T
+    np.cumsum(count[:-1], out=first[1:])
+    ends = start + count
+    if (
+        row.min() < 0
+        or row.max() >= cache.num_rows
+        or start.min() < 0
+        or count.min() < 1
+        or ends.max() > cache.capacity
+    ):
+        raise ValueError("tokens have no place in the cache")
+    return where
+
+
+def native_decoder(model: nn.Module) -> NativeDecoder | None:
+    """The kernels for a model of the Llama kind, taken over; ``None`` where there are none."""
+    decoder: Any = model.model
+    weight = decoder.embed_tokens.weight
+    if weight.device.type != "cpu" or weight.dtype not in _DTYPES:
+        return None
+    library = native_library()
+    if library is None or not _is_plain(decoder):
+        return None
+    size = sum(each.numel() for each in model.parameters()) * weight.element_size()
+    if size > _SMALL_MODEL and not (weight.dtype == torch.bfloat16 and _is_best_at_pairs(library)):
+        return None
+    return NativeDecoder(model, library)
+
+
+def _is_plain(decoder: Any) -> bool:
+    """Whether the layers have nothing that the kernels leave out."""
+    rope = getattr(decoder.config, "rope_parameters", None) or {}
+    return (
+        decoder.config.hidden_act == "silu"
+        and decoder.layers[0].self_attn.head_dim % 2 == 0
+        and rope.get("rope_type", "default") not in _MOVING_ROTARY
+        and all(
+            each.bias is None
+            for layer in decoder.layers
+            for each in (
+                layer.self_attn.o_proj,
+                layer.mlp.gate_proj,
+                layer.mlp.up_proj,
+                layer.mlp.down_proj,
+            )
+        )
+    )
+
+
+def _is_best_at_pairs(library: NativeLibrary) -> bool:
+    """Whether nothing multiplies bfloat16 faster than pairs: no matrix unit, which oneDNN uses."""
+    if not library.multiplies_pairs:
+        return False
+    return "amx_bf16" not in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+
+
+def _give_up(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"))

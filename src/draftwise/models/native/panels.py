@@ -1,0 +1,32 @@
+"""Weights laid out for the kernels of ``matrix.h``: in panels of two vectors of columns."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwise.models.native.library import NativeLibrary
+
+
+def panels(weight: Tensor, library: NativeLibrary) -> Tensor:
+    """Lay out a weight ``[out_features, in_features]``; columns are filled up with zeros."""
+    lanes = library.lanes
+    width = 2 * lanes
+    columns, depth = weight.shape
+    pairs = weight.dtype == torch.bfloat16 and library.multiplies_pairs
+    weight = F.pad(weight, (0, depth % 2 if pairs else 0, 0, -columns % width))
+    count, depth = len(weight) // width, weight.shape[1]
+    if pairs:  # a word holds two numbers of a column
+        return weight.view(count, width, depth // 2, 2).transpose(1, 2).contiguous()
+    if weight.dtype == torch.bfloat16:  # a word holds numbers of two columns, a vector apart
+        return weight.view(count, 2, lanes, depth).permute(0, 3, 2, 1).contiguous()
+    return weight.view(count, width, depth).transpose(1, 2).contiguous()
+
+
+def interleaved(gate: Tensor, up: Tensor, library: NativeLibrary) -> Tensor:
+    """Two weights ``[out_features, in_features]`` as one whose panels hold a vector of each."""
+    lanes = library.lanes
+    both = [F.pad(each, (0, 0, 0, -len(each) % lanes)) for each in (gate, up)]
+    joined = torch.stack([each.view(-1, lanes, each.shape[1]) for each in both], dim=1)
+    return panels(joined.flatten(0, 2), library)

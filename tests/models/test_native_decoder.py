@@ -1,0 +1,187 @@
+"""Whole passes by our own kernels, against the same models in PyTorch's operations."""
+
+import pytest
+import torch
+
+from draftwise.errors import NumericalError
+from draftwise.models import packed_model
+from draftwise.models.attention import Segment
+from draftwise.models.loading import load_model
+from draftwise.models.native.decoder import NativeDecoder
+from draftwise.models.native.library import native_library
+from draftwise.models.native.panels import interleaved, panels
+
+from ..tiny_models import Recipe
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.1}
+# Nothing here is a multiple of a vector.
+ODD = {"hidden_size": 45, "intermediate_size": 37, "num_attention_heads": 3, "head_dim": 6}
+RECIPES = [
+    Recipe("llama", 32),
+    Recipe("llama", 45, config={**ODD, "num_key_value_heads": 1}),
+    Recipe("llama", 70, config={**ODD, "num_key_value_heads": 3, "tie_word_embeddings": True}),
+    Recipe("llama", 33, config={"hidden_size": 128, "head_dim": 64, "intermediate_size": 200}),
+    Recipe(
+        "llama",
+        33,
+        config={"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+    ),
+    Recipe("mistral", 32),
+    Recipe("qwen2", 32),
+]
+
+
+def load(models, recipe, dtype, native=True):
+    with pytest.MonkeyPatch.context() as patch:
+        if not native:
+            patch.setattr(packed_model, "native_pass", lambda _: None)
+        model = load_model(models.folder(recipe), "target", dtype, CPU).model
+    assert isinstance(model._native, NativeDecoder) is native
+    return model
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.family}-{recipe.vocab}")
+def test_logits_of_all_sorts_of_steps(models, recipe, dtype):
+    """Rows with holes, one token and many, lengths that go back."""
+    ours, theirs = (load(models, recipe, dtype, native) for native in (True, False))
+    caches = [model.new_cache(6, 64) for model in (ours, theirs)]
+    lengths = [0] * 6
+    generator = torch.Generator().manual_seed(1)
+    for step in range(40):
+        rows = sorted(torch.randperm(6, generator=generator)[: 1 + step % 6].tolist())
+        counts = [1 + (step * row) % (20 if step % 7 == 0 else 4) for row in rows]
+        for row in rows:
+            if lengths[row] > 40:
+                lengths[row] = 5
+                for cache in caches:
+                    cache.truncate(row, 5)
+        tokens = torch.randint(0, recipe.vocab, (sum(counts),), generator=generator).tolist()
+        segments = [Segment(row, lengths[row], n) for row, n in zip(rows, counts, strict=True)]
+        wanted = list(range(len(tokens)))[:: 1 + step % 3]
+        got, expected = (
+            model.forward(cache, tokens, segments, wanted).float()
+            for model, cache in zip((ours, theirs), caches, strict=True)
+        )
+        assert got.shape == (len(wanted), recipe.vocab)
+        error = (got - expected).square().mean().sqrt() / expected.std()
+        assert error < TOLERANCE[dtype], (step, error)
+        for row, n in zip(rows, counts, strict=True):
+            lengths[row] += n
+            assert caches[0].lengths[row] == lengths[row]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("recipe", RECIPES[1:4], ids=lambda recipe: f"{recipe.vocab}")
+def test_a_token_is_the_same_in_any_company(models, recipe, dtype):
+    """Bit by bit: what is decoded does not depend on what else a pass computes."""
+    model = load(models, recipe, dtype)
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(0, recipe.vocab, (30, 39), generator=generator).tolist()
+    cache = model.new_cache(30, 39)
+    segments = [Segment(row, 0, 39) for row in range(30)]
+    tokens = [token for text in texts for token in text]
+    together = model.forward(cache, tokens, segments, range(30 * 39)).unflatten(0, (30, 39))
+    for row in range(4):
+        cache, parts, start = model.new_cache(1, 39), [], 0
+        for count in (1, 1, 2, 3, 1, 4, 5, 6, 1, 7, 8):
+            piece = texts[row][start : start + count]
+            parts.append(model.forward(cache, piece, [Segment(0, start, count)], range(count)))
+            start += count
+        assert torch.equal(torch.cat(parts), together[row])
+
+
+def test_threads_do_not_matter(models):
+    model = load(models, RECIPES[2], torch.float32)
+    text = torch.randint(0, 70, (24,), generator=torch.Generator().manual_seed(0)).tolist()
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for num_threads in (1, 2, 3, 7):
+            torch.set_num_threads(num_threads)
+            cache = model.new_cache(2, 16)
+            segments = [Segment(0, 0, 12), Segment(1, 0, 12)]
+            results.append(model.forward(cache, text, segments, range(24)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_no_logits_wanted(models):
+    model = load(models, RECIPES[0], torch.float32)
+    cache = model.new_cache(1, 16)
+    assert model.forward(cache, [1, 2, 3], [Segment(0, 0, 3)], None) is None
+    after = model.forward(cache, [4], [Segment(0, 3, 1)], [0])
+    whole = model.forward(model.new_cache(1, 16), [1, 2, 3, 4], [Segment(0, 0, 4)], [3])
+    assert torch.equal(after, whole)
+
+
+def test_prompts_of_any_length(models):
+    recipe = Recipe("llama", 32, context=700)
+    ours, theirs = (load(models, recipe, torch.float32, native) for native in (True, False))
+    text = torch.randint(0, 32, (600,), generator=torch.Generator().manual_seed(0)).tolist()
+    logits = [
+        model.forward(model.new_cache(1, 700), text, [Segment(0, 0, 600)], [0, 311, 599])
+        for model in (ours, theirs)
+    ]
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "segment", "error"),
+    [
+        ([32], Segment(0, 0, 1), IndexError),
+        ([-1], Segment(0, 0, 1), IndexError),
+        ([1, 2], Segment(0, 0, 1), ValueError),
+        ([1, 2], Segment(0, 15, 2), ValueError),
+        ([1], Segment(0, -1, 1), ValueError),
+        ([1], Segment(1, 0, 1), ValueError),
+        ([1], Segment(-1, 0, 1), ValueError),
+    ],
+)
+def test_nothing_is_touched_outside_of_memory(models, tokens, segment, error):
+    model = load(models, RECIPES[0], torch.float32)
+    with pytest.raises(error):
+        model._native(model.new_cache(1, 16), tokens, [segment], [0])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    ],
+    ids=lambda config: next(iter(config)),
+)
+def test_what_the_kernels_leave_out(models, config):
+    """Such models are computed in PyTorch's operations."""
+    recipe = Recipe("llama", 32, config=config)
+    assert load_model(models.folder(recipe), "target", torch.float32, CPU).model._native is None
+
+
+def test_a_model_that_is_not_a_number(models, tmp_path):
+    model = Recipe("llama", 32).build()
+    model.lm_head.weight.data.fill_(float("nan"))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(NumericalError):
+        load_model(str(tmp_path), "target", torch.float32, CPU)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_panels_hold_the_weight(dtype):
+    library = native_library()
+    weight = torch.randn(45, 7).to(dtype)
+    laid_out = panels(weight, library)
+    numbers = laid_out[laid_out != 0].sort().values
+    assert torch.equal(numbers, weight[weight != 0].sort().values)
+    assert laid_out.shape[0] == -(-45 // (2 * library.lanes))
+    both = interleaved(weight, -weight, library)
+    assert both.shape[0] == -(-45 // library.lanes)
+    assert torch.equal(both[both > 0].sort().values, weight.abs()[weight != 0].sort().values)
