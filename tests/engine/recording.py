@@ -123,7 +123,7 @@ class RecordedEngine:
                     drafted[index][:length],
                     signals.entropy[index],
                     signals.token_probs[index],
-                    signals.beliefs[index],
+                    signals.beliefs[index].clone(),
                     None if judgement is None else judgement.overlap[index],
                     None if judgement is None else judgement.agreement[index],
                     None if judgement is None else judgement.beliefs[index],

@@ -13,6 +13,8 @@ from draftwise.errors import (
     VocabularyMismatchError,
 )
 from draftwise.models.loading import load_model
+from draftwise.models.native.decoder import DecoderCall
+from draftwise.models.native.drafting import DraftRun
 from draftwise.models.packed_model import PackedModel
 from draftwise.policies import registry
 
@@ -205,7 +207,17 @@ class Passes:
             self.calls.append((model, len(tokens), wanted))
             return forward(model, cache, tokens, segments, logit_rows)
 
+        draw = DraftRun.draw
+
+        def counted_draw(run, num_positions):
+            for at in range(num_positions):
+                address = at == 0 and run._call.first or run._call.next
+                one = DecoderCall.from_address(address)
+                self.calls.append((self.draft, one.num_tokens, one.num_logits))
+            return draw(run, num_positions)
+
         monkeypatch.setattr(PackedModel, "forward", counted)
+        monkeypatch.setattr(DraftRun, "draw", counted_draw)
         self.draft = run.engine._drafter._follower.model
         self.companion = run.engine._companion._follower.model
 

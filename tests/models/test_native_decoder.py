@@ -40,7 +40,7 @@ def load(models, recipe, dtype, native=True):
         if not native:
             patch.setattr(packed_model, "native_pass", lambda _: None)
         model = load_model(models.folder(recipe), "target", dtype, CPU).model
-    assert isinstance(model._native, NativeDecoder) is native
+    assert isinstance(model.native, NativeDecoder) is native
     return model
 
 
@@ -147,7 +147,7 @@ def test_prompts_of_any_length(models):
 def test_nothing_is_touched_outside_of_memory(models, tokens, segment, error):
     model = load(models, RECIPES[0], torch.float32)
     with pytest.raises(error):
-        model._native(model.new_cache(1, 16), tokens, [segment], [0])
+        model.native(model.new_cache(1, 16), tokens, [segment], [0])
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_nothing_is_touched_outside_of_memory(models, tokens, segment, error):
 def test_what_the_kernels_leave_out(models, config):
     """Such models are computed in PyTorch's operations."""
     recipe = Recipe("llama", 32, config=config)
-    assert load_model(models.folder(recipe), "target", torch.float32, CPU).model._native is None
+    assert load_model(models.folder(recipe), "target", torch.float32, CPU).model.native is None
 
 
 def test_a_model_that_is_not_a_number(models, tmp_path):

@@ -9,7 +9,6 @@ drawn beyond is forgotten, so the outcome is the same as if it had never been dr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,12 +20,13 @@ from draftwise.core.signals import entropy, token_probabilities
 from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.drawing import draw
 from draftwise.engine.follower import Follower
+from draftwise.engine.position import LatePosition
 from draftwise.engine.scheduler import Batch
 from draftwise.models.attention import PackedBatch
 from draftwise.models.ragged import RaggedAttention, TokenwiseAttention
 from draftwise.models.static_steps import LARGEST_STEP, Decoder, Recording, StaticSteps, step_size
 from draftwise.models.transfer import upload
-from draftwise.policies.base import DraftPosition, Policy
+from draftwise.policies.base import Policy
 
 # Tokens drafted before the policy is asked for the first time, and between two times.
 _CHUNK = 8
@@ -52,40 +52,6 @@ class _Kind(NamedTuple):
     top_k: bool
     top_p: bool
     min_p: bool
-
-
-class _HostPosition(DraftPosition):
-    """A position whose numbers are on the host already; the beliefs follow when asked for."""
-
-    def __init__(
-        self, index: int, requests: Sequence[int], report: Tensor, beliefs: Tensor | None
-    ) -> None:
-        """Set up.
-
-        Args:
-            index: position in the draft.
-            requests: ``[active]`` requests.
-            report: ``[active, 4]`` float32 on the host.
-            beliefs: ``[requests, vocab]`` of all requests on the device; ``None`` without signals.
-        """
-        told = beliefs is not None
-        values = {
-            "index": index,
-            "requests": requests,
-            "tokens": report[:, _TOKEN].long(),
-            "entropy": report[:, _ENTROPY] if told else None,
-            "token_probs": report[:, _TOKEN_PROB] if told else None,
-            "agreement": None,
-            "_beliefs": beliefs,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def beliefs(self) -> Tensor | None:
-        """``[active, vocab]`` float32, fetched from the device."""
-        everyone: Tensor | None = vars(self)["_beliefs"]
-        return None if everyone is None else everyone.cpu()[list(self.requests)]
 
 
 class _Memory:
@@ -384,7 +350,15 @@ def _ask(
     limits: list[int],
 ) -> list[int]:
     """Count the token of a position; who goes on after it."""
-    position = _HostPosition(index, drafting, report, beliefs)
+    told = beliefs is not None
+    position = LatePosition(
+        index,
+        drafting,
+        report[:, _TOKEN].long(),
+        report[:, _ENTROPY] if told else None,
+        report[:, _TOKEN_PROB] if told else None,
+        beliefs,
+    )
     whole = (report[:, _BROKEN] == 0).tolist()
     for request, is_whole in zip(drafting, whole, strict=True):
         lengths[request] += is_whole

@@ -13,6 +13,7 @@ from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.chain import DraftChain
 from draftwise.engine.drawing import draw
 from draftwise.engine.follower import Follower, Reading
+from draftwise.engine.native_chain import NativeChain
 from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.scheduler import Batch
 from draftwise.models.transfer import upload
@@ -58,6 +59,7 @@ class ModelDraft:
         self._follower = follower
         self._oracle = oracle
         self._chain = DraftChain(follower)
+        self._native = NativeChain(follower)
         self._vocab_size = vocab_size
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
@@ -66,7 +68,10 @@ class ModelDraft:
         lengths = policy.draft_lengths(states)
         limits = [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
         active = [index for index, limit in enumerate(limits) if limit > 0]
-        logits = self._catch_up(batch, active)
+        pending = self._pending(batch, active)
+        if active and self._oracle is None and self._native.serves(batch):
+            return self._native.draft(batch, policy, limits, active, pending)
+        logits = self._follower.read(pending)[0]
         if self._oracle is not None:
             self._oracle.begin(batch, active)
         if logits is None:
@@ -100,13 +105,13 @@ class ModelDraft:
             if self._oracle is not None:
                 self._oracle.follow(rows, drawn)
 
-    def _catch_up(self, batch: Batch, active: list[int]) -> Tensor | None:
-        """Process what the draft has not seen; logits of the active requests' last tokens."""
+    def _pending(self, batch: Batch, active: list[int]) -> list[Reading]:
+        """What the draft has not seen, with a logit of each active request's last token."""
         pending = [Reading(chunk.request, chunk.end) for chunk in batch.chunks]
         for index in active:
             request = batch.generating[index]
             pending.append(Reading(request, len(request.tokens), num_logits=1))
-        return self._follower.read(pending)[0]
+        return pending
 
 
 def _empty(num_requests: int, device: torch.device) -> Draft:

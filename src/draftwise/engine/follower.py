@@ -65,6 +65,14 @@ class Follower:
             ``[sum of num_logits, vocab]`` logits, by row of the cache (``None`` if none were
             wanted), and the number of tokens processed.
         """
+        tokens, segments, rows = self.gather(readings)
+        if not segments:
+            return None, 0
+        logits = self.model.forward(self.cache, tokens, segments, rows or None)
+        return None if logits is None else self.fit_vocabulary(logits), len(tokens)
+
+    def gather(self, readings: Iterable[Reading]) -> tuple[list[int], list[Segment], list[int]]:
+        """Packed tokens, their segments by row, and which tokens' logits are wanted."""
         tokens: list[int] = []
         segments: list[Segment] = []
         rows: list[int] = []
@@ -75,10 +83,7 @@ class Follower:
                 tokens.extend(self._readable(new))
                 segments.append(Segment(request.row, start, len(new)))
             rows.extend(range(len(tokens) - num_logits, len(tokens)))
-        if not segments:
-            return None, 0
-        logits = self.model.forward(self.cache, tokens, segments, rows or None)
-        return None if logits is None else self.fit_vocabulary(logits), len(tokens)
+        return tokens, segments, rows
 
     def read_one(self, rows: Sequence[int], tokens: Tensor) -> Tensor:
         """One token more for each row, by row; ``[rows, vocab]`` logits."""

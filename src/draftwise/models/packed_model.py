@@ -33,6 +33,7 @@ class PackedModel:
         dtype: type of the weights.
         device: where they are.
         layers: what each layer keeps per token.
+        native: our own kernels for whole passes, where there are any for it.
         step_mode: how decoding steps are run; may be changed between steps. Models that are not
             written out here always run eagerly.
     """
@@ -52,8 +53,8 @@ class PackedModel:
         self.vocab_size = expected.shape[-1]
         self.layers = self._learn_layers(ids, max_model_len)
         self._kernels = RaggedKernels.of(self.device, self.dtype, self.layers)
-        self._native = native_pass(model)
-        self._forward: ForwardPass | None = None if self._native else forward_pass(model)
+        self.native = native_pass(model)
+        self._forward: ForwardPass | None = None if self.native else forward_pass(model)
         self._decoder = self._forward if isinstance(self._forward, LlamaForward) else None
         self.step_mode = StepMode.EAGER
         self._compare(ids[0], expected)
@@ -91,8 +92,8 @@ class PackedModel:
         if not segments:
             return None
         logits: Tensor | None
-        if self._native is not None:
-            logits = self._native(cache, tokens, segments, logit_rows or None)
+        if self.native is not None:
+            logits = self.native(cache, tokens, segments, logit_rows or None)
         elif logit_rows is not None and self._fits_static(cache, tokens, segments):
             assert self._decoder is not None
             every = self._static_steps(cache).run(self._decoder, cache, tokens, segments)

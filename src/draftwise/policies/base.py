@@ -168,6 +168,10 @@ class Policy(ABC):
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """Most tokens to draft for each request, at most its ``draft_limit``."""
 
+    def asks_while_drafting(self) -> bool:
+        """Whether :meth:`keep_drafting` may say anything in this step."""
+        return type(self).keep_drafting is not Policy.keep_drafting
+
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Who goes on drafting: ``[active]`` bool, or ``None`` for all."""
         return None

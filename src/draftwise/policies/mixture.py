@@ -90,6 +90,10 @@ class Mixture(Policy):
                 lengths[index] = length
         return lengths
 
+    def asks_while_drafting(self) -> bool:
+        """Whether any of those in the step does."""
+        return any(policy.asks_while_drafting() for policy, _ in self._parts)
+
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Each for its own."""
         if len(self._parts) == 1:

@@ -129,6 +129,10 @@ class PricedPolicy(Policy):
         """Whether this step's decisions, or learning from it, need them."""
         return self._watches
 
+    def asks_while_drafting(self) -> bool:
+        """Whether it watches."""
+        return self._watches
+
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Go on while one more draw is worth its price."""
         if not self._watches:

@@ -138,6 +138,11 @@ class NativeDecoder:
         for each in (*projections, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
             _give_up(each)
 
+    @property
+    def library(self) -> NativeLibrary:
+        """The kernels."""
+        return self._library
+
     @torch.inference_mode()
     def __call__(
         self,
@@ -168,6 +173,10 @@ class NativeDecoder:
         call = self.prepare(cache, ids, where, wanted, logits)
         self._library.decode(ctypes.byref(call))
         return None if logit_rows is None else logits
+
+    def draft(self, call: ctypes.Structure) -> None:
+        """Run a ``DraftCall``; see :mod:`draftwise.models.native.drafting`."""
+        self._library.draft(ctypes.byref(call))
 
     def prepare(
         self,
@@ -202,7 +211,7 @@ class NativeDecoder:
             len(logit_tokens),
             largest,
         )
-        call.kept = threads
+        call.kept = threads, self._memory
         return call
 
     def _plan(self, cache: KVCache) -> _Cache:

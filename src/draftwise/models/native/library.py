@@ -63,6 +63,9 @@ class NativeLibrary:
         attention_scratch: floats that each thread needs for it.
         decode: a whole pass of a Llama.
         decoder_memory: bytes that it needs.
+        distributions: softmax with all that goes with it.
+        draft: several tokens of a draft model.
+        judge: what a companion thinks of a draft.
         lanes: numbers in a vector.
         multiplies_pairs: whether weights of bfloat16 are laid out in pairs.
     """
@@ -75,6 +78,9 @@ class NativeLibrary:
         self.decoder_memory = _function(
             library.decoder_memory, number, pointer, number, number, number
         )
+        self.distributions = _function(library.distributions, None, pointer, pointer)
+        self.draft = _function(library.draft, None, pointer)
+        self.judge = _function(library.judge, None, pointer, pointer)
         self.lanes: int = _function(library.lanes, number)()
         self.multiplies_pairs = bool(_function(library.multiplies_pairs, number)())
         self._runtime = _addresses_of_threads()

@@ -2,6 +2,8 @@
 
 #include "attention.h"
 #include "decoder.h"
+#include "drafting.h"
+#include "sampling.h"
 #include "threads.h"
 
 // Floats of scratch memory that a thread needs for segments of up to num_tokens tokens.
@@ -19,6 +21,15 @@ extern "C" void attention(const AttentionCall *call, const Threads *threads) {
     });
 }
 
+// Call something with the way in which a model's weights are multiplied.
+template <class Use>
+static auto by_weight(const DecoderModel &model, const Use &use) {
+#if defined(__AVX512BF16__)
+    if (model.is_bfloat16) return use(PairedWeight());
+#endif
+    return model.is_bfloat16 ? use(WideWeight<BFloat16>()) : use(WideWeight<float>());
+}
+
 // Whether pairs of BFloat16 are multiplied, which decides how a weight is laid out.
 extern "C" int64_t multiplies_pairs() {
 #if defined(__AVX512BF16__)
@@ -33,19 +44,29 @@ extern "C" int64_t lanes() { return LANES; }
 // Bytes of memory that a pass needs.
 extern "C" int64_t decoder_memory(const DecoderModel *model, int64_t num_tokens,
                                   int64_t largest_segment, int64_t num_threads) {
-#if defined(__AVX512BF16__)
-    if (model->is_bfloat16)
-        return memory_for<PairedWeight>(*model, num_tokens, largest_segment, num_threads);
-#endif
-    return model->is_bfloat16
-               ? memory_for<WideWeight<BFloat16>>(*model, num_tokens, largest_segment, num_threads)
-               : memory_for<WideWeight<float>>(*model, num_tokens, largest_segment, num_threads);
+    return by_weight(*model, [&](auto weight) {
+        return memory_for<decltype(weight)>(*model, num_tokens, largest_segment, num_threads);
+    });
 }
 
 extern "C" void decode(const DecoderCall *call) {
-#if defined(__AVX512BF16__)
-    if (call->model->is_bfloat16) return decode<PairedWeight>(*call);
-#endif
-    return call->model->is_bfloat16 ? decode<WideWeight<BFloat16>>(*call)
-                                    : decode<WideWeight<float>>(*call);
+    by_weight(*call->model, [&](auto weight) { return decode<decltype(weight)>(*call); });
+}
+
+extern "C" void draft(const DraftCall *call) {
+    by_weight(*call->next->model, [&](auto weight) { return draft<decltype(weight)>(*call); });
+}
+
+extern "C" void distributions(const DistributionCall *call, const Threads *threads) {
+    together(*threads, [&](Worker me) {
+        for (int64_t row = me.first(call->num_rows); row < me.end(call->num_rows); ++row)
+            distribution(*call, row, me.index);
+    });
+}
+
+extern "C" void judge(const JudgementCall *call, const Threads *threads) {
+    together(*threads, [&](Worker me) {
+        for (int64_t row = me.first(call->num_rows); row < me.end(call->num_rows); ++row)
+            judgement(*call, row, me.index);
+    });
 }

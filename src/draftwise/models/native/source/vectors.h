@@ -163,4 +163,30 @@ INLINE float total(Floats v) {
         return total<BY / 2>(v + rotated<BY>(v));
 }
 
+typedef uint16_t Shorts __attribute__((vector_size(LANES * 2)));
+
+// Numbers in the order in which they lie, one vector.
+INLINE Floats read(const float *from) {
+    Floats v;
+    memcpy(&v, from, sizeof v);
+    return v;
+}
+
+INLINE Floats read(const BFloat16 *from) {
+    Shorts v;
+    memcpy(&v, from, sizeof v);
+    return (Floats)(__builtin_convertvector(v, Words) << 16);
+}
+
+INLINE void write(Floats v, float *to) { memcpy(to, &v, sizeof v); }
+
+INLINE void write(Floats v, BFloat16 *to) {
+#if defined(__AVX512BF16__)
+    const __m256bh bits = _mm512_cvtneps_pbh((__m512)v);
+#else
+    const Shorts bits = __builtin_convertvector(rounded(v) >> 16, Shorts);
+#endif
+    memcpy(to, &bits, sizeof bits);
+}
+
 }  // namespace
