@@ -211,7 +211,7 @@ class Passes:
 
         def counted_draw(run, num_positions):
             for at in range(num_positions):
-                address = at == 0 and run._call.first or run._call.next
+                address = (at == 0 and run._call.first) or run._call.next
                 one = DecoderCall.from_address(address)
                 self.calls.append((self.draft, one.num_tokens, one.num_logits))
             return draw(run, num_positions)

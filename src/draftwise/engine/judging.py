@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from draftwise.core.sampling import beliefs
-from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.core.types import Draft, Judgement
 from draftwise.engine.controls import history_along
+from draftwise.engine.distributions import judgement
 from draftwise.engine.follower import Follower, Reading
 from draftwise.engine.scheduler import Batch
 from draftwise.models.transfer import upload
@@ -42,9 +41,6 @@ class Companion:
             draft: with its signals.
         """
         assert draft.signals is not None
-        num_requests, width = draft.tokens.shape
-        shape = num_requests, width, self._vocab_size
-        c = torch.zeros(shape, device=self._follower.device)
         # Beyond its context it has nothing to say.
         room = [self._follower.capacity - len(r.tokens) + 1 for r in batch.generating]
         lengths = [max(0, min(n, space)) for n, space in zip(draft.lengths, room, strict=True)]
@@ -56,16 +52,13 @@ class Companion:
                 request, before_last = batch.generating[index], drafted[index][: length - 1]
                 readings.append(Reading(request, len(request.tokens), before_last, length))
         logits, _ = self._follower.read(readings)
-        if logits is not None:
+        if logits is None:
+            logits = torch.zeros(0, self._vocab_size, device=self._follower.device)
+        history = None
+        if batch.history is not None:
             extents = upload(lengths, torch.long, logits.device)
             owner = torch.repeat_interleave(extents, output_size=len(logits))
             ends = extents.cumsum(dim=0)
             position = torch.arange(len(logits), device=logits.device) - (ends - extents)[owner]
-            history = None
-            if batch.history is not None:
-                history = history_along(batch.history, draft.tokens, extents, owner, position)
-            believed = beliefs(logits, batch.controls.rows(owner), history)
-            c[owner, position] = believed.nan_to_num(nan=0.0)
-        q = draft.signals.beliefs
-        q_drawn, c_drawn = draft.signals.token_probs, token_probabilities(c, draft.tokens)
-        return Judgement(c, overlap(q, c), agreement(q_drawn, c_drawn))
+            history = history_along(batch.history, draft.tokens, extents, owner, position)
+        return judgement(logits, batch.controls, lengths, history, draft)

@@ -13,9 +13,10 @@ from draftwise.core.rejection import (
     packed_rows,
     sample,
 )
-from draftwise.core.sampling import greedy_tokens, probabilities
+from draftwise.core.sampling import greedy_tokens
 from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.controls import history_along
+from draftwise.engine.distributions import packed_probabilities
 from draftwise.engine.scheduler import Batch
 from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache
@@ -77,16 +78,15 @@ class Acceptance:
             return Outcome((), (), (), ())
         lengths = upload(plan.lengths, torch.long, logits.device)
         owner, position = packed_rows(lengths, len(logits))
-        controls = batch.controls.rows(owner)
         history = None
         if batch.history is not None:
             history = history_along(batch.history, plan.tokens, lengths, owner, position)
         if batch.uniforms is None:
-            chosen = greedy_tokens(logits, controls, history)
+            chosen = greedy_tokens(logits, batch.controls.rows(owner), history)
             broken = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isnan()
             accepted = accept_greedy(chosen, plan.tokens, lengths)
         else:
-            p = probabilities(logits, controls, history)
+            p = packed_probabilities(logits, batch.controls, owner, history)
             broken = p[:, 0].isnan()
             accepted = self._accept_sampled(batch, plan, p, lengths)
         broken, num_accepted, next_tokens, acceptance, reach = fetch(broken, *accepted)
