@@ -45,8 +45,11 @@ def test_a_machine_that_is_slower_is_slower_in_all_ways():
 def test_ways_are_told_apart():
     seen = Experience()
     run(seen, SHORT, 60)
-    run(seen, LONG, 30, 1.2)
-    assert factor_of(seen, LONG) / factor_of(seen, SHORT) == pytest.approx(1.2, rel=0.03)
+    run(seen, LONG, 14, 1.2)
+    # A few steps are not believed against the promise; many are.
+    assert 1.02 < factor_of(seen, LONG) / factor_of(seen, SHORT) < 1.1
+    run(seen, LONG, 150, 1.2)
+    assert 1.12 < factor_of(seen, LONG) / factor_of(seen, SHORT) < 1.22
 
 
 def test_a_disturbance_is_nobodys_fault():

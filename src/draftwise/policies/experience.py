@@ -13,6 +13,9 @@ _FADING = 0.998
 _MOST_STEPS = 150.0
 # Steps that outweigh what is known from other ways.
 _DOUBT = 4.0
+# Steps of its own that outweigh the promise of a way: costs are known to a few per cent, and the
+# steps of one trial scatter by more.
+_TRUST = 24.0
 # One way, however long in use, tells no more about the others than as many steps as are doubted,
 # and no more than such a factor: the machine may have been disturbed while it was tried.
 _LARGEST_HINT = 1.25
@@ -22,8 +25,9 @@ _WELL_KNOWN = 8.0
 _SHARE_OF_MACHINE = 0.08
 # The first steps of all, and those after another way was in use, meet cold caches.
 _FIRST_STEPS, _COLD_STEPS = 16, 2
-# What signals and selection usually take in every step of a way with a threshold.
-_SELECTION_SECONDS = 0.001
+# What signals and selection usually take in every step of a way with a threshold, at all and for
+# each request.
+_SELECTION_SECONDS, _SELECTION_SECONDS_EACH = 0.0003, 0.00003
 # How far off the mean time of n steps may be, times √n, disturbances included.
 _UNCERTAINTY = 0.15
 # A pause of the machine is not a property of the step: so much of it is believed at most, of a way
@@ -81,7 +85,7 @@ class Experience:
         if self._in_a_row < (_COLD_STEPS if self._ways else _FIRST_STEPS):
             return
         way = self._ways.setdefault(point, _Slowness())
-        promised = promise.seconds + _selection_seconds(point)
+        promised = promise.seconds + _selection_seconds(point, promise)
         surprise = math.log(seconds / promised) - self._pace - way.mean
         limit = math.log(_EXTREME if self._num_paced else MOST_EXTREME)
         surprise = min(max(surprise, -limit), limit)
@@ -118,7 +122,7 @@ class Experience:
 
     def corrected(self, point: OperatingPoint, promise: Promise) -> Promise:
         """What a way will bring, and cost by what its like took."""
-        seconds = promise.seconds + _selection_seconds(point)
+        seconds = promise.seconds + _selection_seconds(point, promise)
         return replace(promise, seconds=seconds * math.exp(self._pace + self._slowness(point)))
 
     def _centre(self) -> None:
@@ -139,11 +143,13 @@ class Experience:
                 total += weight * min(max(way.mean, -limit), limit)
                 total_weight += weight
         own = self._ways.get(point, _Slowness())
-        return (own.weight * own.mean + _DOUBT * total / total_weight) / (own.weight + _DOUBT)
+        return (own.weight * own.mean + _TRUST * total / total_weight) / (own.weight + _TRUST)
 
 
-def _selection_seconds(point: OperatingPoint) -> float:
-    return _SELECTION_SECONDS if point.threshold > 0 else 0.0
+def _selection_seconds(point: OperatingPoint, promise: Promise) -> float:
+    if point.threshold == 0:
+        return 0.0
+    return _SELECTION_SECONDS + _SELECTION_SECONDS_EACH * promise.requests
 
 
 def kind_of(point: OperatingPoint) -> Kind:
