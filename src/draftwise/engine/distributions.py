@@ -1,43 +1,16 @@
-"""From a step's packed logits to distributions: by our own kernels on a CPU that has them."""
+"""What a companion thinks of a draft: by our own kernels on a CPU that has them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from draftwise.core.sampling import (
-    LogitControls,
-    TokenHistory,
-    beliefs,
-    control_logits,
-    probabilities,
-)
+from draftwise.core.sampling import LogitControls, TokenHistory, beliefs, control_logits
 from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.core.types import Draft, Judgement
 from draftwise.models.native import sampling as native
 from draftwise.models.native.library import native_library
 from draftwise.models.transfer import upload
-
-
-def packed_probabilities(
-    logits: Tensor, controls: LogitControls, owner: Tensor, history: TokenHistory | None
-) -> Tensor:
-    """:func:`draftwise.core.sampling.probabilities` of packed rows.
-
-    Args:
-        logits: ``[rows, vocab]`` any floating type.
-        controls: one entry per request.
-        owner: ``[rows]`` int64, whose each row is.
-        history: one entry per row; needed if :attr:`LogitControls.uses_history`.
-
-    Returns:
-        ``[rows, vocab]`` float32.
-    """
-    library = native_library() if logits.device.type == "cpu" else None
-    if library is None:
-        return probabilities(logits, controls.rows(owner), history)
-    logits = _controlled(logits, controls, owner, history)
-    return native.distributions(library, logits, controls, owner)
 
 
 def judgement(
@@ -62,7 +35,7 @@ def judgement(
     where = upload([n for place in places for n in place], torch.long, logits.device).view(-1, 2)
     library = native_library() if logits.device.type == "cpu" else None
     if library is not None:
-        logits = _controlled(logits, controls, where[:, 0], history)
+        logits = controlled(logits, controls, where[:, 0], history)
         return Judgement(*native.judge(library, logits, controls, where, draft.tokens, q))
     c = torch.zeros_like(q)
     if places:
@@ -73,10 +46,17 @@ def judgement(
     return Judgement(c, overlap(q, c), agreement(draft.signals.token_probs, c_drawn))
 
 
-def _controlled(
+def controlled(
     logits: Tensor, controls: LogitControls, owner: Tensor, history: TokenHistory | None
 ) -> Tensor:
-    """Float32, with bias and penalties applied if there are any."""
+    """Packed logits as float32, with bias and penalties applied if there are any.
+
+    Args:
+        logits: ``[rows, vocab]``.
+        controls: one entry per request.
+        owner: ``[rows]`` int64, whose each row is.
+        history: one entry per row; needed if :attr:`LogitControls.uses_history`.
+    """
     if controls.bias is None and not controls.uses_history:
         return logits.float()
     return control_logits(logits, controls.rows(owner), history)

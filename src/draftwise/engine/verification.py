@@ -13,13 +13,15 @@ from draftwise.core.rejection import (
     packed_rows,
     sample,
 )
-from draftwise.core.sampling import greedy_tokens
+from draftwise.core.sampling import TokenHistory, greedy_tokens, probabilities
 from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.controls import history_along
-from draftwise.engine.distributions import packed_probabilities
+from draftwise.engine.distributions import controlled
 from draftwise.engine.scheduler import Batch
 from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.native.acceptance import accept as native_accept
+from draftwise.models.native.library import native_library
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.transfer import fetch, upload
 
@@ -86,9 +88,7 @@ class Acceptance:
             broken = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isnan()
             accepted = accept_greedy(chosen, plan.tokens, lengths)
         else:
-            p = packed_probabilities(logits, batch.controls, owner, history)
-            broken = p[:, 0].isnan()
-            accepted = self._accept_sampled(batch, plan, p, lengths)
+            broken, accepted = self._accept_sampled(batch, plan, logits, lengths, owner, history)
         broken, num_accepted, next_tokens, acceptance, reach = fetch(broken, *accepted)
         failed: frozenset[int] = frozenset()
         if bool(broken.any()):
@@ -103,24 +103,50 @@ class Acceptance:
             failed=failed,
         )
 
-    def _accept_sampled(self, batch: Batch, plan: Plan, p: Tensor, lengths: Tensor) -> Accepted:
-        assert batch.uniforms is not None
+    def _accept_sampled(
+        self,
+        batch: Batch,
+        plan: Plan,
+        logits: Tensor,
+        lengths: Tensor,
+        owner: Tensor,
+        history: TokenHistory | None,
+    ) -> tuple[Tensor, Accepted]:
+        """Where logits are no numbers, and what the law decides."""
+        uniforms = batch.uniforms
+        assert uniforms is not None
+        device, width = logits.device, plan.tokens.shape[1]
         proposals = plan.proposals
-        if proposals is None:  # nothing was drafted: every token is drawn from p
-            drawn = sample(p, upload(batch.uniforms.final, torch.float64, p.device))
-            nothing = p.new_zeros(len(lengths), 0)
-            return Accepted(torch.zeros_like(lengths), drawn, nothing, nothing)
         lenience = None
         if any(value < 1.0 for value in batch.lenience):
-            lenience = upload(batch.lenience, torch.float32, p.device)
-        width = plan.tokens.shape[1]
-        return accept(
+            lenience = upload(batch.lenience, torch.float32, device)
+        library = native_library() if device.type == "cpu" else None
+        if library is not None:
+            return native_accept(
+                library,
+                controlled(logits, batch.controls, owner, history),
+                batch.controls,
+                proposals,
+                plan.tokens,
+                lengths,
+                uniforms.accept,
+                uniforms.final,
+                lenience,
+                self._method == "block",
+            )
+        p = probabilities(logits, batch.controls.rows(owner), history)
+        broken = p[:, 0].isnan()
+        final = upload(uniforms.final, torch.float64, device)
+        if proposals is None:  # nothing was drafted: every token is drawn from p
+            nothing = p.new_zeros(len(lengths), 0)
+            return broken, Accepted(torch.zeros_like(lengths), sample(p, final), nothing, nothing)
+        return broken, accept(
             p,
             proposals,
             plan.tokens,
             lengths,
-            upload(batch.uniforms.accept[:, :width], torch.float32, p.device),
-            upload(batch.uniforms.final, torch.float64, p.device),
+            upload(uniforms.accept[:, :width], torch.float32, device),
+            final,
             lenience,
             self._method,
         )

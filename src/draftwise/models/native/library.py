@@ -63,6 +63,7 @@ class NativeLibrary:
         attention_scratch: floats that each thread needs for it.
         decode: a whole pass of a Llama.
         decoder_memory: bytes that it needs.
+        accept: the acceptance law.
         distributions: softmax with all that goes with it.
         draft: several tokens of a draft model.
         judge: what a companion thinks of a draft.
@@ -78,6 +79,7 @@ class NativeLibrary:
         self.decoder_memory = _function(
             library.decoder_memory, number, pointer, number, number, number
         )
+        self.accept = _function(library.accept, None, pointer, pointer)
         self.distributions = _function(library.distributions, None, pointer, pointer)
         self.draft = _function(library.draft, None, pointer)
         self.judge = _function(library.judge, None, pointer, pointer)

@@ -11,7 +11,7 @@ from draftwise.core.sampling import LogitControls
 from draftwise.models.native.library import NativeLibrary
 
 # Below so many numbers, waking the threads costs more than they save.
-_MIN_SHARED_NUMBERS = 8192
+MIN_SHARED_NUMBERS = 8192
 
 
 class Sampling(ctypes.Structure):
@@ -82,7 +82,7 @@ def distributions(
     logits, owner = logits.contiguous(), owner.contiguous()
     num_rows, vocab = logits.shape
     p = torch.empty_like(logits)
-    threads = library.threads(None if p.numel() >= _MIN_SHARED_NUMBERS else 1)
+    threads = library.threads(None if p.numel() >= MIN_SHARED_NUMBERS else 1)
     order = order_memory(controls, threads.count, vocab)
     call = _DistributionCall(
         logits.data_ptr(),
@@ -126,7 +126,7 @@ def judge(
     logits, places, tokens = logits.contiguous(), places.contiguous(), tokens.contiguous()
     if q.stride()[1:] != (vocab, 1):
         q = q.contiguous()
-    threads = library.threads(None if logits.numel() >= _MIN_SHARED_NUMBERS else 1)
+    threads = library.threads(None if logits.numel() >= MIN_SHARED_NUMBERS else 1)
     order = order_memory(controls, threads.count, vocab)
     call = _JudgementCall(
         logits.data_ptr(),

@@ -1,5 +1,6 @@
 // What Python calls.
 
+#include "acceptance.h"
 #include "attention.h"
 #include "decoder.h"
 #include "drafting.h"
@@ -61,6 +62,13 @@ extern "C" void distributions(const DistributionCall *call, const Threads *threa
     together(*threads, [&](Worker me) {
         for (int64_t row = me.first(call->num_rows); row < me.end(call->num_rows); ++row)
             distribution(*call, row, me.index);
+    });
+}
+
+extern "C" void accept(const AcceptanceCall *call, const Threads *threads) {
+    together(*threads, [&](Worker me) {
+        for (int64_t request = me.index; request < call->num_requests; request += me.count)
+            accept(*call, request, me.index);
     });
 }
 

@@ -191,6 +191,13 @@ INLINE int64_t one_hot(const float *scores, int64_t size, float *p) {
     return token;
 }
 
+// The same, or NaN throughout where a score is not a number.
+INLINE void one_hot_or_nan(const float *scores, int64_t size, float *p) {
+    const double sum = sum_of(scores, size);
+    const int64_t token = one_hot(scores, size, p);
+    if (sum != sum || !(scores[token] < __builtin_inff())) fill(p, size, __builtin_nanf(""));
+}
+
 // S = sum of min(q, c).
 INLINE float overlap(const float *q, const float *c, int64_t size) {
     double sum = 0;
@@ -237,13 +244,10 @@ void distribution(const DistributionCall &call, int64_t row, int64_t thread) {
     const float *logits = call.logits + row * call.vocab;
     float *p = call.p + row * call.vocab;
     int32_t *order = call.order ? call.order + thread * call.vocab : nullptr;
-    if (call.softens_greedy || call.sampling.temperature[request] != 0.0f) {
+    if (call.softens_greedy || call.sampling.temperature[request] != 0.0f)
         soften(logits, call.vocab, call.sampling, request, p, order);
-    } else {
-        const float sum = (float)sum_of(logits, call.vocab);  // NaN if any is
-        const int64_t token = one_hot(logits, call.vocab, p);
-        if (sum != sum || !(logits[token] < __builtin_inff())) fill(p, call.vocab, __builtin_nanf(""));
-    }
+    else
+        one_hot_or_nan(logits, call.vocab, p);
 }
 
 void judgement(const JudgementCall &call, int64_t row, int64_t thread) {

@@ -1,0 +1,137 @@
+"""Whole passes on the CPU: our own kernels, PyTorch's operations and plain memory reads, in turns.
+
+python benchmarks/passes.py --output benchmarks/results/passes.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftwise.benchmark.report import write_report
+from draftwise.core.sampling import LogitControls
+from draftwise.models import packed_model
+from draftwise.models.attention import Segment
+from draftwise.models.loading import LoadedModel, load_model
+from draftwise.models.native.drafting import DraftMemory, DraftRun
+from draftwise.models.native.library import kernel_in_use
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+TOKENS_EACH = (1, 2, 4, 6)
+CONTEXT = 160
+DRAFTED = 5
+READ_BYTES = 400 * 2**20
+CPU = torch.device("cpu")
+
+
+def load(name: str, role: str, native: bool) -> LoadedModel:
+    kernels = packed_model.native_pass
+    try:
+        if not native:
+            packed_model.native_pass = lambda _: None
+        return load_model(name, role, torch.bfloat16, CPU, 2 * CONTEXT)
+    finally:
+        packed_model.native_pass = kernels
+
+
+def take_turns(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of each turn of each."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(repeats + 2):
+        for name, run in ways.items():
+            start = time.perf_counter()
+            run()
+            if turn >= 2:
+                times[name].append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def passes(model: LoadedModel, batch_size: int, tokens_each: int) -> Callable[[], object]:
+    cache = model.model.new_cache(batch_size, 2 * CONTEXT)
+    generator = torch.Generator().manual_seed(0)
+    count = batch_size * tokens_each
+    tokens = torch.randint(0, model.model.vocab_size, (count,), generator=generator).tolist()
+    segments = [Segment(row, CONTEXT, tokens_each) for row in range(batch_size)]
+    return lambda: model.model.forward(cache, tokens, segments, range(count))
+
+
+def drafts(model: LoadedModel, batch_size: int) -> Callable[[], object]:
+    """Five tokens for each request, drawn at temperature 1, with the signals of each."""
+    native, vocab = model.model.native, model.model.vocab_size
+    assert native is not None
+    cache = model.model.new_cache(batch_size, 2 * CONTEXT)
+    memory = DraftMemory(batch_size, DRAFTED, vocab)
+    controls = LogitControls(torch.ones(batch_size), False, False)
+    uniforms = torch.rand(batch_size, DRAFTED, dtype=torch.float64)
+    everybody = list(range(batch_size))
+
+    def run() -> None:
+        drafting = DraftRun(native, cache, memory, controls, uniforms, True, vocab)
+        drafting.read([1] * batch_size, [(row, CONTEXT, 1) for row in everybody], everybody)
+        drafting.follow(everybody, everybody, [CONTEXT] * batch_size)
+        drafting.draw(DRAFTED)
+
+    return run
+
+
+def measure(
+    models: dict[str, LoadedModel], draft: LoadedModel, setting: tuple[int, int], repeats: int
+) -> dict[str, Any]:
+    batch_size, tokens_each = setting
+    big = torch.zeros(READ_BYTES // 4)
+    ways = {name: passes(model, batch_size, tokens_each) for name, model in models.items()}
+    times = take_turns(
+        {**ways, "read": big.sum, "draft": drafts(draft, batch_size)},
+        repeats,
+    )
+    medians = {name: statistics.median(every) for name, every in times.items()}
+    ratios = [a / b for a, b in zip(times["native"], times["pytorch"], strict=True)]
+    parameters = models["native"].num_parameters
+    read = parameters * 2 / medians["native"] / (READ_BYTES / medians["read"])
+    return {
+        "batch_size": batch_size,
+        "tokens_each": tokens_each,
+        "native_ms": round(medians["native"], 3),
+        "pytorch_ms": round(medians["pytorch"], 3),
+        "native_over_pytorch": round(statistics.median(ratios), 3),
+        "weights_read_over_plain_read": round(read, 3),
+        "draft_ms_per_token": round(medians["draft"] / DRAFTED, 4),
+        "draft_over_target": round(medians["draft"] / DRAFTED / medians["native"], 4),
+    }
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", default="zoo:target@200m")
+    parser.add_argument("--draft", default="zoo:draft")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if kernel_in_use() != "native":
+        raise SystemExit(f"there is nothing to compare: {kernel_in_use()}")
+    models = {
+        name: load(arguments.target, "target", name == "native") for name in ("native", "pytorch")
+    }
+    if models["native"].model.native is None:
+        raise SystemExit("on this machine PyTorch computes the target")
+    draft = load(arguments.draft, "draft", True)
+    rows = []
+    for setting in itertools.product(BATCH_SIZES, TOKENS_EACH):
+        rows.append(measure(models, draft, setting, arguments.repeats))
+        print(*(f"{name} {value}" for name, value in rows[-1].items()), sep="  ", flush=True)
+    if arguments.output:
+        write_report(arguments.output, vars(arguments), {"passes": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The acceptance law by the kernels of ``acceptance.h``."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from draftwise.core.rejection import Accepted
+from draftwise.core.sampling import LogitControls
+from draftwise.models.native.library import NativeLibrary
+from draftwise.models.native.sampling import MIN_SHARED_NUMBERS, Sampling, order_memory
+
+
+class _AcceptanceCall(ctypes.Structure):
+    """``AcceptanceCall`` of ``acceptance.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "first_rows", "lengths", "tokens")),
+        *((name, ctypes.c_void_p) for name in ("proposals", "accept_uniforms", "final_uniforms")),
+        *((name, ctypes.c_void_p) for name in ("lenience", "p", "order", "num_accepted")),
+        *((name, ctypes.c_void_p) for name in ("next_tokens", "acceptance", "reach", "broken")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_requests", "vocab", "width", "token_stride")),
+        *((name, ctypes.c_int64) for name in ("proposal_stride", "uniforms_width", "by_block")),
+    )
+
+
+def accept(
+    library: NativeLibrary,
+    logits: Tensor,
+    controls: LogitControls,
+    proposals: Tensor | None,
+    tokens: Tensor,
+    lengths: Tensor,
+    accept_uniforms: Tensor,
+    final_uniforms: Tensor,
+    lenience: Tensor | None,
+    by_block: bool,
+) -> tuple[Tensor, Accepted]:
+    """What :func:`draftwise.core.rejection.accept` decides, from the target's logits.
+
+    Args:
+        library: the kernels.
+        logits: ``[rows, vocab]`` float32, bias and penalties applied; one row per verified position
+            and one after the last, request after request.
+        controls: one entry per request.
+        proposals: ``[batch, >= width + 1, vocab]`` float32; ``None`` if nothing is verified.
+        tokens: ``[batch, width]`` int64.
+        lengths: ``[batch]`` int64.
+        accept_uniforms: ``[batch, >= width]`` float32.
+        final_uniforms: ``[batch]`` float64.
+        lenience: ``[batch]`` float32, or ``None`` for 1.
+        by_block: block verification; else token by token.
+
+    Returns:
+        Where logits are no numbers, ``[rows]`` bool, and what the law decides.
+    """
+    batch, width = tokens.shape
+    vocab = logits.shape[1]
+    ends = (lengths + 1).cumsum(dim=0)
+    first_rows = ends - lengths - 1
+    logits, lengths = logits.contiguous(), lengths.contiguous()
+    accept_uniforms, final_uniforms = accept_uniforms.contiguous(), final_uniforms.contiguous()
+    if width and tokens.stride(1) != 1:
+        tokens = tokens.contiguous()
+    if proposals is not None and proposals.stride()[1:] != (vocab, 1):
+        proposals = proposals.contiguous()
+    p = torch.empty_like(logits)
+    broken = torch.empty(len(logits), dtype=torch.bool)
+    num_accepted = torch.empty(batch, dtype=torch.long)
+    next_tokens = torch.empty(batch, dtype=torch.long)
+    acceptance, reach = torch.zeros(batch, width), torch.zeros(batch, width)
+    threads = library.threads(None if p.numel() >= MIN_SHARED_NUMBERS else 1)
+    order = order_memory(controls, threads.count, vocab)
+    call = _AcceptanceCall(
+        logits.data_ptr(),
+        first_rows.data_ptr(),
+        lengths.data_ptr(),
+        tokens.data_ptr(),
+        None if proposals is None else proposals.data_ptr(),
+        accept_uniforms.data_ptr(),
+        final_uniforms.data_ptr(),
+        None if lenience is None else lenience.data_ptr(),
+        p.data_ptr(),
+        None if order is None else order.data_ptr(),
+        num_accepted.data_ptr(),
+        next_tokens.data_ptr(),
+        acceptance.data_ptr(),
+        reach.data_ptr(),
+        broken.data_ptr(),
+        Sampling.of(controls),
+        batch,
+        vocab,
+        width,
+        tokens.stride(0),
+        0 if proposals is None else proposals.stride(0),
+        accept_uniforms.shape[1],
+        by_block,
+    )
+    library.accept(ctypes.byref(call), ctypes.byref(threads))
+    return broken, Accepted(num_accepted, next_tokens, acceptance, reach)

@@ -1,0 +1,104 @@
+// The acceptance law of draftwise.core.rejection, request by request: the target's distributions,
+// which drafted tokens are kept, and what is said instead, while all of it is in the cache.
+
+#pragma once
+
+#include "sampling.h"
+
+struct AcceptanceCall {
+    const float *logits;            // [rows, vocab]: of each request, one more than it verifies
+    const int64_t *first_rows;      // [requests]
+    const int64_t *lengths;         // [requests] how many tokens are verified
+    const int64_t *tokens;          // [requests], drafted; token_stride apart
+    const float *proposals;         // [requests], [positions, vocab]; proposal_stride apart, or null
+    const float *accept_uniforms;   // [requests, uniforms_width]
+    const double *final_uniforms;   // [requests]
+    const float *lenience;          // [requests], or null for 1
+    float *p;                       // [rows, vocab], memory
+    int32_t *order;                 // [threads, vocab], or null if nobody uses top-k or top-p
+    int64_t *num_accepted, *next_tokens;  // [requests]
+    float *acceptance, *reach;            // [requests, width], zeros before
+    uint8_t *broken;                      // [rows]
+    Sampling sampling;
+    int64_t num_requests, vocab, width, token_stride, proposal_stride, uniforms_width, by_block;
+};
+
+namespace {
+
+// max(p * scale - q, 0), and its sum; q may be null for 0, out for nowhere.
+INLINE double residual(const float *p, float scale, const float *q, int64_t size, float *out) {
+    double sum = 0;
+    by_pieces(size, [&](int64_t start, int64_t end) {
+        Floats part = {};
+        const Floats zero = {};
+        for (int64_t i = start; i < end; i += LANES) {
+            Floats rest = read_within(p, i, end, 0.0f) * scale;
+            if (q) rest -= read_within(q, i, end, 0.0f);
+            rest = rest > 0.0f ? rest : zero;
+            part += rest;
+            if (out) write_within(rest, out, i, end);
+        }
+        sum += total(part);
+    });
+    return sum;
+}
+
+void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
+    const int64_t length = call.lengths[request], vocab = call.vocab;
+    const int64_t first = call.first_rows[request];
+    float *p = call.p + first * vocab;
+    int32_t *order = call.order ? call.order + thread * vocab : nullptr;
+    for (int64_t i = 0; i <= length; ++i) {
+        const float *logits = call.logits + (first + i) * vocab;
+        float *row = p + i * vocab;
+        if (call.sampling.temperature[request] == 0.0f)
+            one_hot_or_nan(logits, vocab, row);
+        else
+            soften(logits, vocab, call.sampling, request, row, order);
+        call.broken[first + i] = row[0] != row[0];
+    }
+    const int64_t *tokens = call.tokens + request * call.token_stride;
+    const float *proposals =
+        call.proposals ? call.proposals + request * call.proposal_stride : nullptr;
+    const float lenience = call.lenience ? call.lenience[request] : 1.0f;
+    const float *uniforms = call.accept_uniforms + request * call.uniforms_width;
+    float *acceptance = call.acceptance + request * call.width;
+    float *reach = call.reach + request * call.width;
+    const bool by_block = call.by_block && lenience == 1.0f;
+
+    // By token: how many are kept one after the other. By block: p_i of Sun et al. 2024.
+    int64_t kept = 0;
+    bool keeps = true;
+    float joint = 1.0f, product = 1.0f;
+    for (int64_t i = 0; i < length; ++i) {
+        const float ratio = p[i * vocab + tokens[i]] / proposals[i * vocab + tokens[i]];
+        acceptance[i] = ratio == ratio ? std::min(ratio, 1.0f) : 0.0f;
+        joint = std::min(joint * ratio, 1.0f);
+        const float limit = ratio / lenience;
+        product *= std::min(limit, 1.0f);
+        const float here = by_block ? joint : product;
+        reach[i] = here == here ? here : 0.0f;
+        keeps = keeps && uniforms[i] < limit;
+        kept += keeps;
+    }
+    float scale = 1.0f;
+    if (by_block) {
+        // The longest part that is kept as a whole; h_i of algorithm 2.
+        for (kept = length; kept > 0; --kept) {
+            const float running = reach[kept - 1];
+            const double rest =
+                residual(p + kept * vocab, running, proposals + kept * vocab, vocab, nullptr);
+            const double keep = rest / (rest + (1.0 - running));
+            if (uniforms[kept - 1] < keep) break;
+        }
+        scale = kept ? reach[kept - 1] : 1.0f;
+    }
+    float *last = p + kept * vocab;
+    const float *q = proposals ? proposals + kept * vocab : nullptr;
+    // p = q' up to rounding leaves nothing; then p itself is the right distribution.
+    if (q && residual(last, scale, q, vocab, nullptr) > 0) residual(last, scale, q, vocab, last);
+    call.num_accepted[request] = kept;
+    call.next_tokens[request] = drawn(last, vocab, call.final_uniforms[request]);
+}
+
+}  // namespace

@@ -1,0 +1,141 @@
+"""The acceptance law by our own kernels decides what the one in PyTorch's operations decides."""
+
+import pytest
+import torch
+
+from draftwise.core.rejection import accept as plain_accept
+from draftwise.core.sampling import LogitControls, probabilities
+from draftwise.models.native.acceptance import accept
+from draftwise.models.native.library import native_library
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
+
+WIDTH = 4
+
+
+class Step:
+    """Random drafts of random lengths, some of them from filtered proposals."""
+
+    def __init__(self, seed, batch, vocab, lenient=False):
+        generator = torch.Generator().manual_seed(seed)
+
+        def random(*shape, dtype=torch.float32):
+            return torch.rand(shape, generator=generator, dtype=dtype)
+
+        self.lengths = torch.randint(0, WIDTH + 1, (batch,), generator=generator)
+        rows = int((self.lengths + 1).sum())
+        self.logits = torch.randn(rows, vocab, generator=generator) * 2
+        q = (torch.randn(batch, WIDTH, vocab, generator=generator) * 2).softmax(dim=-1)
+        self.tokens = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(batch, WIDTH)
+        keep = random(batch, WIDTH, vocab) < 0.7
+        keep.scatter_(2, self.tokens.unsqueeze(2), True)
+        self.proposals = torch.zeros(batch, WIDTH + 1, vocab)
+        self.proposals[:, :WIDTH] = torch.where(keep, q, 0.0)
+        # Behind the verified part: nothing, or what was left of a filtered position.
+        cut = torch.arange(WIDTH + 1) >= self.lengths.unsqueeze(1)
+        cut[::2] &= torch.arange(WIDTH + 1) != self.lengths[::2].unsqueeze(1)
+        self.proposals.masked_fill_(cut.unsqueeze(2), 0.0)
+        self.uniforms = random(batch, WIDTH + 1)
+        self.final = random(batch, dtype=torch.float64)
+        self.lenience = None
+        if lenient:
+            self.lenience = torch.where(random(batch) < 0.5, 0.7, 1.0)
+        self.controls = LogitControls(0.5 + random(batch), False, False)
+        self.owner = torch.repeat_interleave(torch.arange(batch), self.lengths + 1)
+
+    def both(self, method):
+        broken, ours = accept(
+            native_library(),
+            self.logits,
+            self.controls,
+            self.proposals,
+            self.tokens,
+            self.lengths,
+            self.uniforms,
+            self.final,
+            self.lenience,
+            method == "block",
+        )
+        theirs = plain_accept(
+            probabilities(self.logits, self.controls.rows(self.owner)),
+            self.proposals,
+            self.tokens,
+            self.lengths,
+            self.uniforms[:, :WIDTH],
+            self.final,
+            self.lenience,
+            method,
+        )
+        return broken, ours, theirs
+
+
+@pytest.mark.parametrize("vocab", [3, 50, 1100])
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("method", ["block", "token"])
+def test_decisions(method, lenient, vocab):
+    total = differing = 0
+    for seed in range(40):
+        broken, ours, theirs = Step(seed, 50, vocab, lenient).both(method)
+        assert not broken.any()
+        torch.testing.assert_close(ours.acceptance, theirs.acceptance, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(ours.reach, theirs.reach, atol=1e-5, rtol=1e-4)
+        same = (ours.num_accepted == theirs.num_accepted) & (ours.next_tokens == theirs.next_tokens)
+        differing += int((~same).sum())
+        total += len(same)
+        assert (ours.num_accepted > 0).any()
+    # A uniform number may lie between two roundings of the same probability.
+    assert differing <= total // 500
+
+
+def test_nothing_verified():
+    step = Step(0, 20, 30)
+    logits = torch.randn(20, 30)
+    broken, accepted = accept(
+        native_library(),
+        logits,
+        step.controls,
+        None,
+        torch.zeros(20, 0, dtype=torch.long),
+        torch.zeros(20, dtype=torch.long),
+        step.uniforms,
+        step.final,
+        None,
+        True,
+    )
+    assert not broken.any()
+    assert accepted.acceptance.shape == (20, 0)
+    assert (accepted.num_accepted == 0).all()
+    p = probabilities(logits, step.controls)
+    below = p.cumsum(dim=1).gather(1, accepted.next_tokens.unsqueeze(1)).squeeze(1)
+    own = p.gather(1, accepted.next_tokens.unsqueeze(1)).squeeze(1)
+    assert (below - own - 1e-5 <= step.final).all()
+    assert (step.final <= below + 1e-5).all()
+
+
+@pytest.mark.parametrize("method", ["block", "token"])
+def test_what_is_not_a_number_is_told(method):
+    step = Step(1, 30, 40)
+    spoilt = torch.tensor([0, 5, len(step.logits) - 1])
+    step.logits[spoilt, 7] = float("nan")
+    broken, ours, _ = step.both(method)
+    assert broken.nonzero().flatten().tolist() == spoilt.tolist()
+    assert ours.acceptance.isfinite().all()
+    assert ours.reach.isfinite().all()
+    assert (ours.num_accepted <= step.lengths).all()
+    assert ((ours.next_tokens >= 0) & (ours.next_tokens < 40)).all()
+
+
+@pytest.mark.parametrize("method", ["block", "token"])
+def test_equal_distributions_are_kept(method):
+    """p = q′ leaves no residual; all is kept and the bonus token drawn from p."""
+    step = Step(2, 40, 50)
+    step.lengths[:] = WIDTH
+    logits = torch.randn(40, WIDTH + 1, 50)
+    step.logits = logits.flatten(0, 1)
+    step.controls = LogitControls(torch.ones(40), False, False)
+    step.proposals = logits.softmax(dim=-1)
+    step.proposals[:, WIDTH] = 0.0
+    step.uniforms = step.uniforms.clamp(max=0.999)
+    step.owner = torch.repeat_interleave(torch.arange(40), WIDTH + 1)
+    _, ours, _ = step.both(method)
+    assert (ours.num_accepted == WIDTH).all()
