@@ -11,6 +11,7 @@ import torch
 from draftwise import RequestSpeculation, SamplingParams
 from draftwise.core.goodput import OperatingPoint
 from draftwise.engine import oracle, stopwatch
+from draftwise.models.native.drafting import DraftRun
 from draftwise.policies.pricing import Price, PriceBook
 
 from ..tiny_models import Recipe
@@ -144,6 +145,13 @@ def test_what_it_is_told_is_off_the_clock(models, lively_prices, clock, monkeypa
         monkeypatch.setattr(oracle, name, clock.slow(getattr(oracle, name), 300.0))
     drafter, verifier = engine._drafter, engine._verifier
     monkeypatch.setattr(drafter._follower, "read_one", clock.slow(drafter._follower.read_one, 0.25))
+    draw = DraftRun.draw
+
+    def slow_draw(run, num_positions):
+        clock.now += 0.25 * (num_positions - (run._call.first is not None))
+        return draw(run, num_positions)
+
+    monkeypatch.setattr(DraftRun, "draw", slow_draw)
     monkeypatch.setattr(verifier, "verify", clock.slow(verifier.verify, 2.0))
     for seed in range(4):
         engine.add(None, [1, 2, 3], SamplingParams(max_tokens=16, seed=seed))

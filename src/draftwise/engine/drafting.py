@@ -69,8 +69,8 @@ class ModelDraft:
         limits = [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
         active = [index for index, limit in enumerate(limits) if limit > 0]
         pending = self._pending(batch, active)
-        if active and self._oracle is None and self._native.serves(batch):
-            return self._native.draft(batch, policy, limits, active, pending)
+        if active and self._native.serves(batch):
+            return self._native.draft(batch, policy, limits, active, pending, self._oracle)
         logits = self._follower.read(pending)[0]
         if self._oracle is not None:
             self._oracle.begin(batch, active)

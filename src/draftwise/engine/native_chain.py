@@ -12,10 +12,11 @@ import torch
 
 from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.follower import Follower, Reading
+from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.position import LatePosition
 from draftwise.engine.scheduler import Batch
 from draftwise.models.native.drafting import DraftMemory, DraftRun
-from draftwise.policies.base import Policy
+from draftwise.policies.base import DraftPosition, Policy
 
 
 class NativeChain:
@@ -43,6 +44,7 @@ class NativeChain:
         limits: list[int],
         active: list[int],
         pending: Iterable[Reading],
+        oracle: TargetOracle | None = None,
     ) -> Draft:
         """Draft as far as the policy wants.
 
@@ -52,6 +54,7 @@ class NativeChain:
             limits: ``[batch]`` most tokens of each request.
             active: requests with a limit above 0.
             pending: what is to be read first, one logit for each active request.
+            oracle: tells the policy what the target thinks of each token; for studies.
 
         Returns:
             A draft whose distributions are in memory that the next one overwrites.
@@ -61,7 +64,9 @@ class NativeChain:
         assert native is not None
         memory = self._memory_for(max(limits))
         signals = policy.uses_draft_signals()
-        asks = policy.asks_while_drafting()
+        asks = oracle is not None or policy.asks_while_drafting()
+        if oracle is not None:
+            oracle.begin(batch, active)
         uniforms = None if batch.uniforms is None else batch.uniforms.draft
         run = DraftRun(
             native, cache, memory, batch.controls, uniforms, signals, follower.vocab_size
@@ -85,7 +90,7 @@ class NativeChain:
             num_tokens += count
             going: list[bool] | None = None
             if asks:
-                position = LatePosition(
+                position: DraftPosition = LatePosition(
                     num_tokens - 1,
                     drafting,
                     memory.tokens[drafting, num_tokens - 1],
@@ -93,6 +98,11 @@ class NativeChain:
                     memory.token_probs[drafting, num_tokens - 1] if signals else None,
                     None if believed is None else believed[: len(limits), num_tokens - 1],
                 )
+                if oracle is not None:
+                    controls = batch.controls
+                    if len(drafting) < len(limits):
+                        controls = controls.rows(torch.tensor(drafting))
+                    position = oracle.judge(position, controls, None)
                 wanted = policy.keep_drafting(position)
                 going = None if wanted is None else wanted.tolist()
             broken = memory.broken[:, num_tokens - count : num_tokens].numpy()
@@ -105,6 +115,9 @@ class NativeChain:
                 if whole == count and limits[request] > num_tokens and (going is None or going[at]):
                     staying.append(request)
             drafting = staying
+            if oracle is not None and drafting:
+                drawn = memory.tokens[drafting, num_tokens - 1]
+                oracle.follow([rows[request] for request in drafting], drawn)
         for request in active:
             # The last token drawn was not read, nor is what was drawn in vain kept.
             text = texts[request]

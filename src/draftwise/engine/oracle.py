@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -55,7 +54,7 @@ class TargetOracle:
             # At temperature 0 p is one-hot: 1 if it is the target's token, else 0.
             known = agreement(q_drawn, p_drawn)
             self._seen.append((list(position.requests), beliefs(self._logits, controls, history)))
-        return replace(position, agreement=known)
+        return position.judged(known)
 
     def follow(self, rows: Sequence[int], tokens: Tensor) -> None:
         """Read the drafted tokens of the requests that draft on."""

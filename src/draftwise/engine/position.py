@@ -20,6 +20,7 @@ class LatePosition(DraftPosition):
         entropy: Tensor | None,
         token_probs: Tensor | None,
         beliefs: Tensor | None,
+        agreement: Tensor | None = None,
     ) -> None:
         """Set up.
 
@@ -30,6 +31,7 @@ class LatePosition(DraftPosition):
             entropy: ``[active]`` float32; ``None`` without signals, like the two that follow.
             token_probs: ``[active]`` float32.
             beliefs: ``[requests, vocab]`` of all requests, wherever they are.
+            agreement: ``[active]`` float32, of who is judged by the target.
         """
         values = {
             "index": index,
@@ -37,11 +39,24 @@ class LatePosition(DraftPosition):
             "tokens": tokens,
             "entropy": entropy,
             "token_probs": token_probs,
-            "agreement": None,
+            "agreement": agreement,
             "_beliefs": beliefs,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def judged(self, agreement: Tensor) -> LatePosition:
+        """See :class:`DraftPosition`."""
+        known = vars(self)
+        return LatePosition(
+            self.index,
+            self.requests,
+            self.tokens,
+            self.entropy,
+            self.token_probs,
+            known["_beliefs"],
+            agreement,
+        )
 
     @property
     def beliefs(self) -> Tensor | None:

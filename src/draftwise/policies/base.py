@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -97,6 +97,10 @@ class DraftPosition:
     entropy: Tensor | None
     token_probs: Tensor | None
     agreement: Tensor | None = None
+
+    def judged(self, agreement: Tensor) -> DraftPosition:
+        """The same with what the target would do with the tokens, ``[active]`` float32."""
+        return replace(self, agreement=agreement)
 
 
 @dataclass(frozen=True)
