@@ -38,11 +38,13 @@ from draftwise.engine.request import Request
 from draftwise.policies import policy_class
 
 STATIC = (1, 2, 3, 5, 7)
+# Steps that an oracle's script has at least before it is replayed.
+SCRIPTED_STEPS = 30
 PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
 # Of these the right setting follows from what they are told, not from what they have seen.
 NOTHING_TO_LEARN = {
     *("none", "fixed", "svip", "adaedl", "confidence", "disco", "specdec++"),
-    *("oracle", "replay"),
+    "replay",
 }
 USING_A_PROFILE = {"adaptive", "sv", "sv-predictable", "sv-published", "disco", "specdec++"}
 
@@ -86,7 +88,7 @@ class Contender:
         """Begin with another workload or batch size."""
         for request in self.running.values():
             self.llm.engine.cancel(request)
-        if self.script is not None and self.policy == "oracle":
+        if self._writes:
             self.script.clear()
         self.prompts, self.params, self.batch_size = prompts, params, batch_size
         self.running, self.counts, self.num_added = {}, Counts(), 0
@@ -94,9 +96,18 @@ class Contender:
     def warm_up(self, num_steps: int) -> None:
         """Run without counting."""
         self._run(lambda steps, _: steps >= num_steps, None)
+        if self._writes:
+            self.script.clear()
+            self._run(lambda steps, _: steps >= SCRIPTED_STEPS, None)
+
+    @property
+    def _writes(self) -> bool:
+        return self.script is not None and self.policy == "oracle"
 
     def take_turn(self, seconds: float) -> None:
         """Run until so much time was counted."""
+        if self._writes:  # what is replayed are the steps of the last turn
+            self.script.clear()
         self._run(lambda _, spent: spent >= seconds, self.counts)
 
     def _run(self, is_done: Any, counts: Counts | None) -> None:

@@ -27,7 +27,7 @@ _SHARE_OF_MACHINE = 0.08
 _FIRST_STEPS, _COLD_STEPS = 16, 2
 # What signals and selection usually take in every step of a way with a threshold, at all and for
 # each request.
-_SELECTION_SECONDS, _SELECTION_SECONDS_EACH = 0.0003, 0.00003
+_SELECTION_SECONDS, _SELECTION_SECONDS_EACH = 0.0003, 0.00006
 # How far off the mean time of n steps may be, times √n, disturbances included.
 _UNCERTAINTY = 0.15
 # A pause of the machine is not a property of the step: so much of it is believed at most, of a way
