@@ -14,7 +14,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 # Speculative against plain decoding, side by side, with the bundled models. In float32, where the
-# two texts are the same to the last token; without --dtype float32 it runs in bfloat16, half as fast again.
+# two texts are the same to the last token on any machine; without --dtype float32 it runs in
+# bfloat16, faster.
 demo: setup
 	$(BIN)/draftwise generate --compare --prompts examples/prompts.jsonl \
 		--target zoo:target@200m --draft zoo:draft --policy fixed --num-speculative-tokens 4 \

@@ -43,8 +43,7 @@ SCRIPTED_STEPS = 30
 PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
 # Of these the right setting follows from what they are told, not from what they have seen.
 NOTHING_TO_LEARN = {
-    *("none", "fixed", "svip", "adaedl", "confidence", "disco", "specdec++"),
-    "replay",
+    *("none", "fixed", "svip", "adaedl", "confidence", "disco", "specdec++", "replay"),
 }
 USING_A_PROFILE = {"adaptive", "sv", "sv-predictable", "sv-published", "disco", "specdec++"}
 

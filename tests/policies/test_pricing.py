@@ -28,6 +28,7 @@ DRAFT = StageCost((1, 4096), (0.0008, 0.002))
 def selection_costs_nothing(monkeypatch):
     """What is expected of it before it is seen is put aside."""
     monkeypatch.setattr(experience, "_SELECTION_SECONDS", 0.0)
+    monkeypatch.setattr(experience, "_SELECTION_SECONDS_EACH", 0.0)
 
 
 def book_for(target, outlook, gamma=6, draft=DRAFT):
