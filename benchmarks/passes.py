@@ -73,7 +73,8 @@ def drafts(model: LoadedModel, batch_size: int) -> Callable[[], object]:
     everybody = list(range(batch_size))
 
     def run() -> None:
-        drafting = DraftRun(native, cache, memory, controls, uniforms, True, vocab)
+        limits = [DRAFTED] * batch_size
+        drafting = DraftRun(native, cache, memory, controls, uniforms, True, vocab, limits)
         drafting.read([1] * batch_size, [(row, CONTEXT, 1) for row in everybody], everybody)
         drafting.follow(everybody, everybody, [CONTEXT] * batch_size)
         drafting.draw(DRAFTED)

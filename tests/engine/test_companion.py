@@ -210,11 +210,13 @@ class Passes:
         draw = DraftRun.draw
 
         def counted_draw(run, num_positions):
-            for at in range(num_positions):
-                address = (at == 0 and run._call.first) or run._call.next
-                one = DecoderCall.from_address(address)
-                self.calls.append((self.draft, one.num_tokens, one.num_logits))
-            return draw(run, num_positions)
+            addresses = (run._call.first or run._call.next), run._call.next
+            calls = [DecoderCall.from_address(address) for address in addresses]
+            sizes = [(self.draft, call.num_tokens, call.num_logits) for call in calls]
+            before = run.num_tokens
+            draw(run, num_positions)
+            count = run.num_tokens - before
+            self.calls.extend(sizes[:1] + sizes[1:] * (count - 1))
 
         monkeypatch.setattr(PackedModel, "forward", counted)
         monkeypatch.setattr(DraftRun, "draw", counted_draw)

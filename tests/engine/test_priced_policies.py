@@ -12,6 +12,7 @@ import pytest
 from draftwise.core.goodput import OperatingPoint
 from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES
+from draftwise.policies.mixture import Mixture
 from draftwise.policies.priced import PricedPolicy
 from draftwise.policies.pricing import Price, PriceBook
 
@@ -50,3 +51,28 @@ def test_whatever_is_decided_texts_follow_the_target(models, lively_prices, poli
     assert {s for r in requests[:1000] for s in r.output().token_sources} == set(TokenSource)
     p_values = list(case.p_values(models, tokens))
     assert min(p_values) > NOT_UNLIKELY
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "sv", "sv-predictable"])
+def test_a_rule_says_what_asking_says(models, monkeypatch, policy):
+    """Kernels that follow the policy's rule stop where the policy would have stopped."""
+    runs = []
+    for asks in (False, True):
+        with monkeypatch.context() as patch:
+            points = itertools.cycle([(4, 0.3), (3, 0.0), (4, 0.15), (0, 0.0), (4, 0.5)])
+            patch.setattr(
+                PriceBook,
+                "price",
+                lambda *_, points=points: Price(OperatingPoint(*next(points)), 1.0, 0.3),
+            )
+            patch.setattr(
+                PriceBook,
+                "draft_thresholds",
+                lambda _, price, n: np.array([np.inf, 0.35, 0.3, 0.25, 0.2]) * (1 + n / 20),
+            )
+            if asks:
+                patch.setattr(Mixture, "stop_rule", lambda _: None)
+            _, requests = Case(policy, "block", 4).sampled(models, 400, 7)
+        runs.append([(r.tokens, r.stats.num_drafted, r.stats.num_verified) for r in requests])
+    assert len({drafted for _, drafted, _ in runs[0]}) > 3
+    assert runs[0] == runs[1]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.random import StageUniforms
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,41 @@ class DraftSignals:
     beliefs: Tensor
     entropy: Tensor
     token_probs: Tensor
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Who goes on drafting, as numbers: nobody needs to be asked after each token.
+
+    The acceptance of a drafted token is taken to be P = σ(w₀ + w₁l + w₂l² + w₃h + w₄h² + w₅hl +
+    w₆·history + w₇·min(i, last)/last), within the bounds, with l = log max(q(x), smallest), h =
+    min(H, largest) and i its position. A request goes on while the product of its P is what is
+    needed, or more.
+
+    Attributes:
+        weights: ``[2, 8]`` float64, of sampled and of greedy requests.
+        smallest_token_prob, largest_entropy, last_position: bounds of l, h and i.
+        bounds: of P.
+        greedy: ``[batch]`` bool.
+        history: ``[batch]`` float64.
+        exempt: ``[batch]`` bool, who goes on whatever is needed.
+        needed: ``[batch + 1, longest + 1]`` float64, by how many draft and how many tokens each
+            may still draft.
+        expected: ``[batch, longest]`` float64, where P is written.
+        reach: ``[batch]`` float64, where the products are; begins with ones.
+    """
+
+    weights: Floats
+    smallest_token_prob: float
+    largest_entropy: float
+    last_position: int
+    bounds: tuple[float, float]
+    greedy: NDArray[np.bool_]
+    history: Floats
+    exempt: NDArray[np.bool_]
+    needed: Floats
+    expected: Floats
+    reach: Floats
 
 
 @dataclass(frozen=True)

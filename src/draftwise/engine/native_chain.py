@@ -64,12 +64,21 @@ class NativeChain:
         assert native is not None
         memory = self._memory_for(max(limits))
         signals = policy.uses_draft_signals()
-        asks = oracle is not None or policy.asks_while_drafting()
+        rule = policy.stop_rule() if oracle is None else None
+        asks = oracle is not None or (rule is None and policy.asks_while_drafting())
         if oracle is not None:
             oracle.begin(batch, active)
         uniforms = None if batch.uniforms is None else batch.uniforms.draft
         run = DraftRun(
-            native, cache, memory, batch.controls, uniforms, signals, follower.vocab_size
+            native,
+            cache,
+            memory,
+            batch.controls,
+            uniforms,
+            signals,
+            follower.vocab_size,
+            limits,
+            rule,
         )
         tokens, segments, logit_tokens = follower.gather(pending)
         run.read(tokens, segments, logit_tokens)
@@ -80,48 +89,43 @@ class NativeChain:
         keeps_beliefs = signals and (uniforms is None or batch.controls.any_greedy)
         believed = memory.beliefs if keeps_beliefs else memory.probs if signals else None
 
-        lengths, drafting, num_tokens = [0] * len(limits), active, 0
+        drafting, num_tokens = active, 0
         while drafting:
-            follow = [rows[at] for at in drafting]
-            run.follow(drafting, follow, [texts[at] + num_tokens - 1 for at in drafting])
-            left = min(limits[at] for at in drafting) - num_tokens
-            count = 1 if asks else left
-            run.draw(count)
-            num_tokens += count
-            going: list[bool] | None = None
-            if asks:
-                position: DraftPosition = LatePosition(
-                    num_tokens - 1,
-                    drafting,
-                    memory.tokens[drafting, num_tokens - 1],
-                    memory.entropy[drafting, num_tokens - 1] if signals else None,
-                    memory.token_probs[drafting, num_tokens - 1] if signals else None,
-                    None if believed is None else believed[: len(limits), num_tokens - 1],
-                )
-                if oracle is not None:
-                    controls = batch.controls
-                    if len(drafting) < len(limits):
-                        controls = controls.rows(torch.tensor(drafting))
-                    position = oracle.judge(position, controls, None)
-                wanted = policy.keep_drafting(position)
-                going = None if wanted is None else wanted.tolist()
-            broken = memory.broken[:, num_tokens - count : num_tokens].numpy()
-            staying = []
-            for at, request in enumerate(drafting):
-                # What is not a number proposes nothing from there on.
-                whole = broken[request].argmax() if broken[request].any() else count
-                lengths[request] += int(whole)
-                cache.advance(rows[request], texts[request] + num_tokens - 1)
-                if whole == count and limits[request] > num_tokens and (going is None or going[at]):
-                    staying.append(request)
-            drafting = staying
+            at = [texts[request] + num_tokens - 1 for request in drafting]
+            run.follow(drafting, [rows[request] for request in drafting], at)
+            run.draw(1 if asks else max(limits))
+            num_tokens = run.num_tokens
+            if not asks:
+                break
+            position: DraftPosition = LatePosition(
+                num_tokens - 1,
+                drafting,
+                memory.tokens[drafting, num_tokens - 1],
+                memory.entropy[drafting, num_tokens - 1] if signals else None,
+                memory.token_probs[drafting, num_tokens - 1] if signals else None,
+                None if believed is None else believed[: len(limits), num_tokens - 1],
+            )
+            if oracle is not None:
+                controls = batch.controls
+                if len(drafting) < len(limits):
+                    controls = controls.rows(torch.tensor(drafting))
+                position = oracle.judge(position, controls, None)
+            wanted = policy.keep_drafting(position)
+            going = [True] * len(drafting) if wanted is None else wanted.tolist()
+            drafting = [
+                request
+                for request, goes in zip(drafting, going, strict=True)
+                if goes and memory.lengths[request] == num_tokens < limits[request]
+            ]
             if oracle is not None and drafting:
                 drawn = memory.tokens[drafting, num_tokens - 1]
                 oracle.follow([rows[request] for request in drafting], drawn)
+        lengths: list[int] = memory.lengths[: len(limits)].tolist()
         for request in active:
-            # The last token drawn was not read, nor is what was drawn in vain kept.
-            text = texts[request]
-            cache.truncate(rows[request], text + min(lengths[request], num_tokens - 1))
+            # The last token was not read: neither a drafted one nor one that was no number.
+            broken = lengths[request] < num_tokens and memory.broken[request, lengths[request]]
+            drawn_tokens = lengths[request] + int(broken)
+            cache.advance(rows[request], texts[request] + drawn_tokens - 1)
         return self._collect(batch, memory, lengths, num_tokens, signals, keeps_beliefs)
 
     def _memory_for(self, width: int) -> DraftMemory:

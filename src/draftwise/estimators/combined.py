@@ -26,9 +26,9 @@ from draftwise.estimators.records import Records
 Floats = NDArray[np.float64]
 
 SMALLEST_TOKEN_PROB = 1e-4
-_LARGEST_ENTROPY = 6.0
-_LAST_POSITION = 3
-_LOWEST, _HIGHEST = 0.01, 0.995
+LARGEST_ENTROPY = 6.0
+LAST_POSITION = 3
+LOWEST, HIGHEST = 0.01, 0.995
 
 # Observed tokens after which an older one counts half.
 _HALF_LIFE = 1400.0
@@ -141,15 +141,15 @@ class SignalModel:
     def predict(self, signals: Signals) -> Floats:
         """``[n]`` probabilities that the tokens are accepted."""
         if self.inputs is not Inputs.FREE:
-            return np.clip(_logistic(self._features(signals) @ self.weights), _LOWEST, _HIGHEST)
+            return np.clip(_logistic(self._features(signals) @ self.weights), LOWEST, HIGHEST)
         # The same without the matrix: asked for after every drafted token.
         w = self.weights.tolist()
         log_q = np.log(np.maximum(signals.token_prob, SMALLEST_TOKEN_PROB))
-        h = np.minimum(signals.entropy, _LARGEST_ENTROPY)
+        h = np.minimum(signals.entropy, LARGEST_ENTROPY)
         log_odds = (log_q * w[2] + h * w[5] + w[1]) * log_q + (h * w[4] + w[3]) * h
         log_odds += signals.history * w[6] + w[0]
-        log_odds += np.minimum(signals.position, _LAST_POSITION) * (w[7] / _LAST_POSITION)
-        return np.clip(_logistic(log_odds), _LOWEST, _HIGHEST)
+        log_odds += np.minimum(signals.position, LAST_POSITION) * (w[7] / LAST_POSITION)
+        return np.clip(_logistic(log_odds), LOWEST, HIGHEST)
 
     def observe(self, signals: Signals, acceptance: Floats, weights: Floats) -> None:
         """Learn from tokens that the target has judged.
@@ -163,7 +163,7 @@ class SignalModel:
             return
         features = self._features(signals)
         predicted = _logistic(features @ self.weights)
-        self._calibration.observe(np.clip(predicted, _LOWEST, _HIGHEST), acceptance, weights)
+        self._calibration.observe(np.clip(predicted, LOWEST, HIGHEST), acceptance, weights)
         kept = 0.5 ** (float(weights.sum()) / _HALF_LIFE)
         curvature = weights * np.maximum(predicted * (1 - predicted), 0.02)
         self._precision = kept * self._precision + (1 - kept) * self._pull
@@ -187,9 +187,9 @@ class SignalModel:
         if self.inputs is Inputs.PREDICTABLE:
             raise ValueError("a predictable model knows nothing of the token")
         w = self.weights.tolist()
-        h = entropy.clamp(max=_LARGEST_ENTROPY)
+        h = entropy.clamp(max=LARGEST_ENTROPY)
         base = w[0] + w[3] * h + w[4] * h * h + w[6] * history
-        base = base + w[7] / _LAST_POSITION * position.clamp(max=_LAST_POSITION)
+        base = base + w[7] / LAST_POSITION * position.clamp(max=LAST_POSITION)
         slope = w[1] + w[5] * h
         log_q: Tensor = q.clamp(min=SMALLEST_TOKEN_PROB).log_()
         log_odds: Tensor = (log_q * w[2]).add_(slope.unsqueeze(1)).mul_(log_q)
@@ -224,8 +224,8 @@ class SignalModel:
     def _features(self, signals: Signals) -> Floats:
         """``[n, features]``; the order of :data:`_START`."""
         log_q = np.log(np.maximum(signals.token_prob, SMALLEST_TOKEN_PROB))
-        h = np.minimum(signals.entropy, _LARGEST_ENTROPY)
-        place = np.minimum(signals.position, _LAST_POSITION) / _LAST_POSITION
+        h = np.minimum(signals.entropy, LARGEST_ENTROPY)
+        place = np.minimum(signals.position, LAST_POSITION) / LAST_POSITION
         one, s, a = np.ones_like(h), signals.overlap, signals.agreement
         if self.inputs is Inputs.PREDICTABLE:
             columns = [one, h, h * h, s, s * s, s * h, signals.history, place]

@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core.types import Draft, Judgement, Plan
-from draftwise.estimators.combined import Inputs, Signals
+from draftwise.core.types import Draft, Judgement, Plan, StopRule
+from draftwise.estimators.combined import (
+    HIGHEST,
+    LARGEST_ENTROPY,
+    LAST_POSITION,
+    LOWEST,
+    SMALLEST_TOKEN_PROB,
+    Inputs,
+    Signals,
+)
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, PolicyContext, Signal
 from draftwise.policies.priced import Floats, PricedPolicy
@@ -62,6 +70,26 @@ class Adaptive(PricedPolicy):
             agreement=nothing,
         )
         return self.models.predict(signals, self._greedy[active])
+
+    def stop_rule(self) -> StopRule | None:
+        """The same as numbers."""
+        if not self._watches:
+            return None
+        exempt = np.zeros(len(self._requests), dtype=bool)
+        exempt[self._explorers] = True
+        return StopRule(
+            weights=np.stack([self.models[greedy].weights for greedy in (False, True)]),
+            smallest_token_prob=SMALLEST_TOKEN_PROB,
+            largest_entropy=LARGEST_ENTROPY,
+            last_position=LAST_POSITION,
+            bounds=(LOWEST, HIGHEST),
+            greedy=self._greedy,
+            history=self._history,
+            exempt=exempt,
+            needed=self.needed_reach(),
+            expected=self._expected,
+            reach=self._reach,
+        )
 
     def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
         """Verify what pays."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
+from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes, StopRule
 
 if TYPE_CHECKING:
     from draftwise.core.latency import LatencyModel
@@ -175,6 +175,13 @@ class Policy(ABC):
     def asks_while_drafting(self) -> bool:
         """Whether :meth:`keep_drafting` may say anything in this step."""
         return type(self).keep_drafting is not Policy.keep_drafting
+
+    def stop_rule(self) -> StopRule | None:
+        """What :meth:`keep_drafting` would say in this step, as numbers; ``None`` if it cannot.
+
+        Whoever follows the rule does not ask.
+        """
+        return None
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Who goes on drafting: ``[active]`` bool, or ``None`` for all."""

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from draftwise.core.random import StageUniforms
-from draftwise.core.types import Draft, DraftSignals, Judgement, Outcome, Plan, StepTimes
+from draftwise.core.types import (
+    Draft,
+    DraftSignals,
+    Judgement,
+    Outcome,
+    Plan,
+    StepTimes,
+    StopRule,
+)
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
 from draftwise.policies.registry import create_policy, policy_class
 
@@ -93,6 +101,10 @@ class Mixture(Policy):
     def asks_while_drafting(self) -> bool:
         """Whether any of those in the step does."""
         return any(policy.asks_while_drafting() for policy, _ in self._parts)
+
+    def stop_rule(self) -> StopRule | None:
+        """Of the only policy in the step; several are asked."""
+        return self._parts[0][0].stop_rule() if len(self._parts) == 1 else None
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Each for its own."""

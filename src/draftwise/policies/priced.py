@@ -64,6 +64,7 @@ class PricedPolicy(Policy):
         self._greedy: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._history: Floats = np.zeros(0)
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
+        self._needed: tuple[Price, Floats] | None = None
         self._is_priced = False
         self._watches = True
         self._explorers: list[int] = []
@@ -149,6 +150,27 @@ class PricedPolicy(Policy):
                 pays |= np.isin(active, self._explorers)
             goes_on &= pays
         return torch.from_numpy(goes_on)
+
+    def needed_reach(self) -> Floats:
+        """``[requests + 1, longest + 1]`` from which reach on one more draw pays.
+
+        By how many share the draft's next pass, and by how many draws each is still allowed.
+        """
+        price, num_requests = self._price, len(self._requests)
+        if self._needed is None or self._needed[0] is not price:
+            self._needed = price, np.zeros((0, 0))
+        table = self._needed[1]
+        if len(table) <= num_requests:
+            if price.point.threshold > 0:
+                rows = [
+                    np.maximum(self.prices.draft_thresholds(price, n), price.point.threshold)
+                    for n in range(num_requests + 1)
+                ]
+                table = np.stack(rows)
+            else:
+                table = np.zeros((num_requests + 1, self.num_speculative_tokens + 1))
+            self._needed = price, table
+        return table
 
     def _pays(
         self, reach: Floats, draws_left: NDArray[np.int64], num_drafting: int

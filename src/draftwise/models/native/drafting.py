@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core.sampling import LogitControls
+from draftwise.core.types import StopRule
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.decoder import DecoderCall, NativeDecoder, located
 from draftwise.models.native.sampling import Sampling, order_memory
@@ -18,12 +19,42 @@ from draftwise.models.native.sampling import Sampling, order_memory
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
+class _StopRule(ctypes.Structure):
+    """``StopRule`` of ``drafting.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "history", "greedy", "exempt")),
+        *((name, ctypes.c_void_p) for name in ("needed", "expected", "reach")),
+        *((name, ctypes.c_double) for name in ("smallest_token_prob", "largest_entropy")),
+        *((name, ctypes.c_double) for name in ("last_position", "lowest", "highest")),
+        *((name, ctypes.c_int64) for name in ("needed_width", "expected_width")),
+    )
+
+    @classmethod
+    def of(cls, rule: StopRule) -> _StopRule:
+        arrays = (
+            *(rule.weights, rule.history, rule.greedy, rule.exempt),
+            *(rule.needed, rule.expected, rule.reach),
+        )
+        assert all(array.flags.c_contiguous for array in arrays)
+        return cls(
+            *(array.ctypes.data for array in arrays),
+            rule.smallest_token_prob,
+            rule.largest_entropy,
+            rule.last_position,
+            *rule.bounds,
+            rule.needed.shape[1],
+            rule.expected.shape[1],
+        )
+
+
 class _DraftCall(ctypes.Structure):
     """``DraftCall`` of ``drafting.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("first", "next", "next_ids", "next_segments")),
-        *((name, ctypes.c_void_p) for name in ("requests", "uniforms", "tokens", "probs")),
+        *((name, ctypes.c_void_p) for name in ("requests", "limits", "lengths", "rule")),
+        *((name, ctypes.c_void_p) for name in ("uniforms", "tokens", "probs")),
         *((name, ctypes.c_void_p) for name in ("beliefs", "entropy", "token_probs", "broken")),
         *((name, ctypes.c_void_p) for name in ("spare", "order")),
         ("sampling", Sampling),
@@ -38,6 +69,7 @@ class DraftMemory:
     Attributes:
         width: tokens of a draft.
         tokens: ``[requests, width]`` int64.
+        lengths: ``[requests]`` int64, how many were drafted.
         entropy, token_probs: ``[requests, width]`` float32, if signals were asked for.
         broken: ``[requests, width]`` uint8, 1 where the draft's logits were no numbers.
     """
@@ -46,6 +78,7 @@ class DraftMemory:
         self.width = width
         self._shape = num_requests, width, vocab_size
         self.tokens = torch.zeros(num_requests, width, dtype=torch.long)
+        self.lengths = np.zeros(num_requests, dtype=np.int64)
         self.entropy = torch.zeros(num_requests, width)
         self.token_probs = torch.zeros(num_requests, width)
         self.broken = torch.zeros(num_requests, width, dtype=torch.uint8)
@@ -80,6 +113,8 @@ class DraftRun:
         uniforms: Tensor | None,
         signals: bool,
         vocab_size: int,
+        limits: Sequence[int],
+        rule: StopRule | None = None,
     ) -> None:
         """Set up.
 
@@ -91,6 +126,8 @@ class DraftRun:
             uniforms: ``[requests, >= width]`` float64; ``None`` if all requests are greedy.
             signals: whether entropies and probabilities of drawn tokens are wanted.
             vocab_size: width of the distributions.
+            limits: ``[requests]`` most tokens of each.
+            rule: says who stops before, if any; needs the signals.
         """
         self._decoder, self._cache, self._memory = decoder, cache, memory
         self._uniforms = None if uniforms is None else uniforms.contiguous()
@@ -114,6 +151,13 @@ class DraftRun:
         call.order = None if self._order is None else self._order.data_ptr()
         call.sampling = Sampling.of(controls)
         call.width, call.vocab = memory.width, vocab_size
+        self._limits = np.asarray(limits, dtype=np.int64)
+        memory.lengths[: len(limits)] = 0
+        memory.broken.zero_()
+        call.limits, call.lengths = self._limits.ctypes.data, memory.lengths.ctypes.data
+        if rule is not None:
+            self._rule = rule, _StopRule.of(rule)
+            call.rule = ctypes.addressof(self._rule[1])
         self._call = call
         self._kept: list[Any] = []
 
@@ -149,7 +193,7 @@ class DraftRun:
         segments[:, 3] = np.arange(count)
         ids = self._memory.tokens.numpy()[requests, max(self._call.position - 1, 0)]
         following = self._prepared(ids, segments, segments[:, 3].copy())
-        chosen = np.asarray(requests, dtype=np.int64)
+        chosen = np.array(requests, dtype=np.int64)
         self._kept = [ids, segments, chosen, following]
         call = self._call
         call.next, call.next_ids = ctypes.addressof(following), ids.ctypes.data
@@ -157,11 +201,16 @@ class DraftRun:
         call.num_rows = count
 
     def draw(self, num_positions: int) -> None:
-        """So many tokens more for all of them."""
+        """So many tokens more at most, for each as far as its limit and the rule allow."""
         self._call.num_positions = num_positions
         self._decoder.draft(self._call)
-        self._call.position += num_positions
         self._call.first = None
+
+    @property
+    def num_tokens(self) -> int:
+        """The longest draft so far, what was no number included."""
+        position: int = self._call.position
+        return position
 
     def _prepared(self, ids: Integers, segments: Integers, wanted: Integers) -> DecoderCall:
         logits = torch.empty(len(wanted), self._decoder.vocab_size)

@@ -5,12 +5,27 @@
 #include "decoder.h"
 #include "sampling.h"
 
+// StopRule of draftwise.core.types.
+struct StopRule {
+    const double *weights;               // [2, 8]
+    const double *history;               // [requests]
+    const uint8_t *greedy, *exempt;      // [requests]
+    const double *needed;                // [, needed_width] by who drafts and what is left
+    double *expected;                    // [requests, expected_width]
+    double *reach;                       // [requests]
+    double smallest_token_prob, largest_entropy, last_position, lowest, highest;
+    int64_t needed_width, expected_width;
+};
+
 struct DraftCall {
     const DecoderCall *first;  // reads what is new before the first token; null if that was done
     DecoderCall *next;         // reads the token drawn last of each row
     int64_t *next_ids;         // [rows], the ids of next
     int64_t *next_segments;    // [rows, 4], the segments of next, as of the position before
-    const int64_t *requests;   // [rows] that draft, index into what follows
+    int64_t *requests;         // [rows] that draft, index into what follows; who stops is taken out
+    const int64_t *limits;     // [requests] most tokens
+    int64_t *lengths;          // [requests] tokens drafted so far
+    const StopRule *rule;      // or null
     const double *uniforms;    // [requests, uniforms_width], or null if all are greedy
     int64_t *tokens;           // [requests, width]
     float *probs;              // [requests, width + 1, vocab], or null if all are greedy
@@ -21,7 +36,7 @@ struct DraftCall {
     float *spare;              // [threads, vocab], a distribution that is not kept
     int32_t *order;            // [threads, vocab], or null
     Sampling sampling;
-    int64_t num_rows, position, num_positions, width, uniforms_width, vocab;
+    int64_t num_rows, position, num_positions, width, uniforms_width, vocab;  // two first: changed
 };
 
 namespace {
@@ -64,25 +79,68 @@ void draw_row(const DraftCall &call, const float *logits, int64_t own_vocab, int
     if (signals) call.token_probs[place] = soft[token];
     call.broken[place] = broken;
     call.tokens[place] = token;
-    if (call.next_ids) {
-        call.next_ids[row] = token;
-        ++call.next_segments[4 * row + 1];
+    call.next_ids[row] = token;
+    ++call.next_segments[4 * row + 1];
+}
+
+// Whether the rule lets a request go on after the token at a position.
+bool goes_on(const StopRule &rule, const DraftCall &call, int64_t request, int64_t position,
+             int64_t num_drafting) {
+    const int64_t place = request * call.width + position;
+    const double *w = rule.weights + 8 * rule.greedy[request];
+    const double l = __builtin_log(std::max((double)call.token_probs[place], rule.smallest_token_prob));
+    const double h = std::min((double)call.entropy[place], rule.largest_entropy);
+    const double i = std::min((double)position, rule.last_position) / rule.last_position;
+    const double log_odds = w[0] + w[1] * l + w[2] * l * l + w[3] * h + w[4] * h * h + w[5] * h * l +
+                            w[6] * rule.history[request] + w[7] * i;
+    const double p = 1.0 / (1.0 + __builtin_exp(-std::min(std::max(log_odds, -30.0), 30.0)));
+    const double bounded = std::min(std::max(p, rule.lowest), rule.highest);
+    rule.expected[request * rule.expected_width + position] = bounded;
+    const double reach = rule.reach[request] *= bounded;
+    const int64_t left = call.limits[request] - position - 1;
+    if (left <= 0) return false;
+    return rule.exempt[request] || reach >= rule.needed[num_drafting * rule.needed_width + left];
+}
+
+// Take out who stops after a position; the others move up.
+void keep_going(DraftCall &call, int64_t position) {
+    const int64_t num_drafting = call.num_rows;
+    int64_t kept = 0;
+    for (int64_t row = 0; row < num_drafting; ++row) {
+        const int64_t request = call.requests[row];
+        const bool broken = call.broken[request * call.width + position];
+        bool goes = position + 1 < call.limits[request];
+        if (call.rule) goes = goes_on(*call.rule, call, request, position, num_drafting);
+        // What is not a number proposes nothing from there on.
+        call.lengths[request] += !broken;
+        if (broken || !goes) continue;
+        call.requests[kept] = request;
+        call.next_ids[kept] = call.next_ids[row];
+        int64_t *to = call.next_segments + 4 * kept;
+        for (int64_t i = 0; i < 3; ++i) to[i] = call.next_segments[4 * row + i];
+        to[3] = kept++;
     }
+    call.num_rows = kept;
+    call.next->num_tokens = call.next->num_segments = call.next->num_logits = kept;
+    call.position = position + 1;
 }
 
 template <class W>
-void draft(const DraftCall &call) {
+void draft(DraftCall &call) {
     int64_t next_task = 0;
+    const int64_t start = call.position;
     const DecoderCall &any = call.first ? *call.first : *call.next;
     together(*any.threads, [&](Worker me) {
-        for (int64_t i = 0; i < call.num_positions; ++i) {
+        for (int64_t i = 0; i < call.num_positions && call.num_rows; ++i) {
             const DecoderCall &pass = i == 0 && call.first ? *call.first : *call.next;
             const Buffers<W> buffers(*pass.model, pass.memory, pass.num_tokens,
                                      pass.largest_segment, pass.threads->count);
             Pass<W>{*pass.model, pass, buffers, next_task, me}.run();
             const int64_t own = pass.model->vocab;
             for (int64_t row = me.first(call.num_rows); row < me.end(call.num_rows); ++row)
-                draw_row(call, pass.logits + row * own, own, row, call.position + i, me.index);
+                draw_row(call, pass.logits + row * own, own, row, start + i, me.index);
+            me.wait();
+            if (me.index == 0) keep_going(call, start + i);
             me.wait();
         }
     });

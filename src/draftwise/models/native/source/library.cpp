@@ -54,7 +54,7 @@ extern "C" void decode(const DecoderCall *call) {
     by_weight(*call->model, [&](auto weight) { return decode<decltype(weight)>(*call); });
 }
 
-extern "C" void draft(const DraftCall *call) {
+extern "C" void draft(DraftCall *call) {
     by_weight(*call->next->model, [&](auto weight) { return draft<decltype(weight)>(*call); });
 }
 
