@@ -11,6 +11,7 @@ from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.engine.engine import Models
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
 from draftwise.models.loading import load_model
+from draftwise.models.native.drafting import DraftRun
 from draftwise.profiling import latency
 from draftwise.profiling.fitting import Point, fit_stage
 from draftwise.profiling.interference import measure_interference
@@ -154,7 +155,14 @@ class TestPasses:
             seen.append([(s.row, s.start, s.num_tokens) for s in segments])
             return forward(cache, tokens, segments, logit_rows)
 
+        read = DraftRun.read
+
+        def watched_read(run, tokens, segments, logit_tokens):
+            seen.append([(s.row, s.start, s.num_tokens) for s in segments])
+            return read(run, tokens, segments, logit_tokens)
+
         monkeypatch.setattr(model, "forward", watched)
+        monkeypatch.setattr(DraftRun, "read", watched_read)
         timer(Stage.TARGET, PassShape(3, 12, 40))  # leaves the cache elsewhere
         seen.clear()
         assert timer(stage, shape) > 0
