@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from turns import take_turns
 
 from draftwise.benchmark.report import write_report
 from draftwise.models import attention
@@ -52,17 +52,6 @@ def plan_without_kernel(cache: KVCache, segments: list[Segment], dtype: torch.dt
         attention.native_attention = kernel
 
 
-def take_turns(ways: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Median time of each in milliseconds."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats + 1):
-        for name, run in ways.items():
-            start = time.perf_counter()
-            run()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(every[1:]) for name, every in times.items()}
-
-
 @torch.inference_mode()
 def measure(
     caches: dict[int, KVCache], setting: tuple[int, str, int], arguments: argparse.Namespace
@@ -87,7 +76,8 @@ def measure(
         "native": layers(pack(cache, segments, dtype, CPU)),
         "pytorch": layers(plan_without_kernel(cache, segments, dtype)),
     }
-    times = take_turns(ways, arguments.repeats)
+    every = take_turns(ways, arguments.repeats, num_untimed=1)
+    times = {name: statistics.median(turns) for name, turns in every.items()}
     length = sum(segment.start + segment.num_tokens for segment in segments)
     gigabytes = length * cache.bytes_per_token / 1e9
     return {

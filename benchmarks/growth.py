@@ -13,14 +13,13 @@ import argparse
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
 import torch
+from turns import take_turns
 
 from draftwise.benchmark.report import write_report
 from draftwise.models.attention import Segment
@@ -66,18 +65,6 @@ class Machine:
         torch.nn.functional.linear(self._rows, self._weight)
 
 
-def take_turns(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(repeats + 2):
-        for name, run in ways.items():
-            start = time.perf_counter()
-            run()
-            if turn >= 2:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(every) for name, every in times.items()}
-
-
 def measure(
     model: LoadedModel, machine: Machine, shape: tuple[int, int, int], repeats: int
 ) -> dict[str, Any]:
@@ -86,7 +73,7 @@ def measure(
     cache = model.model.new_cache(batch, context + tokens)
     ids = torch.arange(batch * tokens).remainder(model.model.vocab_size).tolist()
     segments = [Segment(row, context, tokens) for row in range(batch)]
-    seconds = take_turns(
+    times = take_turns(
         {
             "pass": lambda: model.model.forward(cache, ids, segments, range(batch * tokens)),
             "read": machine.read,
@@ -94,6 +81,7 @@ def measure(
         },
         repeats,
     )
+    seconds = {name: statistics.median(turns) / 1e3 for name, turns in times.items()}
     read = READ_BYTES / seconds["read"]
     multiplied = PRODUCT_ROWS * PRODUCT_SIZE**2 / seconds["multiply"]
     cached = batch * (context + tokens) * cache.bytes_per_token

@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from turns import take_turns
 
 from draftwise.benchmark.report import write_report
 from draftwise.core.sampling import LogitControls
@@ -39,18 +39,6 @@ def load(name: str, role: str, native: bool) -> LoadedModel:
         return load_model(name, role, torch.bfloat16, CPU, 2 * CONTEXT)
     finally:
         packed_model.native_pass = kernels
-
-
-def take_turns(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each turn of each."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(repeats + 2):
-        for name, run in ways.items():
-            start = time.perf_counter()
-            run()
-            if turn >= 2:
-                times[name].append((time.perf_counter() - start) * 1e3)
-    return times
 
 
 def passes(model: LoadedModel, batch_size: int, tokens_each: int) -> Callable[[], object]:
