@@ -85,7 +85,11 @@ def record(llm: LLM) -> Script:
     assert isinstance(policy, PricedPolicy)
     engine.latency = None
     prices, learn = policy.prices, policy.prices.observe
-    prices.observe = lambda _: learn(prices.promised_seconds)  # type: ignore[method-assign]
+
+    def as_expected(_: float, drafted: Sequence[int], verified: Sequence[int]) -> None:
+        learn(prices.work_seconds(drafted, verified), drafted, verified)
+
+    prices.observe = as_expected  # type: ignore[method-assign]
     select = policy.select
 
     def recorded(draft: Draft, judgement: Judgement | None) -> Plan:

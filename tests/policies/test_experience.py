@@ -45,7 +45,7 @@ def test_a_machine_that_is_slower_is_slower_in_all_ways():
 def test_ways_are_told_apart():
     seen = Experience()
     run(seen, SHORT, 60)
-    run(seen, LONG, 14, 1.2)
+    run(seen, LONG, 5, 1.2)
     # A few steps are not believed against the promise; many are.
     assert 1.02 < factor_of(seen, LONG) / factor_of(seen, SHORT) < 1.1
     run(seen, LONG, 150, 1.2)
@@ -95,6 +95,23 @@ def test_a_pause_of_the_machine_is_hardly_believed():
     run(seen, SHORT, 60)
     run(seen, SHORT, 1, 500.0)
     assert factor_of(seen, SHORT) < 1.03
+
+
+def test_pauses_here_and_there_are_hardly_believed():
+    """Every fifth step of a trial takes three times as long."""
+    seen = Experience()
+    run(seen, SHORT, 60)
+    for step in range(30):
+        run(seen, LONG, 1, 3.0 if step % 5 == 2 else 1.0)
+    assert factor_of(seen, LONG) < 1.05
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.5, 2.0, 4.0])
+def test_surprises_that_agree_are_believed(factor):
+    seen = Experience()
+    run(seen, SHORT, 60)
+    run(seen, LONG, 12, factor)
+    assert abs(math.log(factor_of(seen, LONG))) > 0.35 * abs(math.log(factor))
 
 
 def test_noise_averages_out():

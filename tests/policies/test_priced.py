@@ -394,7 +394,7 @@ class TestLearning:
         policy = fix_price(make("adaptive", 3, explore_every=4), threshold)
         policy._watch_every = lambda _: 2
         seen = []
-        policy.prices.observe = seen.append
+        policy.prices.observe = lambda seconds, *_: seen.append(seconds)
         world = World.random(2, 3)
         for _ in range(20):
             policy.observe(outcome_of(world, take_step(policy, world)), one_second())
@@ -403,7 +403,7 @@ class TestLearning:
     def test_the_companions_time_is_no_property_of_a_way(self):
         policy = fix_price(make("sv", 3), 0.4)
         seen = []
-        policy.prices.observe = seen.append
+        policy.prices.observe = lambda seconds, *_: seen.append(seconds)
         world = World.random(2, 3)
         step = take_step(policy, world, asked=True)
         policy.observe(outcome_of(world, step), replace(one_second(), companion=0.5))

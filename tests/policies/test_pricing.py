@@ -162,12 +162,20 @@ def test_goodput_follows_costs():
 
 
 class Reality:
-    """A machine on which some ways keep another share of what they promise."""
+    """A machine on which some ways keep another share of what they promise.
 
-    def __init__(self, share, target=LINEAR, outlook=INFORMATIVE, noise=0.0, draft=DRAFT):
+    Its pace may change over time, by a factor of the step's number.
+    """
+
+    def __init__(
+        self, share, target=LINEAR, outlook=INFORMATIVE, noise=0.0, draft=DRAFT, pace=None
+    ):
         self.book = book_for(target, outlook, draft=draft)
+        self.book.work_seconds = lambda *_: self.book.promised_seconds
         self.share = share
+        self._pace = pace or (lambda _: 1.0)
         self._noise = np.random.default_rng(0), noise
+        self._num_steps = 0
 
     def run(self, num_steps, num_requests=8):
         """The ways in use, step by step."""
@@ -176,9 +184,10 @@ class Reality:
         for _ in range(num_steps):
             point = self.book.price(num_requests, 0).point
             points.append(point)
-            _, promise = self.book._current
             slower = math.exp(noise * random.standard_normal()) / self.share(point)
-            self.book.observe(promise.seconds * slower)
+            slower *= self._pace(self._num_steps)
+            self.book.observe(self.book.promised_seconds * slower, (), ())
+            self._num_steps += 1
         return points
 
 
@@ -238,6 +247,63 @@ def test_trials_cost_little():
     assert goodput > 0.985 * promises[best][0].goodput
 
 
+@pytest.mark.parametrize("period", [40, 110, 300])
+def test_a_machine_that_changes_its_pace_does_not_mislead(period):
+    """Target-only steps are a little quicker than anything else; all are half as slow at times."""
+    reality = Reality(
+        lambda point: 1.0 if point.max_length else 1.1,
+        StageCost((1, 4096), (0.001, 4.096)),
+        [0.9],
+        noise=0.03,
+        pace=lambda step: 1.0 + 0.5 * (step // period % 2),
+    )
+    used = reality.run(3000)[1000:]
+    assert used.count(OperatingPoint(0)) > 1600
+
+
+def test_the_rival_begins_and_takes_turns():
+    reality = Reality(lambda point: 1.0, outlook=ORDINARY)
+    while True:
+        (first,) = reality.run(1)
+        (choice,) = reality.book._choices.values()
+        if choice.rival:
+            break
+    points = [first, *reality.run(pricing._TRIAL - 1)]
+    best, rival = choice.best.point, choice.rival.point
+    turn = [rival] * pricing._TURN + [best] * pricing._TURN
+    assert points == turn * (pricing._TRIAL // len(turn))
+    reality.run(1)
+    assert choice.rival is None
+
+
+def test_what_a_step_was_expected_to_take_is_that_of_its_work():
+    book = book_for(LINEAR, ORDINARY)
+    book.price(4, 0)
+    drafted, verified = (3, 0, 2, 1), (2, 0, 2, 1)
+    seconds = LINEAR(4 + 5) + DRAFT(3) + DRAFT(2) + DRAFT(1)
+    assert book.work_seconds(drafted, verified) == pytest.approx(seconds)
+    seen = []
+    (choice,) = book._choices.values()
+    choice.experience.observe = lambda *each: seen.append(each)
+    book.observe(0.5, drafted, verified)
+    ((point, promise, took),) = seen
+    assert (point, took) == (choice.best.point, 0.5)
+    assert promise.seconds == pytest.approx(seconds)
+
+
+def test_what_is_settled_is_looked_at_now_and_then():
+    book = book_for(LINEAR, ORDINARY)
+    book.price(4, 0)
+    (choice,) = book._choices.values()
+    choice.is_young, choice.next_review = False, math.inf
+    seen = []
+    choice.experience.observe = lambda *each: seen.append(each)
+    for _ in range(40):
+        book.price(4, 0)
+        book.observe(0.5, (1,) * 4, (1,) * 4)
+    assert len(seen) == 40 / pricing._OBSERVE_EVERY
+
+
 def test_what_is_thought_too_dear_is_found():
     """Nothing but trying it shows that target-only steps are quicker than promised."""
     reality = Reality(lambda point: 1.0 if point.max_length else 4.0)
@@ -253,7 +319,7 @@ def test_a_trial_is_short():
     for _ in range(400):
         reality.run(1)
         (choice,) = reality.book._choices.values()
-        if choice.on_trial:
+        if choice.rival:
             assert choice.next_review - choice.num_steps <= pricing._TRIAL
 
 
@@ -270,9 +336,8 @@ def test_a_pause_of_the_machine_is_no_property_of_the_step():
     first = reality.book.price(8, 0)
     for step in range(1500):
         price = reality.book.price(8, 0)
-        _, promise = reality.book._current
         pause = 500.0 if step % 50 == 30 else 1.0
-        reality.book.observe(pause * promise.seconds)
+        reality.book.observe(pause * reality.book.promised_seconds, (), ())
     assert price.point.threshold > 0
     assert price.goodput > 0.8 * first.goodput
 
@@ -281,13 +346,13 @@ def test_a_clock_that_stands_still():
     book = book_for(LINEAR, INFORMATIVE)
     for _ in range(30):
         price = book.price(8, 0)
-        book.observe(0.0)
+        book.observe(0.0, (1,), (1,))
     assert math.isfinite(price.goodput)
 
 
 def test_what_was_never_priced_is_no_news():
     book = book_for(LINEAR, INFORMATIVE)
-    book.observe(1.0)
+    book.observe(1.0, (1,), (1,))
     assert book.price(8, 0).goodput == book_for(LINEAR, INFORMATIVE).price(8, 0).goodput
 
 

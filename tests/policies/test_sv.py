@@ -16,7 +16,6 @@ from draftwise.estimators.fits import estimator_fits
 from draftwise.estimators.profile import fit_profile
 from draftwise.estimators.tables import AcceptanceTable
 from draftwise.policies import PolicyContext, create_policy
-from draftwise.policies.experience import Experience
 
 from ..stand_ins import FixedLatency, fixed_latency, profile, random_records
 from .driving import World, fix_price, make, one_second, outcome_of, take_step
@@ -100,9 +99,8 @@ class TestAsking:
         policy = fix_price(make(name, 3), 0.5)
         price = replace(policy.prices.price(4, 100), goodput=12.0)
         policy.prices.price = lambda *_: price
-        promise = Promise(12.0, 1.0, 8.0, 4)
-        choice = SimpleNamespace(price=price, experience=Experience())
-        policy.prices._current = choice, promise
+        policy.prices._current = SimpleNamespace(promise=Promise(12.0, 1.0, 8.0, 4))
+        policy.prices.observe = lambda *_: None
         policy.prices.companion_price = lambda *_: 0.0
         asked = []
         for number in range(400):

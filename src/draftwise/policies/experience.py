@@ -15,25 +15,26 @@ _MOST_STEPS = 150.0
 _DOUBT = 4.0
 # Steps of its own that outweigh the promise of a way: costs are known to a few per cent, and the
 # steps of one trial scatter by more.
-_TRUST = 24.0
+_TRUST = 8.0
 # One way, however long in use, tells no more about the others than as many steps as are doubted,
 # and no more than such a factor: the machine may have been disturbed while it was tried.
 _LARGEST_HINT = 1.25
 # Steps that make a way known well enough to tell from it how fast the machine is just now, and the
-# share of a step's surprise that is put down to the machine.
+# share of a step's surprise that is put down to the machine: at all, and while ways take turns.
 _WELL_KNOWN = 8.0
-_SHARE_OF_MACHINE = 0.08
+_SHARE_OF_MACHINE, _SHARE_IN_TURNS = 0.08, 0.25
 # The first steps of all, and those after another way was in use, meet cold caches.
-_FIRST_STEPS, _COLD_STEPS = 16, 2
+_FIRST_STEPS, _COLD_STEPS = 16, 1
 # What signals and selection usually take in every step of a way with a threshold, at all and for
 # each request.
 _SELECTION_SECONDS, _SELECTION_SECONDS_EACH = 0.0003, 0.00006
 # How far off the mean time of n steps may be, times √n, disturbances included.
-_UNCERTAINTY = 0.15
-# A pause of the machine is not a property of the step: so much of it is believed at most, of a way
-# first of all and of others.
+_UNCERTAINTY = 0.1
+# A pause of the machine is not a property of the step: so much of it is believed at most, of the
+# first way of all and of others; but more and more of surprises that agree.
 MOST_EXTREME = 3.0
-_EXTREME = 1.3
+_EXTREME = 1.1
+_MORE = 1.5
 
 Kind = tuple[bool, bool]
 
@@ -45,25 +46,40 @@ class _Slowness:
     Attributes:
         mean: of its steps.
         weight: steps that count.
+        limit: how large a surprise is believed, of the sign of the latest one.
     """
 
     mean: float = 0.0
     weight: float = 0.0
+    limit: float = 0.0
+
+    def believed(self, surprise: float) -> float:
+        """So much of a surprise as may be more than a pause of the machine."""
+        agrees = surprise * self.limit > 0
+        limit = abs(self.limit) if agrees else math.log(_EXTREME)
+        believed = math.copysign(min(abs(surprise), limit), surprise)
+        limit = limit * _MORE if abs(surprise) > limit else math.log(_EXTREME)
+        self.limit = math.copysign(limit, surprise)
+        return believed
 
 
 class Experience:
-    """How long steps took in each way of running at one batch size, against what it promised.
+    """How long steps took in each way of running at one batch size, against what their work costs.
 
-    The log of realised over promised seconds is the way's own slowness plus the pace of the machine
+    The log of realised over expected seconds is the way's own slowness plus the pace of the machine
     at the time. The pace is followed quickly, by ways that are well known; a way that is tried is
     compared with it, so that a machine that was disturbed for some seconds does not make the way
     that was in use look bad. A way's slowness is known by itself as far as it was used, and from
     ways of its kind (no draft, without a threshold, with one) as far as it was not. One kind says
     nothing of another: a disappointment with one is a reason to try the other.
+
+    Attributes:
+        rival: way that takes turns with the one in use, to be compared with it.
     """
 
     def __init__(self) -> None:
         """Nothing is known yet."""
+        self.rival: OperatingPoint | None = None
         self._ways: dict[OperatingPoint, _Slowness] = {}
         self._pace = 0.0
         self._num_paced = 0
@@ -75,7 +91,8 @@ class Experience:
 
         Args:
             point: how it was run.
-            promise: of it.
+            promise: of it, with the seconds that its work was expected to take: how many tokens it
+                had is chance.
             seconds: it took; what is not a positive, finite number is ignored.
         """
         if not 0 < seconds < math.inf:
@@ -85,14 +102,18 @@ class Experience:
         if self._in_a_row < (_COLD_STEPS if self._ways else _FIRST_STEPS):
             return
         way = self._ways.setdefault(point, _Slowness())
-        promised = promise.seconds + _selection_seconds(point, promise)
-        surprise = math.log(seconds / promised) - self._pace - way.mean
-        limit = math.log(_EXTREME if self._num_paced else MOST_EXTREME)
-        surprise = min(max(surprise, -limit), limit)
-        if len(self._ways) == 1 or way.weight >= _WELL_KNOWN:
+        expected = promise.seconds + _selection_seconds(point, promise)
+        surprise = math.log(seconds / expected) - self._pace - way.mean
+        if self._num_paced:
+            surprise = way.believed(surprise)
+        else:
+            limit = math.log(MOST_EXTREME)
+            surprise = min(max(surprise, -limit), limit)
+        if len(self._ways) == 1 or (way.weight >= _WELL_KNOWN and point != self.rival):
             # The first way of all is the measure of the others.
             self._num_paced += 1
-            share = max(_SHARE_OF_MACHINE, 1 / self._num_paced)
+            share = _SHARE_OF_MACHINE if self.rival is None else _SHARE_IN_TURNS
+            share = max(share, 1 / self._num_paced)
             self._pace += share * surprise
             surprise *= 1 - share
         way.weight = min(way.weight, _MOST_STEPS) + 1.0

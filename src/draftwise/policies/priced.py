@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 _EXPLORED_TOKENS = 7
 # In a large batch one request in so many explores at once; and each of its tokens stands for so
 # many that are not verified.
-_REQUESTS_PER_EXPLORER = 8
+_REQUESTS_PER_EXPLORER = 12
 _EXPLORED_WEIGHT = 2.0
 # Steps of a new policy that are all learnt from if their signals are known, and then every how
 # manieth.
@@ -193,7 +193,8 @@ class PricedPolicy(Policy):
         if not num_requests or outcome.acceptance is None or outcome.reach is None:
             return
         if times.is_typical and self._is_usual:
-            self.prices.observe(times.total - times.companion)
+            seconds = times.total - times.companion
+            self.prices.observe(seconds, outcome.num_drafted, outcome.num_verified)
         if draft is None or draft.signals is None or not self._learns():
             return
         acceptance = outcome.acceptance.cpu().double().numpy()

@@ -7,6 +7,7 @@ step's own draws by way of a common budget (see docs/lossless.md).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
@@ -29,11 +30,13 @@ _USUAL_ACCEPTANCE = 0.6
 _THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _OUTLOOK_VALUES = 16
 # Steps after which a choice is thought over for the first time, and again: pauses double when every
-# way that may be the best was tried, or as many steps were made. Steps for which another way is
-# tried.
-_FIRST_REVIEW, _SHORTEST_PAUSE, _LONGEST_PAUSE = 24, 12, 64
-_TRIAL = 12
+# way that may be the best was tried, or as many steps were made.
+_FIRST_REVIEW, _SHORTEST_PAUSE, _LONGEST_PAUSE = 24, 12, 256
 _YOUTH = 256
+# Of a way that is settled one in so many steps is looked at: looking takes time.
+_OBSERVE_EVERY = 4
+# Steps of a trial, in which another way and the one in use take turns of so many steps.
+_TRIAL, _TURN = 24, 6
 # Steps after which the best way of a kind is tried again, however little it promises: nothing else
 # shows that the costs of what is not done are thought wrong.
 _REVISIT = 1024
@@ -56,31 +59,70 @@ class Price:
     verify: float
 
 
-@dataclass
-class _Choice:
-    """What is done at one batch size.
+@dataclass(frozen=True)
+class _Way:
+    """A way of running at one batch size.
 
     Attributes:
-        price: of the way in use.
-        promise: of that way.
-        target_seconds: of the promise, spent in the target's pass.
-        on_trial: whether it is in use only to get to know it.
-        is_young: whether ways that may be the best were never tried.
-        last_used: step in which each kind of way was in use last.
-        experience: what came of all ways so far.
+        price: with it.
+        promise: of it.
+        target_seconds: of the target's pass over the tokens that are promised.
     """
 
     price: Price
     promise: Promise
     target_seconds: float
+
+    @property
+    def point(self) -> OperatingPoint:
+        """What is done."""
+        return self.price.point
+
+
+@dataclass
+class _Choice:
+    """What is done at one batch size.
+
+    Attributes:
+        best: way by all that is known.
+        experience: what came of all ways so far.
+        rival: way that takes turns with it, to get to know it.
+        is_young: whether ways that may be the best were never tried.
+        last_used: step in which each kind of way was in use last.
+    """
+
+    best: _Way
     experience: Experience
-    on_trial: bool = False
+    rival: _Way | None = None
     is_young: bool = True
     num_steps: int = 0
     last_review: int = 0
     next_review: int = _FIRST_REVIEW
     pause: int = _SHORTEST_PAUSE
     last_used: dict[Kind, int] = field(default_factory=dict)
+
+    @property
+    def now(self) -> _Way:
+        """The way of the step: of two that are compared the rival begins."""
+        turn = (self.num_steps - self.last_review) // _TURN
+        return self.best if self.rival is None or turn % 2 else self.rival
+
+
+@dataclass(frozen=True)
+class _Current:
+    """The step that was priced last.
+
+    Attributes:
+        choice: of its batch size.
+        point: how it is run.
+        promise: of that, for this step.
+        context: tokens behind its requests in all.
+    """
+
+    choice: _Choice
+    point: OperatingPoint
+    promise: Promise
+    context: int
 
 
 class PriceBook:
@@ -91,7 +133,8 @@ class PriceBook:
     chosen. What the costs leave out (selection takes time, ragged batches are less regular) shows
     when a way is used, and corrects its promises: see
     :class:`draftwise.policies.experience.Experience`. A way that may be the best and is little
-    known is tried for a few steps.
+    known is tried, in turns of a few steps with the one in use: so a machine that changes its pace
+    meets both.
 
     Attributes:
         outlook: distribution of the predicted acceptance of drafted tokens.
@@ -104,7 +147,7 @@ class PriceBook:
         self._max_draft_length = max_draft_length
         self._choices: dict[int, _Choice] = {}
         self.traces = TraceMemory(max_draft_length)
-        self._current: tuple[_Choice, Promise] | None = None
+        self._current: _Current | None = None
         self._points = [OperatingPoint(length) for length in range(max_draft_length + 1)]
         if max_draft_length:
             self._points += [OperatingPoint(max_draft_length, each) for each in _THRESHOLDS]
@@ -125,19 +168,47 @@ class PriceBook:
         choice.num_steps += 1
         if choice.num_steps >= choice.next_review:
             self._review(choice, num_requests, context)
-        self._current = choice, self._promise_now(choice, num_requests, context)
-        return choice.price
+        way = choice.now
+        promise = self._promise_now(way, num_requests, context)
+        self._current = _Current(choice, way.point, promise, context)
+        return way.price
 
-    def observe(self, seconds: float) -> None:
-        """How long the step took that was priced last; only of a step without prompts."""
-        if self._current is not None:
-            choice, promise = self._current
-            choice.experience.observe(choice.price.point, promise, seconds)
+    def observe(
+        self, seconds: float, num_drafted: Sequence[int], num_verified: Sequence[int]
+    ) -> None:
+        """How long the step took that was priced last; only of a step without prompts.
+
+        Args:
+            seconds: it took.
+            num_drafted: tokens, of each request.
+            num_verified: drafted tokens, of each request.
+        """
+        now = self._current
+        if now is None:
+            return
+        settled = now.choice.rival is None and not now.choice.is_young
+        if not settled or now.choice.num_steps % _OBSERVE_EVERY == 0:
+            work = replace(now.promise, seconds=self.work_seconds(num_drafted, num_verified))
+            now.choice.experience.observe(now.point, work, seconds)
+
+    def work_seconds(self, num_drafted: Sequence[int], num_verified: Sequence[int]) -> float:
+        """What the passes of the step cost that was priced last, by what is known of them.
+
+        Args:
+            num_drafted: tokens, of each request.
+            num_verified: drafted tokens, of each request.
+        """
+        context = 0 if self._current is None else self._current.context
+        size = len(num_verified) + sum(num_verified)
+        seconds = self._latency.target_seconds(size, context)
+        for place in range(max(num_drafted, default=0)):
+            seconds += self._latency.draft_seconds(sum(n > place for n in num_drafted))
+        return seconds
 
     @property
     def promised_seconds(self) -> float:
         """Of the step that was priced last; 0 before any."""
-        return 0.0 if self._current is None else self._current[1].seconds
+        return 0.0 if self._current is None else self._current.promise.seconds
 
     def draft_thresholds(self, price: Price, num_drafting: int) -> Floats:
         """From which probability on that all so far are kept one more draw pays.
@@ -161,19 +232,18 @@ class PriceBook:
         promises = self._promises(num_requests, context, goodput, experience)
         point = max(promises, key=lambda each: promises[each][1].goodput)
         price = self._price(point, promises[point][1], context)
-        promise = promises[point][0]
-        seconds = self._latency.target_seconds(promise.size, context)
-        return _Choice(price, promise, seconds, experience)
+        return _Choice(self._way(price, promises[point][0], context), experience)
 
     def _review(self, choice: _Choice, num_requests: int, context: int) -> None:
-        """Take the way that is best by all that is known, or try one that may be."""
+        """Take the way that is best by all that is known, and try one that may be."""
         experience = choice.experience
         experience.fade(choice.num_steps - choice.last_review)
         choice.last_review = choice.num_steps
-        promises = self._promises(num_requests, context, choice.price.goodput, experience)
+        so_far = choice.best.price.goodput
+        promises = self._promises(num_requests, context, so_far, experience)
 
         def goodput(point: OperatingPoint) -> float:
-            stays = point == choice.price.point and not choice.on_trial
+            stays = point == choice.best.point
             return promises[point][1].goodput * (_ADVANTAGE if stays else 1.0)
 
         def hope(point: OperatingPoint) -> float:
@@ -181,21 +251,25 @@ class PriceBook:
             settled = point == best or (choice.is_young and experience.knows(point))
             return goodput(point) * (1.0 if settled else experience.optimism(point))
 
-        choice.last_used[kind_of(choice.price.point)] = choice.num_steps
+        was_tried = choice.rival is not None
+        for way in (choice.best, choice.rival):
+            if way is not None:
+                choice.last_used[kind_of(way.point)] = choice.num_steps
         best = max(promises, key=goodput)
         unknown = [point for point in promises if self._is_overdue(choice, point)]
-        point = max(unknown, key=goodput) if unknown else max(promises, key=hope)
-        choice.on_trial = not choice.on_trial and point != best
-        if not choice.on_trial:
-            choice.is_young &= point != best and choice.num_steps < _YOUTH
-            point = best
+        hoped = max(unknown, key=goodput) if unknown else max(promises, key=hope)
+        price = self._price(best, promises[best][1], context)
+        choice.best = self._way(price, promises[best][0], context)
+        choice.rival = None
+        if not was_tried and hoped != best:
+            choice.rival = self._way(replace(price, point=hoped), promises[hoped][0], context)
+            choice.next_review = choice.num_steps + _TRIAL
+        else:
+            choice.is_young &= hoped != best and choice.num_steps < _YOUTH
             if not choice.is_young:
                 choice.pause = min(2 * choice.pause, _LONGEST_PAUSE)
-        choice.next_review = choice.num_steps + (_TRIAL if choice.on_trial else choice.pause)
-        price = self._price(best, promises[best][1], context)
-        choice.price = replace(price, point=point)
-        choice.promise = promises[point][0]
-        choice.target_seconds = self._latency.target_seconds(choice.promise.size, context)
+            choice.next_review = choice.num_steps + choice.pause
+        experience.rival = None if choice.rival is None else choice.rival.point
 
     @staticmethod
     def _is_overdue(choice: _Choice, point: OperatingPoint) -> bool:
@@ -207,11 +281,14 @@ class PriceBook:
         seconds = self._latency.marginal_seconds(promise.size, context)
         return Price(point, promise.goodput, promise.goodput * seconds)
 
-    def _promise_now(self, choice: _Choice, num_requests: int, context: int) -> Promise:
-        """The promise of the way in use, for a batch and a machine that changed a little."""
-        promise, more = choice.promise, num_requests / choice.promise.requests
+    def _way(self, price: Price, promise: Promise, context: int) -> _Way:
+        return _Way(price, promise, self._latency.target_seconds(promise.size, context))
+
+    def _promise_now(self, way: _Way, num_requests: int, context: int) -> Promise:
+        """The promise of a way, for a batch and a machine that changed a little."""
+        promise, more = way.promise, num_requests / way.promise.requests
         size = promise.size * more
-        change = self._latency.target_seconds(size, context) - choice.target_seconds
+        change = self._latency.target_seconds(size, context) - way.target_seconds
         seconds = max(promise.seconds + change, 1e-9)
         return Promise(promise.tokens * more, seconds, size, num_requests)
 

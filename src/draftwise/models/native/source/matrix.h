@@ -13,6 +13,7 @@ namespace {
 
 constexpr int PANEL = 2 * LANES;
 constexpr int LARGEST_BLOCK = LANES == 16 ? 12 : 6;  // rows at a time
+constexpr int LARGEST_ALONE = LANES == 16 ? 9 : 6;    // that are quicker as one block than as two
 constexpr int ROWS_AT_ONCE = 16 * LARGEST_BLOCK;     // that stay in the cache meanwhile
 
 // How a weight is multiplied: as float32, of each column one number after the other.
@@ -111,10 +112,11 @@ void multiply(const typename W::Number *x, int64_t stride, int64_t rows, int64_t
     const int64_t size = steps<W>(depth) * W::BYTES;
     for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {
         const int64_t count = least(ROWS_AT_ONCE, rows - start);
-        const int64_t blocks = (count + LARGEST_BLOCK - 1) / LARGEST_BLOCK;
+        const int64_t needed = (count + LARGEST_BLOCK - 1) / LARGEST_BLOCK;
+        const int64_t blocks = needed == 1 && count > LARGEST_ALONE ? 2 : needed;
         for (int64_t p = first_panel; p < end_panel; ++p) {
             const char *panel = (const char *)weight + p * size;
-            // A single block reads on so fast that the processor's own foresight does better.
+            // One block reads on so fast that the processor's own foresight does better.
             const bool asks = blocks > 1 && p + 1 < end_panel;
             for (int64_t b = 0; b < blocks; ++b) {
                 const int64_t row = start + count * b / blocks;
