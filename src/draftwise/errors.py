@@ -52,6 +52,10 @@ class NumericalError(DraftwiseError):
     """A model produced logits that are not numbers."""
 
 
+class ReplicaError(DraftwiseError):
+    """A replica of the draft in another process is gone, or not what it should be."""
+
+
 class PeerError(DraftwiseError):
     """Another engine in a benchmark could not be started or failed; ``field`` is its name."""
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.engine import Engine, EngineOptions, Models
 from draftwise.engine.memory import cache_bytes
+from draftwise.engine.overlap import Interference, OverlapOptions
 from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
@@ -25,7 +29,12 @@ from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, Str
 from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.policies import POLICIES, Policy, policy_class
 from draftwise.profiling.latency import load_latency, measure_latency
+from draftwise.profiling.latency_profile import LatencyProfile
+from draftwise.profiling.passes import Stage
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize
+
+if TYPE_CHECKING:
+    from draftwise.engine.replicas.processes import Replicas
 
 Speculations = RequestSpeculation | Sequence[RequestSpeculation] | None
 
@@ -55,6 +64,8 @@ class LLM:
         max_chunk_tokens: int = 512,
         cache_gib: float | None = None,
         trust_remote_code: bool = False,
+        overlap: bool | None = None,
+        draft_replicas: int = 1,
         on_status: Callable[[str], None] | None = None,
     ) -> None:
         """Load the models.
@@ -70,6 +81,12 @@ class LLM:
             max_chunk_tokens: prompt tokens processed per step.
             cache_gib: memory for keys and values in GiB; ``None`` for half of what is free.
             trust_remote_code: run code that comes with a model. Off: no such code ever runs.
+            overlap: draft for one half of the batch while the target verifies the other; ``None``
+                where the latency profile says that it pays (it must have measured how the models
+                slow each other down: ``draftwise profile-latency --interference``).
+            draft_replicas: processes that draft, each for its share of the batch with a draft and a
+                companion of its own: one for each device of the target. On CUDA replica i is on
+                device i.
             on_status: called with what is done next, such as ``"loading zoo:target"``, where that
                 takes seconds.
 
@@ -87,6 +104,7 @@ class LLM:
         for name, value in (
             ("max_batch_size", max_batch_size),
             ("max_chunk_tokens", max_chunk_tokens),
+            ("draft_replicas", draft_replicas),
             ("max_model_len", 1 if max_model_len is None else max_model_len),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -99,6 +117,8 @@ class LLM:
             raise InvalidParameterError(
                 "cache_gib", f"must be a positive, finite number, got {cache_gib!r}"
             )
+        if overlap not in (None, True, False):
+            raise InvalidParameterError("overlap", f"must be true, false or None, got {overlap!r}")
         place = resolve_device(device)
         number = resolve_dtype(dtype, place)
 
@@ -118,6 +138,9 @@ class LLM:
             )
 
         self._load = load
+        self._overlap = overlap
+        self._num_replicas = draft_replicas
+        self._trust_remote_code = trust_remote_code
         self._on_status = on_status or _ignore
         self._engine_options = EngineOptions(
             max_batch_size, max_chunk_tokens, cache_bytes(cache_gib, place)
@@ -181,6 +204,7 @@ class LLM:
         models = Models(self.target)
         latency: LatencyModel | None = None
         profile: AcceptanceProfile | None = None
+        overlap: OverlapOptions | None = None
         if speculation is not None:
             policy = policy_class(speculation.policy_name)
             if speculation.companion is not None:
@@ -193,11 +217,75 @@ class LLM:
                     draft=None if models.draft is None else models.draft.fingerprint,
                     companion=None if models.companion is None else models.companion.fingerprint,
                 )
-            if policy.needs_latency:
+            overlap = self._overlap_options(speculation, policy)
+            if policy.needs_latency or (overlap is not None and overlap.interference is not None):
                 latency = self._latency(speculation, models)
+        options = replace(self._engine_options, overlap=overlap)
         self.speculation = speculation
         self.draft, self.companion = models.draft, models.companion
-        self.engine = Engine(models, speculation, self._engine_options, latency, profile)
+        replicas = None
+        if speculation is not None and models.draft is not None and self._num_replicas > 1:
+            replicas = self._start_replicas(speculation, models, models.draft)
+        self.engine = Engine(models, speculation, options, latency, profile, replicas=replicas)
+
+    def _start_replicas(
+        self, speculation: SpeculationConfig, models: Models, draft: LoadedModel
+    ) -> Replicas:
+        """One process for each replica but the first, which is the engine's own."""
+        # Not every PyTorch can speak to other processes.
+        from draftwise.engine.replicas.process import ModelSpec, ReplicaSpec
+        from draftwise.engine.replicas.processes import Replicas
+
+        def spec(name: str, role: str, quantization: str | None = None) -> ModelSpec:
+            return ModelSpec(
+                name,
+                role,
+                self.target.model.dtype,
+                self.target.max_model_len,
+                self._trust_remote_code,
+                quantization,
+            )
+
+        companion = None
+        if models.companion is not None:
+            quantization = speculation.companion_quantization
+            name = speculation.draft if quantization else speculation.companion
+            assert name is not None
+            companion = spec(name, "companion", quantization)
+        self._on_status(f"starting {self._num_replicas - 1} replicas of the draft")
+        kind = self.target.model.device.type
+        specs = [
+            ReplicaSpec(
+                spec(speculation.draft, "draft"),
+                companion,
+                kind if kind == "cpu" else f"{kind}:{rank}",
+                self._engine_options.max_batch_size,
+                self.target.model.vocab_size,
+                max(1, torch.get_num_threads() // self._num_replicas),
+            )
+            for rank in range(1, self._num_replicas)
+        ]
+        small = [model for model in (draft, models.companion) if model is not None]
+        return Replicas(specs, [model.fingerprint for model in small])
+
+    def close(self) -> None:
+        """End the threads and processes that were started for it; most have none."""
+        self.engine.close()
+
+    def _overlap_options(
+        self, speculation: SpeculationConfig, policy: type[Policy]
+    ) -> OverlapOptions | None:
+        """When halves of the batch overlap; ``None`` for never."""
+        if self._overlap:
+            return OverlapOptions()
+        path = speculation.latency_profile
+        can_overlap = self.target.model.device.type == "cpu" and not policy.judged_by_target
+        if self._overlap is False or path is None or not can_overlap:
+            return None
+        measured = LatencyProfile.load(path).interference
+        if not measured.keys() >= {Stage.TARGET, Stage.DRAFT}:
+            return None
+        return OverlapOptions(Interference(measured[Stage.TARGET], measured[Stage.DRAFT]))
 
     def _load_follower(self, name: str, role: str, quantization: str | None) -> LoadedModel:
         """Load a draft or companion and check that it speaks of the target's tokens.

@@ -1,6 +1,8 @@
 """Other engines in processes of their own: the protocol, and what may go wrong."""
 
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,6 +69,26 @@ def test_closing_ends_the_process(peer):
     ask(made)
     process = made._process
     made.close()
+    made.close()
+    assert process.poll() == 0
+
+
+def state_of(process):
+    """As the system shows it: T is stopped."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="states are not told here")
+def test_between_its_turns_it_stands_still(peer):
+    """With whatever it started: a thread that spins would disturb the others' turns."""
+    child = "import time\nwhile True: time.sleep(0.001)"
+    started = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+    made = peer(started + ECHO.replace('{"version"', '{"child": p.pid, "version"') + "p.kill()")
+    for _ in range(2):
+        assert ask(made).answers == [[3, 2, 1], [5, 4]]
+        assert state_of(made._process) == "T"
+        assert state_of(SimpleNamespace(pid=made.describe()["child"])) == "T"
+    process = made._process
     made.close()
     assert process.poll() == 0
 

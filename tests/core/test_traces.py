@@ -121,6 +121,6 @@ def test_old_drafts_are_forgotten_as_long_as_enough_are_left():
     record(400, 0.2, 10)
     assert counts() == {0.1: 300, 0.2: 10}
     record(700, 0.3, 10)
-    assert counts() == {0.1: 76, 0.2: 10, 0.3: 10}
-    record(800, 0.4, 200)
-    assert counts() == {0.2: 10, 0.3: 10, 0.4: 200}
+    assert counts() == {0.1: 236, 0.2: 10, 0.3: 10}
+    record(800, 0.4, 240)
+    assert counts() == {0.2: 10, 0.3: 10, 0.4: 240}

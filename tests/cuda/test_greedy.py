@@ -103,8 +103,8 @@ def test_nothing_is_recorded_twice(models, place):
     """The same requests again meet no new size, and no recording is made anew."""
     recipe = Recipe("llama", VOCAB)
     engine = assemble(place, models, recipe, 16, policy="fixed", num_speculative_tokens=4)
-    follower = engine._drafter._follower
-    chain = engine._drafter._chain
+    follower = engine._sides[0]._drafter._follower
+    chain = engine._sides[0]._drafter._chain
     known = []
     for _ in range(3):
         generate(engine, prompts(), [GREEDY] * len(LENGTHS))

@@ -135,7 +135,7 @@ def test_a_draft_that_is_not_a_number_proposes_nothing(models, place, temperatur
     params = [SamplingParams(max_tokens=8, temperature=temperature, seed=1)] * 6
     prompts = [[1, 2, index] for index in range(6)]
     with torch.no_grad():
-        follower = engine._drafter._follower
+        follower = engine._sides[0]._drafter._follower
         follower.model._model.get_input_embeddings().weight[5] = math.nan
     outputs = generate(engine, prompts, params)
     assert all(output.error is None and len(output.token_ids) == 8 for output in outputs)

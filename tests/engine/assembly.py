@@ -2,12 +2,13 @@
 
 from draftwise import LLM, SpeculationConfig
 from draftwise.engine.engine import Engine, EngineOptions, Models
+from draftwise.engine.overlap import OverlapOptions
 from draftwise.policies import policy_class
 
 from ..stand_ins import fixed_latency, profile
 
 
-def assemble(target, draft, companion, max_batch_size, **speculation):
+def assemble(target, draft, companion, max_batch_size, overlaps=False, **speculation):
     """An engine with a companion, a profile and a latency model where the policy uses them.
 
     Args:
@@ -15,6 +16,7 @@ def assemble(target, draft, companion, max_batch_size, **speculation):
         draft: folder.
         companion: folder.
         max_batch_size: requests at once.
+        overlaps: whether one half of the batch drafts while the other is verified.
         **speculation: of :class:`SpeculationConfig`, the policy at least.
     """
     policy = policy_class(speculation["policy"])
@@ -32,7 +34,7 @@ def assemble(target, draft, companion, max_batch_size, **speculation):
     return Engine(
         Models(llm.target, llm.draft, llm.companion),
         SpeculationConfig(**names, **speculation),
-        EngineOptions(max_batch_size),
+        EngineOptions(max_batch_size, overlap=OverlapOptions() if overlaps else None),
         fixed_latency() if policy.needs_latency else None,
         profile() if policy.needs_profile else None,
     )

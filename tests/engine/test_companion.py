@@ -220,8 +220,8 @@ class Passes:
 
         monkeypatch.setattr(PackedModel, "forward", counted)
         monkeypatch.setattr(DraftRun, "draw", counted_draw)
-        self.draft = run.engine._drafter._follower.model
-        self.companion = run.engine._companion._follower.model
+        self.draft = run.engine._sides[0]._drafter._follower.model
+        self.companion = run.engine._sides[0]._companion._follower.model
 
     def step(self):
         """``[(tokens, logits), …]`` of the draft and of the companion in one step."""
@@ -298,7 +298,7 @@ class TestABrokenCompanion:
         folder = models.folder(COMPANION)
         own = load_model(folder, "companion", torch.float32, torch.device("cpu"))
         break_token(own.model, self.BROKEN)
-        run.engine._companion._follower.model = own.model
+        run.engine._sides[0]._companion._follower.model = own.model
         return run, run.run(prompts, params)
 
     @pytest.mark.parametrize("kinds", KINDS)
@@ -339,7 +339,7 @@ class TestABrokenCompanion:
         run = build(models)
         own = load_model(models.folder(DRAFT), "draft", torch.float32, torch.device("cpu"))
         break_token(own.model, self.BROKEN)
-        run.engine._drafter._follower.model = own.model
+        run.engine._sides[0]._drafter._follower.model = own.model
         prompts, params = work(KINDS[kinds])
         outputs = run.run(prompts, params)
         assert_greedy_texts(models, outputs, prompts, params)

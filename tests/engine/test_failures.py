@@ -152,7 +152,7 @@ class TestABrokenDraft:
 
         def broken_engine(case, models, max_batch_size=512):
             engine = build_engine(case, models, max_batch_size)
-            break_token(engine._drafter._follower.model, 5)
+            break_token(engine._sides[0]._drafter._follower.model, 5)
             return engine
 
         monkeypatch.setattr(Case, "engine", broken_engine)

@@ -58,9 +58,11 @@ class Case:
     num_requests: int = NUM_REQUESTS
     lenience: float = 1.0
     draft_noise: float = 0.1
+    overlaps: bool = False
 
     def __str__(self):
-        return f"{self.policy}-{self.verification}-{self.num_speculative_tokens}-{self.vocab}"
+        name = f"{self.policy}-{self.verification}-{self.num_speculative_tokens}-{self.vocab}"
+        return f"{name}-overlapped" if self.overlaps else name
 
     @property
     def recipe(self):
@@ -77,6 +79,7 @@ class Case:
             num_speculative_tokens=self.num_speculative_tokens,
             verification=self.verification,
             lenience=self.lenience,
+            overlaps=self.overlaps,
         )
 
     def requests(self, engine, num_requests):
@@ -132,6 +135,10 @@ CASES += [
     Case(name, "block", 0, num_requests=52_000)
     for name in LOSSLESS
     if not POLICIES[name].needs_draft
+]
+CASES += [
+    Case(name, "block", 3, num_requests=NUM_REQUESTS_OF_EACH_POLICY, overlaps=True)
+    for name in ("fixed", "svip", "adaptive", "sv")
 ]
 
 

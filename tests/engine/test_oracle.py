@@ -143,7 +143,7 @@ def test_what_it_is_told_is_off_the_clock(models, lively_prices, clock, monkeypa
         )
     for name in ("probabilities", "overlap"):
         monkeypatch.setattr(oracle, name, clock.slow(getattr(oracle, name), 300.0))
-    drafter, verifier = engine._drafter, engine._verifier
+    drafter, verifier = engine._sides[0]._drafter, engine._verifier
     monkeypatch.setattr(drafter._follower, "read_one", clock.slow(drafter._follower.read_one, 0.25))
     draw = DraftRun.draw
 

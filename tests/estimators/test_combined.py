@@ -202,6 +202,56 @@ def test_it_leaves_distributions_as_they_are():
     assert torch.equal(c, before[1])
 
 
+WEIGHT = st.floats(-3, 3, allow_subnormal=False)
+
+
+@given(
+    st.lists(WEIGHT, min_size=8, max_size=8),
+    st.booleans(),
+    st.floats(0, 7),
+    st.floats(0, 1),
+    st.integers(0, 6),
+    st.floats(0.01, 0.99),
+)
+def test_what_is_likely_enough_lies_between_two_values(weights, bends, h, history, place, needed):
+    """Where the log-odds rise and fall only once or never; of two ranges it is the upper one."""
+    if not bends:
+        weights[2] = 0.0
+    model = SignalModel(Inputs.FREE, np.array(weights))
+    q = np.concatenate([[1e-9, 1e-4], np.geomspace(1.1e-4, 1.0, 400)])
+
+    def all_of(value):
+        return np.full(len(q), value)
+
+    log_odds = model.log_odds_over_vocabulary(
+        torch.from_numpy(q)[None],
+        torch.tensor([h], dtype=torch.float64),
+        torch.tensor([history], dtype=torch.float64),
+        torch.tensor([place]),
+        None,
+    )[0].numpy()
+    excess = log_odds - np.log(needed / (1 - needed))
+    least, most = (
+        float(each[0])
+        for each in model.range_of_likely(*(np.array([v]) for v in (h, history, place, needed)))
+    )
+    likely, inside = excess >= 0, (q >= least) & (q <= most)
+    clear = np.abs(excess) > 1e-6
+    assert not (inside & ~likely & clear).any()
+    missing = likely & ~inside & clear
+    # Only below what is kept, with something unlikely between.
+    for index in np.flatnonzero(missing):
+        assert weights[2] > 0
+        assert (~likely[index:]).any()
+        assert (q[inside] > q[index]).all()
+
+
+def test_what_else_is_seen_of_a_token_is_no_range():
+    one = np.ones(1)
+    with pytest.raises(ValueError, match="no function of"):
+        SignalModel(Inputs.COMBINED).range_of_likely(one, one, one, 0.5 * one)
+
+
 def test_what_is_predictable_knows_no_token():
     q = torch.full((1, 4), 0.25)
     with pytest.raises(ValueError, match="token"):

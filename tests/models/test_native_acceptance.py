@@ -5,6 +5,7 @@ import torch
 
 from draftwise.core.rejection import accept as plain_accept
 from draftwise.core.sampling import LogitControls, probabilities
+from draftwise.core.types import Plan
 from draftwise.models.native.acceptance import accept
 from draftwise.models.native.library import native_library
 
@@ -16,7 +17,7 @@ WIDTH = 4
 class Step:
     """Random drafts of random lengths, some of them from filtered proposals."""
 
-    def __init__(self, seed, batch, vocab, lenient=False):
+    def __init__(self, seed, batch, vocab, lenient=False, ranges=False):
         generator = torch.Generator().manual_seed(seed)
 
         def random(*shape, dtype=torch.float32):
@@ -35,6 +36,12 @@ class Step:
         cut = torch.arange(WIDTH + 1) >= self.lengths.unsqueeze(1)
         cut[::2] &= torch.arange(WIDTH + 1) != self.lengths[::2].unsqueeze(1)
         self.proposals.masked_fill_(cut.unsqueeze(2), 0.0)
+        between = None
+        if ranges:
+            # Each drawn token stays that is verified.
+            drawn = q.gather(2, self.tokens.unsqueeze(2)).squeeze(2)
+            between = drawn * random(batch, WIDTH), drawn + random(batch, WIDTH) * (1 - drawn)
+        self.plan = Plan(self.tokens, tuple(self.lengths.tolist()), self.proposals, between=between)
         self.uniforms = random(batch, WIDTH + 1)
         self.final = random(batch, dtype=torch.float64)
         self.lenience = None
@@ -48,8 +55,7 @@ class Step:
             native_library(),
             self.logits,
             self.controls,
-            self.proposals,
-            self.tokens,
+            self.plan,
             self.lengths,
             self.uniforms,
             self.final,
@@ -58,7 +64,7 @@ class Step:
         )
         theirs = plain_accept(
             probabilities(self.logits, self.controls.rows(self.owner)),
-            self.proposals,
+            self.plan.filtered().proposals,
             self.tokens,
             self.lengths,
             self.uniforms[:, :WIDTH],
@@ -71,11 +77,12 @@ class Step:
 
 @pytest.mark.parametrize("vocab", [3, 50, 1100])
 @pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("ranges", [False, True])
 @pytest.mark.parametrize("method", ["block", "token"])
-def test_decisions(method, lenient, vocab):
+def test_decisions(method, ranges, lenient, vocab):
     total = differing = 0
     for seed in range(40):
-        broken, ours, theirs = Step(seed, 50, vocab, lenient).both(method)
+        broken, ours, theirs = Step(seed, 50, vocab, lenient, ranges).both(method)
         assert not broken.any()
         torch.testing.assert_close(ours.acceptance, theirs.acceptance, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(ours.reach, theirs.reach, atol=1e-5, rtol=1e-4)
@@ -94,8 +101,7 @@ def test_nothing_verified():
         native_library(),
         logits,
         step.controls,
-        None,
-        torch.zeros(20, 0, dtype=torch.long),
+        Plan(torch.zeros(20, 0, dtype=torch.long), (0,) * 20, None),
         torch.zeros(20, dtype=torch.long),
         step.uniforms,
         step.final,

@@ -115,7 +115,7 @@ def take_step(policy, world, states=None, asked=None):
     judgement = None
     if any(lengths) and (policy.wants_judgement() if asked is None else asked):
         judgement = judged(world, draft)
-    return Step(q, draft, judgement, policy.select(draft, judgement))
+    return Step(q, draft, judgement, policy.select(draft, judgement).filtered())
 
 
 def written(world, lengths, width):

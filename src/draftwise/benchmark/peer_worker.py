@@ -165,6 +165,18 @@ def start_openvino(settings: Settings) -> tuple[Generate, Settings]:
     return generate, {"version": version("openvino-genai")}
 
 
+def preload_openmp() -> None:
+    """Start again with the OpenMP runtime that vLLM recommends and brings along.
+
+    The dynamic linker looks for it only when a process starts.
+    """
+    library = os.path.join(sys.prefix, "lib", "libiomp5.so")
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    if os.path.exists(library) and "libiomp5" not in preloaded:
+        os.environ["LD_PRELOAD"] = f"{library}:{preloaded}".rstrip(":")
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
 def _converted(name: str) -> str:
     """The folder of a model converted for OpenVINO; converted now if it is not there."""
     import subprocess
@@ -227,4 +239,6 @@ def serve(start: Callable[[Settings], tuple[Generate, Settings]]) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "vllm":
+        preload_openmp()
     serve(ENGINES[sys.argv[1]])

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,8 @@ _WORKER = Path(__file__).parent / "peer_worker.py"
 _START_SECONDS, _TURN_SECONDS = 900.0, 900.0
 _END_SECONDS = 20.0
 _LAST_LINES = 6
+# Where there are such signals.
+_PAUSE, _GO_ON = (getattr(signal, name, None) for name in ("SIGSTOP", "SIGCONT"))
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ class PeerModels:
 class Peer:
     """Another engine in its own process, started when it is first asked.
 
+    Between its turns its processes are stopped: threads that wait for work by spinning would take
+    the cores from whoever has the turn.
+
     Attributes:
         name: of the engine and the way it is run.
     """
@@ -130,6 +136,7 @@ class Peer:
         """
         if self._process is None:
             self._start()
+        self._signal(_GO_ON)
         first = params[0]
         reply = self._ask(
             {
@@ -142,6 +149,7 @@ class Peer:
             },
             _TURN_SECONDS,
         )
+        self._signal(_PAUSE)
         try:
             answers = [[int(token) for token in answer] for answer in reply["answers"]]
             return Turn(float(reply["seconds"]), answers)
@@ -173,6 +181,7 @@ class Peer:
                     stderr=log,
                     text=True,
                     env=environment,
+                    start_new_session=True,
                 )
         except OSError as error:
             raise PeerError(self.name, f"cannot run {self._interpreter!r}: {error}") from error
@@ -208,6 +217,7 @@ class Peer:
 
     def _end(self, seconds: float) -> None:
         """End the process: it ends at the end of its input, or is killed after so many seconds."""
+        self._signal(_GO_ON)
         process, self._process = self._process, None
         if process is None:
             return
@@ -221,6 +231,12 @@ class Peer:
             process.wait()
         if self._reader is not None:
             self._reader.join()
+
+    def _signal(self, number: signal.Signals | None) -> None:
+        """To the engine and all processes that it started."""
+        if self._process is not None and number is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
     def _last_lines(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()

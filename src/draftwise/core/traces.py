@@ -21,7 +21,7 @@ _NUM_IMAGINED = 256
 _CAPACITY = 512
 _PER_STEP = 8
 _MEMORY_STEPS = 500
-_ENOUGH_RECENT = 96
+_ENOUGH_RECENT = 256
 # So many must have gone on for others to be continued as they were, and a draft is continued as
 # one of so many that were alike.
 _ENOUGH = 12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,12 +118,26 @@ class Plan:
             every request is decoded greedily.
         num_own: how many leading tokens of each request are the draft's own, where a policy puts
             others in their place; ``None`` for all of them.
+        between: two ``[batch, num_tokens]`` float32 tensors, the least and the largest probability
+            that is proposed at each position: q′ is what ``proposals`` holds where that lies
+            between them, and 0 elsewhere. ``None`` where ``proposals`` is q′ itself.
     """
 
     tokens: Tensor
     lengths: tuple[int, ...]
     proposals: Tensor | None
     num_own: tuple[int, ...] | None = None
+    between: tuple[Tensor, Tensor] | None = None
+
+    def filtered(self) -> Plan:
+        """The same with q′ itself for proposals."""
+        if self.between is None or self.proposals is None:
+            return replace(self, between=None)
+        q = self.proposals[:, :-1]
+        least, most = (bound.unsqueeze(2) for bound in self.between)
+        proposals = self.proposals.clone()
+        proposals[:, :-1] = q * ((q >= least) & (q <= most))
+        return replace(self, proposals=proposals, between=None)
 
 
 @dataclass(frozen=True)

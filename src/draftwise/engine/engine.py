@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from draftwise.core.latency import LatencyModel
-from draftwise.core.types import Draft, Judgement, Plan, StepTimes
+from draftwise.core.types import StepTimes
 from draftwise.engine.controls import HistoryStore
 from draftwise.engine.drafting import DraftSource, ModelDraft, NoDraft
 from draftwise.engine.follower import Follower
 from draftwise.engine.judging import Companion
 from draftwise.engine.oracle import TargetOracle
+from draftwise.engine.overlap import Overlap, OverlapOptions
 from draftwise.engine.request import Request
 from draftwise.engine.scheduler import Batch, Scheduler
+from draftwise.engine.side import PreparedStep, Side
 from draftwise.engine.stopwatch import Stopwatch
 from draftwise.engine.verification import Acceptance, TargetVerifier
 from draftwise.errors import InvalidParameterError, PromptError
@@ -32,6 +35,9 @@ from draftwise.params import (
 from draftwise.policies import Policy, PolicyContext, create_policy
 from draftwise.policies.mixture import Mixture
 
+if TYPE_CHECKING:
+    from draftwise.engine.replicas.processes import Replicas
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -41,11 +47,14 @@ class EngineOptions:
         max_batch_size: requests that run at once.
         max_chunk_tokens: prompt tokens processed per step, over all requests.
         cache_bytes: memory for the keys and values of all models; ``None`` for no limit.
+        overlap: draft for one half of the batch while the target verifies the other; ``None``
+            never.
     """
 
     max_batch_size: int = 32
     max_chunk_tokens: int = 512
     cache_bytes: int | None = None
+    overlap: OverlapOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,6 @@ class Engine:
 
     Attributes:
         max_model_len: longest prompt and output together, in tokens.
-        policies: decide how much is drafted and verified.
         latency: what steps cost, followed while it runs; ``None`` if nobody asks.
         times: where the time of the last step went.
     """
@@ -87,6 +95,7 @@ class Engine:
         latency: LatencyModel | None = None,
         profile: AcceptanceProfile | None = None,
         policy: Policy | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         """Set up caches for loaded models.
 
@@ -97,6 +106,7 @@ class Engine:
             latency: what passes of the models cost here; needed by policies that price.
             profile: what is known of acceptance for these models.
             policy: a policy that is made already, instead of the one that ``speculation`` names.
+            replicas: processes that draft and judge for a share of every batch.
         """
         options = options or EngineOptions()
         if speculation is None:
@@ -116,12 +126,10 @@ class Engine:
             has_companion=models.companion is not None,
             has_draft=models.draft is not None,
         )
+        is_given = policy is not None
+        self._replicas = replicas
         if policy is None:
-            policy = create_policy(
-                speculation.policy_name,
-                replace(context, for_studies=True),
-                speculation.policy_options,
-            )
+            policy = self._make_policy(context)
 
         num_rows = options.max_batch_size
         target_cache = target.model.new_cache(num_rows, target.max_model_len)
@@ -135,21 +143,39 @@ class Engine:
         self._oracle: TargetOracle | None = None
         if policy.judged_by_target:
             self._oracle = TargetOracle(follower(target))
-        self._drafter: DraftSource = NoDraft(target.model.device)
+        draft = companion = None
         if models.draft is not None and policy.needs_draft:
-            self._drafter = ModelDraft(follower(models.draft), self._vocab_size, self._oracle)
-        self._companion: Companion | None = None
+            draft = follower(models.draft)
         if models.companion is not None and policy.uses_companion():
-            self._companion = Companion(follower(models.companion), self._vocab_size)
+            companion = follower(models.companion)
         # What later policies find here is what was set up for the first one.
-        self.policies = Mixture(
-            replace(
-                context,
-                has_draft=isinstance(self._drafter, ModelDraft),
-                has_companion=self._companion is not None,
-            ),
-            policy,
-        )
+        context = replace(context, has_draft=draft is not None, has_companion=companion is not None)
+
+        def side(own: Policy) -> Side:
+            drafter: DraftSource = NoDraft(target.model.device)
+            if draft is not None and replicas is not None:
+                # Not every PyTorch can speak to other processes.
+                from draftwise.engine.replicas.drafting import in_shares
+
+                return Side(
+                    Mixture(context, own),
+                    *in_shares(replicas, draft, companion, self._vocab_size),
+                )
+            if draft is not None:
+                drafter = ModelDraft(draft, self._vocab_size, self._oracle)
+            judge = None if companion is None else Companion(companion, self._vocab_size)
+            return Side(Mixture(context, own), drafter, judge, self._oracle)
+
+        if replicas is not None and policy.judged_by_target:
+            raise InvalidParameterError(
+                "draft_replicas", f"policy {policy.name!r} asks the target while it drafts"
+            )
+        self._sides = [side(policy)]
+        self._overlap: Overlap | None = None
+        if options.overlap is not None and draft is not None:
+            _check_overlap(policy, is_given, replicas is not None, target.model.device)
+            self._sides.append(side(self._make_policy(context)))
+            self._overlap = Overlap(latency, options.overlap.interference)
         self._histories = HistoryStore(num_rows, self._vocab_size, target.model.device)
         self._scheduler = Scheduler(
             caches,
@@ -161,9 +187,15 @@ class Engine:
         )
         self._verifier = TargetVerifier(target.model, target_cache)
         self._acceptance = Acceptance(speculation.verification)
+        self._advanced: list[Request] = []
         self._ids = itertools.count()
         self._rest = 0.0
         self._num_timed = 0
+
+    @property
+    def policies(self) -> Mixture:
+        """Those that decide how much is drafted and verified; of the first half of the batch."""
+        return self._sides[0].policies
 
     @property
     def uncounted_seconds(self) -> float:
@@ -177,27 +209,79 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Advance every running request; returns those that gained tokens or ended."""
+        """Advance every running request; returns those that gained tokens or ended.
+
+        Where halves of the batch overlap it is one half that advances.
+        """
+        if self._overlap is not None and self._overlap.pays(self._scheduler.num_running):
+            advanced = self._half_step(self._overlap)
+        else:
+            self._settle()
+            advanced = self._whole_step()
+        return [*self._take_advanced(), *advanced]
+
+    def _whole_step(self) -> list[Request]:
+        """Everybody takes part, and one thing is done after the other."""
         clock = Stopwatch()
-        lenience = self._speculation.lenience_at(self._scheduler.num_waiting)
-        batch = self._scheduler.next_batch(lenience)
-        clock.lap("rest")
-        draft = self._drafter.propose(batch, self.policies)
-        clock.lap("draft")
-        judgement = self._judge(batch, draft)
-        clock.lap("companion")
-        plan = self.policies.select(draft, judgement)
-        clock.lap("select")
-        logits = self._verifier.verify(batch, plan)
+        step = self._sides[0].prepare(self._next_batch(clock), clock)
+        logits = self._verifier.verify(step.batch, step.plan)
         clock.lap("verify")
-        outcome = self._acceptance.accept(batch, draft, plan, logits)
+        return self._finish(step, logits)
+
+    def _half_step(self, overlap: Overlap) -> list[Request]:
+        """Verify one half while the other is prepared."""
+        half = 0 if overlap.ahead is None else 1 - self._sides.index(overlap.ahead.side)
+        clock = Stopwatch()
+        batch = self._next_batch(clock, half)
+        if batch.is_empty:
+            if overlap.ahead is None:
+                return self._whole_step()
+            self._settle()
+            return []
+        done, logits = overlap.step(self._verifier, self._sides[half], batch, clock)
+        return [] if done is None else self._finish(done, logits, shared=True)
+
+    def _settle(self) -> None:
+        """Finish a half-batch that is ahead, so that all requests stand between two steps."""
+        if self._overlap is not None:
+            done = self._overlap.verify(self._verifier)
+            if done is not None:
+                self._advanced += self._finish(*done, shared=True)
+
+    def _take_advanced(self) -> list[Request]:
+        """Requests that gained tokens outside of a step."""
+        advanced, self._advanced = self._advanced, []
+        return advanced
+
+    def _next_batch(self, clock: Stopwatch, half: int | None = None) -> Batch:
+        lenience = self._speculation.lenience_at(self._scheduler.num_waiting)
+        batch = self._scheduler.next_batch(lenience, half)
+        clock.lap("rest")
+        return batch
+
+    @torch.inference_mode()
+    def _finish(
+        self, step: PreparedStep, logits: Tensor | None, shared: bool = False
+    ) -> list[Request]:
+        """Accept, learn and commit.
+
+        Args:
+            step: that was verified.
+            logits: of the target.
+            shared: whether something else ran beside it.
+        """
+        batch, clock = step.batch, step.clock
+        outcome = self._acceptance.accept(batch, step.draft, step.plan, logits)
         clock.lap("accept")
-        self.times = self._counted(clock.times(self._rest, batch.num_prompt_tokens))
-        self.policies.observe(outcome, self.times)
-        self._learn_costs(batch, draft, judgement, plan)
-        self._take_notes(batch, draft, judgement)
-        advanced = self._scheduler.commit(batch, plan, outcome)
-        self.policies.forget([r.request_id for r in advanced if r.finish_reason is not None])
+        times = clock.times(self._rest, batch.num_prompt_tokens)
+        self.times = self._counted(replace(times, shared=shared))
+        step.side.policies.observe(outcome, self.times)
+        self._learn_costs(step)
+        self._take_notes(step)
+        advanced = self._scheduler.commit(batch, step.plan, outcome)
+        ended = [r.request_id for r in advanced if r.finish_reason is not None]
+        for side in self._sides:
+            side.policies.forget(ended)
         self._rest = clock.since_last_lap()
         return advanced
 
@@ -208,50 +292,42 @@ class Engine:
         told = self._oracle.take_seconds_of_drafting()
         return replace(times, draft=times.draft - told, companion=0.0)
 
-    def _take_notes(self, batch: Batch, draft: Draft, judgement: Judgement | None) -> None:
+    def _take_notes(self, step: PreparedStep) -> None:
         """Who does not get exactly the target's distribution in this step, and who was judged."""
+        batch = step.batch
         for index, request in enumerate(batch.generating):
-            policy = self.policies.get(request.speculation.policy)
+            policy = step.side.policies.get(request.speculation.policy)
             strict = policy.lossless or request.params.temperature == 0
             if batch.lenience[index] < 1.0 or not strict:
                 request.stats.lossless = False
-            if judgement is not None and self._companion is not None:
-                request.stats.num_judged += draft.lengths[index]
+            if step.judgement is not None and self._oracle is None:
+                request.stats.num_judged += step.draft.lengths[index]
 
-    def _judge(self, batch: Batch, draft: Draft) -> Judgement | None:
-        """What the companion thinks of the draft, if there is one and the policy asks now."""
-        if self._oracle is not None:
-            return self._oracle.judgement(draft) if any(draft.lengths) else None
-        if self._companion is None:
-            return None
-        if any(draft.lengths) and self.policies.wants_judgement():
-            return self._companion.judge(batch, draft)
-        self._companion.read_prompts(batch)
-        return None
-
-    def _learn_costs(
-        self, batch: Batch, draft: Draft, judgement: Judgement | None, plan: Plan
-    ) -> None:
-        """Follow the machine: what this step cost, if no prompt was in it."""
-        if self.latency is None or batch.chunks or not all(batch.can_draft):
+    def _learn_costs(self, step: PreparedStep) -> None:
+        """Follow the machine: what this step cost, if no prompt and no other step was in it."""
+        batch, times, lengths = step.batch, self.times, step.draft.lengths
+        if times.shared or batch.chunks or not batch.generating or not all(batch.can_draft):
             return
+        context = sum(len(request.tokens) for request in batch.generating)
+        num_tokens = len(step.plan.lengths) + sum(step.plan.lengths)
+        if self._overlap is not None:
+            self._overlap.observe(num_tokens, context, lengths)
         self._num_timed += 1
+        if self.latency is None:
+            return
         if self._num_timed > _APPRENTICESHIP and self._num_timed % _LEARN_EVERY:
             return
-        times = self.times
-        context = sum(len(request.tokens) for request in batch.generating)
-        num_tokens = len(plan.lengths) + sum(plan.lengths)
         self.latency.observe_target(
             num_tokens,
             context,
             times.total - times.draft - times.companion - times.select,
         )
-        depths = range(max(draft.lengths, default=0))
+        depths = range(max(lengths, default=0))
         self.latency.observe_draft(
-            [sum(length > depth for length in draft.lengths) for depth in depths], times.draft
+            [sum(length > depth for length in lengths) for depth in depths], times.draft
         )
-        if judgement is not None:
-            self.latency.observe_companion(sum(draft.lengths), times.companion)
+        if step.judgement is not None:
+            self.latency.observe_companion(sum(lengths), times.companion)
 
     def change_speculation(self, **changes: Any) -> SpeculationConfig:
         """Speculate in another way from the next step on, also for requests that run.
@@ -269,15 +345,17 @@ class Engine:
                 without.
         """
         refuse_unknown_keys("speculation", changes, _CHANGEABLE)
+        self._settle()
         if "policy" in changes:
             changes.setdefault("policy_options", {})
         speculation = replace(self._speculation, **changes)
         if {"policy", "policy_options", "num_speculative_tokens"} & changes.keys():
-            self.policies.reset(
-                speculation.policy_name,
-                speculation.num_speculative_tokens,
-                speculation.policy_options,
-            )
+            for side in self._sides:
+                side.policies.reset(
+                    speculation.policy_name,
+                    speculation.num_speculative_tokens,
+                    speculation.policy_options,
+                )
             self._scheduler.max_draft_length = speculation.num_speculative_tokens
         self._speculation = speculation
         return speculation
@@ -324,8 +402,25 @@ class Engine:
 
     def cancel(self, request: Request) -> None:
         """End a request; what it has so far is its output."""
+        self._settle()
         self._scheduler.cancel(request)
-        self.policies.forget([request.request_id])
+        for side in self._sides:
+            side.policies.forget([request.request_id])
+
+    def close(self) -> None:
+        """End the threads and processes that it has beside the caller's own."""
+        if self._overlap is not None:
+            self._settle()
+            self._overlap.close()
+        if self._replicas is not None:
+            self._replicas.close()
+
+    def _make_policy(self, context: PolicyContext) -> Policy:
+        return create_policy(
+            self._speculation.policy_name,
+            replace(context, for_studies=True),
+            self._speculation.policy_options,
+        )
 
     def _check(self, prompt_ids: list[int], params: SamplingParams) -> None:
         if not prompt_ids:
@@ -356,6 +451,27 @@ class Engine:
             raise InvalidParameterError(
                 "stop", "the target has no tokenizer; use stop_token_ids instead"
             )
+
+
+def _check_overlap(
+    policy: Policy, is_given: bool, has_replicas: bool, device: torch.device
+) -> None:
+    """Refuse what cannot be done in two halves.
+
+    Raises:
+        InvalidParameterError: why not.
+    """
+    why = None
+    if device.type != "cpu":
+        why = f"is for models on the CPU so far, not on {device.type!r}"
+    elif policy.judged_by_target:
+        why = f"leaves no target to policy {policy.name!r}, which asks it while drafting"
+    elif has_replicas:
+        why = "cannot be had together with draft_replicas"
+    elif is_given:
+        why = "needs a policy for each half; name it instead of giving one that is made"
+    if why is not None:
+        raise InvalidParameterError("overlap", why)
 
 
 def _max_cached_tokens(caches: list[KVCache], cache_bytes: int | None) -> int:

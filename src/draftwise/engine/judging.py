@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from draftwise.core.types import Draft, Judgement
@@ -10,6 +12,16 @@ from draftwise.engine.distributions import judgement
 from draftwise.engine.follower import Follower, Reading
 from draftwise.engine.scheduler import Batch
 from draftwise.models.transfer import upload
+
+
+class Judge(Protocol):
+    """Says what it thinks of a step's draft."""
+
+    def read_prompts(self, batch: Batch) -> None:
+        """Follow the prompts of a step that is not judged."""
+
+    def judge(self, batch: Batch, draft: Draft) -> Judgement:
+        """What it thinks of each drafted position."""
 
 
 class Companion:

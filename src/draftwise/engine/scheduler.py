@@ -62,6 +62,11 @@ class Batch:
     lenience: list[float]
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.chunks and not self.generating
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Prompt tokens that the step processes."""
         return sum(chunk.end - chunk.start for chunk in self.chunks)
@@ -117,8 +122,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         self._free_rows = list(range(caches[0].num_rows))
-        self._controls_of: tuple[int, ...] = ()
-        self._controls: LogitControls | None = None
+        self._controls: dict[int | None, tuple[tuple[int, ...], LogitControls]] = {}
 
     @property
     def num_unfinished(self) -> int:
@@ -155,22 +159,31 @@ class Scheduler:
         """Requests that wait for a row."""
         return len(self._waiting)
 
-    def next_batch(self, lenience: float = 1.0) -> Batch:
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row, or will have one in the next step."""
+        return min(self.num_unfinished, self._caches[0].num_rows)
+
+    def next_batch(self, lenience: float = 1.0, half: int | None = None) -> Batch:
         """Admit who fits and decide what each request does in this step.
 
         Args:
             lenience: of requests that have none of their own.
+            half: 0 or 1 for the requests of one half of the rows, ``None`` for all; a half may
+                have nothing to do.
         """
         self._admit()
         running = [self._running[row] for row in sorted(self._running)]
+        if half is not None:
+            running = [request for request in running if request.row % 2 == half]
         chunks = self._prompt_chunks(running)
         completing = {chunk.request.row for chunk in chunks if chunk.completes_prompt}
         decoding = {r.row for r in running if self._num_pending(r) == 1 and r.num_output_tokens}
         generating = [r for r in running if r.row in completing or r.row in decoding]
-        if self.num_unfinished and not chunks and not generating:
+        if half is None and self.num_unfinished and not (chunks or generating):
             # Every caller loops until all are finished: better to stop than to spin.
             raise RuntimeError("requests are unfinished and none of them can advance")
-        controls = self._batch_controls(generating)
+        controls = self._batch_controls(generating, half)
         return Batch(
             chunks=chunks,
             generating=generating,
@@ -274,17 +287,19 @@ class Scheduler:
             left -= end - start
         return sorted(chunks, key=lambda chunk: chunk.request.row)
 
-    def _batch_controls(self, generating: list[Request]) -> LogitControls:
+    def _batch_controls(self, generating: list[Request], half: int | None) -> LogitControls:
         """The batch's controls, rebuilt only when its members change."""
         members = tuple(request.request_id for request in generating)
-        if self._controls is None or members != self._controls_of:
-            self._controls = batch_controls(
-                [request.params for request in generating],
-                self._vocab_size,
-                self._histories.device,
-            )
-            self._controls_of = members
-        return self._controls
+        known = self._controls.get(half)
+        if known is not None and known[0] == members:
+            return known[1]
+        controls = batch_controls(
+            [request.params for request in generating],
+            self._vocab_size,
+            self._histories.device,
+        )
+        self._controls[half] = members, controls
+        return controls
 
     def _retire(self, request: Request) -> None:
         if request.row == NO_ROW:

@@ -20,6 +20,10 @@ class Stopwatch:
         self._seconds[part] = now - self._last
         self._last = now
 
+    def start_again(self) -> None:
+        """Leave out the time since the last lap."""
+        self._last = time.perf_counter()
+
     def since_last_lap(self) -> float:
         """Seconds since the last lap."""
         return time.perf_counter() - self._last

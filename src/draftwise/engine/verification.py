@@ -116,7 +116,6 @@ class Acceptance:
         uniforms = batch.uniforms
         assert uniforms is not None
         device, width = logits.device, plan.tokens.shape[1]
-        proposals = plan.proposals
         lenience = None
         if any(value < 1.0 for value in batch.lenience):
             lenience = upload(batch.lenience, torch.float32, device)
@@ -126,8 +125,7 @@ class Acceptance:
                 library,
                 controlled(logits, batch.controls, owner, history),
                 batch.controls,
-                proposals,
-                plan.tokens,
+                plan,
                 lengths,
                 uniforms.accept,
                 uniforms.final,
@@ -137,6 +135,7 @@ class Acceptance:
         p = probabilities(logits, batch.controls.rows(owner), history)
         broken = p[:, 0].isnan()
         final = upload(uniforms.final, torch.float64, device)
+        proposals = plan.filtered().proposals
         if proposals is None:  # nothing was drafted: every token is drawn from p
             nothing = p.new_zeros(len(lengths), 0)
             return broken, Accepted(torch.zeros_like(lengths), sample(p, final), nothing, nothing)

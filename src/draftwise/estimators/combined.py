@@ -202,6 +202,38 @@ class SignalModel:
         of_a = log_q.mul_(w[13]).add_(a, alpha=w[11]).add_((w[9] + w[12] * s).unsqueeze(1))
         return log_odds.add_(of_a.mul_(a)).add_(base.unsqueeze(1))
 
+    def range_of_likely(
+        self, entropy: Floats, history: Floats, position: Floats, needed: Floats
+    ) -> tuple[Floats, Floats]:
+        """Which q(x) make a token likely enough: all from one value to another.
+
+        Within a position the log-odds are quadratic in log q(x). Of two ranges that are likely
+        enough, on either side of what is not, it is the upper one.
+
+        Args:
+            entropy: ``[n]`` H of the positions.
+            history: ``[n]``.
+            position: ``[n]`` in the draft.
+            needed: ``[n]`` probability of acceptance, above 0 and below 1.
+
+        Returns:
+            ``[n]`` least and largest q(x); the least is infinite where no token is likely enough.
+        """
+        if self.inputs is not Inputs.FREE:
+            raise ValueError("what else the model sees of a token is no function of q(x)")
+        w = self.weights.tolist()
+        h = np.minimum(entropy, LARGEST_ENTROPY)
+        bend, slope = w[2], w[1] + w[5] * h
+        level = (h * w[4] + w[3]) * h + history * w[6] + w[0] - np.log(needed / (1 - needed))
+        level = level + np.minimum(position, LAST_POSITION) * (w[7] / LAST_POSITION)
+        first, last = _not_negative(bend, slope, level)
+        lowest = np.log(SMALLEST_TOKEN_PROB)  # whatever lies below counts as this
+        least = np.where(first <= lowest, 0.0, np.exp(np.minimum(first, 1.0)))
+        none = (first > last) | (last < lowest) | (first > 0)
+        return np.where(none, np.inf, least), np.where(
+            last >= 0, np.inf, np.exp(np.minimum(last, 0.0))
+        )
+
     def to_tensors(self) -> dict[str, Tensor]:
         """For a file."""
         return {"weights": torch.from_numpy(self.weights.copy())}
@@ -234,6 +266,28 @@ class SignalModel:
         if self.inputs is Inputs.COMBINED:
             columns += [s, a, s * s, a * a, s * a, a * log_q, s * h]
         return np.stack(columns, axis=1)
+
+
+def _not_negative(bend: float, slope: Floats, level: Floats) -> tuple[Floats, Floats]:
+    """Where bend·l² + slope·l + level ≥ 0 for l ≤ 0: from and to, the upper range of two."""
+    everywhere = np.full_like(slope, -np.inf), np.full_like(slope, np.inf)
+    if abs(bend) < 1e-9:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            zero = -level / slope
+        flat = np.where(level >= 0, -np.inf, np.inf)
+        first = np.where(slope > 0, zero, np.where(slope < 0, -np.inf, flat))
+        return first, np.where(slope < 0, zero, np.inf)
+    inside = slope * slope - 4 * bend * level
+    root = np.sqrt(np.maximum(inside, 0.0))
+    ends = (-slope - root) / (2 * bend), (-slope + root) / (2 * bend)
+    low, high = np.minimum(*ends), np.maximum(*ends)
+    if bend < 0:
+        return np.where(inside < 0, np.inf, low), np.where(inside < 0, -np.inf, high)
+    # Beyond the upper zero, or if that lies above certainty up to the lower one.
+    upper = high <= 0
+    first = np.where(upper, high, everywhere[0])
+    last = np.where(upper, everywhere[1], low)
+    return np.where(inside < 0, -np.inf, first), np.where(inside < 0, np.inf, last)
 
 
 def _logistic(log_odds: Floats) -> Floats:

@@ -97,7 +97,7 @@ class Adaptive(PricedPolicy):
         threshold = self._price.point.threshold
         if threshold == 0 or not any(draft.lengths):
             return Plan(draft.tokens, draft.lengths, draft.probs)
-        return self.keep_likely(draft, None, self._expected, self.scorer(self.models), threshold)
+        return self.keep_in_range(draft, self._expected, self.models, threshold)
 
     def learn(
         self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats

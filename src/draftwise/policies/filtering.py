@@ -33,6 +33,15 @@ class Scorer(Protocol):
         """``[n, vocab]`` for positions ``places`` of requests ``rows``, all greedy or none."""
 
 
+class RangeFinder(Protocol):
+    """Which q(x) make a token likely enough."""
+
+    def __call__(
+        self, draft: Draft, rows: Integers, places: Integers, needed: Floats, greedy: bool
+    ) -> tuple[Floats, Floats]:
+        """``[n]`` least and largest q(x) at positions ``places`` of requests ``rows``."""
+
+
 def keep_likely(
     draft: Draft,
     judgement: Judgement | None,
@@ -56,23 +65,82 @@ def keep_likely(
         thresholds: ``[batch]`` known before the step; 0 verifies whatever was drafted.
         greedy: ``[batch]`` which requests are decoded at temperature 0.
     """
-    num_requests, width = draft.tokens.shape
-    lengths = np.asarray(draft.lengths)
-    if width == 0 or not num_requests:
+    if not any(draft.lengths):
         return Plan(draft.tokens, draft.lengths, draft.probs)
-    before = np.ones((num_requests, width))
-    np.cumprod(expected[:, : width - 1], axis=1, out=before[:, 1:])
-    needed = thresholds[:, None] / np.maximum(before, 1e-9)
-    drafted = np.arange(width) < lengths[:, None]
-    filtered = drafted & (needed > _NOT_WORTH_FILTERING)
-    stays = np.ones((num_requests, width), dtype=bool)
+    needed, filtered = _needed(draft, expected, thresholds)
+    stays = np.ones(filtered.shape, dtype=bool)
     for kind in (False, True):
         rows, places = np.nonzero(filtered & (greedy == kind)[:, None])
         if len(rows):
             scores = score(draft, judgement, rows, places, kind)
             stays[rows, places] = _filter(draft, scores, rows, places, needed[rows, places])
-    kept = np.minimum(np.cumprod(stays, axis=1).sum(axis=1), lengths)
-    return Plan(draft.tokens, tuple(kept.tolist()), draft.probs)
+    return Plan(draft.tokens, _kept(draft, stays), draft.probs)
+
+
+def keep_in_range(
+    draft: Draft,
+    expected: Floats,
+    find: RangeFinder,
+    thresholds: Floats,
+    greedy: NDArray[np.bool_],
+) -> Plan:
+    """:func:`keep_likely` where P(x) is a function of q(x): what is kept lies between two values.
+
+    Nothing is computed for the vocabulary here: the acceptance law compares q(x) with the two when
+    it reads it.
+
+    Args:
+        draft: with signals.
+        expected: ``[batch, width]`` P of the drawn tokens.
+        find: which q(x) are likely enough.
+        thresholds: ``[batch]`` known before the step; 0 verifies whatever was drafted.
+        greedy: ``[batch]`` which requests are decoded at temperature 0.
+    """
+    assert draft.signals is not None
+    if not any(draft.lengths):
+        return Plan(draft.tokens, draft.lengths, draft.probs)
+    needed, filtered = _needed(draft, expected, thresholds)
+    least = np.zeros(filtered.shape, dtype=np.float32)
+    most = np.full(filtered.shape, np.inf, dtype=np.float32)
+    for kind in (False, True):
+        rows, places = np.nonzero(filtered & (greedy == kind)[:, None])
+        if len(rows):
+            limits = np.clip(needed[rows, places], 1e-6, 1 - 1e-6)
+            least[rows, places], most[rows, places] = find(draft, rows, places, limits, kind)
+    drawn = draft.signals.token_probs
+    if draft.probs is not None:  # the very numbers that will be compared
+        q = draft.probs[:, :-1].gather(2, draft.tokens.unsqueeze(2)).squeeze(2)
+        is_greedy = torch.from_numpy(greedy).to(drawn.device).unsqueeze(1)
+        drawn = torch.where(is_greedy, drawn, q) if greedy.any() else q
+    believed = drawn.cpu().numpy()
+    stays = ~filtered | ((believed >= least) & (believed <= most))
+    lengths = _kept(draft, stays)
+    if draft.probs is None:
+        return Plan(draft.tokens, lengths, None)
+    if greedy.any():
+        # Of a greedy request the drawn token is all there is.
+        rows, places = np.nonzero(~stays & greedy[:, None])
+        draft.probs[torch.from_numpy(rows), torch.from_numpy(places)] = 0.0
+        least[greedy], most[greedy] = 0.0, np.inf
+    device = draft.tokens.device
+    between = torch.from_numpy(least).to(device), torch.from_numpy(most).to(device)
+    return Plan(draft.tokens, lengths, draft.probs, between=between)
+
+
+def _needed(draft: Draft, expected: Floats, thresholds: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """``[batch, width]`` the P that a token needs, and where that is more than next to nothing."""
+    num_requests, width = draft.tokens.shape
+    before = np.ones((num_requests, width))
+    np.cumprod(expected[:, : width - 1], axis=1, out=before[:, 1:])
+    needed: Floats = thresholds[:, None] / np.maximum(before, 1e-9)
+    drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
+    return needed, drafted & (needed > _NOT_WORTH_FILTERING)
+
+
+def _kept(draft: Draft, stays: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Leading tokens of each request that all stay."""
+    kept = np.minimum(np.cumprod(stays, axis=1).sum(axis=1), draft.lengths)
+    return tuple(kept.tolist())
 
 
 def _filter(

@@ -158,8 +158,9 @@ class Mixture(Policy):
                 )
             plan = policy.select(part, heard)
             tokens[index, : plan.tokens.shape[1]] = plan.tokens
-            if proposals is not None and plan.proposals is not None:
-                proposals[index, : plan.proposals.shape[1]] = plan.proposals
+            own = plan.filtered().proposals
+            if proposals is not None and own is not None:
+                proposals[index, : own.shape[1]] = own
             for at, request in enumerate(indices):
                 lengths[request] = plan.lengths[at]
                 num_own[request] = plan.lengths[at] if plan.num_own is None else plan.num_own[at]

@@ -15,7 +15,7 @@ from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
 from draftwise.estimators.combined import Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
-from draftwise.policies.filtering import Integers, Scorer, keep_likely
+from draftwise.policies.filtering import Integers, Scorer, keep_in_range, keep_likely
 from draftwise.policies.options import integer_option
 from draftwise.policies.pricing import Price, PriceBook
 
@@ -92,18 +92,15 @@ class PricedPolicy(Policy):
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """All that is allowed for everybody if a first draft pays, else nothing."""
         self._requests = requests
-        self._greedy = np.array([request.greedy for request in requests], dtype=bool)
-        self._history = np.array([request.history for request in requests], dtype=np.float64)
         self._num_steps += 1
         num_requests, gamma = len(requests), self.num_speculative_tokens
         limits = [min(gamma, request.draft_limit) for request in requests]
-        self._reach = np.ones(num_requests)
-        self._expected = np.zeros((num_requests, gamma))
         self._draft = self._judgement = None
         drafting = [index for index, limit in enumerate(limits) if limit > 0]
         self._explorers = []
         self._max_lengths = [0] * num_requests
-        self._is_priced = self._watches = bool(drafting)
+        self._is_priced = bool(drafting)
+        self._watches = False
         if not drafting:
             return self._max_lengths
         context = sum(request.num_tokens for request in requests)
@@ -114,6 +111,12 @@ class PricedPolicy(Policy):
             count = max(1, len(drafting) // _REQUESTS_PER_EXPLORER)
             first = turn * count
             self._explorers = [drafting[(first + i) % len(drafting)] for i in range(count)]
+        elif point.max_length == 0:
+            return self._max_lengths
+        self._greedy = np.array([request.greedy for request in requests], dtype=bool)
+        self._history = np.array([request.history for request in requests], dtype=np.float64)
+        self._reach = np.ones(num_requests)
+        self._expected = np.zeros((num_requests, gamma))
         for index in drafting:
             self._max_lengths[index] = min(limits[index], point.max_length)
         for index in self._explorers:
@@ -304,6 +307,33 @@ class PricedPolicy(Policy):
         threshold: float,
     ) -> Plan:
         """:func:`draftwise.policies.filtering.keep_likely` for all but who explores."""
-        thresholds = np.full(len(draft.lengths), threshold)
-        thresholds[self._explorers] = 0.0
+        thresholds = self._thresholds(threshold)
         return keep_likely(draft, judgement, expected, score, thresholds, self._greedy)
+
+    def keep_in_range(
+        self, draft: Draft, expected: Floats, models: ModelPair, threshold: float
+    ) -> Plan:
+        """:func:`draftwise.policies.filtering.keep_in_range` for all but who explores.
+
+        Args:
+            draft: with signals.
+            expected: ``[batch, width]`` P of the drawn tokens.
+            models: of acceptance, that see nothing of a token but q(x).
+            threshold: from which probability on a token is verified.
+        """
+        assert draft.signals is not None
+        uncertainty = draft.signals.entropy.cpu().double().numpy()
+
+        def find(
+            draft: Draft, rows: Integers, places: Integers, needed: Floats, greedy: bool
+        ) -> tuple[Floats, Floats]:
+            return models[greedy].range_of_likely(
+                uncertainty[rows, places], self._history[rows], places.astype(np.float64), needed
+            )
+
+        return keep_in_range(draft, expected, find, self._thresholds(threshold), self._greedy)
+
+    def _thresholds(self, threshold: float) -> Floats:
+        thresholds = np.full(len(self._requests), threshold)
+        thresholds[self._explorers] = 0.0
+        return thresholds

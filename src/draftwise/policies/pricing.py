@@ -41,7 +41,7 @@ _TRIAL, _TURN = 24, 6
 # shows that the costs of what is not done are thought wrong.
 _REVISIT = 1024
 # Another way must promise this much more, or the choice stays: estimates waver.
-_ADVANTAGE = 1.005
+_ADVANTAGE = 1.01
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,8 @@ class SpeculativeVerification(Adaptive):
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Follow prices, estimates, and what the companion costs."""
         super().observe(outcome, times)
+        if self._draft is None or not any(outcome.num_drafted):
+            return
         promised = self.prices.promised_seconds
         if promised and times.is_typical and self._is_priced:
             self._worth_now().observe_time(self._judgement is not None, times.total / promised)

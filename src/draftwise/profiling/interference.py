@@ -5,7 +5,10 @@ from __future__ import annotations
 import statistics
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 
+from draftwise.engine.lanes import Lane, shares
+from draftwise.errors import InvalidParameterError
 from draftwise.profiling.passes import PassShape, PassTimer, Stage
 
 _NUM_ROUNDS = 7
@@ -14,11 +17,10 @@ _NUM_ROUNDS = 7
 def measure_interference(
     timer: PassTimer, batch_sizes: Sequence[int], num_tokens_per_request: int, context: int
 ) -> dict[Stage, float]:
-    """Time target passes while a thread drafts without pause, against each alone.
+    """Time target passes while the draft drafts without pause, against each alone.
 
-    The engine runs its models one after the other; this says what overlapping them would cost.
-    Both share the machine's cores (PyTorch gives every thread a team of its own), so on a CPU with
-    few of them the factors are large.
+    Alone a model has all cores. Beside each other target and draft run as an engine runs them that
+    overlaps them: each in a lane with its share of the cores.
 
     Args:
         timer: with a draft.
@@ -29,44 +31,47 @@ def measure_interference(
     Returns:
         For target and draft, how many times as long a pass takes beside the other: the median
         over rounds and batch sizes.
+
+    Raises:
+        InvalidParameterError: there is but one core.
     """
+    cores = shares()
+    if cores is None:
+        raise InvalidParameterError("interference", "needs two cores to run two models on")
+    large, small = (Lane(name, each) for name, each in zip(("target", "draft"), cores, strict=True))
     ratios: dict[Stage, list[float]] = {Stage.TARGET: [], Stage.DRAFT: []}
-    for num_requests in batch_sizes:
-        target = PassShape(num_requests, num_requests * num_tokens_per_request, context)
-        draft = PassShape(num_requests, num_requests, context)
-        timer(Stage.TARGET, target)
-        timer(Stage.DRAFT, draft)
-        for _ in range(_NUM_ROUNDS):
-            alone = timer(Stage.TARGET, target)
-            drafting_alone = timer(Stage.DRAFT, draft)
-            with _Drafting(timer, draft) as drafting:
-                beside = timer(Stage.TARGET, target)
-            ratios[Stage.TARGET].append(beside / alone)
-            ratios[Stage.DRAFT].append(statistics.median(drafting.times) / drafting_alone)
+    try:
+        for num_requests in batch_sizes:
+            target = PassShape(num_requests, num_requests * num_tokens_per_request, context)
+            draft = PassShape(num_requests, num_requests, context)
+            _beside(timer, large, target, small, draft)
+            for _ in range(_NUM_ROUNDS):
+                alone = timer(Stage.TARGET, target)
+                drafting_alone = timer(Stage.DRAFT, draft)
+                beside, drafting_beside = _beside(timer, large, target, small, draft)
+                ratios[Stage.TARGET].append(beside / alone)
+                ratios[Stage.DRAFT].append(drafting_beside / drafting_alone)
+    finally:
+        large.close()
+        small.close()
     return {stage: statistics.median(values) for stage, values in ratios.items()}
 
 
-class _Drafting:
-    """Drafts in a thread as long as the context lasts, at least once.
+def _beside(
+    timer: PassTimer, large: Lane, target: PassShape, small: Lane, draft: PassShape
+) -> tuple[float, float]:
+    """Seconds of a pass of target and draft, each in its lane."""
+    stop = threading.Event()
 
-    Attributes:
-        times: seconds of the passes.
-    """
+    def drafting() -> list[float]:
+        times = [timer(Stage.DRAFT, draft)]
+        while not stop.is_set():
+            times.append(timer(Stage.DRAFT, draft))
+        return times
 
-    def __init__(self, timer: PassTimer, shape: PassShape) -> None:
-        self.times: list[float] = []
-        self._timer, self._shape = timer, shape
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> _Drafting:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.is_set() or not self.times:
-            self.times.append(self._timer(Stage.DRAFT, self._shape))
+    times: Future[list[float]] = small.submit(drafting)
+    try:
+        seconds = large.submit(lambda: timer(Stage.TARGET, target)).result()
+    finally:
+        stop.set()
+    return seconds, statistics.median(times.result())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from draftwise.core.rejection import Accepted
 from draftwise.core.sampling import LogitControls
+from draftwise.core.types import Plan
 from draftwise.models.native.library import NativeLibrary
 from draftwise.models.native.sampling import MIN_SHARED_NUMBERS, Sampling, order_memory
 
@@ -21,6 +22,7 @@ class _AcceptanceCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("proposals", "accept_uniforms", "final_uniforms")),
         *((name, ctypes.c_void_p) for name in ("lenience", "p", "order", "num_accepted")),
         *((name, ctypes.c_void_p) for name in ("next_tokens", "acceptance", "reach", "broken")),
+        *((name, ctypes.c_void_p) for name in ("least", "most")),
         ("sampling", Sampling),
         *((name, ctypes.c_int64) for name in ("num_requests", "vocab", "width", "token_stride")),
         *((name, ctypes.c_int64) for name in ("proposal_stride", "uniforms_width", "by_block")),
@@ -31,8 +33,7 @@ def accept(
     library: NativeLibrary,
     logits: Tensor,
     controls: LogitControls,
-    proposals: Tensor | None,
-    tokens: Tensor,
+    plan: Plan,
     lengths: Tensor,
     accept_uniforms: Tensor,
     final_uniforms: Tensor,
@@ -46,9 +47,8 @@ def accept(
         logits: ``[rows, vocab]`` float32, bias and penalties applied; one row per verified position
             and one after the last, request after request.
         controls: one entry per request.
-        proposals: ``[batch, >= width + 1, vocab]`` float32; ``None`` if nothing is verified.
-        tokens: ``[batch, width]`` int64.
-        lengths: ``[batch]`` int64.
+        plan: what is verified; without proposals if nothing is.
+        lengths: ``[batch]`` int64, its lengths.
         accept_uniforms: ``[batch, >= width]`` float32.
         final_uniforms: ``[batch]`` float64.
         lenience: ``[batch]`` float32, or ``None`` for 1.
@@ -57,6 +57,7 @@ def accept(
     Returns:
         Where logits are no numbers, ``[rows]`` bool, and what the law decides.
     """
+    tokens, proposals = plan.tokens, plan.proposals
     batch, width = tokens.shape
     vocab = logits.shape[1]
     ends = (lengths + 1).cumsum(dim=0)
@@ -67,6 +68,9 @@ def accept(
         tokens = tokens.contiguous()
     if proposals is not None and proposals.stride()[1:] != (vocab, 1):
         proposals = proposals.contiguous()
+    between = None
+    if plan.between is not None and proposals is not None:
+        between = [bound.contiguous() for bound in plan.between]
     p = torch.empty_like(logits)
     broken = torch.empty(len(logits), dtype=torch.bool)
     num_accepted = torch.empty(batch, dtype=torch.long)
@@ -90,6 +94,8 @@ def accept(
         acceptance.data_ptr(),
         reach.data_ptr(),
         broken.data_ptr(),
+        None if between is None else between[0].data_ptr(),
+        None if between is None else between[1].data_ptr(),
         Sampling.of(controls),
         batch,
         vocab,

@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <cmath>
+
 #include "sampling.h"
 
 struct AcceptanceCall {
@@ -19,21 +21,39 @@ struct AcceptanceCall {
     int64_t *num_accepted, *next_tokens;  // [requests]
     float *acceptance, *reach;            // [requests, width], zeros before
     uint8_t *broken;                      // [rows]
+    const float *least, *most;            // [requests, width] what is proposed, or null for all
     Sampling sampling;
     int64_t num_requests, vocab, width, token_stride, proposal_stride, uniforms_width, by_block;
 };
 
 namespace {
 
-// max(p * scale - q, 0), and its sum; q may be null for 0, out for nowhere.
-INLINE double residual(const float *p, float scale, const float *q, int64_t size, float *out) {
+// What a position proposes: q where it lies between two bounds. q may be null for nothing.
+struct Proposal {
+    const float *q;
+    float least, most;
+
+    INLINE Floats at(int64_t i, int64_t end) const {
+        const Floats all = read_within(q, i, end, 0.0f), zero = {};
+        return (all >= least) & (all <= most) ? all : zero;
+    }
+};
+
+INLINE Proposal proposal_at(const AcceptanceCall &call, const float *q, int64_t request, int64_t i) {
+    const int64_t place = request * call.width + i;
+    if (!call.least || i >= call.width) return {q, 0.0f, INFINITY};
+    return {q, call.least[place], call.most[place]};
+}
+
+// max(p * scale - q, 0), and its sum; out may be null for nowhere.
+INLINE double residual(const float *p, float scale, Proposal q, int64_t size, float *out) {
     double sum = 0;
     by_pieces(size, [&](int64_t start, int64_t end) {
         Floats part = {};
         const Floats zero = {};
         for (int64_t i = start; i < end; i += LANES) {
             Floats rest = read_within(p, i, end, 0.0f) * scale;
-            if (q) rest -= read_within(q, i, end, 0.0f);
+            if (q.q) rest -= q.at(i, end);
             rest = rest > 0.0f ? rest : zero;
             part += rest;
             if (out) write_within(rest, out, i, end);
@@ -86,17 +106,18 @@ void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
         // The longest part that is kept as a whole; h_i of algorithm 2.
         for (kept = length; kept > 0; --kept) {
             const float running = reach[kept - 1];
-            const double rest =
-                residual(p + kept * vocab, running, proposals + kept * vocab, vocab, nullptr);
+            const Proposal q = proposal_at(call, proposals + kept * vocab, request, kept);
+            const double rest = residual(p + kept * vocab, running, q, vocab, nullptr);
             const double keep = rest / (rest + (1.0 - running));
             if (uniforms[kept - 1] < keep) break;
         }
         scale = kept ? reach[kept - 1] : 1.0f;
     }
     float *last = p + kept * vocab;
-    const float *q = proposals ? proposals + kept * vocab : nullptr;
+    const Proposal q =
+        proposal_at(call, proposals ? proposals + kept * vocab : nullptr, request, kept);
     // p = q' up to rounding leaves nothing; then p itself is the right distribution.
-    if (q && residual(last, scale, q, vocab, nullptr) > 0) residual(last, scale, q, vocab, last);
+    if (q.q && residual(last, scale, q, vocab, nullptr) > 0) residual(last, scale, q, vocab, last);
     call.num_accepted[request] = kept;
     call.next_tokens[request] = drawn(last, vocab, call.final_uniforms[request]);
 }

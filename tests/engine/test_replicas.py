@@ -1,0 +1,218 @@
+"""Drafting in shares: two processes with a draft and a companion each say what one would."""
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
+from draftwise.engine.engine import Engine, EngineOptions
+from draftwise.engine.overlap import OverlapOptions
+from draftwise.engine.replicas.processes import Replicas
+from draftwise.errors import InvalidParameterError, ReplicaError
+from draftwise.outputs import FinishReason
+
+from ..core.statistics_tools import chi_square_p_value, sequence_counts
+from ..stand_ins import fixed_latency
+from ..tiny_models import Recipe
+from .exact import exact_distribution
+
+RECIPE = Recipe(vocab=16, seed=6)
+
+
+def build(models, num_replicas, policy="fixed", companion=None, **options):
+    speculation = SpeculationConfig(
+        models.folder(RECIPE.draft()),
+        companion=companion and models.folder(RECIPE.draft(noise=0.2, noise_seed=2)),
+        num_speculative_tokens=3,
+        policy=policy,
+    )
+    return LLM(
+        models.folder(RECIPE),
+        speculation,
+        dtype="float32",
+        draft_replicas=num_replicas,
+        **options,
+    )
+
+
+def work(count):
+    """Prompts of many lengths, some greedy or penalised, and how to go on with each."""
+    prompts = [[(index * 5 + i * 3) % 16 for i in range(1 + index % 11)] for index in range(count)]
+    params = [
+        SamplingParams(
+            max_tokens=1 + index % 14,
+            seed=index,
+            temperature=float(index % 3 > 0),
+            presence_penalty=0.5 * (index % 4 == 3),
+        )
+        for index in range(count)
+    ]
+    return prompts, params
+
+
+def token_ids(outputs):
+    return [output.token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def replicated(models):
+    """One for all that only generate; every engine of it costs a process."""
+    made = build(models, 2, max_batch_size=7, max_chunk_tokens=9)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("policy", ["fixed", "svip", "adaedl", "heuristic"])
+def test_texts_are_the_same(models, replicated, policy):
+    """With every way of stopping a draft: never, by the signals of each token, by the past."""
+    alone = build(models, 1, policy, max_batch_size=7, max_chunk_tokens=9)
+    replicated.change_speculation(policy=policy)
+    outputs = replicated.generate(*work(40))
+    expected = alone.generate(*work(40))
+    assert token_ids(outputs) == token_ids(expected)
+    for mine, other in zip(outputs, expected, strict=True):
+        assert mine.speculation.num_drafted == other.speculation.num_drafted
+        assert mine.speculation.num_accepted == other.speculation.num_accepted
+
+
+def test_shares_are_drafted_elsewhere(replicated, monkeypatch):
+    """Requests with odd rows are the replica's, which is told no more than it must know."""
+    seen, send = [], Replicas.send
+    monkeypatch.setattr(
+        Replicas, "send", lambda self, value, rank: seen.append(value) or send(self, value, rank)
+    )
+    replicated.change_speculation(policy="fixed")
+    replicated.generate([[1, 2, 3]] * 4, SamplingParams(max_tokens=9, ignore_eos=True))
+    assert {row for share in seen for row in share.rows} == {1, 3}
+    for share in seen[2:]:  # all prompts are read by then
+        assert all(not change.is_new and len(change.tail) <= 4 for change in share.texts)
+
+
+def test_requests_are_cancelled_meanwhile(models, replicated):
+    replicated.change_speculation(policy="fixed")
+    expected = token_ids(build(models, 1, max_batch_size=7).generate(*work(40)))
+    engine, requests = replicated.engine, []
+    for index, (prompt, params) in enumerate(zip(*work(40), strict=True)):
+        requests.append(engine.add(None, prompt, params))
+        engine.step()
+        if index % 5 == 4:
+            engine.cancel(requests[index - 1])
+    while engine.num_unfinished:
+        engine.step()
+    for request, said in zip(requests, expected, strict=True):
+        own = request.output().token_ids
+        if request.finish_reason is FinishReason.CANCELLED:
+            assert own == said[: len(own)]
+        else:
+            assert own == said
+
+
+def test_a_companion_judges_its_share(models):
+    """The staged policy asks it in every step and lets its word decide."""
+    together, alone = (build(models, n, "staged", "yes", max_batch_size=5) for n in (2, 1))
+    outputs, expected = (llm.generate(*work(30)) for llm in (together, alone))
+    assert token_ids(outputs) == token_ids(expected)
+    drafted = [output.speculation.num_judged for output in outputs]
+    assert drafted == [output.speculation.num_judged for output in expected]
+    assert sum(drafted) > 0
+    together.close()
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "sv"])
+def test_texts_follow_the_target(models, policy):
+    """By the rule in numbers where the kernels follow it; with a companion that is asked."""
+    recipe = Recipe(vocab=8, seed=3, config={"num_hidden_layers": 1})
+    draft, companion = recipe.draft(0.1), recipe.draft(noise=0.2, noise_seed=2)
+    llm = LLM(models.folder(recipe), dtype="float32", max_batch_size=128, draft_replicas=2)
+    names = {"draft": models.folder(draft), "policy": policy, "num_speculative_tokens": 3}
+    if policy == "sv":
+        names["companion"] = models.folder(companion)
+    llm._latency = lambda *_: fixed_latency()
+    llm._set_speculation(SpeculationConfig(**names))
+    params = [SamplingParams(max_tokens=3, seed=seed) for seed in range(8000)]
+    outputs = llm.generate([[1, 2, 3]] * len(params), params)
+    said = torch.tensor(token_ids(outputs))
+    expected = exact_distribution(models.reference(recipe), [1, 2, 3], SamplingParams(), 3)
+    assert chi_square_p_value(sequence_counts(said, 8), expected.joint()) > 1e-4
+    assert sum(output.speculation.num_drafted for output in outputs) > 0
+    llm.close()
+
+
+def test_each_request_may_have_its_own_policy(replicated, models):
+    ways = [RequestSpeculation(policy=("fixed", "svip", "none")[i % 3]) for i in range(20)]
+    replicated.change_speculation(policy="fixed")
+    outputs = replicated.generate(*work(20), speculation=ways)
+    expected = build(models, 1, max_batch_size=7).generate(*work(20), speculation=ways)
+    assert token_ids(outputs) == token_ids(expected)
+
+
+class TestFailures:
+    def test_a_replica_that_dies_is_named(self, models):
+        llm = build(models, 2, max_batch_size=4)
+        processes = llm.engine._replicas.close.peek()[2][1]
+        for process in processes:
+            process.kill()
+            process.wait()
+        with pytest.raises(ReplicaError, match="replica 1 does not answer") as caught:
+            llm.generate([[1, 2]] * 4)
+        assert caught.value.field == "draft_replicas"
+        assert llm.engine.num_unfinished == 0
+        llm.close()
+
+    def test_closing_ends_them(self, models):
+        llm = build(models, 2, max_batch_size=4)
+        (process,) = llm.engine._replicas.close.peek()[2][1]
+        llm.close()
+        llm.close()
+        assert process.poll() == 0
+
+    def test_a_model_that_cannot_be_loaded_there(self, models, monkeypatch):
+        from draftwise.engine.replicas import process
+
+        spec = process.ModelSpec("/nowhere", "draft", torch.float32, 16, False, None)
+        with pytest.raises(Exception, match="/nowhere"):
+            Replicas([process.ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["?"])
+
+    def test_another_model_is_refused(self, models):
+        from draftwise.engine.replicas import process
+
+        folder = models.folder(RECIPE.draft())
+        spec = process.ModelSpec(folder, "draft", torch.float32, 16, False, None)
+        with pytest.raises(ReplicaError, match="other models"):
+            Replicas([process.ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["another"])
+
+    def test_what_cannot_be_shared(self, models):
+        llm = build(models, 1)
+        for speculation, options, match in (
+            (SpeculationConfig("x", policy="oracle"), EngineOptions(), "asks the target"),
+            (llm.speculation, EngineOptions(overlap=OverlapOptions()), "together"),
+        ):
+            with pytest.raises(InvalidParameterError, match=match):
+                Engine(
+                    llm.load_models(llm.speculation),
+                    speculation,
+                    options,
+                    fixed_latency(),
+                    replicas=object(),
+                )
+
+    @pytest.mark.parametrize("count", [0, -1, 1.5, True])
+    def test_a_number_of_replicas(self, models, count):
+        with pytest.raises(InvalidParameterError) as caught:
+            build(models, count)
+        assert caught.value.field == "draft_replicas"
+
+
+def test_a_cut_draft_has_nothing_behind_its_lengths():
+    from draftwise.core.types import Draft, DraftSignals
+    from draftwise.engine.replicas.replica import cut
+
+    ones = torch.ones(2, 3)
+    signals = DraftSignals(torch.ones(2, 3, 4), ones.clone(), ones.clone())
+    draft = Draft(ones.long(), (3, 2), torch.ones(2, 4, 4), (-1, 0, 1), signals)
+    shorter = cut(draft, (1, 2))
+    assert shorter.lengths == (1, 2)
+    assert np.array_equal(shorter.tokens, [[1, 0, 0], [1, 1, 1]])
+    assert shorter.probs[0, 1:].sum() == 0
+    assert shorter.signals.entropy[0].tolist() == [1, 0, 0]
+    assert shorter.signals.beliefs[0, 1:].sum() == 0
