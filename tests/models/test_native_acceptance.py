@@ -139,8 +139,9 @@ def test_equal_distributions_are_kept(method):
     logits = torch.randn(40, WIDTH + 1, 50)
     step.logits = logits.flatten(0, 1)
     step.controls = LogitControls(torch.ones(40), False, False)
-    step.proposals = logits.softmax(dim=-1)
-    step.proposals[:, WIDTH] = 0.0
+    proposals = logits.softmax(dim=-1)
+    proposals[:, WIDTH] = 0.0
+    step.plan = Plan(step.tokens, (WIDTH,) * 40, proposals)
     step.uniforms = step.uniforms.clamp(max=0.999)
     step.owner = torch.repeat_interleave(torch.arange(40), WIDTH + 1)
     _, ours, _ = step.both(method)

@@ -143,12 +143,13 @@ def test_equals_are_not_exchanged(monkeypatch):
     """A choice stays while nothing promises clearly more."""
     monkeypatch.setattr(PriceBook, "_is_overdue", lambda *_: False)
     book = book_for(LINEAR, ORDINARY)
-    chosen = [book.price(4, 0).point]
-    random = np.random.default_rng(0)
+    random, chosen = np.random.default_rng(0), set()
     for _ in range(300):
+        book.price(4, 0)
         book.outlook.observe(random.permutation(ORDINARY)[:1], np.ones(1))
-        chosen.append(book.price(4, 0).point)
-    assert len(set(chosen)) <= 2
+        (choice,) = book._choices.values()
+        chosen.add(choice.best.point)
+    assert len(chosen) <= 2
 
 
 def test_goodput_follows_costs():
@@ -209,6 +210,25 @@ def test_what_is_realised_is_expected_from_then_on():
     price = kept.book.price(8, 0)
     unbiased = Reality(lambda point: 1.0).book.price(8, 0)
     assert price.goodput == pytest.approx(0.9 * unbiased.goodput, rel=0.02)
+
+
+def test_now_and_then_what_is_least_known_is_tried(monkeypatch):
+    """Among the ways that are not much worse by what their like took."""
+    monkeypatch.setattr(pricing, "_LONGEST_PAUSE", 12)
+    reality = Reality(lambda point: 1.0, outlook=ORDINARY)
+    reality.run(pricing._YOUTH + 50)
+    (choice,) = reality.book._choices.values()
+    experience = choice.experience
+    least_known = []
+    for _ in range(2000):
+        before = {p: experience.optimism(p) for p in reality.book._points}
+        num_reviews = choice.num_reviews
+        reality.run(1)
+        curious = choice.num_reviews > num_reviews and not choice.num_reviews % 8
+        if curious and choice.rival is not None:
+            least_known.append(before[choice.rival.point] >= 0.99 * max(before.values()))
+    assert len(least_known) > 3
+    assert all(least_known)
 
 
 def test_kept_promises_change_nothing():

@@ -40,6 +40,9 @@ _TRIAL, _TURN = 24, 6
 # Steps after which the best way of a kind is tried again, however little it promises: nothing else
 # shows that the costs of what is not done are thought wrong.
 _REVISIT = 1024
+# In one of so many reviews the least known of the ways that promise so much of the best is tried:
+# what its like took may say little of it.
+_CURIOUS_EVERY, _WORTH_A_LOOK = 8, 0.8
 # Another way must promise this much more, or the choice stays: estimates waver.
 _ADVANTAGE = 1.01
 
@@ -88,6 +91,7 @@ class _Choice:
         experience: what came of all ways so far.
         rival: way that takes turns with it, to get to know it.
         is_young: whether ways that may be the best were never tried.
+        num_reviews: how often it was thought over.
         last_used: step in which each kind of way was in use last.
     """
 
@@ -96,6 +100,7 @@ class _Choice:
     rival: _Way | None = None
     is_young: bool = True
     num_steps: int = 0
+    num_reviews: int = 0
     last_review: int = 0
     next_review: int = _FIRST_REVIEW
     pause: int = _SHORTEST_PAUSE
@@ -257,6 +262,10 @@ class PriceBook:
                 choice.last_used[kind_of(way.point)] = choice.num_steps
         best = max(promises, key=goodput)
         unknown = [point for point in promises if self._is_overdue(choice, point)]
+        choice.num_reviews += not was_tried
+        if not unknown and not was_tried and choice.num_reviews % _CURIOUS_EVERY == 0:
+            least = _WORTH_A_LOOK * goodput(best)
+            unknown = [max((p for p in promises if goodput(p) >= least), key=experience.optimism)]
         hoped = max(unknown, key=goodput) if unknown else max(promises, key=hope)
         price = self._price(best, promises[best][1], context)
         choice.best = self._way(price, promises[best][0], context)

@@ -32,12 +32,12 @@ namespace {
 struct Proposal {
     const float *q;
     float least, most;
-
-    INLINE Floats at(int64_t i, int64_t end) const {
-        const Floats all = read_within(q, i, end, 0.0f), zero = {};
-        return (all >= least) & (all <= most) ? all : zero;
-    }
 };
+
+INLINE Floats proposed(const Proposal &proposal, int64_t i, int64_t end) {
+    const Floats q = read_within(proposal.q, i, end, 0.0f), zero = {};
+    return (q >= proposal.least) & (q <= proposal.most) ? q : zero;
+}
 
 INLINE Proposal proposal_at(const AcceptanceCall &call, const float *q, int64_t request, int64_t i) {
     const int64_t place = request * call.width + i;
@@ -53,7 +53,7 @@ INLINE double residual(const float *p, float scale, Proposal q, int64_t size, fl
         const Floats zero = {};
         for (int64_t i = start; i < end; i += LANES) {
             Floats rest = read_within(p, i, end, 0.0f) * scale;
-            if (q.q) rest -= q.at(i, end);
+            if (q.q) rest -= proposed(q, i, end);
             rest = rest > 0.0f ? rest : zero;
             part += rest;
             if (out) write_within(rest, out, i, end);
