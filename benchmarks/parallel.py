@@ -1,6 +1,6 @@
 """Drafting beside the target, and in two processes, against one thing after the other, in turns.
 
-    python benchmarks/parallel.py --prompts gsm8k_test.jsonl --output benchmarks/results/parallel.json
+    python benchmarks/parallel.py --prompts gsm8k_test.jsonl --output results/parallel.json
 
 Each way answers the same prompts with a fixed draft length. Reported are tokens per second relative
 to one thing after the other, median and quartiles over turns, and how many times as long passes of
