@@ -36,6 +36,7 @@ def test_there_are_these():
         "ModelNotFoundError",
         "NumericalError",
         "PeerError",
+        "ReplicaError",
         "PromptError",
         "UnsupportedModelError",
         "VocabularyMismatchError",

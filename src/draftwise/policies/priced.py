@@ -101,6 +101,7 @@ class PricedPolicy(Policy):
         self._max_lengths = [0] * num_requests
         self._is_priced = bool(drafting)
         self._watches = False
+        self._expected = np.zeros((num_requests, 0))
         if not drafting:
             return self._max_lengths
         context = sum(request.num_tokens for request in requests)
