@@ -1,8 +1,9 @@
 """Engines of tiny models, with whatever their policy needs."""
 
-from draftwise import LLM, SpeculationConfig
+from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.engine.engine import Engine, EngineOptions, Models
 from draftwise.engine.overlap import OverlapOptions
+from draftwise.outputs import FinishReason
 from draftwise.policies import policy_class
 
 from ..stand_ins import fixed_latency, profile
@@ -55,3 +56,41 @@ def generate(engine, prompts, params):
     while engine.num_unfinished:
         engine.step()
     return [request.output() for request in requests]
+
+
+def varied_work(count):
+    """Prompts of many lengths, some greedy or penalised, and how to go on with each."""
+    prompts = [[(index * 5 + i * 3) % 16 for i in range(1 + index % 11)] for index in range(count)]
+    params = [
+        SamplingParams(
+            max_tokens=1 + index % 14,
+            seed=index,
+            temperature=float(index % 3 > 0),
+            presence_penalty=0.5 * (index % 4 == 3),
+        )
+        for index in range(count)
+    ]
+    return prompts, params
+
+
+def token_ids(outputs):
+    """What each request said."""
+    return [output.token_ids for output in outputs]
+
+
+def assert_same_with_cancellations(engine, expected):
+    """Requests that join one by one, some of them cancelled, say what they say undisturbed."""
+    requests = []
+    for index, (prompt, params) in enumerate(zip(*varied_work(len(expected)), strict=True)):
+        requests.append(engine.add(None, prompt, params))
+        engine.step()
+        if index % 5 == 4:
+            engine.cancel(requests[index - 1])
+    while engine.num_unfinished:
+        engine.step()
+    for request, said in zip(requests, expected, strict=True):
+        own = request.output().token_ids
+        if request.finish_reason is FinishReason.CANCELLED:
+            assert own == said[: len(own)]
+        else:
+            assert own == said

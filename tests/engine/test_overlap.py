@@ -19,6 +19,7 @@ from draftwise.profiling.latency import measure_profile
 
 from ..stand_ins import fixed_latency
 from ..tiny_models import Recipe
+from .assembly import assert_same_with_cancellations, token_ids, varied_work
 
 pytestmark = pytest.mark.skipif(shares() is None, reason="the machine has a single core")
 RECIPE = Recipe(vocab=16, seed=6)
@@ -31,24 +32,10 @@ def build(models, overlaps=True, **options):
     return LLM(models.folder(RECIPE), speculation, dtype="float32", overlap=overlaps, **options)
 
 
-def work(count):
-    """Prompts of many lengths, some greedy, and how to go on with each."""
-    prompts = [[(index * 5 + i * 3) % 16 for i in range(1 + index % 11)] for index in range(count)]
-    params = [
-        SamplingParams(max_tokens=1 + index % 14, seed=index, temperature=float(index % 3 > 0))
-        for index in range(count)
-    ]
-    return prompts, params
-
-
-def token_ids(outputs):
-    return [output.token_ids for output in outputs]
-
-
 @pytest.fixture(scope="module")
 def expected(models):
     """What 40 requests say without overlap."""
-    return token_ids(build(models, overlaps=False, max_batch_size=8).generate(*work(40)))
+    return token_ids(build(models, overlaps=False, max_batch_size=8).generate(*varied_work(40)))
 
 
 @pytest.fixture
@@ -68,7 +55,7 @@ def halves(monkeypatch):
 @pytest.mark.parametrize("max_batch_size", [1, 2, 3, 8, 40])
 def test_texts_are_the_same(models, expected, halves, max_batch_size):
     llm = build(models, max_batch_size=max_batch_size, max_chunk_tokens=16)
-    assert token_ids(llm.generate(*work(40))) == expected
+    assert token_ids(llm.generate(*varied_work(40))) == expected
     assert any(prepared and verified for prepared, verified in halves) == (max_batch_size > 1)
     assert not any(prepared & verified for prepared, verified in halves)
 
@@ -104,22 +91,8 @@ def test_they_run_at_the_same_time(models, monkeypatch):
 
 def test_requests_join_and_are_cancelled_meanwhile(models, expected):
     llm = build(models, max_batch_size=6)
-    engine = llm.engine
-    requests = []
-    for index, (prompt, params) in enumerate(zip(*work(40), strict=True)):
-        requests.append(engine.add(None, prompt, params))
-        engine.step()
-        if index % 5 == 4:
-            engine.cancel(requests[index - 1])
-    while engine.num_unfinished:
-        engine.step()
-    for request, said in zip(requests, expected, strict=True):
-        own = request.output().token_ids
-        if request.finish_reason is FinishReason.CANCELLED:
-            assert own == said[: len(own)]
-        else:
-            assert own == said
-    scheduler = engine._scheduler
+    assert_same_with_cancellations(llm.engine, expected)
+    scheduler = llm.engine._scheduler
     assert scheduler.num_reserved_tokens == 0
     assert len(scheduler._free_rows) == 6
 
@@ -151,9 +124,9 @@ def test_the_policy_is_changed_between_two_steps(models, expected):
         if len(steps) % 3 == 0:
             llm.change_speculation(**next(changes))
 
-    outputs = llm.generate(*work(40), on_step=change)
+    outputs = llm.generate(*varied_work(40), on_step=change)
     assert [len(each) for each in token_ids(outputs)] == [len(each) for each in expected]
-    for output, said, params in zip(outputs, expected, work(40)[1], strict=True):
+    for output, said, params in zip(outputs, expected, varied_work(40)[1], strict=True):
         if params.temperature == 0:
             assert output.token_ids == said
 
@@ -161,8 +134,8 @@ def test_the_policy_is_changed_between_two_steps(models, expected):
 def test_each_request_may_have_its_own_policy(models, expected):
     llm = build(models, max_batch_size=6)
     ways = [RequestSpeculation(policy=("fixed", "svip", "none")[i % 3]) for i in range(40)]
-    outputs = llm.generate(*work(40), speculation=ways)
-    for output, said, params in zip(outputs, expected, work(40)[1], strict=True):
+    outputs = llm.generate(*varied_work(40), speculation=ways)
+    for output, said, params in zip(outputs, expected, varied_work(40)[1], strict=True):
         if params.temperature == 0:
             assert output.token_ids == said
 
@@ -179,9 +152,9 @@ def test_a_failure_on_one_side_ends_the_step_and_not_the_engine(models, expected
 
     monkeypatch.setattr(TargetVerifier, "verify", failing)
     with pytest.raises(RuntimeError, match="fell over"):
-        llm.generate(*work(40))
+        llm.generate(*varied_work(40))
     assert llm.engine.num_unfinished == 0
-    assert token_ids(llm.generate(*work(40))) == expected
+    assert token_ids(llm.generate(*varied_work(40))) == expected
 
 
 class TestDeciding:

@@ -9,11 +9,11 @@ from draftwise.engine.engine import Engine, EngineOptions
 from draftwise.engine.overlap import OverlapOptions
 from draftwise.engine.replicas.processes import Replicas
 from draftwise.errors import InvalidParameterError, ReplicaError
-from draftwise.outputs import FinishReason
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..stand_ins import fixed_latency
 from ..tiny_models import Recipe
+from .assembly import assert_same_with_cancellations, token_ids, varied_work
 from .exact import exact_distribution
 
 RECIPE = Recipe(vocab=16, seed=6)
@@ -35,25 +35,6 @@ def build(models, num_replicas, policy="fixed", companion=None, **options):
     )
 
 
-def work(count):
-    """Prompts of many lengths, some greedy or penalised, and how to go on with each."""
-    prompts = [[(index * 5 + i * 3) % 16 for i in range(1 + index % 11)] for index in range(count)]
-    params = [
-        SamplingParams(
-            max_tokens=1 + index % 14,
-            seed=index,
-            temperature=float(index % 3 > 0),
-            presence_penalty=0.5 * (index % 4 == 3),
-        )
-        for index in range(count)
-    ]
-    return prompts, params
-
-
-def token_ids(outputs):
-    return [output.token_ids for output in outputs]
-
-
 @pytest.fixture(scope="module")
 def replicated(models):
     """One for all that only generate; every engine of it costs a process."""
@@ -67,8 +48,8 @@ def test_texts_are_the_same(models, replicated, policy):
     """With every way of stopping a draft: never, by the signals of each token, by the past."""
     alone = build(models, 1, policy, max_batch_size=7, max_chunk_tokens=9)
     replicated.change_speculation(policy=policy)
-    outputs = replicated.generate(*work(40))
-    expected = alone.generate(*work(40))
+    outputs = replicated.generate(*varied_work(40))
+    expected = alone.generate(*varied_work(40))
     assert token_ids(outputs) == token_ids(expected)
     for mine, other in zip(outputs, expected, strict=True):
         assert mine.speculation.num_drafted == other.speculation.num_drafted
@@ -90,27 +71,14 @@ def test_shares_are_drafted_elsewhere(replicated, monkeypatch):
 
 def test_requests_are_cancelled_meanwhile(models, replicated):
     replicated.change_speculation(policy="fixed")
-    expected = token_ids(build(models, 1, max_batch_size=7).generate(*work(40)))
-    engine, requests = replicated.engine, []
-    for index, (prompt, params) in enumerate(zip(*work(40), strict=True)):
-        requests.append(engine.add(None, prompt, params))
-        engine.step()
-        if index % 5 == 4:
-            engine.cancel(requests[index - 1])
-    while engine.num_unfinished:
-        engine.step()
-    for request, said in zip(requests, expected, strict=True):
-        own = request.output().token_ids
-        if request.finish_reason is FinishReason.CANCELLED:
-            assert own == said[: len(own)]
-        else:
-            assert own == said
+    expected = token_ids(build(models, 1, max_batch_size=7).generate(*varied_work(40)))
+    assert_same_with_cancellations(replicated.engine, expected)
 
 
 def test_a_companion_judges_its_share(models):
     """The staged policy asks it in every step and lets its word decide."""
     together, alone = (build(models, n, "staged", "yes", max_batch_size=5) for n in (2, 1))
-    outputs, expected = (llm.generate(*work(30)) for llm in (together, alone))
+    outputs, expected = (llm.generate(*varied_work(30)) for llm in (together, alone))
     assert token_ids(outputs) == token_ids(expected)
     drafted = [output.speculation.num_judged for output in outputs]
     assert drafted == [output.speculation.num_judged for output in expected]
@@ -141,8 +109,8 @@ def test_texts_follow_the_target(models, policy):
 def test_each_request_may_have_its_own_policy(replicated, models):
     ways = [RequestSpeculation(policy=("fixed", "svip", "none")[i % 3]) for i in range(20)]
     replicated.change_speculation(policy="fixed")
-    outputs = replicated.generate(*work(20), speculation=ways)
-    expected = build(models, 1, max_batch_size=7).generate(*work(20), speculation=ways)
+    outputs = replicated.generate(*varied_work(20), speculation=ways)
+    expected = build(models, 1, max_batch_size=7).generate(*varied_work(20), speculation=ways)
     assert token_ids(outputs) == token_ids(expected)
 
 

@@ -121,7 +121,6 @@ class ReplicatedDraft:
         """
         self._shares = shares
         self._own = ModelDraft(shares.draft, vocab_size)
-        self._vocab_size = vocab_size
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Draft as far as the policy wants, at most to each request's limit."""
@@ -134,7 +133,7 @@ class ReplicatedDraft:
         busy = []
         for rank, (own, part) in enumerate(shares[1:], 1):
             order = self._order(part, own, limits, signals, rule)
-            if part.chunks or any(order.limits):
+            if order is not None:
                 replicas.send(order, rank)
                 busy.append(rank)
         answers = {0: self._draft_own(*shares[0], limits, signals, rule)}
@@ -182,11 +181,13 @@ class ReplicatedDraft:
         limits: list[int],
         signals: bool,
         rule: StopRule | None,
-    ) -> DraftShare:
+    ) -> DraftShare | None:
+        """What a replica is told; ``None`` if its share has nothing to do."""
         own_limits = [limits[index] for index in own]
-        is_needed = bool(part.chunks) or any(own_limits)
+        if not part.chunks and not any(own_limits):
+            return None
         return DraftShare(
-            self._shares.changes(part) if is_needed else [],
+            self._shares.changes(part),
             [(chunk.request.row, chunk.start, chunk.end) for chunk in part.chunks],
             [request.row for request in part.generating],
             own_limits,
