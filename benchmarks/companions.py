@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
-from draftwise.engine.engine import Models
+from draftwise.engine.assembly import Models
 from draftwise.estimators.information import information_gains, pearson
 from draftwise.models import loading
 from draftwise.models.attention import Segment

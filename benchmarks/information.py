@@ -26,7 +26,7 @@ from rich.console import Console
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
-from draftwise.engine.engine import Models
+from draftwise.engine.assembly import Models
 from draftwise.estimators.information import information_gains, pearson
 from draftwise.profiling.acceptance import collect
 

@@ -5,36 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from draftwise.core.latency import LatencyModel
-from draftwise.engine.engine import Engine, EngineOptions, Models
+from draftwise.building import BuildSettings, EngineBuilder
+from draftwise.engine.assembly import EngineOptions, Models
+from draftwise.engine.engine import Engine
 from draftwise.engine.memory import cache_bytes
-from draftwise.engine.overlap import Interference, OverlapOptions
 from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError, InvalidParameterError
-from draftwise.estimators.profile import AcceptanceProfile
-from draftwise.models.loading import (
-    LoadedModel,
-    check_same_vocabulary,
-    load_model,
-    loaded_name,
-    resolve_device,
-    resolve_dtype,
-)
+from draftwise.models.loading import LoadedModel, resolve_device, resolve_dtype
 from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, StreamPiece
 from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
-from draftwise.policies import POLICIES, Policy, policy_class
-from draftwise.profiling.latency import load_latency, measure_latency
-from draftwise.profiling.latency_profile import LatencyProfile
-from draftwise.profiling.passes import Stage
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize
-
-if TYPE_CHECKING:
-    from draftwise.engine.replicas.processes import Replicas
 
 Speculations = RequestSpeculation | Sequence[RequestSpeculation] | None
 
@@ -122,35 +104,24 @@ class LLM:
         place = resolve_device(device)
         number = resolve_dtype(dtype, place)
 
-        def load(
-            name: str, role: str, context: int | None, quantization: str | None = None
-        ) -> LoadedModel:
-            self._on_status(f"loading {name}")
-            return load_model(
-                name,
-                role,
+        self._builder = EngineBuilder(
+            target,
+            max_model_len,
+            BuildSettings(
                 number,
                 place,
-                context,
                 trust_remote_code,
-                may_be_shorter=role != "target",
-                quantization=quantization,
-            )
-
-        self._load = load
-        self._overlap = overlap
-        self._num_replicas = draft_replicas
-        self._trust_remote_code = trust_remote_code
-        self._on_status = on_status or _ignore
-        self._engine_options = EngineOptions(
-            max_batch_size, max_chunk_tokens, cache_bytes(cache_gib, place)
+                EngineOptions(max_batch_size, max_chunk_tokens, cache_bytes(cache_gib, place)),
+                overlap,
+                draft_replicas,
+                on_status or _ignore,
+            ),
         )
-        self.target = load(target, "target", max_model_len)
-        self.engine: Engine
-        self.speculation: SpeculationConfig | None
-        self._measured: dict[tuple[str | int, ...], LatencyModel] = {}
+        self.target = self._builder.target
         self.draft: LoadedModel | None = None
         self.companion: LoadedModel | None = None
+        self.engine: Engine
+        self.speculation: SpeculationConfig | None
         self._set_speculation(speculation)
 
     def with_speculation(self, speculation: SpeculationConfig | None) -> LLM:
@@ -182,134 +153,20 @@ class LLM:
         Raises:
             DraftwiseError: one cannot be loaded, or speaks of other tokens than the target.
         """
-        loaded = {m.name: m for m in (self.draft, self.companion) if m is not None}
+        return self._builder.load_models(speculation, self._models)
 
-        def small_model(name: str, role: str, quantization: str | None = None) -> LoadedModel:
-            full_name = loaded_name(name, quantization)
-            if full_name not in loaded:
-                loaded[full_name] = self._load_follower(name, role, quantization)
-            return loaded[full_name]
-
-        draft = companion = None
-        if policy_class(speculation.policy_name).needs_draft:
-            draft = small_model(speculation.draft, "draft")
-        quantization = speculation.companion_quantization
-        if quantization is not None:
-            companion = small_model(speculation.draft, "companion", quantization)
-        elif speculation.companion is not None:
-            companion = small_model(speculation.companion, "companion")
-        return Models(self.target, draft, companion)
+    @property
+    def _models(self) -> Models:
+        return Models(self.target, self.draft, self.companion)
 
     def _set_speculation(self, speculation: SpeculationConfig | None) -> None:
-        models = Models(self.target)
-        latency: LatencyModel | None = None
-        profile: AcceptanceProfile | None = None
-        overlap: OverlapOptions | None = None
-        if speculation is not None:
-            policy = policy_class(speculation.policy_name)
-            if speculation.companion is not None:
-                _check_companion_is_asked(policy)
-            models = self.load_models(speculation)
-            if speculation.profile is not None:
-                profile = AcceptanceProfile.load(speculation.profile)
-                profile.check(
-                    target=models.target.fingerprint,
-                    draft=None if models.draft is None else models.draft.fingerprint,
-                    companion=None if models.companion is None else models.companion.fingerprint,
-                )
-            overlap = self._overlap_options(speculation, policy)
-            if policy.needs_latency or (overlap is not None and overlap.interference is not None):
-                latency = self._latency(speculation, models)
-        options = replace(self._engine_options, overlap=overlap)
+        self.engine, models = self._builder.build(speculation, self._models)
         self.speculation = speculation
         self.draft, self.companion = models.draft, models.companion
-        replicas = None
-        if speculation is not None and models.draft is not None and self._num_replicas > 1:
-            replicas = self._start_replicas(speculation, models, models.draft)
-        self.engine = Engine(models, speculation, options, latency, profile, replicas=replicas)
-
-    def _start_replicas(
-        self, speculation: SpeculationConfig, models: Models, draft: LoadedModel
-    ) -> Replicas:
-        """One process for each replica but the first, which is the engine's own."""
-        # Not every PyTorch can speak to other processes.
-        from draftwise.engine.replicas.process import ModelSpec, ReplicaSpec
-        from draftwise.engine.replicas.processes import Replicas
-
-        def spec(name: str, role: str, quantization: str | None = None) -> ModelSpec:
-            return ModelSpec(
-                name,
-                role,
-                self.target.model.dtype,
-                self.target.max_model_len,
-                self._trust_remote_code,
-                quantization,
-            )
-
-        companion = None
-        if models.companion is not None:
-            quantization = speculation.companion_quantization
-            name = speculation.draft if quantization else speculation.companion
-            assert name is not None
-            companion = spec(name, "companion", quantization)
-        self._on_status(f"starting {self._num_replicas - 1} replicas of the draft")
-        kind = self.target.model.device.type
-        specs = [
-            ReplicaSpec(
-                spec(speculation.draft, "draft"),
-                companion,
-                kind if kind == "cpu" else f"{kind}:{rank}",
-                self._engine_options.max_batch_size,
-                self.target.model.vocab_size,
-                max(1, torch.get_num_threads() // self._num_replicas),
-            )
-            for rank in range(1, self._num_replicas)
-        ]
-        small = [model for model in (draft, models.companion) if model is not None]
-        return Replicas(specs, [model.fingerprint for model in small])
 
     def close(self) -> None:
         """End the threads and processes that were started for it; most have none."""
         self.engine.close()
-
-    def _overlap_options(
-        self, speculation: SpeculationConfig, policy: type[Policy]
-    ) -> OverlapOptions | None:
-        """When halves of the batch overlap; ``None`` for never."""
-        if self._overlap:
-            return OverlapOptions()
-        path = speculation.latency_profile
-        can_overlap = self.target.model.device.type == "cpu" and not policy.judged_by_target
-        if self._overlap is False or path is None or not can_overlap:
-            return None
-        measured = LatencyProfile.load(path).interference
-        if not measured.keys() >= {Stage.TARGET, Stage.DRAFT}:
-            return None
-        return OverlapOptions(Interference(measured[Stage.TARGET], measured[Stage.DRAFT]))
-
-    def _load_follower(self, name: str, role: str, quantization: str | None) -> LoadedModel:
-        """Load a draft or companion and check that it speaks of the target's tokens.
-
-        Its context may be the shorter one; beyond it nothing is drafted. A longer one is not used.
-        """
-        model = self._load(name, role, self.target.max_model_len, quantization)
-        check_same_vocabulary(self.target, model, role)
-        return model
-
-    def _latency(self, speculation: SpeculationConfig, models: Models) -> LatencyModel:
-        """What passes cost here: from a file, or measured for a few seconds."""
-        if speculation.latency_profile is not None:
-            return load_latency(speculation.latency_profile, models)
-        names = tuple(m.name for m in (models.draft, models.companion) if m is not None)
-        key: tuple[str | int, ...] = (*names, speculation.num_speculative_tokens)
-        if key not in self._measured:
-            self._on_status("measuring what passes cost on this machine")
-            self._measured[key] = measure_latency(
-                models, self._engine_options.max_batch_size, speculation.num_speculative_tokens
-            )
-        # Each engine follows the machine by itself from what was measured.
-        measured = self._measured[key]
-        return LatencyModel(measured.target, measured.draft, measured.companion)
 
     def generate(
         self,
@@ -421,24 +278,6 @@ class LLM:
 
 def _ignore(status: str) -> None:
     """For callers that do not ask what is being done."""
-
-
-def _check_companion_is_asked(policy: type[Policy]) -> None:
-    """Loading a model that nobody asks is a mistake.
-
-    Raises:
-        InvalidParameterError: names the policies that ask a companion.
-    """
-
-    def asks(each: type[Policy]) -> bool:
-        return each.needs_draft and each.uses_companion() and not each.judged_by_target
-
-    if not asks(policy):
-        others = ", ".join(name for name, each in POLICIES.items() if asks(each))
-        raise InvalidParameterError(
-            "companion",
-            f"policy {policy.name!r} never asks one; leave it out or choose one of: {others}",
-        )
 
 
 def _failed(prompt: Prompt, error: DraftwiseError) -> RequestOutput:

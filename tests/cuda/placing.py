@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from draftwise import LLM, SpeculationConfig
-from draftwise.engine.engine import Engine, EngineOptions, Models
+from draftwise.engine.assembly import EngineOptions, Models
+from draftwise.engine.engine import Engine
 from draftwise.models.static_steps import StepMode
 from draftwise.policies import policy_class
 

@@ -1,7 +1,8 @@
 """Engines of tiny models, with whatever their policy needs."""
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
-from draftwise.engine.engine import Engine, EngineOptions, Models
+from draftwise.engine.assembly import EngineOptions, Models
+from draftwise.engine.engine import Engine
 from draftwise.engine.overlap import OverlapOptions
 from draftwise.outputs import FinishReason
 from draftwise.policies import policy_class

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from draftwise.core.types import Draft, Judgement, Plan
-from draftwise.engine.engine import Engine, EngineOptions, Models
+from draftwise.engine.assembly import EngineOptions, Models
+from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
 from draftwise.params import SpeculationConfig
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, Signal

@@ -8,7 +8,8 @@ import torch
 from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.engine import lanes, overlap
-from draftwise.engine.engine import Engine, EngineOptions
+from draftwise.engine.assembly import EngineOptions
+from draftwise.engine.engine import Engine
 from draftwise.engine.lanes import Lane, shares
 from draftwise.engine.overlap import Interference, Overlap, OverlapOptions
 from draftwise.engine.side import Side

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
-from draftwise.engine.engine import Engine, EngineOptions
+from draftwise.engine.assembly import EngineOptions
+from draftwise.engine.engine import Engine
 from draftwise.engine.overlap import OverlapOptions
 from draftwise.engine.replicas.processes import Replicas
 from draftwise.errors import InvalidParameterError, ReplicaError
@@ -95,7 +96,7 @@ def test_texts_follow_the_target(models, policy):
     names = {"draft": models.folder(draft), "policy": policy, "num_speculative_tokens": 3}
     if policy == "sv":
         names["companion"] = models.folder(companion)
-    llm._latency = lambda *_: fixed_latency()
+    llm._builder._latency = lambda *_: fixed_latency()
     llm._set_speculation(SpeculationConfig(**names))
     params = [SamplingParams(max_tokens=3, seed=seed) for seed in range(8000)]
     outputs = llm.generate([[1, 2, 3]] * len(params), params)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
-from draftwise.engine.engine import Models
+from draftwise.engine.assembly import Models
 from draftwise.errors import InvalidParameterError, PromptError
 from draftwise.estimators.information import was_tested
 from draftwise.estimators.profile import AcceptanceProfile, fit_profile

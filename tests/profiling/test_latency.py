@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftwise.core.latency import LatencyModel, StageCost
-from draftwise.engine.engine import Models
+from draftwise.engine.assembly import Models
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
 from draftwise.models.loading import load_model
 from draftwise.models.native.drafting import DraftRun

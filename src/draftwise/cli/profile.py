@@ -24,7 +24,7 @@ from draftwise.cli.shared import (
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
-    from draftwise.engine.engine import Models
+    from draftwise.engine.assembly import Models
     from draftwise.estimators.profile import AcceptanceProfile
     from draftwise.llm import LLM
     from draftwise.params import SamplingParams

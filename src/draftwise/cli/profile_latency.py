@@ -14,7 +14,7 @@ from draftwise.cli.options import parse_numbers, set_threads
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
-    from draftwise.engine.engine import Models
+    from draftwise.engine.assembly import Models
     from draftwise.profiling.latency_profile import LatencyProfile
     from draftwise.profiling.passes import Stage
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,71 +11,31 @@ from torch import Tensor
 
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
+from draftwise.engine.admission import check_params, check_prompt
+from draftwise.engine.assembly import EngineOptions, Models, assemble
 from draftwise.engine.controls import HistoryStore
-from draftwise.engine.drafting import DraftSource, ModelDraft, NoDraft
-from draftwise.engine.follower import Follower
-from draftwise.engine.judging import Companion
-from draftwise.engine.oracle import TargetOracle
-from draftwise.engine.overlap import Overlap, OverlapOptions
+from draftwise.engine.costs import CostLearner
+from draftwise.engine.overlap import Overlap
 from draftwise.engine.request import Request
 from draftwise.engine.scheduler import Batch, Scheduler
-from draftwise.engine.side import PreparedStep, Side
+from draftwise.engine.side import PreparedStep
 from draftwise.engine.stopwatch import Stopwatch
 from draftwise.engine.verification import Acceptance, TargetVerifier
-from draftwise.errors import InvalidParameterError, PromptError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.kv_cache import KVCache
-from draftwise.models.loading import LoadedModel
 from draftwise.params import (
     RequestSpeculation,
     SamplingParams,
     SpeculationConfig,
     refuse_unknown_keys,
 )
-from draftwise.policies import Policy, PolicyContext, create_policy
+from draftwise.policies import Policy
 from draftwise.policies.mixture import Mixture
 
 if TYPE_CHECKING:
     from draftwise.engine.replicas.processes import Replicas
 
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """Sizes of an engine.
-
-    Attributes:
-        max_batch_size: requests that run at once.
-        max_chunk_tokens: prompt tokens processed per step, over all requests.
-        cache_bytes: memory for the keys and values of all models; ``None`` for no limit.
-        overlap: draft for one half of the batch while the target verifies the other; ``None``
-            never.
-    """
-
-    max_batch_size: int = 32
-    max_chunk_tokens: int = 512
-    cache_bytes: int | None = None
-    overlap: OverlapOptions | None = None
-
-
-@dataclass(frozen=True)
-class Models:
-    """The models of an engine.
-
-    Attributes:
-        target: the model whose distribution is kept.
-        draft: the model that writes ahead; with the target's vocabulary.
-        companion: the model that judges the draft; with the target's vocabulary.
-    """
-
-    target: LoadedModel
-    draft: LoadedModel | None = None
-    companion: LoadedModel | None = None
-
-
 _CHANGEABLE = ("lenience", "num_speculative_tokens", "policy", "policy_options")
-# Steps whose times are all learnt from, and then every how manieth.
-_APPRENTICESHIP = 64
-_LEARN_EVERY = 4
 
 
 class Engine:
@@ -119,78 +79,23 @@ class Engine:
         self._eos_token_ids = target.eos_token_ids
         self._vocab_size = target.model.vocab_size
         self._speculation = speculation
-        context = PolicyContext(
-            speculation.num_speculative_tokens,
-            latency,
-            profile,
-            has_companion=models.companion is not None,
-            has_draft=models.draft is not None,
-        )
-        is_given = policy is not None
         self._replicas = replicas
-        if policy is None:
-            policy = self._make_policy(context)
-
-        num_rows = options.max_batch_size
-        target_cache = target.model.new_cache(num_rows, target.max_model_len)
-        caches = [target_cache]
-
-        def follower(model: LoadedModel) -> Follower:
-            cache = model.model.new_cache(num_rows, model.max_model_len)
-            caches.append(cache)
-            return Follower(model.model, cache, self._vocab_size)
-
-        self._oracle: TargetOracle | None = None
-        if policy.judged_by_target:
-            self._oracle = TargetOracle(follower(target))
-        draft = companion = None
-        if models.draft is not None and policy.needs_draft:
-            draft = follower(models.draft)
-        if models.companion is not None and policy.uses_companion():
-            companion = follower(models.companion)
-        # What later policies find here is what was set up for the first one.
-        context = replace(context, has_draft=draft is not None, has_companion=companion is not None)
-
-        def side(own: Policy) -> Side:
-            drafter: DraftSource = NoDraft(target.model.device)
-            if draft is not None and replicas is not None:
-                # Not every PyTorch can speak to other processes.
-                from draftwise.engine.replicas.drafting import in_shares
-
-                return Side(
-                    Mixture(context, own),
-                    *in_shares(replicas, draft, companion, self._vocab_size),
-                )
-            if draft is not None:
-                drafter = ModelDraft(draft, self._vocab_size, self._oracle)
-            judge = None if companion is None else Companion(companion, self._vocab_size)
-            return Side(Mixture(context, own), drafter, judge, self._oracle)
-
-        if replicas is not None and policy.judged_by_target:
-            raise InvalidParameterError(
-                "draft_replicas", f"policy {policy.name!r} asks the target while it drafts"
-            )
-        self._sides = [side(policy)]
-        self._overlap: Overlap | None = None
-        if options.overlap is not None and draft is not None:
-            _check_overlap(policy, is_given, replicas is not None, target.model.device)
-            self._sides.append(side(self._make_policy(context)))
-            self._overlap = Overlap(latency, options.overlap.interference)
-        self._histories = HistoryStore(num_rows, self._vocab_size, target.model.device)
+        parts = assemble(models, speculation, options, latency, profile, policy, replicas)
+        self._sides, self._overlap, self._oracle = parts.sides, parts.overlap, parts.oracle
+        self._costs = CostLearner(latency, parts.overlap)
         self._scheduler = Scheduler(
-            caches,
-            self._histories,
+            parts.caches,
+            HistoryStore(options.max_batch_size, self._vocab_size, target.model.device),
             self._vocab_size,
             options.max_chunk_tokens,
             speculation.num_speculative_tokens,
-            _max_cached_tokens(caches, options.cache_bytes),
+            _max_cached_tokens(parts.caches, options.cache_bytes),
         )
-        self._verifier = TargetVerifier(target.model, target_cache)
+        self._verifier = TargetVerifier(target.model, parts.caches[0])
         self._acceptance = Acceptance(speculation.verification)
         self._advanced: list[Request] = []
         self._ids = itertools.count()
         self._rest = 0.0
-        self._num_timed = 0
 
     @property
     def policies(self) -> Mixture:
@@ -276,7 +181,7 @@ class Engine:
         times = clock.times(self._rest, batch.num_prompt_tokens)
         self.times = self._counted(replace(times, shared=shared))
         step.side.policies.observe(outcome, self.times)
-        self._learn_costs(step)
+        self._costs.observe(step, self.times)
         self._take_notes(step)
         advanced = self._scheduler.commit(batch, step.plan, outcome)
         ended = [r.request_id for r in advanced if r.finish_reason is not None]
@@ -302,32 +207,6 @@ class Engine:
                 request.stats.lossless = False
             if step.judgement is not None and self._oracle is None:
                 request.stats.num_judged += step.draft.lengths[index]
-
-    def _learn_costs(self, step: PreparedStep) -> None:
-        """Follow the machine: what this step cost, if no prompt and no other step was in it."""
-        batch, times, lengths = step.batch, self.times, step.draft.lengths
-        if times.shared or batch.chunks or not batch.generating or not all(batch.can_draft):
-            return
-        context = sum(len(request.tokens) for request in batch.generating)
-        num_tokens = len(step.plan.lengths) + sum(step.plan.lengths)
-        if self._overlap is not None:
-            self._overlap.observe(num_tokens, context, lengths)
-        self._num_timed += 1
-        if self.latency is None:
-            return
-        if self._num_timed > _APPRENTICESHIP and self._num_timed % _LEARN_EVERY:
-            return
-        self.latency.observe_target(
-            num_tokens,
-            context,
-            times.total - times.draft - times.companion - times.select,
-        )
-        depths = range(max(lengths, default=0))
-        self.latency.observe_draft(
-            [sum(length > depth for length in lengths) for depth in depths], times.draft
-        )
-        if step.judgement is not None:
-            self.latency.observe_companion(sum(lengths), times.companion)
 
     def change_speculation(self, **changes: Any) -> SpeculationConfig:
         """Speculate in another way from the next step on, also for requests that run.
@@ -381,7 +260,8 @@ class Engine:
                 the request asks for cannot be used here.
             CacheExhaustedError: it may need more cache than there is in all.
         """
-        self._check(prompt_ids, params)
+        check_prompt(prompt_ids, self.max_model_len, self._vocab_size)
+        check_params(params, self._vocab_size, self._tokenizer is not None)
         speculation = speculation or RequestSpeculation()
         self.policies.get(speculation.policy)
         stop_token_ids = frozenset(params.stop_token_ids)
@@ -414,64 +294,6 @@ class Engine:
             self._overlap.close()
         if self._replicas is not None:
             self._replicas.close()
-
-    def _make_policy(self, context: PolicyContext) -> Policy:
-        return create_policy(
-            self._speculation.policy_name,
-            replace(context, for_studies=True),
-            self._speculation.policy_options,
-        )
-
-    def _check(self, prompt_ids: list[int], params: SamplingParams) -> None:
-        if not prompt_ids:
-            raise PromptError("prompt", "is empty; give at least one token")
-        if len(prompt_ids) >= self.max_model_len:
-            raise PromptError(
-                "prompt",
-                f"has {len(prompt_ids)} tokens and the context holds {self.max_model_len} with at "
-                "least one generated token; shorten it or raise max_model_len",
-            )
-        for token in prompt_ids:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise PromptError("prompt", f"token ids must be integers, got {token!r}")
-            if not 0 <= token < self._vocab_size:
-                raise PromptError(
-                    "prompt", f"token {token} is outside the vocabulary of {self._vocab_size}"
-                )
-        for name, tokens in (
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            for token in tokens:
-                if token >= self._vocab_size:
-                    raise InvalidParameterError(
-                        name, f"token {token} is outside the vocabulary of {self._vocab_size}"
-                    )
-        if params.stop and self._tokenizer is None:
-            raise InvalidParameterError(
-                "stop", "the target has no tokenizer; use stop_token_ids instead"
-            )
-
-
-def _check_overlap(
-    policy: Policy, is_given: bool, has_replicas: bool, device: torch.device
-) -> None:
-    """Refuse what cannot be done in two halves.
-
-    Raises:
-        InvalidParameterError: why not.
-    """
-    why = None
-    if device.type != "cpu":
-        why = f"is for models on the CPU so far, not on {device.type!r}"
-    elif policy.judged_by_target:
-        why = f"leaves no target to policy {policy.name!r}, which asks it while drafting"
-    elif has_replicas:
-        why = "cannot be had together with draft_replicas"
-    elif is_given:
-        why = "needs a policy for each half; name it instead of giving one that is made"
-    if why is not None:
-        raise InvalidParameterError("overlap", why)
 
 
 def _max_cached_tokens(caches: list[KVCache], cache_bytes: int | None) -> int:

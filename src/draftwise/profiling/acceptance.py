@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
-from draftwise.engine.engine import Engine, EngineOptions, Models
+from draftwise.engine.assembly import EngineOptions, Models
+from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.estimators.profile import NO_MODEL

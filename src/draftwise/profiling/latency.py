@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from draftwise.core.latency import LatencyModel
-from draftwise.engine.engine import Models
+from draftwise.engine.assembly import Models
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
 from draftwise.profiling.fitting import Point
 from draftwise.profiling.interference import measure_interference
@@ -140,7 +140,16 @@ def load_latency(path: str, models: Models) -> LatencyModel:
         InvalidParameterError: there is no such file, it is no latency profile, or it was made with
             other models, another type or device, or another number of threads.
     """
-    profile = LatencyProfile.load(path)
+    return check_latency(LatencyProfile.load(path), path, models)
+
+
+def check_latency(profile: LatencyProfile, path: str, models: Models) -> LatencyModel:
+    """What a profile says passes cost, of a file that was read already; see :func:`load_latency`.
+
+    Raises:
+        InvalidParameterError: it was made with other models, another type or device, or another
+            number of threads.
+    """
     profile.check(models)
     off = _how_far_off(profile, models)
     if not 1 / _MOST_OFF <= off <= _MOST_OFF:
@@ -148,7 +157,7 @@ def load_latency(path: str, models: Models) -> LatencyModel:
             f"latency_profile: passes take {off:.2g} times as long as {path!r} says; if the "
             f"machine is not just busy, measure again with: {profile.command(path)}",
             DraftwiseWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return profile.latency_model()
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from draftwise.core.latency import LatencyModel, StageCost
-from draftwise.engine.engine import Models
+from draftwise.engine.assembly import Models
 from draftwise.errors import InvalidParameterError
 from draftwise.models.loading import LoadedModel
 from draftwise.profiling.fitting import Point, fit_stage

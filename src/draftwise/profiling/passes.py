@@ -17,9 +17,9 @@ from torch import Tensor
 
 from draftwise.core.random import step_uniforms
 from draftwise.core.types import Draft, DraftSignals, Plan
+from draftwise.engine.assembly import Models
 from draftwise.engine.controls import batch_controls
 from draftwise.engine.drafting import ModelDraft
-from draftwise.engine.engine import Models
 from draftwise.engine.follower import Follower
 from draftwise.engine.judging import Companion
 from draftwise.engine.request import Request

@@ -25,6 +25,8 @@ _DTYPES = (torch.bfloat16, torch.float32)
 # A model of so many bytes stays in the processor's caches; for larger ones the kernels must be
 # better at reading memory than the framework's.
 _SMALL_MODEL = 32 * 2**20
+# Numbers of a column in a tile of the matrix unit (``tiles.h``).
+_TILE_DEPTH = 32
 # Ways of stretching rotary embeddings that depend on how long the text is.
 _MOVING_ROTARY = frozenset({"dynamic", "longrope"})
 
@@ -291,7 +293,7 @@ def native_decoder(model: nn.Module) -> NativeDecoder | None:
     if library is None or not _is_plain(decoder):
         return None
     size = sum(each.numel() for each in model.parameters()) * weight.element_size()
-    if size > _SMALL_MODEL and not (weight.dtype == torch.bfloat16 and _is_best_at_pairs(library)):
+    if size > _SMALL_MODEL and not (weight.dtype == torch.bfloat16 and _is_best(decoder, library)):
         return None
     return NativeDecoder(model, library)
 
@@ -316,11 +318,20 @@ def _is_plain(decoder: Any) -> bool:
     )
 
 
-def _is_best_at_pairs(library: NativeLibrary) -> bool:
-    """Whether nothing multiplies bfloat16 faster than pairs: no matrix unit, which oneDNN uses."""
-    if not library.multiplies_pairs:
-        return False
-    return "amx_bf16" not in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+def _is_best(decoder: Any, library: NativeLibrary) -> bool:
+    """Whether nothing else multiplies bfloat16 faster here.
+
+    Where there is a matrix unit it must be of use, or oneDNN, which has no need of whole tiles, is
+    better; without one pairs are as good as it gets.
+    """
+    if library.multiplies_tiles:
+        attention, mlp = decoder.layers[0].self_attn, decoder.layers[0].mlp
+        depths = (
+            layer.in_features for layer in (attention.q_proj, attention.o_proj, mlp.down_proj)
+        )
+        return all(depth % _TILE_DEPTH == 0 for depth in depths)
+    has_unit = "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return library.multiplies_pairs and not has_unit
 
 
 def _give_up(layer: nn.Linear) -> None:

@@ -69,6 +69,8 @@ class NativeLibrary:
         judge: what a companion thinks of a draft.
         lanes: numbers in a vector.
         multiplies_pairs: whether weights of bfloat16 are laid out in pairs.
+        multiplies_tiles: whether the processor's matrix unit multiplies them, where a model's sizes
+            are whole tiles.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -85,6 +87,7 @@ class NativeLibrary:
         self.judge = _function(library.judge, None, pointer, pointer)
         self.lanes: int = _function(library.lanes, number)()
         self.multiplies_pairs = bool(_function(library.multiplies_pairs, number)())
+        self.multiplies_tiles = bool(_function(library.multiplies_tiles, number)())
         self._runtime = _addresses_of_threads()
 
     def threads(self, count: int | None = None) -> Threads:

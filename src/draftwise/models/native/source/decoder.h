@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "matrix.h"
 #include "threads.h"
+#include "tiles.h"
 
 // Weights of one layer; matrices in panels, gate and up interleaved vector by vector.
 struct DecoderLayer {
@@ -182,7 +183,7 @@ struct Pass {
     template <class Use>
     void product(const typename W::Number *x, int64_t stride, int64_t rows, int64_t depth,
                  const void *weight, int64_t panels, const Use &use) const {
-        multiply<W>(x, stride, rows, depth, weight, me.first(panels), me.end(panels), use);
+        multiply(W(), x, stride, rows, depth, weight, me.first(panels), me.end(panels), use);
     }
 
     void add_product(const typename W::Number *x, int64_t stride, int64_t depth,

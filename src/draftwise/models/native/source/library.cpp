@@ -6,6 +6,7 @@
 #include "drafting.h"
 #include "sampling.h"
 #include "threads.h"
+#include "tiles.h"
 
 // Floats of scratch memory that a thread needs for segments of up to num_tokens tokens.
 extern "C" int64_t attention_scratch(int64_t num_tokens, int64_t heads, int64_t kv_heads,
@@ -22,9 +23,22 @@ extern "C" void attention(const AttentionCall *call, const Threads *threads) {
     });
 }
 
+#if defined(__AMX_BF16__)
+// Whether every product of a model is made of whole tiles.
+static bool fits_tiles(const DecoderModel &model) {
+    const int64_t depths[] = {model.hidden, model.heads * model.head_size, model.intermediate};
+    for (const int64_t depth : depths)
+        if (depth % TILE_DEPTH) return false;
+    return may_use_tiles();
+}
+#endif
+
 // Call something with the way in which a model's weights are multiplied.
 template <class Use>
 static auto by_weight(const DecoderModel &model, const Use &use) {
+#if defined(__AMX_BF16__)
+    if (model.is_bfloat16 && fits_tiles(model)) return use(TiledWeight());
+#endif
 #if defined(__AVX512BF16__)
     if (model.is_bfloat16) return use(PairedWeight());
 #endif
@@ -35,6 +49,15 @@ static auto by_weight(const DecoderModel &model, const Use &use) {
 extern "C" int64_t multiplies_pairs() {
 #if defined(__AVX512BF16__)
     return 1;
+#else
+    return 0;
+#endif
+}
+
+// Whether the processor's matrix unit multiplies them, of models whose sizes are whole tiles.
+extern "C" int64_t multiplies_tiles() {
+#if defined(__AMX_BF16__)
+    return may_use_tiles();
 #else
     return 0;
 #endif

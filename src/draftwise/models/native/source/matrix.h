@@ -107,7 +107,7 @@ void multiply_block_of(int count, const typename W::Number *x, int64_t stride, c
 
 // x [rows, depth] with some panels of a weight; use(row, panel, left, right) gets what comes out.
 template <class W, class Use>
-void multiply(const typename W::Number *x, int64_t stride, int64_t rows, int64_t depth,
+void multiply(W, const typename W::Number *x, int64_t stride, int64_t rows, int64_t depth,
               const void *weight, int64_t first_panel, int64_t end_panel, const Use &use) {
     const int64_t size = steps<W>(depth) * W::BYTES;
     for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {

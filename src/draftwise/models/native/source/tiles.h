@@ -1,0 +1,137 @@
+// Products on the processor's matrix unit (Intel AMX), of weights laid out as in matrix.h.
+//
+// A tile of the weight is sixteen columns and thirty-two numbers of each, as they lie in a panel of
+// pairs: a panel is two tiles side by side. Up to two tiles of rows are multiplied with both, so
+// that four tiles of sums are kept. A row's sum is made in the same order however many rows there
+// are, and in whichever tile it is.
+
+#pragma once
+
+#include "matrix.h"
+
+#if defined(__AMX_BF16__)
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace {
+
+constexpr int TILE_ROWS = 16, TILE_DEPTH = 32;
+constexpr int TILE_BYTES = 64;  // of a row of a tile, whatever it holds
+// Tiles have plain numbers, which become names of registers: 0 and 1 are the sums of the first rows
+// with left and right, 2 and 3 those of the second, 4 and 5 the rows, 6 and 7 left and right.
+constexpr int NUM_TILES = 8, FIRST_OF_WEIGHT = 6;
+
+// The operating system lets a process use the unit when it asks.
+inline bool may_use_tiles() {
+    constexpr long ASK_FOR_FEATURE = 0x1023, TILE_DATA = 18;
+    static const bool may = syscall(SYS_arch_prctl, ASK_FOR_FEATURE, TILE_DATA) == 0;
+    return may;
+}
+
+struct TiledWeight : PairedWeight {
+    static constexpr int DEPTH = TILE_DEPTH;
+    static constexpr int BYTES = TILE_DEPTH / PairedWeight::DEPTH * PairedWeight::BYTES;
+};
+
+// While it lives, this thread's tiles of rows and of sums have so many rows.
+struct TileShapes {
+    explicit TileShapes(int rows) {
+        struct alignas(64) {
+            uint8_t palette, start_row, reserved[14];
+            uint16_t bytes[16];
+            uint8_t rows[16];
+        } shapes = {};
+        shapes.palette = 1;
+        for (int tile = 0; tile < NUM_TILES; ++tile) {
+            shapes.bytes[tile] = TILE_BYTES;
+            shapes.rows[tile] = tile < FIRST_OF_WEIGHT ? rows : TILE_ROWS;
+        }
+        __asm__ volatile("" ::: "memory");
+        _tile_loadconfig(&shapes);
+    }
+
+    ~TileShapes() { _tile_release(); }
+};
+
+// One or two tiles of rows with a panel, so many rows from first on and from second on. Every step
+// asks for lines of what follows.
+template <int COUNT>
+INLINE void multiply_tiles(const BFloat16 *first, const BFloat16 *second, int64_t stride,
+                           const char *panel, int64_t steps, const char *next, int64_t next_lines,
+                           float *sums) {
+    const int64_t row_bytes = stride * (int64_t)sizeof *first;
+    _tile_zero(0);
+    _tile_zero(1);
+    if (COUNT == 2) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (int64_t step = 0; step < steps; ++step) {
+        const char *from = panel + step * TiledWeight::BYTES;
+        for (int64_t line = 0; line < next_lines; ++line)
+            __builtin_prefetch(next + (step * next_lines + line) * CACHE_LINE, 0, 2);
+        _tile_loadd(6, from, 2 * TILE_BYTES);
+        _tile_loadd(7, from + TILE_BYTES, 2 * TILE_BYTES);
+        _tile_loadd(4, first + step * TILE_DEPTH, row_bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (COUNT == 2) {
+            _tile_loadd(5, second + step * TILE_DEPTH, row_bytes);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, sums, 2 * TILE_BYTES);
+    _tile_stored(1, sums + LANES, 2 * TILE_BYTES);
+    if (COUNT == 2) {
+        _tile_stored(2, sums + TILE_ROWS * PANEL, 2 * TILE_BYTES);
+        _tile_stored(3, sums + TILE_ROWS * PANEL + LANES, 2 * TILE_BYTES);
+    }
+    __asm__ volatile("" ::: "memory");  // the compiler does not know what is written
+}
+
+// As multiply of matrix.h; all rows of x were written before, by whichever thread.
+template <class Use>
+void multiply(TiledWeight, const BFloat16 *x, int64_t stride, int64_t rows, int64_t depth,
+              const void *weight, int64_t first_panel, int64_t end_panel, const Use &use) {
+    const int64_t steps = depth / TILE_DEPTH, size = steps * TiledWeight::BYTES;
+    alignas(64) float sums[2 * TILE_ROWS * PANEL];
+    for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {
+        const int64_t count = least(ROWS_AT_ONCE, rows - start);
+        const int64_t tiles = count > TILE_ROWS ? 2 : 1;  // of a block
+        const int64_t blocks = (count + tiles * TILE_ROWS - 1) / (tiles * TILE_ROWS);
+        const int64_t in_tile = (count + tiles * blocks - 1) / (tiles * blocks);
+        // All tiles are alike: the last one ends with the last row, and has some rows again.
+        const auto row_of = [&](int64_t tile) {
+            return start + least(tile * in_tile, count - in_tile);
+        };
+        const TileShapes shapes((int)in_tile);
+        for (int64_t p = first_panel; p < end_panel; ++p) {
+            const char *panel = (const char *)weight + p * size;
+            const int64_t lines = p + 1 < end_panel ? TiledWeight::BYTES / CACHE_LINE / blocks : 0;
+            int64_t done = start;
+            for (int64_t b = 0; b < blocks; ++b) {
+                const char *next = panel + size + b * lines * CACHE_LINE * steps;
+                const BFloat16 *first = x + row_of(b * tiles) * stride;
+                const BFloat16 *second = x + row_of(b * tiles + tiles - 1) * stride;
+                if (tiles == 1)
+                    multiply_tiles<1>(first, second, stride, panel, steps, next, lines, sums);
+                else
+                    multiply_tiles<2>(first, second, stride, panel, steps, next, lines, sums);
+                for (int64_t tile = 0; tile < tiles; ++tile) {
+                    const int64_t row = row_of(b * tiles + tile);
+                    const float *of_tile = sums + tile * TILE_ROWS * PANEL;
+                    for (; done < row + in_tile; ++done) {
+                        const float *sum = of_tile + (done - row) * PANEL;
+                        use(done, p, read(sum), read(sum + LANES));
+                    }
+                }
+            }
+        }
+    }
+}
+
+}  // namespace
+
+#endif
