@@ -8,8 +8,18 @@ from draftwise.errors import PeerError
 class Fake:
     """Answers with a token of its own; every turn takes as long as it is told."""
 
-    def __init__(self, name, seconds=1.0, token=7, fails_at=None, largest=None, records=None):
+    def __init__(
+        self,
+        name,
+        seconds=1.0,
+        token=7,
+        fails_at=None,
+        largest=None,
+        records=None,
+        learns=False,
+    ):
         self.name = name
+        self.learns = learns
         self.seconds = seconds
         self.token = token
         self.calls = []

@@ -37,6 +37,16 @@ def test_warm_up_is_apart_and_short():
     assert len(results["none"].turns) == 2
 
 
+def test_who_learns_has_whole_turns_before():
+    fakes = Fake("none"), Fake("b", learns=True)
+    cell = make_cell("w", PROMPTS, 2, 3)
+    results = compete(cell, fakes, PARAMS, learning_turns=4)
+    assert [len(fake.calls) for fake in fakes] == [1 + 3, 1 + 4 + 3]
+    prompts = [prompts for prompts, _ in fakes[1].calls]
+    assert prompts[1:5] == [*cell.rounds, cell.rounds[0]]
+    assert [len(result.turns) for result in results.values()] == [3, 3]
+
+
 def test_the_order_changes():
     seen = []
     compete(make_cell("w", PROMPTS, 1, 12), [Fake("none"), Fake("b")], PARAMS, on_turn=seen.append)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from draftwise.cli import main
+from draftwise.engine.lanes import shares
 
 from ..tiny_models import Recipe
 
@@ -104,6 +105,20 @@ def test_seed_repeats_and_differs_between_prompts(command, prompt_file):
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.parametrize("way", [["--overlap"], ["--no-overlap"], ["--draft-replicas", "2"]])
+def test_ways_of_running_say_the_same(command, prompt_file, way):
+    if way == ["--overlap"] and shares() is None:
+        pytest.skip("the machine has a single core")
+    arguments = ["generate", "--prompts", prompt_file, "--json", "--max-tokens", "8"]
+    arguments += ["--temperature", "1", "--seed", "3", "--dtype", "float32"]
+    texts = []
+    for options in ([], way):
+        status, out, _ = command(*arguments, *options)
+        assert status == 0
+        texts.append([output["token_ids"] for output in json.loads(out)["outputs"]])
+    assert texts[0] == texts[1]
+
+
 def test_policy_none_needs_no_draft(command, models):
     status, out, _ = command(
         "generate",
@@ -129,6 +144,7 @@ def test_policy_none_needs_no_draft(command, models):
         (["head", "--policy", "fixd"], "policy"),
         (["head", "--dtype", "int3"], "dtype"),
         (["head", "--batch-size", "0"], "max_batch_size"),
+        (["head", "--draft-replicas", "0"], "draft_replicas"),
         (["head", "--prompts", "file.jsonl"], "prompt"),
         (["--prompts", "/does/not/exist.jsonl"], "prompts"),
         ([], "prompt"),

@@ -47,9 +47,11 @@ class Contender(Protocol):
 
     Attributes:
         name: as it is shown.
+        learns: whether it finds out while it runs what pays.
     """
 
     name: str
+    learns: bool
 
     def can_run(self, batch_size: int, temperature: float) -> bool:
         """Whether it can answer so many prompts at once at this temperature."""
@@ -74,12 +76,15 @@ class PolicyContender:
     Attributes:
         name: of the policy, with the draft length where several take part.
         llm: its engine.
+        learns: whether the policy finds out while it runs what pays.
     """
 
     def __init__(self, name: str, llm: LLM) -> None:
         """Take part under a name."""
         self.name = name
         self.llm = llm
+        assert llm.speculation is not None
+        self.learns = policy_class(llm.speculation.policy_name).needs_latency
 
     def can_run(self, batch_size: int, temperature: float) -> bool:
         """Always."""
@@ -122,7 +127,8 @@ class PolicyContender:
         }
 
     def close(self) -> None:
-        """Nothing to give back: the weights are everybody's."""
+        """End what its engine has beside the weights, which are everybody's."""
+        self.llm.close()
 
 
 def policy_contenders(

@@ -73,18 +73,20 @@ def compete(
     cell: Cell,
     contenders: Sequence[Contender],
     params: SamplingParams,
+    learning_turns: int = 0,
     on_turn: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Result]:
     """Let everybody answer every round; the order changes from round to round.
 
-    Before, each answers the first round once, shortened and untimed. A contender that fails is out,
-    with its reason; the others go on.
+    Before, each answers the first round once, shortened and untimed, and those that learn have some
+    whole turns more. A contender that fails is out, with its reason; the others go on.
 
     Args:
         cell: the prompts.
         contenders: those that can run such batches take part.
         params: for all prompts. Every answer gets exactly ``max_tokens`` tokens, whatever it says,
             so that all do the same work; a seed counts up from prompt to prompt.
+        learning_turns: untimed turns of those that find out while they run what pays.
         on_turn: called with a contender's name before each of its turns.
     """
     params = replace(params, ignore_eos=True, stop=(), stop_token_ids=())
@@ -107,6 +109,8 @@ def compete(
     short = replace(params, max_tokens=min(params.max_tokens, _WARM_UP_TOKENS))
     for contender in playing:
         take_turn(contender, cell.rounds[0], short)
+        for number in range(learning_turns if contender.learns else 0):
+            take_turn(contender, cell.rounds[number % len(cell.rounds)], params)
         results[contender.name].turns.clear()
     order = list(playing)
     shuffle = random.Random(0)

@@ -98,7 +98,10 @@ class Peer:
 
     Attributes:
         name: of the engine and the way it is run.
+        learns: no.
     """
+
+    learns = False
 
     def __init__(
         self, engine: str, mode: PeerMode, interpreter: str, models: PeerModels, log: Path

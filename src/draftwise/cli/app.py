@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -48,8 +49,16 @@ app.command()(profile_latency)
 app.command()(benchmark)
 
 
+def _end(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
-    """Run the command line; a user's mistake ends with one line and exit status 2."""
+    """Run the command line; a user's mistake ends with one line and exit status 2.
+
+    A request to end is followed as ctrl-C is: other processes that were started are ended too.
+    """
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         with only_our_warnings() as warned:
             app(obj=warned)
@@ -59,3 +68,5 @@ def main() -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)

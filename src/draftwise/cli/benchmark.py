@@ -24,7 +24,16 @@ from rich.progress import (
 
 from draftwise.cli.benchmark_tables import show_cell, show_changes
 from draftwise.cli.options import parse_numbers, set_threads
-from draftwise.cli.shared import RUNNING, Device, Dtype, TopK, TopP, TrustRemoteCode
+from draftwise.cli.shared import (
+    RUNNING,
+    Device,
+    DraftReplicas,
+    Dtype,
+    Overlap,
+    TopK,
+    TopP,
+    TrustRemoteCode,
+)
 from draftwise.errors import DraftwiseError, InvalidParameterError
 
 if TYPE_CHECKING:
@@ -71,6 +80,14 @@ def benchmark(
             rich_help_panel=_WORK,
         ),
     ] = 7,
+    learning_turns: Annotated[
+        int,
+        typer.Option(
+            help="Untimed turns before, of policies that find out while they run what pays.",
+            min=0,
+            rich_help_panel=_WORK,
+        ),
+    ] = 4,
     max_tokens: Annotated[
         int, typer.Option(help="Generated per prompt, always all.", rich_help_panel=_WORK)
     ] = 64,
@@ -130,6 +147,8 @@ def benchmark(
     dtype: Dtype = "auto",
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
+    overlap: Overlap = None,
+    draft_replicas: DraftReplicas = 1,
 ) -> None:
     """Measure policies and other engines side by side on the same prompts.
 
@@ -184,6 +203,8 @@ def benchmark(
                 max_batch_size=max(sizes),
                 max_model_len=longest,
                 trust_remote_code=trust_remote_code,
+                overlap=overlap,
+                draft_replicas=draft_replicas,
                 on_status=status.update,
             )
         except DraftwiseError as error:
@@ -211,7 +232,9 @@ def benchmark(
         )
     contenders: list[Contender] = [*ours, *others]
     try:
-        cells = _run(console, contenders, workloads, sizes, rounds, params, llm, output)
+        cells = _run(
+            console, contenders, workloads, sizes, rounds, learning_turns, params, llm, output
+        )
         report = _report(started, settings, llm, contenders) | {"cells": cells}
     finally:
         for contender in contenders:
@@ -228,6 +251,7 @@ def _run(
     workloads: list[Workload],
     sizes: list[int],
     rounds: int,
+    learning_turns: int,
     params: Any,
     llm: LLM,
     output: Path,
@@ -248,7 +272,8 @@ def _run(
     for each in workloads:
         for size in sizes:
             cell = make_cell(each.name, each.prompts, size, rounds)
-            playing = sum(c.can_run(size, params.temperature) for c in contenders)
+            playing = [c for c in contenders if c.can_run(size, params.temperature)]
+            turns = len(playing) * (rounds + 1) + learning_turns * sum(c.learns for c in playing)
             with Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -259,11 +284,11 @@ def _run(
                 transient=True,
                 disable=not console.is_terminal,
             ) as bar:
-                task = bar.add_task(each.name, total=playing * (rounds + 1))
+                task = bar.add_task(each.name, total=turns)
 
                 title = f"{each.name}, batch {size}"
                 on_turn = partial(_advance, bar, task, title)
-                results = compete(cell, contenders, params, on_turn=on_turn)
+                results = compete(cell, contenders, params, learning_turns, on_turn)
             greedy = params.temperature == 0
             figures = figures_of_cell(cell, results, sizes_of_models, greedy)
             show_cell(console, figures)

@@ -14,9 +14,11 @@ from draftwise.cli.shared import (
     DRAWING,
     RUNNING,
     Device,
+    DraftReplicas,
     Dtype,
     MaxModelLen,
     MinP,
+    Overlap,
     Temperature,
     TopK,
     TopP,
@@ -27,7 +29,7 @@ from draftwise.errors import InvalidParameterError
 if TYPE_CHECKING:
     from draftwise.core.rejection import VerificationMethod
     from draftwise.llm import LLM
-    from draftwise.params import SamplingParams, SpeculationConfig
+    from draftwise.params import SamplingParams
     from draftwise.prompts import Prompt
 
 _PROMPTS, _MODELS, _SPECULATION = "Prompts", "Models", "Speculation"
@@ -140,6 +142,8 @@ def generate(
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     trust_remote_code: TrustRemoteCode = False,
+    overlap: Overlap = None,
+    draft_replicas: DraftReplicas = 1,
     compare: Annotated[
         bool,
         typer.Option(
@@ -182,11 +186,26 @@ def generate(
         verification=cast("VerificationMethod", verification),
     )
     console = Console(stderr=as_json, highlight=False)
-    llm = _load(
-        console, target, speculation, dtype, device, batch_size, max_model_len, trust_remote_code
-    )
+    with console.status("starting …") as status:
+        from draftwise.llm import LLM
+
+        llm = LLM(
+            target,
+            speculation,
+            dtype,
+            device,
+            batch_size,
+            max_model_len,
+            trust_remote_code=trust_remote_code,
+            overlap=overlap,
+            draft_replicas=draft_replicas,
+            on_status=lambda what: status.update(f"{what} …"),
+        )
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
-    result = _run(console, llm, inputs, params, batch_size, compare)
+    try:
+        result = _run(console, llm, inputs, params, batch_size, compare)
+    finally:
+        llm.close()
     if as_json:
         result["warnings"] = context.obj
         typer.echo(json.dumps(result, ensure_ascii=False))
@@ -202,31 +221,6 @@ def _read_prompts(prompt: str | None, file: Path | None, num_prompts: int | None
     if file is not None:
         return load_prompts(file, num_prompts)
     return [prompt or ""]
-
-
-def _load(
-    console: Console,
-    target: str,
-    speculation: SpeculationConfig,
-    dtype: str,
-    device: str,
-    batch_size: int,
-    max_model_len: int | None,
-    trust_remote_code: bool,
-) -> LLM:
-    with console.status("starting …") as status:
-        from draftwise.llm import LLM
-
-        return LLM(
-            target,
-            speculation,
-            dtype=dtype,
-            device=device,
-            max_batch_size=batch_size,
-            max_model_len=max_model_len,
-            trust_remote_code=trust_remote_code,
-            on_status=lambda what: status.update(f"{what} …"),
-        )
 
 
 def _run(

@@ -27,3 +27,19 @@ TrustRemoteCode = Annotated[
         rich_help_panel=RUNNING,
     ),
 ]
+Overlap = Annotated[
+    bool | None,
+    typer.Option(
+        "--overlap/--no-overlap",
+        help="Draft for one half of the batch while the target verifies the other.",
+        show_default="where --latency-profile says that it pays",
+        rich_help_panel=RUNNING,
+    ),
+]
+DraftReplicas = Annotated[
+    int,
+    typer.Option(
+        help="Processes that draft, each for its share of the batch.",
+        rich_help_panel=RUNNING,
+    ),
+]

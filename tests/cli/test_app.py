@@ -1,0 +1,41 @@
+"""How the command line begins and ends."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from draftwise.cli import main
+
+LONG = """
+import importlib, time
+app = importlib.import_module("draftwise.cli.app")
+
+def work(obj):
+    try:
+        print("begun", flush=True)
+        time.sleep(60)
+    finally:
+        print("ended", flush=True)
+
+app.app = work
+app.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_what_was_begun_is_ended_when_asked_to_stop(number, status):
+    with subprocess.Popen([sys.executable, "-c", LONG], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "begun\n"
+        run.send_signal(number)
+        assert run.stdout.read() == "ended\n"
+        assert run.wait() == status
+
+
+def test_signals_are_the_callers_again_afterwards(monkeypatch):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sys, "argv", ["draftwise", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert signal.getsignal(signal.SIGTERM) is before
