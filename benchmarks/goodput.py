@@ -186,7 +186,8 @@ def speculating(llm: LLM, arguments: argparse.Namespace, policy: str, gamma: int
         policy=policy,
         num_speculative_tokens=gamma,
         profile=arguments.profile if policy in USING_A_PROFILE else None,
-        latency_profile=arguments.latency_profile,
+        # The middle model is none of those that were measured, and nobody asks what it costs.
+        latency_profile=None if policy == "staged" else arguments.latency_profile,
     )
     return llm.with_speculation(config)
 
