@@ -302,6 +302,21 @@ def test_a_mapping_with_unknown_keys(models):
     assert caught.value.field == "speculation.draft_tensor_parallel_size"
 
 
+def test_a_target_of_eight_bits(models):
+    """Another model than the plain one, and as lossless as any."""
+    config = SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed")
+    name = models.folder(RECIPE) + ":int8"
+    alone, together = (LLM(name, each, dtype="float32") for each in (None, config))
+    assert alone.target.name == name
+    plain = LLM(models.folder(RECIPE), dtype="float32")
+    assert alone.target.fingerprint != plain.target.fingerprint
+    prompts = ["ab", "cd", "é"]
+    texts = [
+        [each.token_ids for each in llm.generate(prompts, GREEDY)] for llm in (alone, together)
+    ]
+    assert texts[0] == texts[1]
+
+
 def test_a_context_of_one_token_serves_nothing(models):
     llm = build(models, max_model_len=1)
     with pytest.raises(PromptError, match="the context holds 1"):

@@ -34,16 +34,24 @@ MAY_IMPORT = {
         "params",
         "policies",
     },
-    "llm": {
+    "building": {
         "core",
         "engine",
         "errors",
         "estimators",
         "models",
-        "outputs",
         "params",
         "policies",
         "profiling",
+    },
+    "llm": {
+        "building",
+        "core",
+        "engine",
+        "errors",
+        "models",
+        "outputs",
+        "params",
         "prompts",
     },
 }

@@ -53,7 +53,9 @@ class LLM:
         """Load the models.
 
         Args:
-            target: a folder, a hub id or a zoo name such as ``"zoo:target"``.
+            target: a folder, a hub id or a zoo name such as ``"zoo:target"``; with ``:int8`` behind
+                it the weights of its linear layers are rounded to 8 bits, which makes it another
+                model, of half the size.
             speculation: how to speculate; ``None`` for target-only decoding. A mapping may use
                 vLLM's key names.
             dtype: ``"auto"``, ``"bfloat16"``, ``"float16"`` or ``"float32"``.

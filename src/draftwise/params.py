@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
+from draftwise.core.formats import QUANTIZATIONS
 from draftwise.core.rejection import VerificationMethod
 from draftwise.errors import InvalidParameterError
 
 MAX_SPECULATIVE_TOKENS = 64
 # A companion called "draft:int8" is the draft itself with quantised weights.
-COMPANION_QUANTIZATIONS = ("int8", "int4")
 _DRAFT_ITSELF = "draft:"
 _SMALLEST_TEMPERATURE = 1e-4
 
@@ -260,8 +260,8 @@ class SpeculationConfig:
             if value is not None and (not isinstance(value, str) or not value):
                 kind = {"companion": "model", "policy": "policy"}.get(name, "file")
                 raise InvalidParameterError(name, f"must name a {kind}, got {value!r}")
-        if self.companion_quantization not in (None, *COMPANION_QUANTIZATIONS):
-            known = " and ".join(f"'{_DRAFT_ITSELF}{each}'" for each in COMPANION_QUANTIZATIONS)
+        if self.companion_quantization not in (None, *QUANTIZATIONS):
+            known = " and ".join(f"'{_DRAFT_ITSELF}{each}'" for each in QUANTIZATIONS)
             raise InvalidParameterError(
                 "companion", f"{self.companion!r} is unknown; the draft quantised is {known}"
             )

@@ -216,7 +216,7 @@ def test_smaller_batches_find_a_wrong_rule_out(models, monkeypatch, max_batch_si
 
 def apply_instead(monkeypatch, rule):
     """Let the engine follow another rule than the law."""
-    monkeypatch.setattr(verification, "native_library", lambda: None)
+    monkeypatch.setattr(verification, "library_for", lambda _: None)
     monkeypatch.setattr(verification, "accept", rule)
 
 

@@ -74,6 +74,15 @@ def test_equals_transformers_on_the_rounded_weights(models, family, quantization
     assert 1e-4 < difference < (0.1 if quantization == "int8" else 1.0)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_by_name(models, quantization):
+    folder = models.folder(RECIPE)
+    named, asked = load(f"{folder}:{quantization}"), load(folder, quantization=quantization)
+    assert named.name == asked.name == f"{folder}:{quantization}"
+    assert named.fingerprint == asked.fingerprint != load(folder).fingerprint
+    assert torch.equal(logits_of(named), logits_of(asked))
+
+
 def test_fewer_bits_are_further_away(models):
     folder = models.folder(RECIPE)
     plain, fine, coarse = (

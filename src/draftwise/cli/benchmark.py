@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,7 @@ from draftwise.cli.benchmark_tables import show_cell, show_changes
 from draftwise.cli.options import parse_numbers, set_threads
 from draftwise.cli.shared import (
     RUNNING,
+    TARGET_HELP,
     Device,
     DraftReplicas,
     Dtype,
@@ -106,7 +108,7 @@ def benchmark(
     top_k: TopK = 0,
     seed: Annotated[int | None, typer.Option(help="Of the first answer.")] = 0,
     target: Annotated[
-        str, typer.Option(help="Folder, hub id or zoo:NAME.", rich_help_panel=_MODELS)
+        str, typer.Option(help=TARGET_HELP, rich_help_panel=_MODELS)
     ] = "zoo:target@200m",
     draft: Annotated[
         str, typer.Option(help="The model that writes ahead.", rich_help_panel=_MODELS)
@@ -218,18 +220,17 @@ def benchmark(
             load_workload(llm, path, num_prompts, longest_prompt, chat) for path in workload
         ]
         ours = policy_contenders(llm, _names(policies), speculation)
-        others = make_peers(
-            _names(peers or ""),
-            PeerModels(
+        others: Sequence[Contender] = ()
+        if peers:
+            loaded = PeerModels(
                 _folder(target),
                 _folder(draft),
                 settings["dtype"],
                 settings["threads"],
                 longest,
                 max(sizes),
-            ),
-            output / "logs",
-        )
+            )
+            others = make_peers(_names(peers), loaded, output / "logs")
     contenders: list[Contender] = [*ours, *others]
     try:
         cells = _run(
@@ -375,9 +376,16 @@ def _sizes(text: str) -> list[int]:
 
 
 def _folder(name: str) -> str:
-    """What other engines can load: the folder of a bundled model, any other name as it is."""
-    from draftwise import zoo
+    """What other engines can load: the folder of a bundled model, any other name as it is.
 
+    Raises:
+        InvalidParameterError: it is to be quantised, which others would do in ways of their own.
+    """
+    from draftwise import zoo
+    from draftwise.models.loading import split_name
+
+    if split_name(name)[1] is not None:
+        raise InvalidParameterError("peers", f"load models as they are, not {name!r}")
     return str(zoo.resolve(name)) if name.startswith("zoo:") else name
 
 

@@ -13,6 +13,7 @@ from draftwise.cli.options import parse_lenience, parse_policy_options
 from draftwise.cli.shared import (
     DRAWING,
     RUNNING,
+    TARGET_HELP,
     Device,
     DraftReplicas,
     Dtype,
@@ -61,7 +62,7 @@ def generate(
     ] = False,
     target: Annotated[
         str,
-        typer.Option(help="Folder, hub id or zoo:NAME.", rich_help_panel=_MODELS),
+        typer.Option(help=TARGET_HELP, rich_help_panel=_MODELS),
     ] = "zoo:target",
     draft: Annotated[
         str,

@@ -12,6 +12,7 @@ from rich.table import Table
 from draftwise.cli.shared import (
     DRAWING,
     RUNNING,
+    TARGET_HELP,
     Device,
     Dtype,
     MaxModelLen,
@@ -46,9 +47,7 @@ def profile(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")
     ] = Path("profile.safetensors"),
-    target: Annotated[
-        str, typer.Option(help="Folder, hub id or zoo:NAME.", rich_help_panel=_MODELS)
-    ] = "zoo:target",
+    target: Annotated[str, typer.Option(help=TARGET_HELP, rich_help_panel=_MODELS)] = "zoo:target",
     draft: Annotated[
         str, typer.Option(help="The model that writes ahead.", rich_help_panel=_MODELS)
     ] = "zoo:draft",

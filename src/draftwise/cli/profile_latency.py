@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from draftwise.cli.options import parse_numbers, set_threads
+from draftwise.cli.shared import TARGET_HELP
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _MORE = 4
 
 
 def profile_latency(
-    target: Annotated[str, typer.Option(help="Folder, hub id or zoo:NAME.")] = "zoo:target",
+    target: Annotated[str, typer.Option(help=TARGET_HELP)] = "zoo:target",
     draft: Annotated[
         str, typer.Option(help="The model that writes ahead; none for none.")
     ] = "zoo:draft",

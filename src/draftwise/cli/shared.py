@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 DRAWING, RUNNING = "Sampling", "Running"
+TARGET_HELP = "Folder, hub id or zoo:NAME; :int8 behind it for weights of 8 bits."
 
 Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=DRAWING)]
 TopP = Annotated[float, typer.Option(rich_help_panel=DRAWING, help="1 is off.")]

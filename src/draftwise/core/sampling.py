@@ -124,6 +124,22 @@ def control_logits(
     return logits
 
 
+def control_packed_logits(
+    logits: Tensor, controls: LogitControls, owner: Tensor, history: TokenHistory | None
+) -> Tensor:
+    """:func:`control_logits` for rows that belong to requests, several to each perhaps.
+
+    Args:
+        logits: ``[rows, vocab]``.
+        controls: one entry per request.
+        owner: ``[rows]`` int64, whose each row is.
+        history: one entry per row; needed if :attr:`LogitControls.uses_history`.
+    """
+    if controls.bias is None and not controls.uses_history:
+        return logits.float()
+    return control_logits(logits, controls.rows(owner), history)
+
+
 def greedy_tokens(
     logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
 ) -> Tensor:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
+from draftwise.core.sampling import LogitControls, TokenHistory, beliefs, control_packed_logits
+from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.core.types import Draft, Judgement
 from draftwise.engine.controls import history_along
-from draftwise.engine.distributions import judgement
 from draftwise.engine.follower import Follower, Reading
 from draftwise.engine.scheduler import Batch
+from draftwise.models.native import sampling as native
+from draftwise.models.native.library import library_for
 from draftwise.models.transfer import upload
 
 
@@ -74,3 +78,36 @@ class Companion:
             position = torch.arange(len(logits), device=logits.device) - (ends - extents)[owner]
             history = history_along(batch.history, draft.tokens, extents, owner, position)
         return judgement(logits, batch.controls, lengths, history, draft)
+
+
+def judgement(
+    logits: Tensor,
+    controls: LogitControls,
+    lengths: list[int],
+    history: TokenHistory | None,
+    draft: Draft,
+) -> Judgement:
+    """What a companion thinks of a draft.
+
+    Args:
+        logits: ``[sum of lengths, vocab]`` of the companion.
+        controls: one entry per request.
+        lengths: ``[batch]`` leading tokens of each request's draft that it has judged.
+        history: one entry per row; needed if :attr:`LogitControls.uses_history`.
+        draft: with its signals.
+    """
+    assert draft.signals is not None
+    q = draft.signals.beliefs
+    places = [(request, i) for request, length in enumerate(lengths) for i in range(length)]
+    where = upload([n for place in places for n in place], torch.long, logits.device).view(-1, 2)
+    library = library_for(logits.device)
+    if library is not None:
+        logits = control_packed_logits(logits, controls, where[:, 0], history)
+        return Judgement(*native.judge(library, logits, controls, where, draft.tokens, q))
+    c = torch.zeros_like(q)
+    if places:
+        owner, position = where.unbind(dim=1)
+        believed = beliefs(logits, controls.rows(owner), history)
+        c[owner, position] = believed.nan_to_num(nan=0.0)
+    c_drawn = token_probabilities(c, draft.tokens)
+    return Judgement(c, overlap(q, c), agreement(draft.signals.token_probs, c_drawn))

@@ -86,8 +86,7 @@ class NativeChain:
             cache.advance(row, start + count)
         rows = [request.row for request in batch.generating]
         texts = [len(request.tokens) for request in batch.generating]
-        keeps_beliefs = signals and (uniforms is None or batch.controls.any_greedy)
-        believed = memory.beliefs if keeps_beliefs else memory.probs if signals else None
+        believed = memory.beliefs if run.keeps_beliefs else memory.probs if signals else None
 
         drafting, num_tokens = active, 0
         while drafting:
@@ -126,7 +125,7 @@ class NativeChain:
             broken = lengths[request] < num_tokens and memory.broken[request, lengths[request]]
             drawn_tokens = lengths[request] + int(broken)
             cache.advance(rows[request], texts[request] + drawn_tokens - 1)
-        return self._collect(batch, memory, lengths, num_tokens, signals, keeps_beliefs)
+        return self._collect(batch, memory, lengths, num_tokens, signals, run.keeps_beliefs)
 
     def _memory_for(self, width: int) -> DraftMemory:
         if self._memory.width < width:

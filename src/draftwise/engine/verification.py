@@ -13,15 +13,19 @@ from draftwise.core.rejection import (
     packed_rows,
     sample,
 )
-from draftwise.core.sampling import TokenHistory, greedy_tokens, probabilities
+from draftwise.core.sampling import (
+    TokenHistory,
+    control_packed_logits,
+    greedy_tokens,
+    probabilities,
+)
 from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.controls import history_along
-from draftwise.engine.distributions import controlled
 from draftwise.engine.scheduler import Batch
 from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.acceptance import accept as native_accept
-from draftwise.models.native.library import native_library
+from draftwise.models.native.library import library_for
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.transfer import fetch, upload
 
@@ -119,11 +123,11 @@ class Acceptance:
         lenience = None
         if any(value < 1.0 for value in batch.lenience):
             lenience = upload(batch.lenience, torch.float32, device)
-        library = native_library() if device.type == "cpu" else None
+        library = library_for(device)
         if library is not None:
             return native_accept(
                 library,
-                controlled(logits, batch.controls, owner, history),
+                control_packed_logits(logits, batch.controls, owner, history),
                 batch.controls,
                 plan,
                 lengths,

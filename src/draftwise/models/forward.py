@@ -12,7 +12,7 @@ from draftwise.models.attention import PackedBatch
 from draftwise.models.llama import LlamaForward, is_llama
 from draftwise.models.native.decoder import NativeDecoder, native_decoder
 from draftwise.models.packing import can_pack, pack_linear_layers
-from draftwise.models.quantization import has_quantized_weights
+from draftwise.models.quantization import forget_quantized, has_quantized_weights
 from draftwise.models.transfer import upload
 
 
@@ -62,6 +62,9 @@ def native_pass(model: nn.Module) -> NativeDecoder | None:
 
 def forward_pass(model: nn.Module) -> ForwardPass:
     """The fastest forward pass in PyTorch's operations for a model; takes the model over."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            forget_quantized(layer)
     if is_llama(model) and not has_quantized_weights(model):
         return LlamaForward(model)
     return ModuleForward(model)

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from draftwise import zoo
+from draftwise.core.formats import QUANTIZATIONS
 from draftwise.errors import (
     InvalidParameterError,
     ModelNotFoundError,
@@ -89,7 +90,8 @@ def load_model(
     """Load a model that the engine can serve.
 
     Args:
-        name: ``zoo:NAME``, a folder, or a hub id.
+        name: ``zoo:NAME``, a folder, or a hub id; ``:int8`` or ``:int4`` behind it is short for
+            that quantisation.
         role: ``"target"`` or ``"draft"``; named in errors.
         dtype: type the weights are converted to.
         device: where they go.
@@ -103,6 +105,8 @@ def load_model(
         UnsupportedModelError: the architecture or a setting cannot be served.
     """
     limit_kernel_cache()
+    if quantization is None:
+        name, quantization = split_name(name)
     with _no_progress_bars():
         source = locate(name, role)
         shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
@@ -136,6 +140,12 @@ def load_model(
 def loaded_name(name: str, quantization: str | None) -> str:
     """What a loaded model is called: its name, and how it was quantised."""
     return name if quantization is None else f"{name}:{quantization}"
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """A model's name, and how it is to be quantised: the inverse of :func:`loaded_name`."""
+    plain, _, last = name.rpartition(":")
+    return (plain, last) if plain and last in QUANTIZATIONS else (name, None)
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel, role: str) -> None:

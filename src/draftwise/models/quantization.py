@@ -1,4 +1,4 @@
-"""The draft quantised, as a companion: weights of 8 or 4 bits through torchao.
+"""Weights of 8 or 4 bits through torchao, of a target or of the draft as a companion.
 
 Only weights are quantised, those of linear layers; embeddings, norms and activations keep their
 type.
@@ -7,6 +7,7 @@ type.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,21 @@ from draftwise.models.imports import quiet_import
 
 # Inputs that share a scale at 4 bits.
 _GROUP_SIZE = 32
+# Attribute of an expanded layer.
+_NUMBERS = "_numbers_of_8_bits"
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A weight as whole numbers: ``numbers * scales.unsqueeze(1)``.
+
+    Attributes:
+        numbers: ``[out_features, in_features]`` int8.
+        scales: ``[out_features]`` float32.
+    """
+
+    numbers: Tensor
+    scales: Tensor
 
 
 def quantize_linear_layers(model: nn.Module, quantization: str) -> None:
@@ -61,11 +77,27 @@ def expand_weights(model: nn.Module) -> None:
 
     torchao has no kernel for the CPU that multiplies by quantised weights, it expands them at
     every call. Expanded once they can be packed, and the model runs at the unquantised one's speed
-    and size.
+    and size. Of weights of 8 bits the numbers are kept beside (:func:`quantized_matrix`), for
+    kernels that know what to do with them.
     """
     for layer in _quantized_layers(model):
         weight: Any = layer.weight
+        if _has_scale_per_output(weight):
+            numbers = QuantizedMatrix(weight.qdata, weight.scale.float().flatten())
+            object.__setattr__(layer, _NUMBERS, numbers)
         layer.weight = nn.Parameter(weight.dequantize(), requires_grad=False)
+
+
+def quantized_matrix(layer: nn.Linear) -> QuantizedMatrix | None:
+    """What the weight of a layer was before it was expanded, if it had 8 bits."""
+    found: QuantizedMatrix | None = getattr(layer, _NUMBERS, None)
+    return found
+
+
+def forget_quantized(layer: nn.Linear) -> None:
+    """Give back what :func:`quantized_matrix` would say."""
+    if hasattr(layer, _NUMBERS):
+        object.__delattr__(layer, _NUMBERS)
 
 
 def has_quantized_weights(model: nn.Module) -> bool:
@@ -77,6 +109,14 @@ def _quantized_layers(model: nn.Module) -> Iterator[nn.Linear]:
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module.weight) is not nn.Parameter:
             yield module
+
+
+def _has_scale_per_output(weight: Any) -> bool:
+    """Whether it is torchao's weight of 8 bits around zero, with one scale per output."""
+    with quiet_import():
+        from torchao.quantization import Int8Tensor
+
+    return isinstance(weight, Int8Tensor) and weight.scale.numel() == len(weight.qdata)
 
 
 def _replace_conv1d(model: nn.Module) -> None:

@@ -19,7 +19,12 @@ from torch import Tensor, nn
 
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.library import NativeLibrary, native_library
-from draftwise.models.native.panels import interleaved, panels
+from draftwise.models.native.panels import interleaved, panels, quantized_panels
+from draftwise.models.quantization import (
+    QuantizedMatrix,
+    forget_quantized,
+    quantized_matrix,
+)
 
 _DTYPES = (torch.bfloat16, torch.float32)
 # A model of so many bytes stays in the processor's caches; for larger ones the kernels must be
@@ -47,7 +52,7 @@ class _Model(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "layers")),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "heads", "kv_heads")),
         *((name, ctypes.c_int64) for name in ("head_size", "intermediate", "vocab")),
-        ("is_bfloat16", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("is_bfloat16", "is_quantized")),
         *((name, ctypes.c_double) for name in ("epsilon", "scale")),
     )
 
@@ -74,13 +79,24 @@ class DecoderCall(ctypes.Structure):
 
 
 class NativeDecoder:
-    """A model of the Llama kind, computed by our own kernels."""
+    """A model of the Llama kind, computed by our own kernels.
 
-    def __init__(self, model: nn.Module, library: NativeLibrary) -> None:
-        """Take over a model; its own linear layers lose their weights."""
+    Attributes:
+        is_quantized: whether it is multiplied by weights of 8 bits.
+    """
+
+    def __init__(self, model: nn.Module, library: NativeLibrary, quantized: bool = False) -> None:
+        """Take over a model; its own linear layers lose their weights.
+
+        Args:
+            model: of the Llama kind.
+            library: the kernels.
+            quantized: multiply by the weights of 8 bits that were expanded.
+        """
         causal: Any = model
         decoder = causal.model
         self._library = library
+        self.is_quantized = quantized
         self._rotary: nn.Module = decoder.rotary_emb
         self._kept: list[Tensor] = []
         embedding = self._keep(decoder.embed_tokens.weight.detach())
@@ -92,7 +108,7 @@ class NativeDecoder:
             self._take_layer(to, layer)
         attention = decoder.layers[0].self_attn
         head_size: int = attention.head_dim
-        head = self._keep(panels(causal.lm_head.weight.detach(), library))
+        head = self._keep_matrix(causal.lm_head)
         _give_up(causal.lm_head)
         self._layers = layers
         self._model = _Model(
@@ -108,6 +124,7 @@ class NativeDecoder:
             decoder.layers[0].mlp.gate_proj.out_features,
             self.vocab_size,
             self.dtype == torch.bfloat16,
+            quantized,
             decoder.norm.variance_epsilon,
             attention.scaling,
         )
@@ -121,17 +138,36 @@ class NativeDecoder:
         self._kept.append(tensor.contiguous())
         return self._kept[-1].data_ptr()
 
+    def _keep_matrix(self, *layers: nn.Linear, interleave: bool = False) -> int:
+        """Lay out the weights of layers that read the same, one after the other or in turns."""
+        library = self._library
+
+        def joined(parts: list[Tensor]) -> Tensor:
+            if not interleave:
+                return torch.cat(parts)
+            first, second = parts
+            return interleaved(first, second, library)
+
+        if not self.is_quantized:
+            weights = [layer.weight.detach() for layer in layers]
+            return self._keep(panels(joined(weights), library))
+        matrices = [quantized_matrix(layer) for layer in layers]
+        known = [each for each in matrices if each is not None]
+        assert len(known) == len(layers)
+        whole = QuantizedMatrix(
+            joined([each.numbers for each in known]), joined([each.scales for each in known])
+        )
+        return self._keep(quantized_panels(whole, library))
+
     def _take_layer(self, to: _Layer, layer: Any) -> None:
         attention, mlp, library = layer.self_attn, layer.mlp, self._library
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        qkv = torch.cat([each.weight.detach() for each in projections])
         to.attention_norm = self._keep(layer.input_layernorm.weight.detach().float())
         to.mlp_norm = self._keep(layer.post_attention_layernorm.weight.detach().float())
-        to.qkv = self._keep(panels(qkv, library))
-        to.out = self._keep(panels(attention.o_proj.weight.detach(), library))
-        gate, up = mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()
-        to.gate_up = self._keep(interleaved(gate, up, library))
-        to.down = self._keep(panels(mlp.down_proj.weight.detach(), library))
+        to.qkv = self._keep_matrix(*projections)
+        to.out = self._keep_matrix(attention.o_proj)
+        to.gate_up = self._keep_matrix(mlp.gate_proj, mlp.up_proj, interleave=True)
+        to.down = self._keep_matrix(mlp.down_proj)
         if attention.q_proj.bias is not None:
             bias = torch.cat([each.bias.detach() for each in projections]).float()
             to.qkv_bias = self._keep(
@@ -295,7 +331,14 @@ def native_decoder(model: nn.Module) -> NativeDecoder | None:
     size = sum(each.numel() for each in model.parameters()) * weight.element_size()
     if size > _SMALL_MODEL and not (weight.dtype == torch.bfloat16 and _is_best(decoder, library)):
         return None
-    return NativeDecoder(model, library)
+    layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
+    quantized = (
+        size > _SMALL_MODEL
+        and weight.dtype == torch.bfloat16
+        and library.multiplies_pairs
+        and all(quantized_matrix(each) is not None for each in layers)
+    )
+    return NativeDecoder(model, library, quantized)
 
 
 def _is_plain(decoder: Any) -> bool:
@@ -336,3 +379,4 @@ def _is_best(decoder: Any, library: NativeLibrary) -> bool:
 
 def _give_up(layer: nn.Linear) -> None:
     layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"))
+    forget_quantized(layer)

@@ -102,7 +102,12 @@ class DraftMemory:
 
 
 class DraftRun:
-    """One step's drafting."""
+    """One step's drafting.
+
+    Attributes:
+        keeps_beliefs: whether what the draft thinks is another thing than what it draws from, and
+            so has a memory of its own.
+    """
 
     def __init__(
         self,
@@ -135,14 +140,14 @@ class DraftRun:
         num_threads = torch.get_num_threads()
         self._order = order_memory(controls, num_threads, vocab_size)
         self._spare = torch.empty(num_threads, vocab_size)
-        keeps_beliefs = signals and (uniforms is None or controls.any_greedy)
+        self.keeps_beliefs = signals and (uniforms is None or controls.any_greedy)
         call = _DraftCall()
         call.tokens, call.broken = memory.tokens.data_ptr(), memory.broken.data_ptr()
         if self._uniforms is not None:
             call.uniforms = self._uniforms.data_ptr()
             call.uniforms_width = self._uniforms.shape[1]
             call.probs = memory.probs.data_ptr()
-        if keeps_beliefs:
+        if self.keeps_beliefs:
             call.beliefs = memory.beliefs.data_ptr()
         if signals:
             call.entropy = memory.entropy.data_ptr()

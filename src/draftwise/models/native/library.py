@@ -105,6 +105,11 @@ def native_library() -> NativeLibrary | None:
     return _load()[0]
 
 
+def library_for(device: torch.device) -> NativeLibrary | None:
+    """The kernels for tensors that lie there."""
+    return native_library() if device.type == "cpu" else None
+
+
 def kernel_in_use() -> str:
     """``"native"``, or ``"PyTorch"`` with the reason why there are no kernels."""
     library, reason = _load()

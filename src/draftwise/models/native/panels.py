@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.models.native.library import NativeLibrary
+from draftwise.models.quantization import QuantizedMatrix
 
 
 def panels(weight: Tensor, library: NativeLibrary) -> Tensor:
@@ -14,19 +15,34 @@ def panels(weight: Tensor, library: NativeLibrary) -> Tensor:
     lanes = library.lanes
     width = 2 * lanes
     columns, depth = weight.shape
-    pairs = weight.dtype == torch.bfloat16 and library.multiplies_pairs
-    weight = F.pad(weight, (0, depth % 2 if pairs else 0, 0, -columns % width))
-    count, depth = len(weight) // width, weight.shape[1]
-    if pairs:  # a word holds two numbers of a column
-        return weight.view(count, width, depth // 2, 2).transpose(1, 2).contiguous()
+    if weight.dtype == torch.bfloat16 and library.multiplies_pairs:
+        return _in_pairs(weight, width)
+    weight = F.pad(weight, (0, 0, 0, -columns % width))
+    count = len(weight) // width
     if weight.dtype == torch.bfloat16:  # a word holds numbers of two columns, a vector apart
         return weight.view(count, 2, lanes, depth).permute(0, 3, 2, 1).contiguous()
     return weight.view(count, width, depth).transpose(1, 2).contiguous()
 
 
+def quantized_panels(weight: QuantizedMatrix, library: NativeLibrary) -> Tensor:
+    """Lay out a weight of eight bits: every panel's numbers in pairs, then its columns' scales."""
+    width = 2 * library.lanes
+    numbers = _in_pairs(weight.numbers, width)
+    scales = F.pad(weight.scales, (0, -len(weight.scales) % width)).view(-1, width).contiguous()
+    return torch.cat([numbers.flatten(1), scales.view(torch.int8)], dim=1)
+
+
 def interleaved(gate: Tensor, up: Tensor, library: NativeLibrary) -> Tensor:
-    """Two weights ``[out_features, in_features]`` as one whose panels hold a vector of each."""
+    """Two weights ``[out_features, …]`` as one whose panels hold a vector of each."""
     lanes = library.lanes
-    both = [F.pad(each, (0, 0, 0, -len(each) % lanes)) for each in (gate, up)]
-    joined = torch.stack([each.view(-1, lanes, each.shape[1]) for each in both], dim=1)
-    return panels(joined.flatten(0, 2), library)
+    both = [F.pad(each, (*(0, 0) * (each.dim() - 1), 0, -len(each) % lanes)) for each in (gate, up)]
+    joined = torch.stack([each.reshape(-1, lanes, *each.shape[1:]) for each in both], dim=1)
+    return joined.flatten(0, 2)
+
+
+def _in_pairs(weight: Tensor, width: int) -> Tensor:
+    """``[panels, pairs, width, 2]``: a pair is two numbers of a column."""
+    columns, depth = weight.shape
+    weight = F.pad(weight, (0, depth % 2, 0, -columns % width))
+    count, depth = len(weight) // width, weight.shape[1]
+    return weight.view(count, width, depth // 2, 2).transpose(1, 2).contiguous()

@@ -10,8 +10,11 @@
 
 #include "attention.h"
 #include "matrix.h"
+#include "quantized.h"
 #include "threads.h"
 #include "tiles.h"
+
+#include <algorithm>
 
 // Weights of one layer; matrices in panels, gate and up interleaved vector by vector.
 struct DecoderLayer {
@@ -25,7 +28,8 @@ struct DecoderModel {
     const float *norm;             // [hidden]
     const void *head;              // in panels
     const DecoderLayer *layers;
-    int64_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab, is_bfloat16;
+    int64_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab;
+    int64_t is_bfloat16, is_quantized;  // quantized: matrices in panels of quantized.h
     double epsilon, scale;
 };
 
@@ -63,7 +67,8 @@ struct Buffers {
     Number *normed, *inputs, *inner;
     T *queries, *keys, *values, *attended;
     float *scratch;
-    int64_t scratch_size, bytes;
+    char *expanded;  // a panel of each thread
+    int64_t scratch_size, expanded_bytes, bytes;
 
     Buffers(const DecoderModel &model, char *memory, int64_t num_tokens, int64_t largest_segment,
             int64_t num_threads) {
@@ -90,6 +95,9 @@ struct Buffers {
         scratch_size = attention_scratch_size(largest_segment, model.heads, model.kv_heads,
                                               model.kv_heads, model.head_size, model.head_size);
         take(scratch, num_threads * scratch_size);
+        const int64_t deepest = std::max({model.hidden, attended_size, model.intermediate});
+        expanded_bytes = W::EXPANDS ? rounded_up(deepest, LANES) * PANEL * (int64_t)sizeof(T) : 0;
+        take(expanded, num_threads * expanded_bytes);
     }
 };
 
@@ -183,7 +191,9 @@ struct Pass {
     template <class Use>
     void product(const typename W::Number *x, int64_t stride, int64_t rows, int64_t depth,
                  const void *weight, int64_t panels, const Use &use) const {
-        multiply(W(), x, stride, rows, depth, weight, me.first(panels), me.end(panels), use);
+        char *memory = buffers.expanded + me.index * buffers.expanded_bytes;
+        multiply(W(), x, stride, rows, depth, weight, me.first(panels), me.end(panels), memory,
+                 use);
     }
 
     void add_product(const typename W::Number *x, int64_t stride, int64_t depth,

@@ -37,10 +37,12 @@ static bool fits_tiles(const DecoderModel &model) {
 template <class Use>
 static auto by_weight(const DecoderModel &model, const Use &use) {
 #if defined(__AMX_BF16__)
-    if (model.is_bfloat16 && fits_tiles(model)) return use(TiledWeight());
+    if (model.is_bfloat16 && fits_tiles(model))
+        return model.is_quantized ? use(QuantizedWeight<TiledWeight>()) : use(TiledWeight());
 #endif
 #if defined(__AVX512BF16__)
-    if (model.is_bfloat16) return use(PairedWeight());
+    if (model.is_bfloat16)
+        return model.is_quantized ? use(QuantizedWeight<PairedWeight>()) : use(PairedWeight());
 #endif
     return model.is_bfloat16 ? use(WideWeight<BFloat16>()) : use(WideWeight<float>());
 }

@@ -25,6 +25,7 @@ struct WideWeight {
     typedef Floats Columns;
     static constexpr int DEPTH = 1;  // numbers of a row in one step
     static constexpr int BYTES = PANEL * sizeof(T);  // of a panel in one step
+    static constexpr bool EXPANDS = false;  // whether panels are written out before
 
     INLINE void load(const char *from, Columns *to) {
         if constexpr (sizeof(T) == sizeof(float))
@@ -45,6 +46,7 @@ struct PairedWeight {
     typedef Words Columns;
     static constexpr int DEPTH = 2;
     static constexpr int BYTES = PANEL * sizeof(Factor);
+    static constexpr bool EXPANDS = false;
 
     INLINE void load(const char *from, Columns *to) { memcpy(to, from, 2 * sizeof *to); }
 
@@ -105,28 +107,45 @@ void multiply_block_of(int count, const typename W::Number *x, int64_t stride, c
     multiply_block<W, COUNT>(x, stride, panel, depth, next, next_bytes, row, use);
 }
 
+// What is to be asked for meanwhile: so many bytes, which follow what is multiplied.
+struct Ahead {
+    const char *from;  // or null
+    int64_t bytes;
+};
+
+// x [rows, depth], rows first to end of it, with a panel; use(row, left, right) gets what comes out.
+template <class W, class Use>
+void multiply_panel(const typename W::Number *x, int64_t stride, int64_t first, int64_t end,
+                    int64_t depth, const char *panel, Ahead ahead, const Use &use) {
+    const int64_t rows = end - first, needed = (rows + LARGEST_BLOCK - 1) / LARGEST_BLOCK;
+    const int64_t blocks = needed == 1 && rows > LARGEST_ALONE ? 2 : needed;
+    // One block reads on so fast that the processor's own foresight does better.
+    const bool asks = blocks > 1 && ahead.from;
+    for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t row = first + rows * b / blocks, until = first + rows * (b + 1) / blocks;
+        const char *next = asks ? ahead.from + ahead.bytes * b / blocks : nullptr;
+        multiply_block_of<W, LARGEST_BLOCK>((int)(until - row), x + row * stride, stride, panel,
+                                            depth, next, ahead.bytes / steps<W>(depth) / blocks,
+                                            row, use);
+    }
+}
+
 // x [rows, depth] with some panels of a weight; use(row, panel, left, right) gets what comes out.
+// The memory is of no use here.
 template <class W, class Use>
 void multiply(W, const typename W::Number *x, int64_t stride, int64_t rows, int64_t depth,
-              const void *weight, int64_t first_panel, int64_t end_panel, const Use &use) {
+              const void *weight, int64_t first_panel, int64_t end_panel, char *memory,
+              const Use &use) {
     const int64_t size = steps<W>(depth) * W::BYTES;
     for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {
-        const int64_t count = least(ROWS_AT_ONCE, rows - start);
-        const int64_t needed = (count + LARGEST_BLOCK - 1) / LARGEST_BLOCK;
-        const int64_t blocks = needed == 1 && count > LARGEST_ALONE ? 2 : needed;
+        const int64_t end = least(start + ROWS_AT_ONCE, rows);
         for (int64_t p = first_panel; p < end_panel; ++p) {
             const char *panel = (const char *)weight + p * size;
-            // One block reads on so fast that the processor's own foresight does better.
-            const bool asks = blocks > 1 && p + 1 < end_panel;
-            for (int64_t b = 0; b < blocks; ++b) {
-                const int64_t row = start + count * b / blocks;
-                const int64_t end = start + count * (b + 1) / blocks;
-                const char *next = asks ? panel + size + size * b / blocks : nullptr;
-                multiply_block_of<W, LARGEST_BLOCK>(
-                    (int)(end - row), x + row * stride, stride, panel, depth, next,
-                    W::BYTES / blocks, row,
-                    [&](int64_t r, Floats left, Floats right) { use(r, p, left, right); });
-            }
+            const Ahead ahead = {p + 1 < end_panel ? panel + size : nullptr, size};
+            multiply_panel<W>(x, stride, start, end, depth, panel, ahead,
+                              [&](int64_t row, Floats left, Floats right) {
+                                  use(row, p, left, right);
+                              });
         }
     }
 }

@@ -55,18 +55,20 @@ struct TileShapes {
 };
 
 // One or two tiles of rows with a panel, so many rows from first on and from second on. Every step
-// asks for lines of what follows.
+// asks for lines of what follows. A panel may come in parts: sums begin and end with the first and
+// the last of them, and stay in their tiles in between.
 template <int COUNT>
 INLINE void multiply_tiles(const BFloat16 *first, const BFloat16 *second, int64_t stride,
                            const char *panel, int64_t steps, const char *next, int64_t next_lines,
-                           float *sums) {
+                           float *sums, bool begins = true, bool ends = true) {
     const int64_t row_bytes = stride * (int64_t)sizeof *first;
-    _tile_zero(0);
-    _tile_zero(1);
-    if (COUNT == 2) {
+    if (begins) {
+        _tile_zero(0);
+        _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
     }
+    __asm__ volatile("" ::: "memory");  // the compiler does not know what is read
     for (int64_t step = 0; step < steps; ++step) {
         const char *from = panel + step * TiledWeight::BYTES;
         for (int64_t line = 0; line < next_lines; ++line)
@@ -82,6 +84,7 @@ INLINE void multiply_tiles(const BFloat16 *first, const BFloat16 *second, int64_
             _tile_dpbf16ps(3, 5, 7);
         }
     }
+    if (!ends) return;
     _tile_stored(0, sums, 2 * TILE_BYTES);
     _tile_stored(1, sums + LANES, 2 * TILE_BYTES);
     if (COUNT == 2) {
@@ -91,43 +94,71 @@ INLINE void multiply_tiles(const BFloat16 *first, const BFloat16 *second, int64_
     __asm__ volatile("" ::: "memory");  // the compiler does not know what is written
 }
 
+// How rows are cut into tiles, all of which are alike: the last one ends with the last row, and has
+// some rows again.
+struct TiledRows {
+    int64_t first, count, tiles, blocks, in_tile;  // tiles: of a block
+
+    TiledRows(int64_t first, int64_t count) : first(first), count(count) {
+        tiles = count > TILE_ROWS ? 2 : 1;
+        blocks = (count + tiles * TILE_ROWS - 1) / (tiles * TILE_ROWS);
+        in_tile = (count + tiles * blocks - 1) / (tiles * blocks);
+    }
+
+    int64_t row_of(int64_t tile) const { return first + least(tile * in_tile, count - in_tile); }
+};
+
+// Hand the sums of a block out, from a row on; the row to go on with.
+template <class Use>
+INLINE int64_t hand_out(const TiledRows &rows, int64_t block, const float *sums, int64_t row,
+                        const Use &use) {
+    for (int64_t tile = 0; tile < rows.tiles; ++tile) {
+        const int64_t first = rows.row_of(block * rows.tiles + tile);
+        const float *of_tile = sums + tile * TILE_ROWS * PANEL;
+        for (; row < first + rows.in_tile; ++row) {
+            const float *sum = of_tile + (row - first) * PANEL;
+            use(row, read(sum), read(sum + LANES));
+        }
+    }
+    return row;
+}
+
+// As multiply_panel of matrix.h; TileShapes are those of the rows.
+template <class Use>
+void multiply_panel(const BFloat16 *x, int64_t stride, const TiledRows &rows, int64_t depth,
+                    const char *panel, Ahead ahead, const Use &use) {
+    alignas(64) float sums[2 * TILE_ROWS * PANEL];
+    const int64_t steps = depth / TILE_DEPTH;
+    const int64_t lines = ahead.from ? ahead.bytes / CACHE_LINE / steps / rows.blocks : 0;
+    int64_t done = rows.first;
+    for (int64_t b = 0; b < rows.blocks; ++b) {
+        const char *next = ahead.from + b * lines * CACHE_LINE * steps;
+        const BFloat16 *first = x + rows.row_of(b * rows.tiles) * stride;
+        const BFloat16 *second = x + rows.row_of((b + 1) * rows.tiles - 1) * stride;
+        if (rows.tiles == 1)
+            multiply_tiles<1>(first, second, stride, panel, steps, next, lines, sums);
+        else
+            multiply_tiles<2>(first, second, stride, panel, steps, next, lines, sums);
+        done = hand_out(rows, b, sums, done, use);
+    }
+}
+
 // As multiply of matrix.h; all rows of x were written before, by whichever thread.
 template <class Use>
 void multiply(TiledWeight, const BFloat16 *x, int64_t stride, int64_t rows, int64_t depth,
-              const void *weight, int64_t first_panel, int64_t end_panel, const Use &use) {
-    const int64_t steps = depth / TILE_DEPTH, size = steps * TiledWeight::BYTES;
-    alignas(64) float sums[2 * TILE_ROWS * PANEL];
+              const void *weight, int64_t first_panel, int64_t end_panel, char *memory,
+              const Use &use) {
+    const int64_t size = depth / TILE_DEPTH * TiledWeight::BYTES;
     for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {
-        const int64_t count = least(ROWS_AT_ONCE, rows - start);
-        const int64_t tiles = count > TILE_ROWS ? 2 : 1;  // of a block
-        const int64_t blocks = (count + tiles * TILE_ROWS - 1) / (tiles * TILE_ROWS);
-        const int64_t in_tile = (count + tiles * blocks - 1) / (tiles * blocks);
-        // All tiles are alike: the last one ends with the last row, and has some rows again.
-        const auto row_of = [&](int64_t tile) {
-            return start + least(tile * in_tile, count - in_tile);
-        };
-        const TileShapes shapes((int)in_tile);
+        const TiledRows tiled(start, least(ROWS_AT_ONCE, rows - start));
+        const TileShapes shapes((int)tiled.in_tile);
         for (int64_t p = first_panel; p < end_panel; ++p) {
             const char *panel = (const char *)weight + p * size;
-            const int64_t lines = p + 1 < end_panel ? TiledWeight::BYTES / CACHE_LINE / blocks : 0;
-            int64_t done = start;
-            for (int64_t b = 0; b < blocks; ++b) {
-                const char *next = panel + size + b * lines * CACHE_LINE * steps;
-                const BFloat16 *first = x + row_of(b * tiles) * stride;
-                const BFloat16 *second = x + row_of(b * tiles + tiles - 1) * stride;
-                if (tiles == 1)
-                    multiply_tiles<1>(first, second, stride, panel, steps, next, lines, sums);
-                else
-                    multiply_tiles<2>(first, second, stride, panel, steps, next, lines, sums);
-                for (int64_t tile = 0; tile < tiles; ++tile) {
-                    const int64_t row = row_of(b * tiles + tile);
-                    const float *of_tile = sums + tile * TILE_ROWS * PANEL;
-                    for (; done < row + in_tile; ++done) {
-                        const float *sum = of_tile + (done - row) * PANEL;
-                        use(done, p, read(sum), read(sum + LANES));
-                    }
-                }
-            }
+            const Ahead ahead = {p + 1 < end_panel ? panel + size : nullptr, size};
+            multiply_panel(x, stride, tiled, depth, panel, ahead,
+                           [&](int64_t row, Floats left, Floats right) {
+                               use(row, p, left, right);
+                           });
         }
     }
 }
