@@ -14,6 +14,7 @@ import torch
 import transformers
 
 import draftwise
+from draftwise.models.native.library import native_library
 
 # Where a result is written is no property of it.
 _PLACES = ("output", "table")
@@ -29,6 +30,7 @@ def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
         "settings": {k: _portable(v) for k, v in settings.items() if k not in _PLACES},
         "revision": _revision(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "kernels": _kernels(),
         "versions": {
             "draftwise": draftwise.__version__,
             "python": platform.python_version(),
@@ -54,6 +56,16 @@ def _revision() -> str:
     except OSError:
         return ""
     return done.stdout.strip()
+
+
+def _kernels() -> str:
+    """What multiplies bfloat16 weights on the CPU."""
+    library = native_library()
+    if library is None:
+        return "PyTorch"
+    if library.multiplies_tiles:
+        return "native, matrix unit"
+    return "native, pairs" if library.multiplies_pairs else "native, float32"
 
 
 def _portable(value: Any) -> str:
