@@ -9,8 +9,9 @@ import pytest
 from draftwise.cli import main
 
 LONG = """
-import importlib, time
+import importlib, signal, time
 app = importlib.import_module("draftwise.cli.app")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
 
 def work(obj):
     try:
