@@ -85,12 +85,11 @@ class Contender:
 
     def begin(self, prompts: list[list[int]], params: SamplingParams, batch_size: int) -> None:
         """Begin with another workload or batch size."""
-        for request in self.running.values():
-            self.llm.engine.cancel(request)
+        self.restart()
         if self._writes:
             self.script.clear()
         self.prompts, self.params, self.batch_size = prompts, params, batch_size
-        self.running, self.counts, self.num_added = {}, Counts(), 0
+        self.counts = Counts()
 
     def warm_up(self, num_steps: int) -> None:
         """Run without counting."""
@@ -102,6 +101,12 @@ class Contender:
     @property
     def _writes(self) -> bool:
         return self.script is not None and self.policy == "oracle"
+
+    def restart(self) -> None:
+        """Begin with the first prompt again: how hard the prompts are should be alike for all."""
+        for request in self.running.values():
+            self.llm.engine.cancel(request)
+        self.running, self.num_added = {}, 0
 
     def take_turn(self, seconds: float) -> None:
         """Run until so much time was counted."""
@@ -197,6 +202,7 @@ def compete(everybody: list[Contender], arguments: argparse.Namespace, progress:
     for contender in everybody:
         learns = contender.policy not in NOTHING_TO_LEARN
         contender.warm_up(arguments.warm_up_steps if learns else arguments.first_steps)
+        contender.restart()
         progress()
     order = list(everybody)
     shuffle = random.Random(0)

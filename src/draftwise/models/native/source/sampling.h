@@ -3,9 +3,7 @@
 
 #pragma once
 
-#include <algorithm>
-
-#include "vectors.h"
+#include "filters.h"
 
 // Sampling parameters, one entry per request; what nobody uses is null.
 struct Sampling {
@@ -16,95 +14,8 @@ struct Sampling {
 
 namespace {
 
-constexpr int64_t SUMMED = 256;  // weights that are summed in float32 before they meet a double
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
-
-// The vector that starts at i; behind the end there is something else instead.
-INLINE Floats read_within(const float *from, int64_t i, int64_t size, float instead) {
-    if (i + LANES <= size) return read(from + i);
-    float some[LANES];
-    for (int lane = 0; lane < LANES; ++lane) some[lane] = i + lane < size ? from[i + lane] : instead;
-    return read(some);
-}
-
-INLINE void write_within(Floats v, float *to, int64_t i, int64_t size) {
-    if (i + LANES <= size)
-        write(v, to + i);
-    else
-        memcpy(to + i, &v, (size - i) * sizeof *to);
-}
-
-INLINE void fill(float *to, int64_t size, float value) {
-    const Floats v = Floats{} + value;
-    for (int64_t i = 0; i < size; i += LANES) write_within(v, to, i, size);
-}
-
-// use(start, end) for pieces of SUMMED numbers and the rest.
-template <class Use>
-INLINE void by_pieces(int64_t size, const Use &use) {
-    for (int64_t start = 0; start < size; start += SUMMED)
-        use(start, start + least(SUMMED, size - start));
-}
-
-// Of weights; in double, so that the unlikely count too.
-INLINE double sum_of(const float *weights, int64_t size) {
-    double sum = 0;
-    by_pieces(size, [&](int64_t start, int64_t end) {
-        Floats part = {};
-        for (int64_t i = start; i < end; i += LANES) part += read_within(weights, i, end, 0.0f);
-        sum += total(part);
-    });
-    return sum;
-}
-
-INLINE float maximum(const float *numbers, int64_t size) {
-    Floats top = Floats{} + MINUS_INFINITY;
-    for (int64_t i = 0; i < size; i += LANES)
-        top = larger(read_within(numbers, i, size, MINUS_INFINITY), top);
-    return largest(top);
-}
-
-INLINE int64_t index_of(float number, const float *numbers, int64_t size) {
-    for (int64_t i = 0; i < size; ++i)
-        if (numbers[i] == number) return i;
-    return 0;
-}
-
-// What is kept of weights, the largest of which is 1, by top-k and then top-p; the rest is set to 0.
-void keep_top(float *weights, int64_t size, int64_t top_k, float top_p, int32_t *order) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < size; ++i)
-        if (weights[i] > 0) order[count++] = (int32_t)i;
-    // Those of equal weight in the order of their numbers.
-    const auto before = [&](int32_t a, int32_t b) {
-        return weights[a] != weights[b] ? weights[a] > weights[b] : a < b;
-    };
-    if (top_k < count) {
-        std::nth_element(order, order + top_k - 1, order + count, before);
-        const float last = weights[order[top_k - 1]];
-        int64_t kept = top_k;  // tokens tied with the k-th all stay
-        for (int64_t i = top_k; i < count; ++i) {
-            const int32_t token = order[i];
-            if (weights[token] == last)
-                order[kept++] = token;
-            else
-                weights[token] = 0.0f;
-        }
-        count = kept;
-    }
-    if (top_p >= 1.0f) return;
-    // The likeliest come out of a heap one by one until their mass is reached.
-    const double needed = top_p * sum_of(weights, size);
-    const auto after = [&](int32_t a, int32_t b) { return before(b, a); };
-    std::make_heap(order, order + count, after);
-    double mass = 0;
-    while (count && (mass < needed || mass == 0)) {
-        std::pop_heap(order, order + count, after);
-        mass += weights[order[--count]];
-    }
-    for (int64_t i = 0; i < count; ++i) weights[order[i]] = 0.0f;
-}
 
 // Softmax with temperature (1 where it is 0) and filters. Returns the entropy in nats; NaN, with
 // nothing but NaN in p, where logits are not numbers. order: memory for as many numbers.
