@@ -40,6 +40,7 @@ from draftwise.policies import policy_class
 STATIC = (1, 2, 3, 5, 7)
 # Steps that an oracle's script has at least before it is replayed.
 SCRIPTED_STEPS = 30
+ALL_PROMPTS = 1_000_000
 PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
 # Of these the right setting follows from what they are told, not from what they have seen.
 NOTHING_TO_LEARN = {
@@ -302,7 +303,7 @@ def main() -> None:
     parser.add_argument("--profile", help="acceptance profile of the triple")
     parser.add_argument("--latency-profile", help="latency profile of the machine")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
-    parser.add_argument("--num-prompts", type=int, default=64, help="of each file")
+    parser.add_argument("--num-prompts", type=int, default=64, help="of each file, drawn")
     parser.add_argument(
         "--longest-prompt", type=int, default=256, help="tokens; longer are left out"
     )
@@ -350,7 +351,10 @@ def main() -> None:
             ignore_eos=True,
         )
         for path in arguments.prompts:
-            prompts = chat_prompts(llm, [path], arguments.num_prompts, arguments.longest_prompt)
+            # Files hold one kind of task after the other; the contest is about all of them.
+            prompts = chat_prompts(llm, [path], ALL_PROMPTS, arguments.longest_prompt)
+            random.Random(0).shuffle(prompts)
+            prompts = prompts[: arguments.num_prompts]
             for batch_size in arguments.batch_sizes:
                 title = f"{path.stem}, temperature {sampling}, batch {batch_size}"
                 for contender in everybody:
