@@ -23,6 +23,7 @@ for line in sys.stdin:
     answers = [prompt[::-1] for prompt in wanted["prompts"]]
     print(json.dumps({"answers": answers, "seconds": 0.25}), flush=True)
 """
+COUNTING = ECHO.replace('"seconds": 0.25', '"seconds": 0.25, "counts": {"drafts": 3}')
 
 
 @pytest.fixture
@@ -55,6 +56,11 @@ def test_it_is_asked_in_its_own_process(peer):
     said = made.describe()
     assert (said["version"], said["engine"], said["threads"]) == ("1", "vllm", "2")
     assert ask(made).answers == turn.answers
+
+
+def test_what_it_counts(peer):
+    assert ask(peer(COUNTING)).counts == {"drafts": 3.0}
+    assert ask(peer(ECHO)).counts == {}
 
 
 def test_a_mode_without_a_draft_is_given_none(peer):
@@ -139,5 +145,7 @@ def test_modes(tmp_path):
 
 
 def test_an_engine_that_is_not_known(tmp_path):
-    with pytest.raises(InvalidParameterError, match=r"llama.*transformers, vllm, openvino"):
+    with pytest.raises(
+        InvalidParameterError, match=r"llama.*transformers, vllm, vllm-draftwise, openvino"
+    ):
         peers(["llama"], MODELS, tmp_path)

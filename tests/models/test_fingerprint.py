@@ -5,7 +5,9 @@ import shutil
 import pytest
 import torch
 
-from draftwise.models.loading import load_model
+from draftwise.errors import ModelNotFoundError
+from draftwise.models.fingerprint import checkpoint_fingerprint
+from draftwise.models.loading import load_model, locate
 
 from ..tiny_models import FAMILIES, Recipe, edit_config
 from .loading_tools import CPU, load
@@ -53,3 +55,19 @@ def test_the_configuration_counts(models, tmp_path):
     folder = shutil.copytree(models.folder(RECIPE), tmp_path / "edited")
     edit_config(folder, rms_norm_eps=1e-3)
     assert load(folder).fingerprint != fingerprint(models, RECIPE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_from_files_alone(models, family):
+    folder = models.folder(Recipe(family))
+    assert checkpoint_fingerprint(folder) == load(folder).fingerprint
+
+
+@pytest.mark.parametrize("name", ["zoo:target", "zoo:draft"])
+def test_of_the_zoo_from_files_alone(name):
+    assert checkpoint_fingerprint(locate(name, "model")) == load(name).fingerprint
+
+
+def test_no_files(tmp_path):
+    with pytest.raises(ModelNotFoundError, match="safetensors"):
+        checkpoint_fingerprint(tmp_path)

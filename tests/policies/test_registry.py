@@ -15,6 +15,7 @@ from draftwise.policies import (
 )
 
 from ..stand_ins import draft_signals, fixed_latency, profile
+from .driving import World, one_second, outcome_of, take_step
 
 each_policy = pytest.mark.parametrize("name", POLICIES)
 property_test = settings(deadline=None, derandomize=True, max_examples=50)
@@ -104,3 +105,23 @@ def test_options_that_are_none_of_the_users(name):
 def test_the_registry_cannot_be_changed_from_outside():
     with pytest.raises(TypeError):
         POLICIES["mine"] = Policy
+
+
+CUTTING = [n for n, p in POLICIES.items() if not (p.filters or p.replaces_tokens)]
+
+
+@pytest.mark.parametrize("name", CUTTING)
+def test_who_says_that_it_does_not_filter_only_cuts(name):
+    policy = create_policy(name, context(4), {})
+    num_cut = 0
+    for seed in range(60):
+        world = World.random(4, 4, seed=seed)
+        step = take_step(policy, world)
+        plan, width = step.plan, step.plan.tokens.shape[1]
+        for row, length in enumerate(plan.lengths):
+            assert torch.equal(plan.proposals[row, :length], step.q[row, :length])
+            if length <= width:
+                assert not plan.proposals[row, length:].any()
+            num_cut += length < step.draft.lengths[row]
+        policy.observe(outcome_of(world, step), one_second())
+    assert num_cut == 0 or name == "sv-predictable"

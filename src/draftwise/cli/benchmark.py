@@ -229,6 +229,7 @@ def benchmark(
                 settings["threads"],
                 longest,
                 max(sizes),
+                _plain_folder(companion),
             )
             others = make_peers(_names(peers), loaded, output / "logs")
     contenders: list[Contender] = [*ours, *others]
@@ -373,6 +374,13 @@ def _sizes(text: str) -> list[int]:
     if min(sizes) < 1:
         raise InvalidParameterError("batch_sizes", f"must be positive, got {text!r}")
     return sizes
+
+
+def _plain_folder(name: str | None) -> str | None:
+    """The same of a companion, which others do without where it is to be quantised."""
+    from draftwise.models.loading import split_name
+
+    return None if name is None or split_name(name)[1] is not None else _folder(name)
 
 
 def _folder(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from draftwise.core.history import AcceptanceHistory
 from draftwise.engine.text import TextBuilder
 from draftwise.errors import DraftwiseError
 from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, TokenSource
@@ -12,10 +13,6 @@ from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.policies.base import RequestState
 
 NO_ROW = -1
-
-# Acceptance of a request of which nothing is known, and the weight of each new token.
-_FIRST_GUESS = 0.6
-_HISTORY_WEIGHT = 0.1
 
 
 class Request:
@@ -32,7 +29,7 @@ class Request:
         error: why it failed, if it did.
         stats: how speculation goes.
         speculation: what it asks for itself.
-        history: mean acceptance probability of its recent tokens.
+        history: how its recent tokens fared.
     """
 
     def __init__(
@@ -56,7 +53,7 @@ class Request:
         self.error: DraftwiseError | None = None
         self.stats = SpeculationStats()
         self.speculation = speculation
-        self.history = _FIRST_GUESS
+        self.history = AcceptanceHistory()
         self.max_total_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
         self._prompt = prompt
         self._stop_token_ids = stop_token_ids
@@ -77,19 +74,9 @@ class Request:
             draft_limit,
             self.request_id,
             self.params.temperature == 0,
-            self.history,
+            self.history.mean,
             self.speculation.policy,
         )
-
-    def learn(self, acceptance: list[float]) -> None:
-        """Take note of the acceptance probabilities of a step's verified tokens.
-
-        A token counts as far as those before it were likely to be kept.
-        """
-        reached = 1.0
-        for probability in acceptance:
-            self.history += _HISTORY_WEIGHT * reached * (probability - self.history)
-            reached *= probability
 
     def draft_limit(self, draft_context: int) -> int:
         """Most tokens worth drafting: one of those left is the target's own."""

@@ -221,7 +221,7 @@ class Scheduler:
                 )
             else:
                 length = outcome.num_verified[index]
-                request.learn(acceptance[index][:length])
+                request.history.learn(acceptance[index][:length])
                 num_own = length if plan.num_own is None else plan.num_own[index]
                 self._append(request, index, planned[index], outcome, num_own)
             if request.finish_reason is not None:

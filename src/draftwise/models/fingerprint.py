@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from draftwise.errors import ModelNotFoundError
 
 # Values read from each weight: fine-tuning changes nearly all of them.
 _NUM_SAMPLES = 64
@@ -26,23 +32,85 @@ def model_fingerprint(model: nn.Module, quantization: str | None = None) -> str:
         model: loaded and not packed or quantised yet.
         quantization: how it is going to be quantised.
     """
-    digest = hashlib.sha256(json.dumps([_settings(model), quantization]).encode())
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(json.dumps([name, list(parameter.shape)]).encode())
-        digest.update(_samples(parameter).numpy().tobytes())
+    weights = (
+        (name, list(parameter.shape), _samples(parameter))
+        for name, parameter in sorted(model.named_parameters())
+    )
+    return _digest(model.config, quantization, weights)
+
+
+def checkpoint_fingerprint(folder: str | Path) -> str:
+    """:func:`model_fingerprint` of a model that is not loaded, from its files.
+
+    Only the values that count are read, so that the size of a model does not matter, unless its
+    files hold weights in another form than the model does.
+
+    Args:
+        folder: with ``config.json`` and safetensors.
+
+    Raises:
+        ModelNotFoundError: there is no such folder, or no weights in it.
+    """
+    path = Path(folder)
+    files = sorted(path.glob("*.safetensors"))
+    if not files or not (path / "config.json").is_file():
+        raise ModelNotFoundError("model", f"{str(folder)!r} is no folder with safetensors weights")
+    config = AutoConfig.from_pretrained(path)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config)
+    wanted = {name: list(weight.shape) for name, weight in empty.named_parameters()}
+    where = {}
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            where.update(dict.fromkeys(tensors.keys(), file))
+
+    def part(name: str) -> Any:
+        with safe_open(where[name], framework="pt") as tensors:
+            return tensors.get_slice(name)
+
+    if not all(name in where and part(name).get_shape() == wanted[name] for name in wanted):
+        # Weights are kept otherwise than they are used, as those of experts often are.
+        return model_fingerprint(AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16))
+    weights = ((name, wanted[name], _samples_of_file(part(name))) for name in sorted(wanted))
+    return _digest(config, None, weights)
+
+
+def _digest(
+    config: Any, quantization: str | None, weights: Iterator[tuple[str, list[int], Tensor]]
+) -> str:
+    digest = hashlib.sha256(json.dumps([_settings(config), quantization]).encode())
+    for name, shape, samples in weights:
+        digest.update(json.dumps([name, shape]).encode())
+        digest.update(samples.numpy().tobytes())
     return digest.hexdigest()[:_NUM_DIGITS]
 
 
-def _settings(model: Any) -> Any:
-    config = model.config.to_dict()
-    kept = {k: v for k, v in config.items() if k[0] != "_" and k not in _INCIDENTAL}
+def _settings(config: Any) -> Any:
+    kept = {k: v for k, v in config.to_dict().items() if k[0] != "_" and k not in _INCIDENTAL}
     return json.loads(json.dumps(kept, sort_keys=True, default=str))
+
+
+def _places(size: int) -> Tensor:
+    """Indices of the values that count, evenly spread."""
+    count = min(_NUM_SAMPLES, size)
+    return torch.arange(count) * size // max(count, 1)
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.to(torch.bfloat16).cpu().view(torch.int16)
 
 
 @torch.no_grad()
 def _samples(parameter: Tensor) -> Tensor:
-    """Some values, evenly spread, as the bits of bfloat16."""
+    """Some values, as the bits of bfloat16."""
     flat = parameter.detach().flatten()
-    count = min(_NUM_SAMPLES, len(flat))
-    index = torch.arange(count, device=flat.device) * len(flat) // max(count, 1)
-    return flat[index].to(torch.bfloat16).cpu().view(torch.int16)
+    return _bits(flat[_places(len(flat)).to(flat.device)])
+
+
+def _samples_of_file(part: Any) -> Tensor:
+    """The same of a tensor in a file, row by row."""
+    rows, *rest = part.get_shape() or [1]
+    width = torch.Size(rest).numel()
+    places = _places(rows * width).tolist()
+    values = [part[at // width : at // width + 1].flatten()[at % width] for at in places]
+    return _bits(torch.stack(values) if values else torch.zeros(0))

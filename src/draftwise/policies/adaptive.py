@@ -44,6 +44,7 @@ class Adaptive(PricedPolicy):
             Signal.LOAD,
         }
     )
+    filters = True
 
     def __init__(self, context: PolicyContext, explore_every: int = 64) -> None:
         """Set up.

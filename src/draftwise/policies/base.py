@@ -143,6 +143,9 @@ class Policy(ABC):
         needs_profile: whether it cannot do without an acceptance profile.
         needs_latency: whether it prices its choices and so must know what steps cost.
         judged_by_target: the companion is the target itself and costs nothing: for studies only.
+        filters: whether it may leave out a token because of what the token is, with a filtered
+            proposal; those that do not only cut, by what was known before.
+        replaces_tokens: whether it may put tokens of its own in the place of drafted ones.
     """
 
     name: ClassVar[str]
@@ -155,6 +158,8 @@ class Policy(ABC):
     needs_profile: ClassVar[bool] = False
     needs_latency: ClassVar[bool] = False
     judged_by_target: ClassVar[bool] = False
+    filters: ClassVar[bool] = False
+    replaces_tokens: ClassVar[bool] = False
 
     def __init__(self, context: PolicyContext) -> None:
         self.num_speculative_tokens = context.num_speculative_tokens

@@ -27,6 +27,7 @@ class Oracle(PricedPolicy):
     summary = "knows the target's acceptance; an upper bound for studies, not for use"
     source = "this project"
     signals = frozenset({Signal.TARGET, Signal.LOAD, Signal.TOKEN_PROBABILITY})
+    filters = True
     judged_by_target = True
 
     def uses_draft_signals(self) -> bool:

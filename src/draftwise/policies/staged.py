@@ -40,6 +40,7 @@ class Staged(EarlyStop):
     source = "Spector & Re 2023, Accelerating LLM Inference with Staged Speculative Decoding"
     signals = frozenset({Signal.AGREEMENT})
     needs_companion = True
+    replaces_tokens = True
 
     def __init__(self, context: PolicyContext) -> None:
         super().__init__(context)

@@ -24,6 +24,7 @@ class PredictableVerification(SpeculativeVerification):
     name = "sv-predictable"
     summary = "judges each position by S before its token, needs no filtered proposal"
     source = "Speculative Verification, made lossless by predictable cuts"
+    filters = False
 
     def __init__(self, context: PolicyContext, explore_every: int = 64) -> None:
         """Set up.

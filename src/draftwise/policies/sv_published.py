@@ -26,6 +26,7 @@ class PublishedVerification(Policy):
     summary = "the paper's batch greedy by S and A of the drawn token; biased when sampling"
     source = "Speculative Verification"
     signals = frozenset({Signal.OVERLAP, Signal.AGREEMENT, Signal.LOAD})
+    filters = True
     lossless = False
     needs_companion = True
     needs_latency = True

@@ -41,6 +41,7 @@ class Tetris(EarlyStop):
     summary = "the batch's likeliest tokens within a capacity, by a threshold carried over"
     source = "Wu et al. 2025, TETRIS: Optimal Draft Token Selection, with filtered proposals"
     signals = frozenset({Signal.TOKEN_PROBABILITY, Signal.LOAD})
+    filters = True
 
     def __init__(self, context: PolicyContext, extra: int = 1) -> None:
         """Set up.

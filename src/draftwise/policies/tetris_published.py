@@ -24,6 +24,7 @@ class TetrisPublished(EarlyStop):
     summary = "exactly the batch's likeliest tokens; biased at temperature above 0"
     source = "Wu et al. 2025, TETRIS: Optimal Draft Token Selection"
     signals = frozenset({Signal.TOKEN_PROBABILITY, Signal.LOAD})
+    filters = True
     lossless = False
 
     def __init__(self, context: PolicyContext, extra: int = 1) -> None:

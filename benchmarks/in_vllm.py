@@ -1,0 +1,138 @@
+"""vLLM by itself, with its own speculation, and steered by Draftwise, in turns.
+
+    python benchmarks/in_vllm.py --vllm /opt/vllm/bin/python --prompts gsm8k_test.jsonl
+
+The environment of that interpreter must have vLLM and Draftwise. Each engine runs in a process of
+its own, which is stopped between its turns. Reported are tokens per second relative to the target
+alone, median and range over rounds, and what vLLM counts: tokens sent to be verified, and those
+accepted. It counts no steps without a draft; "per step" comes from the number of tokens instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from draftwise import LLM, SamplingParams
+from draftwise.benchmark.contenders import Turn
+from draftwise.benchmark.peers import PEERS, Peer, PeerModels
+from draftwise.benchmark.report import write_report
+from draftwise.benchmark.workload import chat_prompts
+from draftwise.models.loading import locate
+
+CONTEST = (("vllm", PEERS["vllm"]), ("vllm-draftwise", PEERS["vllm-draftwise"]))
+BASELINE = "vllm"
+
+
+def figures(turns: dict[str, list[Turn]]) -> dict[str, Any]:
+    """Of one batch size, by contender."""
+    result = {}
+    for name, own in turns.items():
+        ratios = [
+            (turn.num_tokens / turn.seconds) / (base.num_tokens / base.seconds)
+            for turn, base in zip(own, turns[BASELINE], strict=True)
+        ]
+        counts = {key: sum(turn.counts.get(key, 0) for turn in own) for key in own[0].counts}
+        # Each step of a request brings one token more than it has accepted.
+        tokens = sum(turn.num_tokens for turn in own)
+        steps = tokens - counts.get("accepted_tokens", 0)
+        result[name] = {
+            "ratio": statistics.median(ratios),
+            "ratios": ratios,
+            "tokens_per_second": tokens / sum(turn.seconds for turn in own),
+            "tokens_per_request_step": tokens / steps,
+            "sent_per_request_step": counts.get("draft_tokens", 0) / steps,
+            "counts": counts,
+        }
+    return result
+
+
+def show(console: Console, title: str, found: dict[str, Any]) -> None:
+    table = Table(title=title)
+    for name in ("engine", "tokens/s", "× target alone", "range", "per step", "sent per step"):
+        table.add_column(name, justify="left" if name == "engine" else "right")
+    table.add_column("accepted / sent", justify="right")
+    for name, each in found.items():
+        counts = each["counts"]
+        sent = counts.get("draft_tokens", 0)
+        table.add_row(
+            name,
+            f"{each['tokens_per_second']:.1f}",
+            f"{each['ratio']:.2f}",
+            f"{min(each['ratios']):.2f}–{max(each['ratios']):.2f}",
+            f"{each['tokens_per_request_step']:.2f}",
+            f"{each['sent_per_request_step']:.2f}",
+            f"{counts['accepted_tokens'] / sent:.2f}" if sent else "",
+        )
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vllm", required=True, help="interpreter of the environment")
+    parser.add_argument("--target", default="zoo:target@200m")
+    parser.add_argument("--draft", default="zoo:draft")
+    parser.add_argument("--companion", default="zoo:companion")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--num-prompts", type=int, default=128)
+    parser.add_argument("--longest-prompt", type=int, default=256)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm-up-rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--logs", type=Path, default=Path("logs"))
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    console = Console(width=110)
+    llm = LLM(arguments.target, dtype="bfloat16", max_batch_size=1, max_model_len=64)
+    prompts = chat_prompts(llm, [arguments.prompts], 1_000_000, arguments.longest_prompt)
+    random.Random(0).shuffle(prompts)
+    prompts = prompts[: arguments.num_prompts]
+    del llm
+    models = PeerModels(
+        locate(arguments.target, "target"),
+        locate(arguments.draft, "draft"),
+        "bfloat16",
+        arguments.threads,
+        arguments.longest_prompt + arguments.max_tokens,
+        max(arguments.batch_sizes),
+        locate(arguments.companion, "companion"),
+    )
+    contest = [
+        Peer(engine, mode, arguments.vllm, models, arguments.logs / f"{engine}{mode.label}.log")
+        for engine, modes in CONTEST
+        for mode in modes
+    ]
+    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0, ignore_eos=True)
+    results: dict[str, Any] = {}
+    shuffle = random.Random(0)
+    try:
+        for size in arguments.batch_sizes:
+            turns: dict[str, list[Turn]] = {peer.name: [] for peer in contest}
+            for number in range(arguments.warm_up_rounds + arguments.rounds):
+                start = number * size
+                batch = [prompts[(start + i) % len(prompts)] for i in range(size)]
+                shuffle.shuffle(contest)
+                for peer in contest:
+                    turn = peer.generate(batch, [params] * size)
+                    if number >= arguments.warm_up_rounds:
+                        turns[peer.name].append(turn)
+            ordered = {name: turns[name] for name in sorted(turns)}
+            results[str(size)] = figures(ordered)
+            show(console, f"{arguments.prompts.stem}, batch {size}", results[str(size)])
+            if arguments.output:
+                write_report(arguments.output, vars(arguments), {"results": results})
+    finally:
+        for peer in contest:
+            peer.close()
+
+
+if __name__ == "__main__":
+    main()

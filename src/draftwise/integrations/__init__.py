@@ -1,0 +1,1 @@
+"""Draftwise's policies inside other engines."""

@@ -1,0 +1,377 @@
+"""A policy at work in an engine that drafts, verifies and accepts by itself.
+
+The engine says what it drafted and what became of it; the policy says when to stop and how much to
+send. Nothing here knows of vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.core.history import AcceptanceHistory
+from draftwise.core.latency import LatencyModel
+from draftwise.core.signals import entropy, token_probabilities
+from draftwise.core.types import Draft, DraftSignals, Judgement, Outcome, StepTimes
+from draftwise.policies.base import DraftPosition, Policy, RequestState
+from draftwise.policies.priced import PricedPolicy
+
+# Asks a companion about a draft: gives what it thinks, and the seconds it took.
+Ask = Callable[[Draft], tuple[Judgement, float]]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A request of a step.
+
+    Attributes:
+        name: by which the engine knows it.
+        num_tokens: tokens so far, prompt and output.
+        num_output_tokens: tokens generated so far.
+        room: most tokens that may be drafted; 0 while its prompt is being processed.
+        greedy: whether it is decoded at temperature 0.
+    """
+
+    name: str
+    num_tokens: int
+    num_output_tokens: int
+    room: int
+    greedy: bool
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What became of what was sent of a request.
+
+    Attributes:
+        num_sent: drafted tokens that the target verified: of those sent the engine may have left
+            some out.
+        num_accepted: of these.
+    """
+
+    num_sent: int
+    num_accepted: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of the tokens of one step.
+
+    Attributes:
+        requests: that might have drafted.
+        drafted: tokens, of all requests.
+        sent: of these to the target.
+        judged: whether a companion was asked.
+    """
+
+    requests: int
+    drafted: int
+    sent: int
+    judged: bool
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of a step, of the requests that are still there.
+
+    Attributes:
+        num_drafted: tokens, of all requests that the step had.
+        num_sent: of these to the target.
+        num_verified: drafted tokens that the target verified, of each request.
+        num_accepted: of these, of each request.
+        judged: whether a companion was asked.
+        expected_tokens: that the policy expected the requests to gain; as many as they gained where
+            it expects nothing.
+        times: where its time went.
+    """
+
+    num_drafted: int
+    num_sent: int
+    num_verified: tuple[int, ...]
+    num_accepted: tuple[int, ...]
+    judged: bool
+    expected_tokens: float
+    times: StepTimes
+
+
+@dataclass
+class _Sent:
+    """A step whose outcome is not known yet."""
+
+    members: list[Member]
+    num_drafted: tuple[int, ...]
+    lengths: tuple[int, ...]
+    judged: bool
+    draft_seconds: float
+    companion_seconds: float
+    select_seconds: float
+    expected: list[float] | None
+
+
+class Steering:
+    """Drives a policy through the steps of another engine.
+
+    In every step: :meth:`settle` with what became of the last one, :meth:`begin`, :meth:`drawn`
+    after each drafted token as long as it says so, and :meth:`finish`.
+
+    Attributes:
+        policy: that decides.
+        counts: of the latest step.
+    """
+
+    def __init__(self, policy: Policy, latency: LatencyModel | None, samples_drafts: bool) -> None:
+        """Set up.
+
+        Args:
+            policy: that decides.
+            latency: follows what passes cost; ``None`` if the policy does not ask.
+            samples_drafts: whether drafts are drawn from q, rather than its most likely tokens.
+        """
+        self.policy = policy
+        self.counts = Counts(0, 0, 0, False)
+        self._latency = latency
+        self._samples_drafts = samples_drafts
+        self._histories: dict[str, AcceptanceHistory] = {}
+        self._numbers: dict[str, int] = {}
+        self._num_seen = 0
+        self._sent: _Sent | None = None
+        self._members: list[Member] = []
+        self._limits: list[int] = []
+        self._going: list[bool] = []
+        self._lengths: list[int] = []
+        self._tokens: list[Tensor] = []
+        self._beliefs: list[Tensor] = []
+        self._entropy: list[Tensor] = []
+        self._token_probs: list[Tensor] = []
+
+    def settle(
+        self, verified: dict[str, Verified], seconds: float, num_prompt_tokens: int
+    ) -> Settled | None:
+        """What became of the step before.
+
+        Args:
+            verified: by request; those that are missing ended, or were put aside.
+            seconds: from the beginning of its draft to that of the next one.
+            num_prompt_tokens: that the target processed beside.
+
+        Returns:
+            What the step was; ``None`` if there was none.
+        """
+        sent, self._sent = self._sent, None
+        if sent is None:
+            return None
+        rows = [
+            _as_sent(verified.get(member.name), length)
+            for member, length in zip(sent.members, sent.lengths, strict=True)
+        ]
+        lengths = tuple(0 if row is None else row.num_sent for row in rows)
+        accepted = tuple(0 if row is None else row.num_accepted for row in rows)
+        missing = frozenset(index for index, row in enumerate(rows) if row is None)
+        width = max(sent.num_drafted, default=0)
+        place = torch.arange(width)
+        # All that is seen is whether a token was accepted, and of the first that was not that.
+        acceptance = (place < torch.tensor(accepted).unsqueeze(1)).float()
+        for member, row in zip(sent.members, rows, strict=True):
+            if row is not None:
+                seen = [1.0] * row.num_accepted + [0.0] * (row.num_sent > row.num_accepted)
+                self._histories[member.name].learn(seen)
+        target = seconds - sent.draft_seconds - sent.companion_seconds - sent.select_seconds
+        times = StepTimes(
+            draft=sent.draft_seconds,
+            companion=sent.companion_seconds,
+            select=sent.select_seconds,
+            verify=max(target, 0.0),
+            accept=0.0,
+            rest=0.0,
+            num_prompt_tokens=num_prompt_tokens,
+            # Somebody else's tokens were in the pass, or some of these were not.
+            shared=bool(missing) or len(verified) != len(sent.members),
+        )
+        if times.is_typical and target > 0:
+            self._learn_costs(sent, lengths, times)
+        self.policy.observe(
+            Outcome(
+                sent.num_drafted,
+                lengths,
+                accepted,
+                (0,) * len(rows),
+                acceptance,
+                missing,
+                acceptance.cumprod(dim=1),
+            ),
+            times,
+        )
+        known = [row for row in range(len(rows)) if row not in missing]
+        gained = sum(accepted) + len(known)
+        expected = sent.expected
+        return Settled(
+            sum(sent.num_drafted),
+            sum(sent.lengths),
+            tuple(lengths[row] for row in known),
+            tuple(accepted[row] for row in known),
+            sent.judged,
+            gained if expected is None else sum(1 + expected[row] for row in known),
+            times,
+        )
+
+    def begin(self, members: Sequence[Member]) -> int:
+        """Begin a step: how many tokens to draft at most, for anybody."""
+        self._members = list(members)
+        ended = self._histories.keys() - {member.name for member in members}
+        self.policy.forget([self._numbers[name] for name in ended])
+        for name in ended:
+            del self._histories[name], self._numbers[name]
+        states = [self._state(member) for member in members]
+        lengths = self.policy.draft_lengths(states)
+        self._limits = [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
+        self._going = [limit > 0 for limit in self._limits]
+        self._lengths = [0] * len(members)
+        self._tokens, self._beliefs, self._entropy, self._token_probs = [], [], [], []
+        return max(self._limits, default=0)
+
+    @property
+    def wants_beliefs(self) -> bool:
+        """Whether this step needs to know how sure the draft is."""
+        return self.policy.uses_draft_signals()
+
+    def drawn(self, tokens: Tensor, beliefs: Tensor | None) -> bool:
+        """One more token was drafted for everybody; whether to go on for anybody.
+
+        Args:
+            tokens: ``[batch]``.
+            beliefs: ``[batch, vocab]`` float32 what the draft thinks of the position; needed if
+                :attr:`wants_beliefs`.
+        """
+        index = len(self._tokens)
+        tokens = tokens.long()
+        self._tokens.append(tokens)
+        if beliefs is not None:
+            self._beliefs.append(beliefs)
+            self._entropy.append(entropy(beliefs))
+            self._token_probs.append(token_probabilities(beliefs, tokens))
+        active = [at for at, goes in enumerate(self._going) if goes]
+        for at in active:
+            self._lengths[at] += 1
+        going = [True] * len(active)
+        if active and self.policy.asks_while_drafting():
+            wanted = self.policy.keep_drafting(self._position(index, active))
+            if wanted is not None:
+                going = wanted.tolist()
+        for at, goes in zip(active, going, strict=True):
+            self._going[at] = goes and self._limits[at] > index + 1
+        return any(self._going)
+
+    def finish(
+        self, ask: Ask | None, clock: Callable[[], float], draft_seconds: float
+    ) -> list[int]:
+        """How many leading tokens of each request to send.
+
+        Args:
+            ask: the companion; ``None`` if there is none.
+            clock: seconds.
+            draft_seconds: that drafting took.
+        """
+        draft = self._draft()
+        wants = any(draft.lengths) and self.policy.wants_judgement()
+        judgement, companion_seconds = None, 0.0
+        if wants and ask is not None:
+            judgement, companion_seconds = ask(draft)
+        began = clock()
+        plan = self.policy.select(draft, judgement)
+        select_seconds = clock() - began
+        lengths = plan.lengths
+        self._sent = _Sent(
+            self._members,
+            draft.lengths,
+            lengths,
+            judgement is not None,
+            draft_seconds,
+            companion_seconds,
+            select_seconds,
+            self._expected(lengths),
+        )
+        self.counts = Counts(
+            sum(member.room > 0 for member in self._members),
+            sum(draft.lengths),
+            sum(lengths),
+            judgement is not None,
+        )
+        return list(lengths)
+
+    def _expected(self, lengths: Sequence[int]) -> list[float] | None:
+        """Tokens of each request that the policy expects to be accepted, if it expects anything."""
+        if not isinstance(self.policy, PricedPolicy):
+            return None
+        reach = np.cumprod(self.policy.believed, axis=1)
+        return [float(reach[row, :length].sum()) for row, length in enumerate(lengths)]
+
+    def _state(self, member: Member) -> RequestState:
+        if member.name not in self._histories:
+            self._histories[member.name] = AcceptanceHistory()
+            self._numbers[member.name] = self._num_seen
+            self._num_seen += 1
+        return RequestState(
+            member.num_tokens,
+            member.num_output_tokens,
+            member.room,
+            self._numbers[member.name],
+            member.greedy,
+            self._histories[member.name].mean,
+        )
+
+    def _position(self, index: int, active: list[int]) -> DraftPosition:
+        def rows(values: list[Tensor]) -> Tensor | None:
+            if not values:
+                return None
+            return values[-1] if len(active) == len(self._members) else values[-1][active]
+
+        tokens = rows(self._tokens)
+        assert tokens is not None
+        return DraftPosition(
+            index,
+            active,
+            tokens,
+            rows(self._beliefs),
+            rows(self._entropy),
+            rows(self._token_probs),
+        )
+
+    def _draft(self) -> Draft:
+        """All that was drafted, without what was drawn for those that had ended."""
+        width, count = len(self._tokens), len(self._members)
+        lengths = tuple(self._lengths)
+        if not width:
+            return Draft(torch.zeros(count, 0, dtype=torch.long), lengths, None, ())
+        tokens = torch.stack(self._tokens, dim=1)
+        drafted = torch.from_numpy(np.arange(width) < np.array(lengths)[:, None]).to(tokens.device)
+        signals = probs = None
+        if self._beliefs:
+            beliefs = torch.stack(self._beliefs, dim=1) * drafted.unsqueeze(2)
+            signals = DraftSignals(
+                beliefs,
+                torch.stack(self._entropy, dim=1) * drafted,
+                torch.stack(self._token_probs, dim=1) * drafted,
+            )
+            if self._samples_drafts:  # what policies cut is of no use to anybody here
+                probs = torch.nn.functional.pad(beliefs, (0, 0, 0, 1))
+        return Draft(tokens * drafted, lengths, probs, tuple(range(-1, width - 1)), signals)
+
+    def _learn_costs(self, sent: _Sent, lengths: tuple[int, ...], times: StepTimes) -> None:
+        if self._latency is None:
+            return
+        context = sum(member.num_tokens for member in sent.members)
+        self._latency.observe_target(len(lengths) + sum(lengths), context, times.verify)
+        # A pass of the draft is for everybody, however few still draft.
+        counts = [len(sent.members)] * max(sent.num_drafted, default=0)
+        self._latency.observe_draft(counts, times.draft)
+        if sent.judged:
+            self._latency.observe_companion(sum(sent.num_drafted), times.companion)
+
+
+def _as_sent(verified: Verified | None, length: int) -> Verified | None:
+    """What became of a request, unless it was given other tokens than were sent."""
+    return None if verified is None or verified.num_sent > length else verified

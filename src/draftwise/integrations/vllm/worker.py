@@ -1,0 +1,125 @@
+"""Worker classes for ``--worker-cls``: vLLM's, with a proposer of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+
+from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.errors import InvalidParameterError
+from draftwise.estimators.profile import AcceptanceProfile
+from draftwise.integrations.vllm.companion import CompanionModel
+from draftwise.integrations.vllm.compatibility import check_version, vllm_version
+from draftwise.integrations.vllm.proposer import SteeredProposer
+from draftwise.integrations.vllm.settings import KEY, VllmSettings
+from draftwise.integrations.vllm.steering import Steering
+from draftwise.models.fingerprint import checkpoint_fingerprint
+from draftwise.policies import PolicyContext, create_policy
+from draftwise.profiling.latency_profile import LatencyProfile
+
+check_version(vllm_version())
+
+# Until steps are seen: shares of a pass over one token that each token more costs, and what passes
+# of the small models cost of the target's.
+_GUESSED_SECONDS, _GUESSED_PER_TOKEN = 0.02, 0.02
+_GUESSED_DRAFT = 0.1
+_MOST_TOKENS = 4096
+
+
+def steered_proposer(vllm_config: VllmConfig, device: torch.device, runner: Any) -> SteeredProposer:
+    """The proposer that takes the place of vLLM's.
+
+    Args:
+        vllm_config: with our settings among its additional ones.
+        device: of the worker.
+        runner: its model runner.
+
+    Raises:
+        DraftwiseError: what is asked for cannot be had; names the setting.
+    """
+    settings = VllmSettings.of(vllm_config.additional_config)
+    speculative = vllm_config.speculative_config
+    if speculative is None or speculative.method != "draft_model":
+        raise InvalidParameterError("speculative_config.method", "must be draft_model")
+    if vllm_config.scheduler_config.async_scheduling:
+        raise InvalidParameterError(
+            "async_scheduling", "drafts of different lengths need --no-async-scheduling"
+        )
+    if vllm_config.parallel_config.data_parallel_size > 1:
+        raise InvalidParameterError(
+            "data_parallel_size",
+            "ranks that share experts must draft alike; run one server per replica",
+        )
+    if speculative.use_heterogeneous_vocab or speculative.use_local_argmax_reduction:
+        raise InvalidParameterError(
+            "speculative_config",
+            "use_heterogeneous_vocab and use_local_argmax_reduction hide the draft's distribution",
+        )
+    samples = (
+        speculative.draft_sample_method == "probabilistic"
+        and speculative.rejection_sample_method == "standard"
+    )
+    policy = settings.policy_for(samples)
+    companion = None
+    if settings.companion is not None and policy.uses_companion():
+        companion = CompanionModel(vllm_config, device, settings.companion)
+    profile = None if settings.profile is None else AcceptanceProfile.load(settings.profile)
+    if profile is not None:
+        profile.check(
+            target=checkpoint_fingerprint(vllm_config.model_config.model),
+            draft=checkpoint_fingerprint(speculative.draft_model_config.model),
+            companion=None
+            if settings.companion is None
+            else checkpoint_fingerprint(settings.companion),
+        )
+    latency = _latency(settings)
+    context = PolicyContext(
+        speculative.num_speculative_tokens,
+        latency,
+        profile,
+        has_companion=companion is not None,
+    )
+    steering = Steering(
+        create_policy(policy.name, context, settings.policy_options), latency, samples
+    )
+    return SteeredProposer(vllm_config, device, runner, steering, companion)
+
+
+def _latency(settings: VllmSettings) -> LatencyModel:
+    """What passes cost: as measured, or a guess that the first steps correct."""
+    if settings.latency_profile is not None:
+        return LatencyProfile.load(settings.latency_profile).latency_model()
+    most = _GUESSED_SECONDS * (1 + _GUESSED_PER_TOKEN * _MOST_TOKENS)
+    target = StageCost((1.0, float(_MOST_TOKENS)), (_GUESSED_SECONDS, most))
+    small = StageCost((1.0, 1024.0), (_GUESSED_DRAFT * _GUESSED_SECONDS,) * 2)
+    return LatencyModel(target, small, small)
+
+
+class _Steered:
+    """Puts our proposer in the place of vLLM's, as soon as there is one."""
+
+    def init_device(self) -> None:
+        """As vLLM does, then exchange the proposer."""
+        super().init_device()  # type: ignore[misc]
+        if self.use_v2_model_runner:  # type: ignore[attr-defined]
+            raise InvalidParameterError(
+                KEY, "runs with the V1 model runner so far; set VLLM_USE_V2_MODEL_RUNNER=0"
+            )
+        runner = self.model_runner  # type: ignore[attr-defined]
+        if runner.vllm_config.speculative_config is None:
+            raise InvalidParameterError("speculative_config", "missing: name a draft model")
+        if hasattr(runner, "drafter"):  # on the last stage of a pipeline
+            runner.drafter = steered_proposer(runner.vllm_config, runner.device, runner)
+
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as _Worker
+else:
+    from vllm.v1.worker.gpu_worker import Worker as _Worker
+
+
+class DraftwiseWorker(_Steered, _Worker):  # type: ignore[misc]
+    """For ``--worker-cls draftwise.integrations.vllm.worker.DraftwiseWorker``."""

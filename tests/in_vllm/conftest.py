@@ -1,0 +1,66 @@
+"""vLLM with Draftwise in it: run by ``make test-vllm`` in an environment that has both."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftwise.integrations.vllm.command import WORKER
+from draftwise.models.loading import locate
+
+PROCESS = Path(__file__).with_name("engine_process.py")
+
+
+class Answers:
+    """What an engine said, and how it came to it."""
+
+    def __init__(self, values):
+        vars(self).update(values)
+
+
+class EngineError(Exception):
+    """vLLM did not start, or failed."""
+
+
+def answer(engine, prompts, params, **further):
+    """Run an engine in a process of its own."""
+    wanted = {"engine": engine, "prompts": prompts, "params": params, **further}
+    done = subprocess.run(
+        [sys.executable, str(PROCESS)],
+        input=json.dumps(wanted) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    if not lines:
+        raise EngineError(done.stderr[-4000:])
+    values = json.loads(lines[-1])
+    if "error" in values:
+        raise EngineError(values["error"] + done.stderr[-2000:])
+    return Answers(values)
+
+
+def steered(engine, draft, settings, num_speculative_tokens=5, **speculative):
+    """The arguments of an engine with Draftwise in it."""
+    return {
+        **engine,
+        "speculative_config": {
+            "method": "draft_model",
+            "model": draft,
+            "num_speculative_tokens": num_speculative_tokens,
+            **speculative,
+        },
+        "additional_config": {"draftwise": settings},
+        "worker_cls": WORKER,
+        "async_scheduling": False,
+    }
+
+
+@pytest.fixture(scope="session")
+def zoo():
+    """Folders of the bundled models by name."""
+    return {name: locate(f"zoo:{name}", "model") for name in ("target", "draft", "companion")}

@@ -1,0 +1,104 @@
+"""At temperature 0 the text is the target's to the last token, whatever steers."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from .conftest import answer, steered
+
+NUM_PROMPTS, MAX_TOKENS = 100, 40
+GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+TASKS = (
+    "What is {a} plus {b}? Think step by step.",
+    "A train goes {a} miles in {b} minutes. How far does it go in an hour?",
+    "Write a Python function that adds {a} to its argument and returns it times {b}.",
+    "Anna has {a} apples and gives {b} away. How many are left?",
+)
+
+
+@pytest.fixture(scope="module")
+def prompts(zoo):
+    tokenizer = AutoTokenizer.from_pretrained(zoo["target"])
+    result = []
+    for number in range(NUM_PROMPTS):
+        text = TASKS[number % len(TASKS)].format(a=7 + 3 * number, b=2 + number)
+        # Some begin alike for longer than a block of the cache, some are longer than a chunk.
+        text = "Answer in one short sentence, and be careful. " * (number % 3) + text
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+        )
+        result.append(list(ids))
+    return result
+
+
+@pytest.fixture(scope="module")
+def engine(zoo):
+    return {
+        "model": zoo["target"],
+        "dtype": "float32",
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "kv_cache_memory_bytes": 1 << 29,
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(engine, prompts):
+    """Of the target alone."""
+    return answer(engine, prompts, GREEDY).tokens
+
+
+def test_svip(engine, zoo, prompts, expected):
+    settings = {"policy": "svip", "policy_options": {"threshold": 0.8}}
+    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY)
+    assert answers.tokens == expected
+    assert answers.steps < NUM_PROMPTS * MAX_TOKENS / 16  # it speculates
+    assert 0 < answers.sent == answers.drafted
+
+
+def test_a_companion_that_is_the_draft(engine, zoo, prompts, expected):
+    settings = {"policy": "sv", "companion": zoo["draft"]}
+    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY)
+    assert answers.tokens == expected
+    assert answers.asked > 5
+    assert answers.smallest_overlap > 1 - 1e-3
+
+
+def test_a_companion(engine, zoo, prompts, expected):
+    settings = {"policy": "sv", "companion": zoo["companion"]}
+    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY)
+    assert answers.tokens == expected
+    assert answers.asked > 5
+    assert answers.smallest_overlap < 0.9
+    assert answers.sent > 0
+
+
+def test_prompts_in_chunks(engine, zoo, prompts, expected):
+    small = {**engine, "max_num_batched_tokens": 48, "max_num_seqs": 8}
+    settings = {"policy": "sv", "companion": zoo["companion"]}
+    answers = answer(steered(small, zoo["draft"], settings, 3), prompts, GREEDY)
+    assert answers.tokens == expected
+
+
+def test_a_cache_of_prefixes(engine, zoo, prompts, expected):
+    cached = {**engine, "enable_prefix_caching": True}
+    settings = {"policy": "sv", "companion": zoo["companion"]}
+    answers = answer(steered(cached, zoo["draft"], settings), prompts + prompts, GREEDY)
+    assert answers.tokens == expected + expected
+
+
+def test_where_tokens_are_dear(engine, zoo, prompts, expected):
+    """Prices that leave out much of what was drafted."""
+    settings = {"policy": "sv", "companion": zoo["companion"]}
+    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, costs=0.2)
+    assert answers.tokens == expected
+    assert answers.sent < answers.drafted
+
+
+def test_compiled(engine, zoo, prompts, expected):
+    """As users run it: compiled, with the policy that is taken where none is named."""
+    compiled = {**engine, "enforce_eager": False}
+    settings = {"companion": zoo["companion"]}
+    answers = answer(steered(compiled, zoo["draft"], settings), prompts, GREEDY)
+    assert answers.tokens == expected

@@ -1,0 +1,82 @@
+"""At temperature 1 tokens come from the target's distribution, or the test finds it out."""
+
+import pytest
+import torch
+
+from draftwise import SamplingParams
+
+from ..core.statistics_tools import chi_square_p_value, sequence_counts
+from ..engine.exact import exact_distribution
+from ..tiny_models import ModelShelf, Recipe
+from .conftest import answer, steered
+
+VOCAB, NUM_TOKENS, NUM_REQUESTS = 8, 4, 12_000
+NOT_UNLIKELY, IMPOSSIBLE = 1e-4, 1e-6
+PROMPT = [1, 2, 3]
+# vLLM's attention on a CPU wants heads of at least 32.
+TARGET = Recipe(
+    vocab=VOCAB,
+    config={
+        "hidden_size": 64,
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    return ModelShelf(tmp_path_factory.mktemp("models"))
+
+
+def p_value(shelf, settings, rule=None, samples=True, **further):
+    """How likely such tokens are if they come from the target, and what was done."""
+    engine = {
+        "model": shelf.folder(TARGET),
+        "dtype": "float32",
+        "max_model_len": 32,
+        "max_num_seqs": 64,
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "kv_cache_memory_bytes": 1 << 28,
+    }
+    method = {"draft_sample_method": "probabilistic"} if samples else {}
+    settings = {"companion": shelf.folder(TARGET.draft(0.3, noise_seed=5)), **settings}
+    if rule is not None:
+        further["rule"] = rule
+    answers = answer(
+        steered(engine, shelf.folder(TARGET.draft(0.3)), settings, 2, **method),
+        [PROMPT] * NUM_REQUESTS,
+        {"temperature": 1.0, "max_tokens": NUM_TOKENS},
+        **further,
+    )
+    tree = exact_distribution(shelf.reference(TARGET), PROMPT, SamplingParams(), NUM_TOKENS)
+    counts = sequence_counts(torch.tensor(answers.tokens), VOCAB)
+    return chi_square_p_value(counts, tree.joint()), answers
+
+
+def test_a_cut_that_was_known_before(shelf):
+    p, answers = p_value(shelf, {"policy": "sv-predictable"}, rule="by-overlap")
+    assert answers.sent < answers.drafted
+    assert p > NOT_UNLIKELY
+
+
+def test_a_cut_that_looks_at_the_token(shelf):
+    """The same test finds the published rule out."""
+    p, answers = p_value(shelf, {"policy": "sv-predictable"}, rule="by-agreement")
+    assert answers.sent < answers.drafted
+    assert p < IMPOSSIBLE
+
+
+def test_speculative_verification_of_sampled_drafts(shelf):
+    p, answers = p_value(shelf, {}, costs=0.1)
+    assert answers.sent < answers.drafted
+    assert p > NOT_UNLIKELY
+
+
+@pytest.mark.parametrize("rule", [None, "by-agreement"])
+def test_any_rule_with_drafts_of_the_likeliest_tokens(shelf, rule):
+    p, answers = p_value(shelf, {"policy": "sv"}, rule, samples=False, costs=0.1)
+    assert answers.sent < answers.drafted
+    assert p > NOT_UNLIKELY

@@ -1,0 +1,85 @@
+"""What cannot be had is refused when the server starts, by name."""
+
+import pytest
+
+from ..tiny_models import ModelShelf, Recipe
+from .conftest import EngineError, answer, steered
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+MODEL = Recipe(vocab=8, config=SIZES)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    return ModelShelf(tmp_path_factory.mktemp("models"))
+
+
+def refused(shelf, settings, **changes):
+    engine = {
+        "model": shelf.folder(MODEL),
+        "dtype": "float32",
+        "max_model_len": 32,
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "kv_cache_memory_bytes": 1 << 28,
+    }
+    arguments = {**steered(engine, shelf.folder(MODEL.draft()), settings), **changes}
+    with pytest.raises(EngineError) as caught:
+        answer(arguments, [[1, 2]], {"max_tokens": 1})
+    return str(caught.value)
+
+
+def test_an_unknown_key(shelf):
+    assert "draftwise.companon: unknown key; did you mean 'companion'?" in refused(
+        shelf, {"companon": "x"}
+    )
+
+
+def test_an_unknown_policy(shelf):
+    assert "policy: unknown policy 'svp'" in refused(shelf, {"policy": "svp"})
+
+
+def test_a_missing_profile(shelf):
+    assert "there is no file '/nowhere/p.safetensors'" in refused(
+        shelf, {"profile": "/nowhere/p.safetensors"}
+    )
+
+
+def test_a_profile_of_other_models(shelf, tmp_path):
+    from draftwise.estimators.profile import AcceptanceProfile
+
+    path = tmp_path / "p.safetensors"
+    AcceptanceProfile({"target": "a", "draft": "b", "companion": "c"}).save(path)
+    said = refused(shelf, {"profile": str(path)})
+    assert "profile: was made for another target" in said
+
+
+def test_a_companion_with_heads_that_vllm_cannot_serve(shelf):
+    other = Recipe(vocab=8, config={**SIZES, "hidden_size": 16})
+    assert "head" in refused(shelf, {"companion": shelf.folder(other)}).lower()
+
+
+def test_a_companion_with_another_vocabulary(shelf):
+    other = Recipe(vocab=9, config=SIZES)
+    assert "draftwise.companion" in refused(shelf, {"companion": shelf.folder(other)})
+
+
+def test_a_companion_that_is_not_there(shelf):
+    assert "draftwise.companion" in refused(shelf, {"companion": "/nowhere/model"})
+
+
+def test_a_rule_that_would_bias_sampled_drafts(shelf):
+    changes = {
+        "speculative_config": {
+            "method": "draft_model",
+            "model": shelf.folder(MODEL.draft()),
+            "num_speculative_tokens": 2,
+            "draft_sample_method": "probabilistic",
+        }
+    }
+    assert "greedy drafts only" in refused(shelf, {"policy": "sv"}, **changes)

@@ -1,0 +1,121 @@
+"""Requests that join and leave through the server that ``draftwise vllm-serve`` starts."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+from transformers import AutoTokenizer
+
+from .conftest import answer
+
+START_SECONDS = 300
+NUM_AT_ONCE, NUM_REQUESTS = 16, 64
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def prompts(zoo):
+    tokenizer = AutoTokenizer.from_pretrained(zoo["target"])
+    return [
+        tokenizer.encode(f"Question: what is {3 * number} times {number + 5}?\nAnswer:")
+        for number in range(NUM_REQUESTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    port, log = free_port(), tmp_path_factory.mktemp("server") / "log"
+    command = [
+        str(Path(sys.executable).with_name("draftwise")),
+        *("vllm-serve", "zoo:target", "--draft", "zoo:draft", "--companion", "zoo:companion"),
+        *("--num-speculative-tokens", "4", "--", "--port", str(port), "--dtype", "float32"),
+        *("--max-model-len", "256", "--max-num-seqs", "16", "--enforce-eager"),
+        *("--kv-cache-memory-bytes", str(1 << 29), "--served-model-name", "zoo"),
+    ]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env={**os.environ, "VLLM_LOGGING_LEVEL": "WARNING"}
+        )
+    try:
+        give_up = time.monotonic() + START_SECONDS
+        while True:
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < give_up, log.read_text()[-4000:]
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+                break
+            except OSError:
+                time.sleep(0.5)
+        assert "draftwise.integrations.vllm.worker" in log.read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_the_texts_of_the_target_alone(server, zoo, prompts):
+    client = openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
+    lengths = [5 + 11 * (number % 7) for number in range(NUM_REQUESTS)]
+    left = threading.Event()
+
+    def ask(number):
+        if number % 5 == 4:  # leaves in the middle of its answer
+            stream = client.completions.create(
+                model="zoo", prompt=prompts[number], max_tokens=80, temperature=0, stream=True
+            )
+            next(iter(stream))
+            stream.close()
+            left.set()
+            return None
+        done = client.completions.create(
+            model="zoo",
+            prompt=prompts[number],
+            max_tokens=lengths[number],
+            temperature=0,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        return done.choices[0].token_ids
+
+    with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
+        answers = list(pool.map(ask, range(NUM_REQUESTS)))
+    assert left.is_set()
+    engine = {
+        "model": zoo["target"],
+        "dtype": "float32",
+        "max_model_len": 256,
+        "max_num_seqs": 16,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 1 << 29,
+    }
+    expected = answer(engine, prompts, {"temperature": 0.0, "max_tokens": max(lengths)}).tokens
+    for number, tokens in enumerate(answers):
+        if tokens is not None:
+            assert tokens == expected[number][: lengths[number]], number
+
+
+def test_metrics_are_there(server):
+    text = urllib.request.urlopen(f"{server}/metrics").read().decode()
+    assert "vllm:spec_decode_num_draft_tokens" in text
+    counts = dict(
+        line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("draftwise:")
+    )
+    count = {name.partition("{")[0]: float(value) for name, value in counts.items()}
+    assert count["draftwise:request_steps_total"] > count["draftwise:steps_total"] > 0
+    verified = count["draftwise:verified_tokens_total"]
+    assert verified >= count["draftwise:accepted_tokens_total"] > 0
+    assert count["draftwise:drafted_tokens_total"] >= verified
+    assert count["draftwise:judged_steps_total"] > 0
+    assert count["draftwise:gained_tokens_total"] > count["draftwise:request_steps_total"]

@@ -1,0 +1,207 @@
+"""A policy steered through another engine's steps, with an engine that is a few tensors."""
+
+import pytest
+import torch
+
+from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.signals import agreement, overlap
+from draftwise.core.types import Judgement
+from draftwise.integrations.vllm.steering import Member, Steering, Verified
+from draftwise.policies import POLICIES, PolicyContext, create_policy
+from draftwise.policies.base import Policy
+
+VOCAB, LONGEST = 12, 5
+
+
+def costs():
+    target = StageCost((1.0, 64.0), (0.01, 0.05))
+    small = StageCost((1.0, 64.0), (0.001, 0.002))
+    return LatencyModel(target, small, small)
+
+
+def steer(name, samples_drafts=False, **options):
+    latency = costs()
+    context = PolicyContext(LONGEST, latency, has_companion=True)
+    return Steering(create_policy(name, context, options), latency, samples_drafts)
+
+
+def members(count, room=LONGEST, greedy=True, first=0):
+    return [Member(f"r{first + i}", 20 + i, 4, room, greedy) for i in range(count)]
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 0.001
+        return self.now
+
+
+def distributions(count, seed, sharpness=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (sharpness * torch.randn(count, VOCAB, generator=generator)).softmax(dim=-1)
+
+
+def step(steering, batch, seed, clock, ask=True):
+    """One step of an engine; the lengths, and all that was drafted."""
+    limit = steering.begin(batch)
+    drafted, beliefs = [], []
+    for index in range(limit):
+        q = distributions(len(batch), 100 * seed + index)
+        tokens = q.argmax(dim=1)
+        drafted.append(tokens)
+        beliefs.append(q)
+        if not steering.drawn(tokens, q if steering.wants_beliefs else None):
+            break
+
+    def judge(draft):
+        c = distributions(len(batch) * draft.tokens.shape[1], seed).view(len(batch), -1, VOCAB)
+        c_drawn = c.gather(2, draft.tokens.unsqueeze(2)).squeeze(2)
+        signals = draft.signals
+        return Judgement(
+            c, overlap(signals.beliefs, c), agreement(signals.token_probs, c_drawn)
+        ), 0.001
+
+    return steering.finish(judge if ask else None, clock, 0.002), drafted
+
+
+USABLE = [n for n, p in POLICIES.items() if not (p.judged_by_target or p.replaces_tokens)]
+WITHOUT_PROFILE = [n for n in USABLE if not POLICIES[n].needs_profile]
+
+
+@pytest.mark.parametrize("name", WITHOUT_PROFILE)
+def test_every_policy_through_changing_batches(name):
+    steering, clock = steer(name), Clock()
+    generator = torch.Generator().manual_seed(1)
+    batch, verified = members(3), {}
+    for number in range(120):
+        steering.settle(verified, 0.02, 0)
+        if number % 7 == 3:  # one ends, another comes, a third reads its prompt
+            batch = batch[1:] + members(1, room=0, first=1000 + number)
+        elif number % 7 == 4:
+            batch = [
+                Member(m.name, m.num_tokens, m.num_output_tokens, LONGEST, m.greedy) for m in batch
+            ]
+        lengths, drafted = step(steering, batch, number, clock)
+        assert len(lengths) == len(batch)
+        for member, length in zip(batch, lengths, strict=True):
+            assert 0 <= length <= min(member.room, len(drafted))
+        assert steering.counts.sent == sum(lengths) <= steering.counts.drafted
+        verified = {
+            m.name: Verified(n, int(torch.randint(0, n + 1, (), generator=generator)))
+            for m, n in zip(batch, lengths, strict=True)
+            if m.room
+        }
+
+
+def test_a_fixed_length_for_who_has_room():
+    steering = steer("fixed")
+    batch = [*members(2), Member("x", 9, 1, 2, True), Member("y", 9, 0, 0, True)]
+    lengths, drafted = step(steering, batch, 0, Clock())
+    assert lengths == [LONGEST, LONGEST, 2, 0]
+    assert len(drafted) == LONGEST
+
+
+def test_svip_stops_where_the_draft_guesses():
+    steering = steer("svip", threshold=0.5)
+    assert steering.begin(members(2)) == LONGEST
+    sure = torch.eye(VOCAB)[:1]
+    guess = torch.full((1, VOCAB), 1 / VOCAB)
+    tokens = torch.zeros(2, dtype=torch.long)
+    assert steering.drawn(tokens, torch.cat([sure, sure]))
+    assert steering.drawn(tokens, torch.cat([sure, guess]))  # the second ends with this token
+    assert steering.drawn(tokens, torch.cat([sure, guess]))
+    assert not steering.drawn(tokens, torch.cat([guess, sure]))
+    assert steering.finish(None, Clock(), 0.0) == [4, 2]
+
+
+def test_a_companion_that_agrees_is_believed_like_the_draft():
+    seen = []
+    steering = steer("sv")
+    steering.begin(members(2))
+    q = distributions(2, 3)
+    while steering.drawn(q.argmax(dim=1), q):
+        pass
+
+    def same(draft):
+        ones = torch.where(draft.signals.token_probs > 0, 1.0, 0.0)
+        seen.append(overlap(draft.signals.beliefs, draft.signals.beliefs))
+        return Judgement(draft.signals.beliefs, ones, ones), 0.0
+
+    steering.finish(same, Clock(), 0.0)
+    assert steering.counts.judged
+    torch.testing.assert_close(seen[0], (seen[0] > 0).float())
+
+
+class Watching(Policy):
+    """Keeps what it is told."""
+
+    name = "watching"
+    summary = source = "of this test"
+
+    def __init__(self, context):
+        super().__init__(context)
+        self.outcomes, self.forgotten, self.states = [], [], []
+
+    def draft_lengths(self, requests):
+        self.states.append(requests)
+        return [min(3, request.draft_limit) for request in requests]
+
+    def observe(self, outcome, times):
+        self.outcomes.append((outcome, times))
+
+    def forget(self, request_ids):
+        self.forgotten += request_ids
+
+
+def test_what_became_of_a_step():
+    policy = Watching(PolicyContext(LONGEST))
+    steering, clock = Steering(policy, None, False), Clock()
+    step(steering, members(3), 0, clock)
+    steering.settle({"r0": Verified(3, 3), "r1": Verified(3, 1)}, 0.05, 0)
+    outcome, times = policy.outcomes[0]
+    assert outcome.num_verified == (3, 3, 0)
+    assert outcome.num_accepted == (3, 1, 0)
+    assert outcome.failed == {2}  # it ended: nobody knows what was accepted
+    assert outcome.acceptance.tolist()[:2] == [[1, 1, 1], [1, 0, 0]]
+    assert times.total == pytest.approx(0.05)
+    assert not times.is_typical
+    steering.begin(members(2))
+    assert policy.forgotten == [2]
+    history = [state.history for state in policy.states[-1]]
+    assert history[0] > history[1] > 0.5
+    assert history[1] == pytest.approx(0.6 + 0.1 * 0.4 - 0.1 * 0.64)
+
+
+def test_steps_with_prompts_are_not_typical():
+    policy = Watching(PolicyContext(LONGEST))
+    steering, clock = Steering(policy, None, False), Clock()
+    for prompts in (0, 7):
+        step(steering, members(2), 0, clock)
+        verified = {f"r{i}": Verified(3, 0) for i in range(2)}
+        steering.settle(verified, 0.05, prompts)
+    assert [times.is_typical for _, times in policy.outcomes] == [True, False]
+
+
+def test_tokens_that_are_not_ours_teach_nothing():
+    policy = Watching(PolicyContext(LONGEST))
+    steering, clock = Steering(policy, None, False), Clock()
+    step(steering, members(2), 0, clock)
+    settled = steering.settle({"r0": Verified(5, 0), "r1": Verified(3, 1)}, 0.05, 0)
+    assert policy.outcomes[0][0].failed == {0}
+    assert (settled.num_verified, settled.num_accepted) == ((3,), (1,))
+
+
+def test_nothing_to_settle():
+    assert steer("fixed").settle({}, 1.0, 0) is None
+
+
+def test_what_was_expected():
+    steering, clock = steer("adaptive"), Clock()
+    for number in range(30):
+        lengths, _ = step(steering, members(2), number, clock)
+        verified = {f"r{i}": Verified(n, n) for i, n in enumerate(lengths)}
+        settled = steering.settle(verified, 0.02, 0)
+        assert 2 <= settled.expected_tokens <= 2 + sum(lengths)
+        assert settled.num_sent <= settled.num_drafted

