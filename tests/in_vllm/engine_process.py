@@ -135,8 +135,8 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
         seen["asked"] += counts.judged
         return lengths
 
-    def judge_and_keep(draft, step):
-        judgement = judged(draft, step)
+    def judge_and_keep(draft, *step):
+        judgement = judged(draft, *step)
         drafted = draft.signals.token_probs > 0
         seen["overlaps"] += judgement.overlap[drafted].tolist()
         return judgement

@@ -2,6 +2,9 @@
 
 import pytest
 
+from draftwise.estimators.profile import AcceptanceProfile
+from draftwise.models.fingerprint import checkpoint_fingerprint
+
 from ..tiny_models import ModelShelf, Recipe
 from .conftest import EngineError, answer, steered
 
@@ -51,12 +54,24 @@ def test_a_missing_profile(shelf):
 
 
 def test_a_profile_of_other_models(shelf, tmp_path):
-    from draftwise.estimators.profile import AcceptanceProfile
-
     path = tmp_path / "p.safetensors"
     AcceptanceProfile({"target": "a", "draft": "b", "companion": "c"}).save(path)
     said = refused(shelf, {"profile": str(path)})
     assert "profile: was made for another target" in said
+
+
+def test_a_profile_of_another_companion(shelf, tmp_path):
+    path = tmp_path / "p.safetensors"
+    made_for = {
+        "target": checkpoint_fingerprint(shelf.folder(MODEL)),
+        "draft": checkpoint_fingerprint(shelf.folder(MODEL.draft())),
+        "companion": "another",
+    }
+    AcceptanceProfile(made_for).save(path)
+    settings = {"profile": str(path), "companion": shelf.folder(MODEL.draft(0.2))}
+    said = refused(shelf, settings)
+    assert "profile: was made for another companion" in said
+    assert "another target" not in said
 
 
 def test_a_companion_with_heads_that_vllm_cannot_serve(shelf):

@@ -205,3 +205,32 @@ def test_what_was_expected():
         settled = steering.settle(verified, 0.02, 0)
         assert 2 <= settled.expected_tokens <= 2 + sum(lengths)
         assert settled.num_sent <= settled.num_drafted
+
+
+def test_those_who_work_together_do_what_one_says():
+    """A rank with other times and estimates follows the first one."""
+    said = []
+
+    def say(decision):
+        said.append(decision)
+        return decision
+
+    answers = iter(())
+
+    def follow(decision):
+        return next(answers)
+
+    lengths = []
+    for agree in (say, follow):
+        steering, clock = steer("sv"), Clock()
+        steering._agree = agree
+        answers = iter(said)
+        if agree is follow:  # it would do something else
+            steering.policy = create_policy("none", PolicyContext(LONGEST), {})
+        for number in range(20):
+            sent, _ = step(steering, members(3), number, clock, ask=agree is say)
+            lengths.append(sent)
+            verified = {f"r{i}": Verified(n, n // 2) for i, n in enumerate(sent)}
+            steering.settle(verified, 0.02, 0)
+    assert lengths[:20] == lengths[20:]
+    assert any(map(any, lengths))

@@ -27,9 +27,9 @@ _EXPLORED_TOKENS = 7
 _REQUESTS_PER_EXPLORER = 12
 _EXPLORED_WEIGHT = 2.0
 # Steps of a new policy that are all learnt from if their signals are known, and then every how
-# manieth.
+# manieth: of few requests, and of so many that the batch tells enough. Learning takes time.
 _APPRENTICESHIP = 64
-_LEARN_EVERY = 2
+_LEARN_FROM_FEW, _LEARN_FROM_MANY, _MANY_REQUESTS = 2, 6, 8
 # Where signals decide nothing they are looked at in one of so many steps: of a new policy, of one
 # request, and of so many that the batch tells enough.
 _WATCH_YOUNG, _WATCH_ONE, _WATCH_MANY = 2, 4, 16
@@ -240,9 +240,12 @@ class PricedPolicy(Policy):
         return self._is_priced and not learns_only and not self._explorers
 
     def _learns(self) -> bool:
-        """Whether this step is one to learn from."""
-        young = self._num_steps <= _APPRENTICESHIP
-        return young or bool(self._explorers) or self._num_steps % _LEARN_EVERY == 0
+        """Whether this step, whose signals are known, is one to learn from."""
+        is_rare = self._price.point.threshold == 0 or self._judgement is not None
+        if self._num_steps <= _APPRENTICESHIP or self._explorers or is_rare:
+            return True
+        is_large = len(self._requests) >= _MANY_REQUESTS
+        return self._num_steps % (_LEARN_FROM_MANY if is_large else _LEARN_FROM_FEW) == 0
 
     def signals_of(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
@@ -14,19 +15,18 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from draftwise.core.signals import agreement, overlap
+from draftwise.core.sampling import LogitControls, beliefs
 from draftwise.core.types import Draft, Judgement
+from draftwise.engine.judging import judgement
 from draftwise.errors import UnsupportedModelError
-from draftwise.integrations.vllm.companion import CompanionModel
+from draftwise.integrations.vllm.companion import CompanionModel, Drafted
 from draftwise.integrations.vllm.metrics import Metrics
-from draftwise.integrations.vllm.steering import Member, Steering, Verified
+from draftwise.integrations.vllm.steering import Decision, Member, Steering, Verified
+from draftwise.models.native.library import library_for
+from draftwise.models.native.sampling import distributions
 
 # Temperatures below are greedy, as in vLLM's sampler.
 _GREEDY = 1e-5
-
-
-# What the target read and added: tokens, positions, next tokens, metadata, number rejected.
-Step = tuple[Tensor, Tensor, Tensor, CommonAttentionMetadata, Tensor | None]
 
 
 class _Enough(Exception):  # noqa: N818
@@ -63,10 +63,10 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         self._metrics = Metrics() if get_tp_group().is_first_rank else None
         self._runner = runner
         self._most: int = vllm_config.speculative_config.num_speculative_tokens
-        self._num_valid: Tensor | None = None
+        self._gained: list[list[int]] = []
         self._num_sent: list[int] | None = None
         self._began = 0.0
-        self._temperature: Tensor | None = None
+        self._controls = LogitControls(torch.zeros(0), all_greedy=True)
         self._drawn: list[Tensor] = []
         self._probs: list[Tensor] = []
 
@@ -102,9 +102,12 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
             self.companion.dummy_run(*args, **kwargs)
 
     def prepare_next_token_ids_padded(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """As vLLM does; remembers how many tokens each request gained."""
+        """As vLLM does; remembers which tokens each request gained."""
         next_tokens, num_valid = super().prepare_next_token_ids_padded(*args, **kwargs)
-        self._num_valid = num_valid
+        sampled = args[0] if args else kwargs["sampled_token_ids"]
+        self._gained = [
+            row[:count] for row, count in zip(sampled.tolist(), num_valid.tolist(), strict=True)
+        ]
         return next_tokens, num_valid
 
     def prepare_inputs_padded(
@@ -136,9 +139,9 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         """What to verify of each request in the next step; of different lengths."""
         began = time.perf_counter()
         members = self._members(num_speculative_tokens)
-        limit = self._agree(self._begin(members, common_attn_metadata, began))
+        limit = self._begin(members, common_attn_metadata, began)
         self._began, self._drawn, self._probs = began, [], []
-        self._temperature = _temperatures(sampling_metadata, len(members))
+        self._controls = _controls(sampling_metadata, len(members), self.device)
         try:
             super().propose(
                 num_speculative_tokens=limit,
@@ -158,33 +161,16 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         finally:
             self.num_speculative_tokens = self._most
         draft_seconds = time.perf_counter() - began
-        step: Step = (
-            target_token_ids,
-            target_positions,
-            next_token_ids,
-            common_attn_metadata,
-            num_rejected_tokens_gpu,
-        )
-        was_asked = False
 
         def ask(draft: Draft) -> tuple[Judgement, float]:
-            nonlocal was_asked
-            was_asked = True
             asked = time.perf_counter()
-            judgement = self._judged(draft, step)
+            judgement = self._judged(draft, members, common_attn_metadata)
             return judgement, time.perf_counter() - asked
 
-        companion = self.companion
         drafts = torch.stack(self._drawn, dim=1) if self._drawn else None
-        can_ask = (
-            companion is not None
-            and drafts is not None
-            and companion.fits(len(target_token_ids), *drafts.shape)
+        lengths = self.steering.finish(
+            None if self.companion is None else ask, time.perf_counter, draft_seconds
         )
-        lengths = self.steering.finish(ask if can_ask else None, time.perf_counter, draft_seconds)
-        if companion is not None and not was_asked:
-            companion.read(*step, None)
-        lengths = self._agree(lengths)
         self._last_draft_probs = (
             torch.stack(self._probs, dim=1).contiguous() if self._probs else None
         )
@@ -198,30 +184,23 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor | None]:
         """Draw as vLLM does, and ask the policy."""
         logits = self.model.compute_logits(hidden_states)
-        wants = self.steering.wants_beliefs
-        beliefs = None
-        if wants:
-            scaled = logits.float()
-            if self._temperature is not None:
-                scaled = scaled / self._temperature.unsqueeze(1)
-            beliefs = scaled.softmax(dim=-1)
+        believed = self._beliefs(logits) if self.steering.wants_beliefs else None
         tokens, probs = self._sample_from_logits(logits, sampling_metadata)
         self._drawn.append(tokens)
         if probs is not None:
             self._probs.append(probs)
-        if not self._agree(self.steering.drawn(tokens, beliefs)):
+        if not self.steering.drawn(tokens, believed):
             raise _Enough
         return tokens, probs
 
     def _begin(self, members: list[Member], metadata: CommonAttentionMetadata, now: float) -> int:
         """Tell what became of the last step and ask for the next; the longest draft."""
-        gained = [] if self._num_valid is None else self._num_valid.tolist()
         sent = self._num_sent or [0] * len(members)
         self._num_sent = None
         verified = {
-            member.name: Verified(length, min(length, max(count - 1, 0)))
-            for member, length, count in zip(members, sent, gained, strict=True)
-            if count > 0
+            member.name: Verified(length, min(length, len(gained) - 1))
+            for member, length, gained in zip(members, sent, self._gained, strict=True)
+            if gained
         }
         num_read = int(metadata.query_start_loc_cpu[-1])
         of_prompts = num_read - sum(v.num_sent + 1 for v in verified.values())
@@ -233,46 +212,70 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
     def _members(self, most: int) -> list[Member]:
         """The requests of the step, with what they just gained."""
         batch, requests = self._runner.input_batch, self._runner.requests
-        gained = [] if self._num_valid is None else self._num_valid.tolist()
         members = []
         for row, name in enumerate(batch.req_ids):
             request = requests[name]
             params = request.sampling_params
-            num_tokens = int(batch.num_tokens_no_spec[row]) + gained[row]
+            num_gained = len(self._gained[row])
+            num_tokens = int(batch.num_tokens_no_spec[row]) + num_gained
             num_output = num_tokens - request.num_prompt_tokens
             left = self.max_model_len - num_tokens - 1
             if params is not None and params.max_tokens is not None:
                 left = min(left, params.max_tokens - num_output - 1)
-            room = max(0, min(left, most)) if gained[row] > 0 else 0
+            room = max(0, min(left, most)) if num_gained else 0
             greedy = params is None or params.temperature < _GREEDY
             members.append(Member(name, num_tokens, max(num_output, 0), room, greedy))
         return members
 
-    def _judged(self, draft: Draft, step: Step) -> Judgement:
-        """S and A of a whole draft, in one pass of the companion."""
+    def _judged(
+        self, draft: Draft, members: list[Member], metadata: CommonAttentionMetadata
+    ) -> Judgement:
+        """S and A of a draft."""
         assert self.companion is not None
-        assert draft.signals is not None
-        logits = self.companion.read(*step, torch.stack(self._drawn, dim=1))
-        assert logits is not None
-        scaled = logits.float()
-        if self._temperature is not None:
-            scaled = scaled / self._temperature.view(-1, 1, 1)
-        beliefs = scaled.softmax(dim=-1)
-        q, q_drawn = draft.signals.beliefs, draft.signals.token_probs
-        c_drawn = beliefs.gather(2, draft.tokens.unsqueeze(2)).squeeze(2)
-        return Judgement(beliefs, overlap(q, beliefs), agreement(q_drawn, c_drawn))
+        batch = self._runner.input_batch
+        requests = [
+            Drafted(
+                members[row].name,
+                row,
+                np.concatenate(
+                    [
+                        batch.token_ids_cpu[row, : batch.num_tokens_no_spec[row]].astype(np.int64),
+                        np.array(self._gained[row], dtype=np.int64),
+                    ]
+                ),
+                draft.tokens[row, :length].cpu().numpy(),
+            )
+            for row, length in enumerate(draft.lengths)
+            if length
+        ]
+        logits = self.companion.judge(requests, metadata, [member.name for member in members])
+        return judgement(logits.float(), self._controls, list(draft.lengths), None, draft)
 
-    def _agree(self, value: Any) -> Any:
-        """What the first of the ranks says: each measures times of its own."""
-        group = get_tp_group()
-        return value if group.world_size == 1 else group.broadcast_object(value, src=0)
+    def _beliefs(self, logits: Tensor) -> Tensor:
+        """``[batch, vocab]`` what the draft thinks; of greedy requests at temperature 1."""
+        library, logits = library_for(logits.device), logits.float()
+        if library is None:
+            return beliefs(logits, self._controls)
+        owner = torch.arange(len(logits))
+        return distributions(library, logits, self._controls, owner, softens_greedy=True)
 
 
-def _temperatures(sampling_metadata: SamplingMetadata, batch_size: int) -> Tensor | None:
-    """``[batch]``, 1 where a request is greedy; ``None`` if all are."""
+def of_first_rank(decision: Decision) -> Decision:
+    """What the first of the ranks decides that share each model."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return decision
+    agreed: Decision = group.broadcast_object(decision, src=0)
+    return agreed
+
+
+def _controls(
+    sampling_metadata: SamplingMetadata, batch_size: int, device: torch.device
+) -> LogitControls:
+    """Temperatures of a batch, 0 where a request is greedy; vLLM's draft knows no other setting."""
     temperature = sampling_metadata.temperature
     if sampling_metadata.all_greedy or temperature is None:
-        return None
-    temperature = temperature[:batch_size]
-    scaled: Tensor = torch.where(temperature < _GREEDY, 1.0, temperature)
-    return scaled
+        return LogitControls(torch.zeros(batch_size, device=device), all_greedy=True)
+    temperature = temperature[:batch_size].float()
+    zeroed = torch.where(temperature < _GREEDY, 0.0, temperature)
+    return LogitControls(zeroed, False, not sampling_metadata.all_random)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,8 +21,20 @@ from draftwise.core.types import Draft, DraftSignals, Judgement, Outcome, StepTi
 from draftwise.policies.base import DraftPosition, Policy, RequestState
 from draftwise.policies.priced import PricedPolicy
 
+Decision = TypeVar("Decision")
 # Asks a companion about a draft: gives what it thinks, and the seconds it took.
 Ask = Callable[[Draft], tuple[Judgement, float]]
+
+
+class Agree(Protocol):
+    """Gives all processes that work together the same decision."""
+
+    def __call__(self, decision: Decision) -> Decision:
+        """What is to be done; called by all of them alike."""
+
+
+def _as_it_is(decision: Decision) -> Decision:
+    return decision
 
 
 @dataclass(frozen=True)
@@ -123,18 +136,27 @@ class Steering:
         counts: of the latest step.
     """
 
-    def __init__(self, policy: Policy, latency: LatencyModel | None, samples_drafts: bool) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        latency: LatencyModel | None,
+        samples_drafts: bool,
+        agree: Agree = _as_it_is,
+    ) -> None:
         """Set up.
 
         Args:
             policy: that decides.
             latency: follows what passes cost; ``None`` if the policy does not ask.
             samples_drafts: whether drafts are drawn from q, rather than its most likely tokens.
+            agree: gives all processes that work together the decision of one of them, since each
+                measures times of its own.
         """
         self.policy = policy
         self.counts = Counts(0, 0, 0, False)
         self._latency = latency
         self._samples_drafts = samples_drafts
+        self._agree = agree
         self._histories: dict[str, AcceptanceHistory] = {}
         self._numbers: dict[str, int] = {}
         self._num_seen = 0
@@ -227,7 +249,9 @@ class Steering:
             del self._histories[name], self._numbers[name]
         states = [self._state(member) for member in members]
         lengths = self.policy.draft_lengths(states)
-        self._limits = [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
+        self._limits = self._agree(
+            [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
+        )
         self._going = [limit > 0 for limit in self._limits]
         self._lengths = [0] * len(members)
         self._tokens, self._beliefs, self._entropy, self._token_probs = [], [], [], []
@@ -261,7 +285,7 @@ class Steering:
             wanted = self.policy.keep_drafting(self._position(index, active))
             if wanted is not None:
                 going = wanted.tolist()
-        for at, goes in zip(active, going, strict=True):
+        for at, goes in zip(active, self._agree(going), strict=True):
             self._going[at] = goes and self._limits[at] > index + 1
         return any(self._going)
 
@@ -276,14 +300,14 @@ class Steering:
             draft_seconds: that drafting took.
         """
         draft = self._draft()
-        wants = any(draft.lengths) and self.policy.wants_judgement()
+        wants = any(draft.lengths) and self._agree(self.policy.wants_judgement())
         judgement, companion_seconds = None, 0.0
         if wants and ask is not None:
             judgement, companion_seconds = ask(draft)
         began = clock()
         plan = self.policy.select(draft, judgement)
         select_seconds = clock() - began
-        lengths = plan.lengths
+        lengths = self._agree(plan.lengths)
         self._sent = _Sent(
             self._members,
             draft.lengths,
@@ -304,7 +328,7 @@ class Steering:
 
     def _expected(self, lengths: Sequence[int]) -> list[float] | None:
         """Tokens of each request that the policy expects to be accepted, if it expects anything."""
-        if not isinstance(self.policy, PricedPolicy):
+        if not isinstance(self.policy, PricedPolicy) or not self._beliefs:
             return None
         reach = np.cumprod(self.policy.believed, axis=1)
         return [float(reach[row, :length].sum()) for row, length in enumerate(lengths)]

@@ -13,7 +13,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.integrations.vllm.companion import CompanionModel
 from draftwise.integrations.vllm.compatibility import check_version, vllm_version
-from draftwise.integrations.vllm.proposer import SteeredProposer
+from draftwise.integrations.vllm.proposer import SteeredProposer, of_first_rank
 from draftwise.integrations.vllm.settings import KEY, VllmSettings
 from draftwise.integrations.vllm.steering import Steering
 from draftwise.models.fingerprint import checkpoint_fingerprint
@@ -83,7 +83,10 @@ def steered_proposer(vllm_config: VllmConfig, device: torch.device, runner: Any)
         has_companion=companion is not None,
     )
     steering = Steering(
-        create_policy(policy.name, context, settings.policy_options), latency, samples
+        create_policy(policy.name, context, settings.policy_options),
+        latency,
+        samples,
+        of_first_rank,
     )
     return SteeredProposer(vllm_config, device, runner, steering, companion)
 
