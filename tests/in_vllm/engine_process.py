@@ -128,11 +128,11 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
 
     def finish_and_count(*args):
         lengths = finish(*args)
-        counts = steering.counts
+        step = steering.sent
         seen["steps"] += 1
-        seen["drafted"] += counts.drafted
-        seen["sent"] += counts.sent
-        seen["asked"] += counts.judged
+        seen["drafted"] += sum(step.num_drafted)
+        seen["sent"] += sum(step.lengths)
+        seen["asked"] += step.judged
         return lengths
 
     def judge_and_keep(draft, *step):

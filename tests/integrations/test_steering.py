@@ -19,10 +19,10 @@ def costs():
     return LatencyModel(target, small, small)
 
 
-def steer(name, samples_drafts=False, **options):
+def steer(name, **options):
     latency = costs()
     context = PolicyContext(LONGEST, latency, has_companion=True)
-    return Steering(create_policy(name, context, options), latency, samples_drafts)
+    return Steering(create_policy(name, context, options), latency)
 
 
 def members(count, room=LONGEST, greedy=True, first=0):
@@ -87,7 +87,7 @@ def test_every_policy_through_changing_batches(name):
         assert len(lengths) == len(batch)
         for member, length in zip(batch, lengths, strict=True):
             assert 0 <= length <= min(member.room, len(drafted))
-        assert steering.counts.sent == sum(lengths) <= steering.counts.drafted
+        assert sum(steering.sent.lengths) == sum(lengths) <= sum(steering.sent.num_drafted)
         verified = {
             m.name: Verified(n, int(torch.randint(0, n + 1, (), generator=generator)))
             for m, n in zip(batch, lengths, strict=True)
@@ -130,7 +130,7 @@ def test_a_companion_that_agrees_is_believed_like_the_draft():
         return Judgement(draft.signals.beliefs, ones, ones), 0.0
 
     steering.finish(same, Clock(), 0.0)
-    assert steering.counts.judged
+    assert steering.sent.judged
     torch.testing.assert_close(seen[0], (seen[0] > 0).float())
 
 
@@ -157,7 +157,7 @@ class Watching(Policy):
 
 def test_what_became_of_a_step():
     policy = Watching(PolicyContext(LONGEST))
-    steering, clock = Steering(policy, None, False), Clock()
+    steering, clock = Steering(policy, None), Clock()
     step(steering, members(3), 0, clock)
     steering.settle({"r0": Verified(3, 3), "r1": Verified(3, 1)}, 0.05, 0)
     outcome, times = policy.outcomes[0]
@@ -176,7 +176,7 @@ def test_what_became_of_a_step():
 
 def test_steps_with_prompts_are_not_typical():
     policy = Watching(PolicyContext(LONGEST))
-    steering, clock = Steering(policy, None, False), Clock()
+    steering, clock = Steering(policy, None), Clock()
     for prompts in (0, 7):
         step(steering, members(2), 0, clock)
         verified = {f"r{i}": Verified(3, 0) for i in range(2)}
@@ -186,7 +186,7 @@ def test_steps_with_prompts_are_not_typical():
 
 def test_tokens_that_are_not_ours_teach_nothing():
     policy = Watching(PolicyContext(LONGEST))
-    steering, clock = Steering(policy, None, False), Clock()
+    steering, clock = Steering(policy, None), Clock()
     step(steering, members(2), 0, clock)
     settled = steering.settle({"r0": Verified(5, 0), "r1": Verified(3, 1)}, 0.05, 0)
     assert policy.outcomes[0][0].failed == {0}

@@ -71,23 +71,6 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Of the tokens of one step.
-
-    Attributes:
-        requests: that might have drafted.
-        drafted: tokens, of all requests.
-        sent: of these to the target.
-        judged: whether a companion was asked.
-    """
-
-    requests: int
-    drafted: int
-    sent: int
-    judged: bool
-
-
-@dataclass(frozen=True)
 class Settled:
     """What became of a step, of the requests that are still there.
 
@@ -111,9 +94,18 @@ class Settled:
     times: StepTimes
 
 
-@dataclass
-class _Sent:
-    """A step whose outcome is not known yet."""
+@dataclass(frozen=True)
+class Sent:
+    """A step whose outcome is not known yet.
+
+    Attributes:
+        members: its requests.
+        num_drafted: tokens, of each.
+        lengths: how many of these were sent to the target.
+        judged: whether a companion was asked.
+        draft_seconds, companion_seconds, select_seconds: where its time went.
+        expected: accepted tokens that the policy expects of each; ``None`` if it expects nothing.
+    """
 
     members: list[Member]
     num_drafted: tuple[int, ...]
@@ -133,14 +125,13 @@ class Steering:
 
     Attributes:
         policy: that decides.
-        counts: of the latest step.
+        sent: the step that :meth:`settle` is to be told of; ``None`` if there is none.
     """
 
     def __init__(
         self,
         policy: Policy,
         latency: LatencyModel | None,
-        samples_drafts: bool,
         agree: Agree = _as_it_is,
     ) -> None:
         """Set up.
@@ -148,19 +139,16 @@ class Steering:
         Args:
             policy: that decides.
             latency: follows what passes cost; ``None`` if the policy does not ask.
-            samples_drafts: whether drafts are drawn from q, rather than its most likely tokens.
             agree: gives all processes that work together the decision of one of them, since each
                 measures times of its own.
         """
         self.policy = policy
-        self.counts = Counts(0, 0, 0, False)
+        self.sent: Sent | None = None
         self._latency = latency
-        self._samples_drafts = samples_drafts
         self._agree = agree
         self._histories: dict[str, AcceptanceHistory] = {}
         self._numbers: dict[str, int] = {}
         self._num_seen = 0
-        self._sent: _Sent | None = None
         self._members: list[Member] = []
         self._limits: list[int] = []
         self._going: list[bool] = []
@@ -183,7 +171,7 @@ class Steering:
         Returns:
             What the step was; ``None`` if there was none.
         """
-        sent, self._sent = self._sent, None
+        sent, self.sent = self.sent, None
         if sent is None:
             return None
         rows = [
@@ -308,7 +296,7 @@ class Steering:
         plan = self.policy.select(draft, judgement)
         select_seconds = clock() - began
         lengths = self._agree(plan.lengths)
-        self._sent = _Sent(
+        self.sent = Sent(
             self._members,
             draft.lengths,
             lengths,
@@ -317,12 +305,6 @@ class Steering:
             companion_seconds,
             select_seconds,
             self._expected(lengths),
-        )
-        self.counts = Counts(
-            sum(member.room > 0 for member in self._members),
-            sum(draft.lengths),
-            sum(lengths),
-            judgement is not None,
         )
         return list(lengths)
 
@@ -365,14 +347,17 @@ class Steering:
         )
 
     def _draft(self) -> Draft:
-        """All that was drafted, without what was drawn for those that had ended."""
+        """All that was drafted, without what was drawn for those that had ended.
+
+        Without proposals: who accepts here keeps them itself, and knows of none that are filtered.
+        """
         width, count = len(self._tokens), len(self._members)
         lengths = tuple(self._lengths)
         if not width:
             return Draft(torch.zeros(count, 0, dtype=torch.long), lengths, None, ())
         tokens = torch.stack(self._tokens, dim=1)
         drafted = torch.from_numpy(np.arange(width) < np.array(lengths)[:, None]).to(tokens.device)
-        signals = probs = None
+        signals = None
         if self._beliefs:
             beliefs = torch.stack(self._beliefs, dim=1) * drafted.unsqueeze(2)
             signals = DraftSignals(
@@ -380,11 +365,9 @@ class Steering:
                 torch.stack(self._entropy, dim=1) * drafted,
                 torch.stack(self._token_probs, dim=1) * drafted,
             )
-            if self._samples_drafts:  # what policies cut is of no use to anybody here
-                probs = torch.nn.functional.pad(beliefs, (0, 0, 0, 1))
-        return Draft(tokens * drafted, lengths, probs, tuple(range(-1, width - 1)), signals)
+        return Draft(tokens * drafted, lengths, None, tuple(range(-1, width - 1)), signals)
 
-    def _learn_costs(self, sent: _Sent, lengths: tuple[int, ...], times: StepTimes) -> None:
+    def _learn_costs(self, sent: Sent, lengths: tuple[int, ...], times: StepTimes) -> None:
         if self._latency is None:
             return
         context = sum(member.num_tokens for member in sent.members)

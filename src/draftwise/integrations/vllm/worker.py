@@ -85,7 +85,6 @@ def steered_proposer(vllm_config: VllmConfig, device: torch.device, runner: Any)
     steering = Steering(
         create_policy(policy.name, context, settings.policy_options),
         latency,
-        samples,
         of_first_rank,
     )
     return SteeredProposer(vllm_config, device, runner, steering, companion)
