@@ -1,6 +1,6 @@
 // Attention of a few new tokens to their request's cached keys and values, on the CPU.
 //
-// Every pair of a request and a key-value head is one task. A task stores its new keys and values,
+// Neighbouring key-value heads of a request are one task. A task stores its new keys and values,
 // then reads each key and value of the request once, in blocks that stay in the first-level cache,
 // for all query heads and all new tokens together. Lengths are exact: nothing is padded, and memory
 // beyond a request's length is never read. The softmax runs along with the blocks (Milakov and
@@ -234,6 +234,22 @@ INLINE void prefetch(const T *from, int64_t stride, int count, int size) {
             __builtin_prefetch((const char *)(from + t * stride) + byte, 0, 2);
 }
 
+// Ask for the block that is needed two heads later: about as long memory takes to answer.
+template <class T>
+INLINE void prefetch_ahead(const AttentionCall &call, const T *keys, const T *values,
+                           int64_t first_head, int64_t end_head, int64_t head, int64_t first,
+                           int64_t length, int block) {
+    const int64_t count_heads = end_head - first_head;
+    const int64_t ahead = head - first_head + PREFETCH_HEADS;
+    const int64_t next = first + ahead / count_heads * block;
+    const int64_t of = first_head + ahead % count_heads;
+    const int count = next < length ? least(block, length - next) : 0;
+    const int64_t at = next * call.kv_heads + of, key_size = call.key_size;
+    prefetch(keys + at * key_size, call.kv_heads * key_size, count, (int)key_size);
+    prefetch(values + at * call.value_size, call.kv_heads * call.value_size, count,
+             (int)call.value_size);
+}
+
 // Store the new keys or values of a segment.
 template <class T>
 INLINE void append(const Segment &segment, const void *from, const int64_t *strides, int64_t head,
@@ -316,8 +332,9 @@ void attend_block(const AttentionCall &call, const Segment &segment, const Head<
 // is read in the order in which it lies.
 template <class F, int CHUNKS>
 void attend(const AttentionCall &call, const Segment &segment, int64_t first_head,
-            int64_t end_head, Floats *scratch) {
+            int64_t end_head, float *memory) {
     typedef typename F::Number T;
+    Floats *const scratch = (Floats *)memory;
     const int key_size = (int)call.key_size, value_size = (int)call.value_size;
     const int key_chunks = CHUNKS ? CHUNKS : F::vectors(key_size);
     const int value_chunks = F::vectors(value_size) * F::KEYS_PER_STEP;
@@ -358,15 +375,8 @@ void attend(const AttentionCall &call, const Segment &segment, int64_t first_hea
     const int64_t length = segment.start + segment.count;
     for (int64_t first = 0; first < length; first += BLOCK)
         for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
-            // Memory answers within the time of about two heads.
-            const int64_t count_heads = end_head - first_head;
-            const int64_t ahead = kv_head - first_head + PREFETCH_HEADS;
-            const int64_t next = first + ahead / count_heads * BLOCK;
-            const int64_t head = first_head + ahead % count_heads;
-            const int count = next < length ? least(BLOCK, length - next) : 0;
-            prefetch(keys + next * key_stride + head * key_size, key_stride, count, key_size);
-            prefetch(values + next * value_stride + head * value_size, value_stride, count,
-                     value_size);
+            prefetch_ahead(call, keys, values, first_head, end_head, kv_head, first, length,
+                           BLOCK);
             attend_block<F, CHUNKS>(call, segment, state(kv_head),
                                     keys + first * key_stride + kv_head * key_size,
                                     values + first * value_stride + kv_head * value_size, first,
@@ -386,42 +396,9 @@ void attend(const AttentionCall &call, const Segment &segment, int64_t first_hea
     }
 }
 
-// Tasks that are left, one after the other; every thread does so.
-template <class F, int CHUNKS>
-void take_tasks(const AttentionCall &call, float *scratch, int64_t *next) {
-    const int64_t step = call.heads_per_task;
-    const int64_t tasks_per_segment = (call.kv_heads + step - 1) / step;
-    const int64_t num_tasks = call.num_segments * tasks_per_segment;
-    for (;;) {
-        const int64_t task = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
-        if (task >= num_tasks) return;
-        const int64_t first_head = task % tasks_per_segment * step;
-        attend<F, CHUNKS>(call, call.segments[task / tasks_per_segment], first_head,
-                          least(call.kv_heads, first_head + step), (Floats *)scratch);
-    }
-}
-
-typedef void (*Tasks)(const AttentionCall &, float *scratch, int64_t *next);
-
-template <class F>
-Tasks tasks_for(int64_t key_size) {
-    if (key_size == 64) return take_tasks<F, 64 / F::PACKED>;
-    if (key_size == 128) return take_tasks<F, 128 / F::PACKED>;
-    return take_tasks<F, 0>;
-}
-
-Tasks tasks_for(const AttentionCall &call) {
-#if defined(__AVX512BF16__)
-    if (call.is_bfloat16 && Paired::fits(call.key_size) && Paired::fits(call.value_size))
-        return tasks_for<Paired>(call.key_size);
-#endif
-    if (call.is_bfloat16) return tasks_for<Widened<BFloat16>>(call.key_size);
-    return tasks_for<Widened<float>>(call.key_size);
-}
-
 // Floats of scratch memory that a thread needs for segments of up to num_tokens tokens.
-int64_t attention_scratch_size(int64_t num_tokens, int64_t heads, int64_t kv_heads,
-                               int64_t heads_per_task, int64_t key_size, int64_t value_size) {
+int64_t vector_scratch_size(int64_t num_tokens, int64_t heads, int64_t kv_heads,
+                            int64_t heads_per_task, int64_t key_size, int64_t value_size) {
     const int64_t queries = num_tokens * (heads / kv_heads);
     typedef Widened<BFloat16> Largest;
     const int64_t chunks = Largest::vectors(key_size) + Largest::vectors(value_size);

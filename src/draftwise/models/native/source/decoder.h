@@ -8,7 +8,7 @@
 
 #pragma once
 
-#include "attention.h"
+#include "attention_tasks.h"
 #include "matrix.h"
 #include "quantized.h"
 #include "threads.h"

@@ -1,7 +1,7 @@
 // What Python calls.
 
 #include "acceptance.h"
-#include "attention.h"
+#include "attention_tasks.h"
 #include "decoder.h"
 #include "drafting.h"
 #include "sampling.h"

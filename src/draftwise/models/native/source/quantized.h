@@ -50,18 +50,13 @@ constexpr int64_t STEPS_AT_ONCE = 8;  // written out, that stay in the nearest c
 template <class Use>
 void multiply_in_parts(const BFloat16 *x, int64_t stride, const TiledRows &rows, int64_t depth,
                        const char *panel, char *memory, const Use &use) {
-    alignas(64) float sums[2 * TILE_ROWS * PANEL];
+    alignas(64) float sums[MOST_TILES * TILE_ROWS * PANEL];
     const int64_t steps = depth / TILE_DEPTH;
     for (int64_t step = 0; step < steps; step += STEPS_AT_ONCE) {
         const int64_t count = least(STEPS_AT_ONCE, steps - step), begin = step * TILE_DEPTH;
         expand(panel + begin * PANEL, count * TILE_DEPTH * PANEL, memory);
         const bool begins = step == 0, ends = step + count == steps;
-        const BFloat16 *first = x + rows.row_of(0) * stride + begin;
-        const BFloat16 *second = x + rows.row_of(rows.tiles - 1) * stride + begin;
-        if (rows.tiles == 1)
-            multiply_tiles<1>(first, second, stride, memory, count, nullptr, 0, sums, begins, ends);
-        else
-            multiply_tiles<2>(first, second, stride, memory, count, nullptr, 0, sums, begins, ends);
+        multiply_block(x, stride, rows, 0, begin, memory, count, nullptr, 0, sums, begins, ends);
     }
     hand_out(rows, 0, sums, rows.first, use);
 }
@@ -89,7 +84,7 @@ void multiply(QuantizedWeight<W>, const BFloat16 *x, int64_t stride, int64_t row
 #if defined(__AMX_BF16__)
         if constexpr (W::DEPTH == TILE_DEPTH) {
             const TiledRows tiled(start, end - start);
-            const TileShapes shapes((int)tiled.in_tile);
+            const TileShapes shapes((int)tiled.in_tile, (int)tiled.tiles);
             multiply_all([&](const char *panel, Ahead ahead, const auto &scaled) {
                 if (tiled.blocks == 1)
                     return multiply_in_parts(x, stride, tiled, depth, panel, memory, scaled);

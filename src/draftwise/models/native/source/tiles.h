@@ -1,9 +1,9 @@
 // Products on the processor's matrix unit (Intel AMX), of weights laid out as in matrix.h.
 //
 // A tile of the weight is sixteen columns and thirty-two numbers of each, as they lie in a panel of
-// pairs: a panel is two tiles side by side. Up to two tiles of rows are multiplied with both, so
-// that four tiles of sums are kept. A row's sum is made in the same order however many rows there
-// are, and in whichever tile it is.
+// pairs: a panel is two tiles side by side. Up to three tiles of rows are multiplied with both while
+// these are at hand, so that six tiles of sums are kept. A row's sum is made in the same order
+// however many rows there are, and in whichever tile it is.
 
 #pragma once
 
@@ -18,9 +18,11 @@ namespace {
 
 constexpr int TILE_ROWS = 16, TILE_DEPTH = 32;
 constexpr int TILE_BYTES = 64;  // of a row of a tile, whatever it holds
+constexpr int MOST_TILES = 3;         // of rows, that are multiplied together
 // Tiles have plain numbers, which become names of registers: 0 and 1 are the sums of the first rows
-// with left and right, 2 and 3 those of the second, 4 and 5 the rows, 6 and 7 left and right.
-constexpr int NUM_TILES = 8, FIRST_OF_WEIGHT = 6;
+// with left and right, 2 and 3 those of the second, 4 and 5 those of the third or else the rows. Then
+// come left and right; or the rows, and left and right in the same one.
+constexpr int NUM_TILES = 8;
 
 // The operating system lets a process use the unit when it asks.
 inline bool may_use_tiles() {
@@ -34,9 +36,11 @@ struct TiledWeight : PairedWeight {
     static constexpr int BYTES = TILE_DEPTH / PairedWeight::DEPTH * PairedWeight::BYTES;
 };
 
-// While it lives, this thread's tiles of rows and of sums have so many rows.
+// While it lives, this thread's tiles of rows and of sums have so many rows, of so many tiles
+// together.
 struct TileShapes {
-    explicit TileShapes(int rows) {
+    TileShapes(int rows, int tiles) {
+        const int first_of_weight = tiles == MOST_TILES ? 7 : 6;
         struct alignas(64) {
             uint8_t palette, start_row, reserved[14];
             uint16_t bytes[16];
@@ -45,7 +49,7 @@ struct TileShapes {
         shapes.palette = 1;
         for (int tile = 0; tile < NUM_TILES; ++tile) {
             shapes.bytes[tile] = TILE_BYTES;
-            shapes.rows[tile] = tile < FIRST_OF_WEIGHT ? rows : TILE_ROWS;
+            shapes.rows[tile] = tile < first_of_weight ? rows : TILE_ROWS;
         }
         __asm__ volatile("" ::: "memory");
         _tile_loadconfig(&shapes);
@@ -54,32 +58,53 @@ struct TileShapes {
     ~TileShapes() { _tile_release(); }
 };
 
-// One or two tiles of rows with a panel, so many rows from first on and from second on. Every step
-// asks for lines of what follows. A panel may come in parts: sums begin and end with the first and
-// the last of them, and stay in their tiles in between.
+// Some tiles of rows with a panel; rows[i] is where the i-th begins. Every step asks for lines of what
+// follows. A panel may come in parts: sums begin and end with the first and the last of them, and
+// stay in their tiles in between.
 template <int COUNT>
-INLINE void multiply_tiles(const BFloat16 *first, const BFloat16 *second, int64_t stride,
-                           const char *panel, int64_t steps, const char *next, int64_t next_lines,
-                           float *sums, bool begins = true, bool ends = true) {
-    const int64_t row_bytes = stride * (int64_t)sizeof *first;
+INLINE void multiply_tiles(const BFloat16 *const *rows, int64_t stride, const char *panel,
+                           int64_t steps, const char *next, int64_t next_lines, float *sums,
+                           bool begins = true, bool ends = true) {
+    const int64_t row_bytes = stride * (int64_t)sizeof **rows;
     if (begins) {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
+        if (COUNT == 3) {
+            _tile_zero(4);
+            _tile_zero(5);
+        }
     }
     __asm__ volatile("" ::: "memory");  // the compiler does not know what is read
     for (int64_t step = 0; step < steps; ++step) {
-        const char *from = panel + step * TiledWeight::BYTES;
+        const char *left = panel + step * TiledWeight::BYTES, *right = left + TILE_BYTES;
+        const int64_t place = step * TILE_DEPTH;
         for (int64_t line = 0; line < next_lines; ++line)
             __builtin_prefetch(next + (step * next_lines + line) * CACHE_LINE, 0, 2);
-        _tile_loadd(6, from, 2 * TILE_BYTES);
-        _tile_loadd(7, from + TILE_BYTES, 2 * TILE_BYTES);
-        _tile_loadd(4, first + step * TILE_DEPTH, row_bytes);
+        if (COUNT == 3) {
+            _tile_loadd(7, left, 2 * TILE_BYTES);
+            _tile_loadd(6, rows[0] + place, row_bytes);
+            _tile_dpbf16ps(0, 6, 7);
+            _tile_loadd(6, rows[1] + place, row_bytes);
+            _tile_dpbf16ps(2, 6, 7);
+            _tile_loadd(6, rows[2] + place, row_bytes);
+            _tile_dpbf16ps(4, 6, 7);
+            _tile_loadd(7, right, 2 * TILE_BYTES);
+            _tile_dpbf16ps(5, 6, 7);
+            _tile_loadd(6, rows[1] + place, row_bytes);
+            _tile_dpbf16ps(3, 6, 7);
+            _tile_loadd(6, rows[0] + place, row_bytes);
+            _tile_dpbf16ps(1, 6, 7);
+            continue;
+        }
+        _tile_loadd(6, left, 2 * TILE_BYTES);
+        _tile_loadd(7, right, 2 * TILE_BYTES);
+        _tile_loadd(4, rows[0] + place, row_bytes);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (COUNT == 2) {
-            _tile_loadd(5, second + step * TILE_DEPTH, row_bytes);
+            _tile_loadd(5, rows[1] + place, row_bytes);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
@@ -87,9 +112,13 @@ INLINE void multiply_tiles(const BFloat16 *first, const BFloat16 *second, int64_
     if (!ends) return;
     _tile_stored(0, sums, 2 * TILE_BYTES);
     _tile_stored(1, sums + LANES, 2 * TILE_BYTES);
-    if (COUNT == 2) {
+    if (COUNT > 1) {
         _tile_stored(2, sums + TILE_ROWS * PANEL, 2 * TILE_BYTES);
         _tile_stored(3, sums + TILE_ROWS * PANEL + LANES, 2 * TILE_BYTES);
+    }
+    if (COUNT == 3) {
+        _tile_stored(4, sums + 2 * TILE_ROWS * PANEL, 2 * TILE_BYTES);
+        _tile_stored(5, sums + 2 * TILE_ROWS * PANEL + LANES, 2 * TILE_BYTES);
     }
     __asm__ volatile("" ::: "memory");  // the compiler does not know what is written
 }
@@ -100,13 +129,27 @@ struct TiledRows {
     int64_t first, count, tiles, blocks, in_tile;  // tiles: of a block
 
     TiledRows(int64_t first, int64_t count) : first(first), count(count) {
-        tiles = count > TILE_ROWS ? 2 : 1;
-        blocks = (count + tiles * TILE_ROWS - 1) / (tiles * TILE_ROWS);
+        const int64_t needed = (count + TILE_ROWS - 1) / TILE_ROWS;
+        tiles = needed <= MOST_TILES ? needed : 2;
+        blocks = (needed + tiles - 1) / tiles;
         in_tile = (count + tiles * blocks - 1) / (tiles * blocks);
     }
 
     int64_t row_of(int64_t tile) const { return first + least(tile * in_tile, count - in_tile); }
 };
+
+// A block of rows with a panel, from a place in it on, or a part of it: see multiply_tiles.
+INLINE void multiply_block(const BFloat16 *x, int64_t stride, const TiledRows &rows, int64_t block,
+                           int64_t place, const char *panel, int64_t steps, const char *next,
+                           int64_t next_lines, float *sums, bool begins = true, bool ends = true) {
+    const BFloat16 *from[MOST_TILES];
+    for (int64_t tile = 0; tile < rows.tiles; ++tile)
+        from[tile] = x + rows.row_of(block * rows.tiles + tile) * stride + place;
+    const auto multiply = rows.tiles == 1   ? multiply_tiles<1>
+                          : rows.tiles == 2 ? multiply_tiles<2>
+                                            : multiply_tiles<3>;
+    multiply(from, stride, panel, steps, next, next_lines, sums, begins, ends);
+}
 
 // Hand the sums of a block out, from a row on; the row to go on with.
 template <class Use>
@@ -127,18 +170,13 @@ INLINE int64_t hand_out(const TiledRows &rows, int64_t block, const float *sums,
 template <class Use>
 void multiply_panel(const BFloat16 *x, int64_t stride, const TiledRows &rows, int64_t depth,
                     const char *panel, Ahead ahead, const Use &use) {
-    alignas(64) float sums[2 * TILE_ROWS * PANEL];
+    alignas(64) float sums[MOST_TILES * TILE_ROWS * PANEL];
     const int64_t steps = depth / TILE_DEPTH;
     const int64_t lines = ahead.from ? ahead.bytes / CACHE_LINE / steps / rows.blocks : 0;
     int64_t done = rows.first;
     for (int64_t b = 0; b < rows.blocks; ++b) {
         const char *next = ahead.from + b * lines * CACHE_LINE * steps;
-        const BFloat16 *first = x + rows.row_of(b * rows.tiles) * stride;
-        const BFloat16 *second = x + rows.row_of((b + 1) * rows.tiles - 1) * stride;
-        if (rows.tiles == 1)
-            multiply_tiles<1>(first, second, stride, panel, steps, next, lines, sums);
-        else
-            multiply_tiles<2>(first, second, stride, panel, steps, next, lines, sums);
+        multiply_block(x, stride, rows, b, 0, panel, steps, next, lines, sums);
         done = hand_out(rows, b, sums, done, use);
     }
 }
@@ -151,7 +189,7 @@ void multiply(TiledWeight, const BFloat16 *x, int64_t stride, int64_t rows, int6
     const int64_t size = depth / TILE_DEPTH * TiledWeight::BYTES;
     for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {
         const TiledRows tiled(start, least(ROWS_AT_ONCE, rows - start));
-        const TileShapes shapes((int)tiled.in_tile);
+        const TileShapes shapes((int)tiled.in_tile, (int)tiled.tiles);
         for (int64_t p = first_panel; p < end_panel; ++p) {
             const char *panel = (const char *)weight + p * size;
             const Ahead ahead = {p + 1 < end_panel ? panel + size : nullptr, size};
