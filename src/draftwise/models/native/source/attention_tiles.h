@@ -335,7 +335,7 @@ void attend_tiled(const AttentionCall &call, const Segment &segment, int64_t fir
                    values + head * value_size, value_stride);
         }
     const TiledMemory memory(key_size, value_size, TILES_AT_ONCE * count_heads, (char *)scratch);
-    const TileShapes shapes(TILE_ROWS, 2);
+    const TileShapes shapes(TILE_ROWS);
     for (int64_t begin = 0; begin < num_queries; begin += TILES_AT_ONCE * TILE_QUERIES) {
         const int64_t end = least(num_queries, begin + TILES_AT_ONCE * TILE_QUERIES);
         const auto for_tiles = [&](const auto &use) {

@@ -84,7 +84,7 @@ void multiply(QuantizedWeight<W>, const BFloat16 *x, int64_t stride, int64_t row
 #if defined(__AMX_BF16__)
         if constexpr (W::DEPTH == TILE_DEPTH) {
             const TiledRows tiled(start, end - start);
-            const TileShapes shapes((int)tiled.in_tile, (int)tiled.tiles);
+            const TileShapes shapes((int)tiled.in_tile);
             multiply_all([&](const char *panel, Ahead ahead, const auto &scaled) {
                 if (tiled.blocks == 1)
                     return multiply_in_parts(x, stride, tiled, depth, panel, memory, scaled);

@@ -20,9 +20,9 @@ constexpr int TILE_ROWS = 16, TILE_DEPTH = 32;
 constexpr int TILE_BYTES = 64;  // of a row of a tile, whatever it holds
 constexpr int MOST_TILES = 3;         // of rows, that are multiplied together
 // Tiles have plain numbers, which become names of registers: 0 and 1 are the sums of the first rows
-// with left and right, 2 and 3 those of the second, 4 and 5 those of the third or else the rows. Then
-// come left and right; or the rows, and left and right in the same one.
-constexpr int NUM_TILES = 8;
+// with left and right, 2 and 3 those of the second, 4 and 5 those of the third or else the rows. 6 is
+// rows, too, and 7 first left and then right.
+constexpr int NUM_TILES = 8, WEIGHT = 7;
 
 // The operating system lets a process use the unit when it asks.
 inline bool may_use_tiles() {
@@ -36,11 +36,9 @@ struct TiledWeight : PairedWeight {
     static constexpr int BYTES = TILE_DEPTH / PairedWeight::DEPTH * PairedWeight::BYTES;
 };
 
-// While it lives, this thread's tiles of rows and of sums have so many rows, of so many tiles
-// together.
+// While it lives, this thread's tiles of rows and of sums have so many rows.
 struct TileShapes {
-    TileShapes(int rows, int tiles) {
-        const int first_of_weight = tiles == MOST_TILES ? 7 : 6;
+    explicit TileShapes(int rows) {
         struct alignas(64) {
             uint8_t palette, start_row, reserved[14];
             uint16_t bytes[16];
@@ -49,7 +47,7 @@ struct TileShapes {
         shapes.palette = 1;
         for (int tile = 0; tile < NUM_TILES; ++tile) {
             shapes.bytes[tile] = TILE_BYTES;
-            shapes.rows[tile] = tile < first_of_weight ? rows : TILE_ROWS;
+            shapes.rows[tile] = tile < WEIGHT ? rows : TILE_ROWS;
         }
         __asm__ volatile("" ::: "memory");
         _tile_loadconfig(&shapes);
@@ -98,16 +96,16 @@ INLINE void multiply_tiles(const BFloat16 *const *rows, int64_t stride, const ch
             _tile_dpbf16ps(1, 6, 7);
             continue;
         }
-        _tile_loadd(6, left, 2 * TILE_BYTES);
-        _tile_loadd(7, right, 2 * TILE_BYTES);
+        _tile_loadd(7, left, 2 * TILE_BYTES);
         _tile_loadd(4, rows[0] + place, row_bytes);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(0, 4, 7);
         if (COUNT == 2) {
             _tile_loadd(5, rows[1] + place, row_bytes);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
+            _tile_dpbf16ps(2, 5, 7);
         }
+        _tile_loadd(7, right, 2 * TILE_BYTES);
+        _tile_dpbf16ps(1, 4, 7);
+        if (COUNT == 2) _tile_dpbf16ps(3, 5, 7);
     }
     if (!ends) return;
     _tile_stored(0, sums, 2 * TILE_BYTES);
@@ -123,19 +121,20 @@ INLINE void multiply_tiles(const BFloat16 *const *rows, int64_t stride, const ch
     __asm__ volatile("" ::: "memory");  // the compiler does not know what is written
 }
 
-// How rows are cut into tiles, all of which are alike: the last one ends with the last row, and has
-// some rows again.
+// How rows are cut into tiles, all of which are alike, and tiles into as few blocks as can be: the
+// last tile ends with the last row, and has some rows again.
 struct TiledRows {
-    int64_t first, count, tiles, blocks, in_tile;  // tiles: of a block
+    int64_t first, count, tiles, blocks, in_tile;
 
     TiledRows(int64_t first, int64_t count) : first(first), count(count) {
-        const int64_t needed = (count + TILE_ROWS - 1) / TILE_ROWS;
-        tiles = needed <= MOST_TILES ? needed : 2;
-        blocks = (needed + tiles - 1) / tiles;
-        in_tile = (count + tiles * blocks - 1) / (tiles * blocks);
+        tiles = (count + TILE_ROWS - 1) / TILE_ROWS;
+        blocks = (tiles + MOST_TILES - 1) / MOST_TILES;
+        in_tile = (count + tiles - 1) / tiles;
     }
 
     int64_t row_of(int64_t tile) const { return first + least(tile * in_tile, count - in_tile); }
+    int64_t first_tile(int64_t block) const { return tiles * block / blocks; }
+    int64_t tiles_of(int64_t block) const { return first_tile(block + 1) - first_tile(block); }
 };
 
 // A block of rows with a panel, from a place in it on, or a part of it: see multiply_tiles.
@@ -143,11 +142,12 @@ INLINE void multiply_block(const BFloat16 *x, int64_t stride, const TiledRows &r
                            int64_t place, const char *panel, int64_t steps, const char *next,
                            int64_t next_lines, float *sums, bool begins = true, bool ends = true) {
     const BFloat16 *from[MOST_TILES];
-    for (int64_t tile = 0; tile < rows.tiles; ++tile)
-        from[tile] = x + rows.row_of(block * rows.tiles + tile) * stride + place;
-    const auto multiply = rows.tiles == 1   ? multiply_tiles<1>
-                          : rows.tiles == 2 ? multiply_tiles<2>
-                                            : multiply_tiles<3>;
+    const int64_t tiles = rows.tiles_of(block);
+    for (int64_t tile = 0; tile < tiles; ++tile)
+        from[tile] = x + rows.row_of(rows.first_tile(block) + tile) * stride + place;
+    const auto multiply = tiles == 1   ? multiply_tiles<1>
+                          : tiles == 2 ? multiply_tiles<2>
+                                       : multiply_tiles<3>;
     multiply(from, stride, panel, steps, next, next_lines, sums, begins, ends);
 }
 
@@ -155,8 +155,8 @@ INLINE void multiply_block(const BFloat16 *x, int64_t stride, const TiledRows &r
 template <class Use>
 INLINE int64_t hand_out(const TiledRows &rows, int64_t block, const float *sums, int64_t row,
                         const Use &use) {
-    for (int64_t tile = 0; tile < rows.tiles; ++tile) {
-        const int64_t first = rows.row_of(block * rows.tiles + tile);
+    for (int64_t tile = 0; tile < rows.tiles_of(block); ++tile) {
+        const int64_t first = rows.row_of(rows.first_tile(block) + tile);
         const float *of_tile = sums + tile * TILE_ROWS * PANEL;
         for (; row < first + rows.in_tile; ++row) {
             const float *sum = of_tile + (row - first) * PANEL;
@@ -189,7 +189,7 @@ void multiply(TiledWeight, const BFloat16 *x, int64_t stride, int64_t rows, int6
     const int64_t size = depth / TILE_DEPTH * TiledWeight::BYTES;
     for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {
         const TiledRows tiled(start, least(ROWS_AT_ONCE, rows - start));
-        const TileShapes shapes((int)tiled.in_tile, (int)tiled.tiles);
+        const TileShapes shapes((int)tiled.in_tile);
         for (int64_t p = first_panel; p < end_panel; ++p) {
             const char *panel = (const char *)weight + p * size;
             const Ahead ahead = {p + 1 < end_panel ? panel + size : nullptr, size};
