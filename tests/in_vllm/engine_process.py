@@ -71,6 +71,10 @@ class Said(LatencyModel):
 
     observe_draft = observe_companion = observe_target
 
+    def restart(self, *costs):
+        if not hasattr(self, "target"):
+            super().restart(*costs)
+
 
 def say_costs(per_token: float) -> None:
     """Let a token in the target's pass cost so much of the pass."""

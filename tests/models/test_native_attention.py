@@ -139,6 +139,17 @@ def test_large_scores_do_not_overflow(way):
     case.check()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_that_grow_from_block_to_block(way, dtype):
+    """What was added up before counts for less and less."""
+    case = Case([(0, 290, 3), (1, 70, 50)], sizes=(64, 64), dtype=dtype)
+    growing = torch.arange(case.keys.shape[2]).to(dtype).view(1, 1, -1) / 8
+    case.q[:, :, 0] = 1
+    case.keys[..., 0] = growing
+    case.k[..., 0] = torch.cat([torch.arange(290, 293), torch.arange(70, 120)])[:, None] / 8
+    case.check()
+
+
 @needs_kernel
 class TestNotANumber:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

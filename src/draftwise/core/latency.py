@@ -181,6 +181,12 @@ class LatencyModel:
         self, target: StageCost, draft: StageCost | None = None, companion: StageCost | None = None
     ) -> None:
         """Start from what was measured; a stage that is ``None`` costs nothing."""
+        self.restart(target, draft, companion)
+
+    def restart(
+        self, target: StageCost, draft: StageCost | None = None, companion: StageCost | None = None
+    ) -> None:
+        """Start again, from something else that was measured; what was seen is forgotten."""
         self.target = target
         self.draft = draft
         self.companion = companion

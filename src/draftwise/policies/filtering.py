@@ -28,9 +28,8 @@ class Scorer(Protocol):
         judgement: Judgement | None,
         rows: Integers,
         places: Integers,
-        greedy: bool,
     ) -> Tensor:
-        """``[n, vocab]`` for positions ``places`` of requests ``rows``, all greedy or none."""
+        """``[n, vocab]`` for positions ``places`` of requests ``rows``, none of them greedy."""
 
 
 class RangeFinder(Protocol):
@@ -68,12 +67,13 @@ def keep_likely(
     if not any(draft.lengths):
         return Plan(draft.tokens, draft.lengths, draft.probs)
     needed, filtered = _needed(draft, expected, thresholds)
-    stays = np.ones(filtered.shape, dtype=bool)
-    for kind in (False, True):
-        rows, places = np.nonzero(filtered & (greedy == kind)[:, None])
-        if len(rows):
-            scores = score(draft, judgement, rows, places, kind)
-            stays[rows, places] = _filter(draft, scores, rows, places, needed[rows, places])
+    # Of a greedy request the drawn token is all there is.
+    stays = ~filtered | (expected >= needed)
+    rows, places = np.nonzero(filtered & ~greedy[:, None])
+    if len(rows):
+        scores = score(draft, judgement, rows, places)
+        stays[rows, places] = _filter(draft, scores, rows, places, needed[rows, places])
+    _drop_greedy(draft, stays, greedy)
     return Plan(draft.tokens, _kept(draft, stays), draft.probs)
 
 
@@ -118,9 +118,7 @@ def keep_in_range(
     if draft.probs is None:
         return Plan(draft.tokens, lengths, None)
     if greedy.any():
-        # Of a greedy request the drawn token is all there is.
-        rows, places = np.nonzero(~stays & greedy[:, None])
-        draft.probs[torch.from_numpy(rows), torch.from_numpy(places)] = 0.0
+        _drop_greedy(draft, stays, greedy)
         least[greedy], most[greedy] = 0.0, np.inf
     device = draft.tokens.device
     between = torch.from_numpy(least).to(device), torch.from_numpy(most).to(device)
@@ -135,6 +133,14 @@ def _needed(draft: Draft, expected: Floats, thresholds: Floats) -> tuple[Floats,
     needed: Floats = thresholds[:, None] / np.maximum(before, 1e-9)
     drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
     return needed, drafted & (needed > _NOT_WORTH_FILTERING)
+
+
+def _drop_greedy(draft: Draft, stays: NDArray[np.bool_], greedy: NDArray[np.bool_]) -> None:
+    """Where the only token of a greedy request is dropped nothing is proposed."""
+    if draft.probs is None:
+        return
+    rows, places = np.nonzero(~stays & greedy[:, None])
+    draft.probs[torch.from_numpy(rows), torch.from_numpy(places)] = 0.0
 
 
 def _kept(draft: Draft, stays: NDArray[np.bool_]) -> tuple[int, ...]:

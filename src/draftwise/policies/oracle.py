@@ -64,9 +64,8 @@ class Oracle(PricedPolicy):
         judgement: Judgement | None,
         rows: Integers,
         places: Integers,
-        greedy: bool,
     ) -> Tensor:
-        """``[n, vocab]`` log-odds of min(1, p/q); all or nothing for greedy requests."""
+        """``[n, vocab]`` log-odds of min(1, p/q)."""
         assert draft.signals is not None
         assert judgement is not None
         at = (
@@ -74,8 +73,5 @@ class Oracle(PricedPolicy):
             torch.from_numpy(places).to(draft.tokens.device),
         )
         p = judgement.beliefs[at]
-        if greedy:
-            acceptance = (p == p.amax(dim=1, keepdim=True)).to(p.dtype)
-        else:
-            acceptance = (p / draft.signals.beliefs[at].clamp(min=1e-30)).clamp(max=1.0)
+        acceptance = (p / draft.signals.beliefs[at].clamp(min=1e-30)).clamp(max=1.0)
         return acceptance.logit(eps=1e-7)

@@ -286,13 +286,12 @@ class PricedPolicy(Policy):
             judgement: Judgement | None,
             rows: Integers,
             places: Integers,
-            greedy: bool,
         ) -> Tensor:
             assert draft.signals is not None
             device = draft.tokens.device
             at = torch.from_numpy(rows).to(device), torch.from_numpy(places).to(device)
             history = torch.from_numpy(self._history[rows]).float().to(device)
-            return models[greedy].log_odds_over_vocabulary(
+            return models[False].log_odds_over_vocabulary(
                 draft.signals.beliefs[at],
                 draft.signals.entropy[at],
                 history,

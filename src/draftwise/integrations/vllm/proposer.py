@@ -38,6 +38,11 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
 
     The loop asks for a token in :meth:`_sample_draft_tokens`; there the policy is asked, and an
     exception leaves the loop when nobody goes on. What a request has drafted beyond its end is cut.
+
+    Attributes:
+        steering: with the policy.
+        companion: judges drafts; ``None`` for nobody.
+        rests: whether :meth:`dummy_run` does nothing, so that the target can be timed alone.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         super().__init__(vllm_config, device, runner)
         self.steering = steering
         self.companion = companion
+        self.rests = False
         self._metrics = Metrics() if get_tp_group().is_first_rank else None
         self._runner = runner
         self._most: int = vllm_config.speculative_config.num_speculative_tokens
@@ -97,9 +103,20 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
 
     def dummy_run(self, *args: Any, **kwargs: Any) -> None:
         """Of both small models."""
+        if self.rests:
+            return
         super().dummy_run(*args, **kwargs)
         if self.companion is not None:
             self.companion.dummy_run(*args, **kwargs)
+
+    def draft_pass(self, num_tokens: int) -> None:
+        """One pass of the draft over so many requests, to be timed."""
+        super().dummy_run(num_tokens, is_graph_capturing=True)  # which makes it one only
+
+    def companion_pass(self, num_tokens: int) -> None:
+        """One pass of the companion over so many tokens, to be timed."""
+        assert self.companion is not None
+        self.companion.dummy_run(num_tokens, is_graph_capturing=True)
 
     def prepare_next_token_ids_padded(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """As vLLM does; remembers which tokens each request gained."""

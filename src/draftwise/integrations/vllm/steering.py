@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core.history import AcceptanceHistory
-from draftwise.core.latency import LatencyModel
+from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.signals import entropy, token_probabilities
 from draftwise.core.types import Draft, DraftSignals, Judgement, Outcome, StepTimes
 from draftwise.policies.base import DraftPosition, Policy, RequestState
@@ -157,6 +157,13 @@ class Steering:
         self._beliefs: list[Tensor] = []
         self._entropy: list[Tensor] = []
         self._token_probs: list[Tensor] = []
+
+    def restart_costs(
+        self, target: StageCost, draft: StageCost, companion: StageCost | None
+    ) -> None:
+        """Passes were measured; before the first step."""
+        if self._latency is not None:
+            self._latency.restart(target, draft, companion)
 
     def settle(
         self, verified: dict[str, Verified], seconds: float, num_prompt_tokens: int

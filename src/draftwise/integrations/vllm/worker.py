@@ -13,6 +13,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.integrations.vllm.companion import CompanionModel
 from draftwise.integrations.vllm.compatibility import check_version, vllm_version
+from draftwise.integrations.vllm.passes import measure_costs
 from draftwise.integrations.vllm.proposer import SteeredProposer, of_first_rank
 from draftwise.integrations.vllm.settings import KEY, VllmSettings
 from draftwise.integrations.vllm.steering import Steering
@@ -22,8 +23,8 @@ from draftwise.profiling.latency_profile import LatencyProfile
 
 check_version(vllm_version())
 
-# Until steps are seen: shares of a pass over one token that each token more costs, and what passes
-# of the small models cost of the target's.
+# Until passes were measured: shares of a pass over one token that each token more costs, and what
+# passes of the small models cost of the target's.
 _GUESSED_SECONDS, _GUESSED_PER_TOKEN = 0.02, 0.02
 _GUESSED_DRAFT = 0.1
 _MOST_TOKENS = 4096
@@ -91,7 +92,7 @@ def steered_proposer(vllm_config: VllmConfig, device: torch.device, runner: Any)
 
 
 def _latency(settings: VllmSettings) -> LatencyModel:
-    """What passes cost: as measured, or a guess that the first steps correct."""
+    """What passes cost: as measured, or a guess until they are (see :meth:`_Steered.measure`)."""
     if settings.latency_profile is not None:
         return LatencyProfile.load(settings.latency_profile).latency_model()
     most = _GUESSED_SECONDS * (1 + _GUESSED_PER_TOKEN * _MOST_TOKENS)
@@ -101,7 +102,7 @@ def _latency(settings: VllmSettings) -> LatencyModel:
 
 
 class _Steered:
-    """Puts our proposer in the place of vLLM's, as soon as there is one."""
+    """Puts our proposer in the place of vLLM's, as soon as there is one, and measures passes."""
 
     def init_device(self) -> None:
         """As vLLM does, then exchange the proposer."""
@@ -115,6 +116,24 @@ class _Steered:
             raise InvalidParameterError("speculative_config", "missing: name a draft model")
         if hasattr(runner, "drafter"):  # on the last stage of a pipeline
             runner.drafter = steered_proposer(runner.vllm_config, runner.device, runner)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """As vLLM does; then measure what passes cost, if nobody said it."""
+        result = super().compile_or_warm_up_model()  # type: ignore[misc]
+        self.measure()
+        return result
+
+    def measure(self) -> None:
+        """Tell the policy what passes cost; on all processes alike: they wait for each other."""
+        runner = self.model_runner  # type: ignore[attr-defined]
+        config = runner.vllm_config
+        says = VllmSettings.of(config.additional_config).latency_profile is not None
+        # Of a pipeline the stages would have to be timed together.
+        if says or config.parallel_config.pipeline_parallel_size > 1:
+            return
+        proposer: SteeredProposer = runner.drafter
+        costs = measure_costs(runner, proposer, proposer.companion is not None)
+        proposer.steering.restart_costs(*costs)
 
 
 if current_platform.is_cpu():
