@@ -59,7 +59,7 @@ def keep_likely(
     Args:
         draft: with signals.
         judgement: of the companion, if it was asked.
-        expected: ``[batch, width]`` P of the drawn tokens.
+        expected: ``[batch, width or more]`` P of the drawn tokens.
         score: P of every token, as log-odds.
         thresholds: ``[batch]`` known before the step; 0 verifies whatever was drafted.
         greedy: ``[batch]`` which requests are decoded at temperature 0.
@@ -68,7 +68,7 @@ def keep_likely(
         return Plan(draft.tokens, draft.lengths, draft.probs)
     needed, filtered = _needed(draft, expected, thresholds)
     # Of a greedy request the drawn token is all there is.
-    stays = ~filtered | (expected >= needed)
+    stays = ~filtered | (expected[:, : needed.shape[1]] >= needed)
     rows, places = np.nonzero(filtered & ~greedy[:, None])
     if len(rows):
         scores = score(draft, judgement, rows, places)
