@@ -90,28 +90,29 @@ class AcceptanceSurface(Study):
         s, a = data["by_overlap"], data["by_agreement"]
         known_s, known_a = ([v for v in each if v is not None] for each in (s, a))
         text = (
-            f"Of {data['num_tokens']} tested tokens {data['acceptance']:.0%} of the probability is "
-            f"accepted. From the lowest to the highest bin of S it goes from {known_s[0]:.2f} to "
+            f"{data['num_tokens']} tested tokens have a mean acceptance of {data['acceptance']:.2f}. "
+            f"From the lowest to the highest bin of S it goes from {known_s[0]:.2f} to "
             f"{known_s[-1]:.2f}, of A from {known_a[0]:.2f} to {known_a[-1]:.2f}. Cells with fewer "
             f"than {_FEWEST} tokens are empty."
         )
-        rows = [r for r in data["means"] if sum(v is not None for v in r) > 2]
-        spans = [[v for v in r if v is not None] for r in rows]
-        low, high = spans[0][-1] - spans[0][0], spans[-1][-1] - spans[-1][0]
-        return Account(
-            text,
-            [
-                Finding.of(
-                    "Acceptance rises with S and with A.",
-                    f"it does not fall in {share_rising(s):.0%} of the steps along S and "
-                    f"{share_rising(a):.0%} along A",
-                    [share_rising(s) > 0.8, share_rising(a) > 0.8],
-                ),
+        findings = [
+            Finding.of(
+                "Acceptance rises with S and with A.",
+                f"it does not fall in {share_rising(s):.0%} of the steps along S and "
+                f"{share_rising(a):.0%} along A",
+                [share_rising(s) > 0.8, share_rising(a) > 0.8],
+            )
+        ]
+        rows = [[v for v in row if v is not None] for row in data["means"]]
+        rows = [row for row in rows if len(row) > 2]
+        if len(rows) > 1:
+            low, high = (row[-1] - row[0] for row in (rows[0], rows[-1]))
+            findings.append(
                 Finding.of(
                     "A matters more the larger S is.",
                     f"along A it rises by {low:.2f} at the lowest S with enough tokens and by "
                     f"{high:.2f} at the highest",
                     high > low,
-                ),
-            ],
-        )
+                )
+            )
+        return Account(text, findings)

@@ -166,9 +166,9 @@ def rules(
         estimates = drafts.table.predict(s.expand_as(a), a).double()
         keep = torch.zeros_like(estimates)
         for row in range(len(estimates)):
-            values, index = estimates[row].unique(return_inverse=True)
-            shares = keep_of_sv(values.numpy(), drafts, batch_size, latency, generator)
-            keep[row] = torch.from_numpy(shares)[index]
+            values, index = np.unique(estimates[row].numpy(), return_inverse=True)
+            shares = keep_of_sv(values, drafts, batch_size, latency, generator)
+            keep[row] = torch.from_numpy(shares[index])
         return keep
 
     def of_tetris(passage: Passage) -> Tensor:

@@ -147,7 +147,7 @@ class Bounds(Study):
         """The two bounds; the approximation; the ratio; the probability to hold."""
         figure, (exact, free, ratio, holding) = panels(2, 2, width=4.4, height=3.1)
         points = data["points"]
-        look = {"s": 6, "color": "#777777", "alpha": 0.5, "linewidths": 0}
+        look: dict[str, Any] = {"s": 6, "color": "#777777", "alpha": 0.5, "linewidths": 0}
         top = max(float(np.quantile(points["divergence"], 0.97)), 0.1)
         kl = np.linspace(0.0, top, 200)
         exact.scatter(points["divergence"], points["acceptance"], label="positions", **look)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, cast
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,20 +13,18 @@ from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import STYLE
 
-P = ParamSpec("P")
+Draw = Callable[[Any, Mapping[str, Any]], Figure]
 
 
-def styled(
-    draw: Callable[Concatenate[Any, P], Figure],
-) -> Callable[Concatenate[Any, P], Figure]:
-    """Draw in the common style."""
+def styled(draw: Draw) -> Draw:
+    """Let a study draw in the common style."""
 
     @wraps(draw)
-    def drawn(self: Any, *arguments: P.args, **named: P.kwargs) -> Figure:
+    def drawn(study: Any, data: Mapping[str, Any]) -> Figure:
         with plt.rc_context(STYLE):
-            return draw(self, *arguments, **named)
+            return draw(study, data)
 
-    return drawn
+    return cast(Draw, drawn)
 
 
 def panels(

@@ -48,9 +48,10 @@ class Goodput(Study):
                 bench.status(f"{task.name}, batch {batch_size}")
                 for each in everybody:
                     each.begin(task.prompts, bench.sampling, batch_size)
+                rounds = max(2, (s.rounds - 1) // max(1, 4 - batch_size))
                 # What was learnt at this batch size is kept from task to task.
-                rounds = max(2, s.rounds // max(1, 4 - batch_size))
-                compete(everybody, rounds, s.turn, 10 if learnt else s.warm_up_steps, 3)
+                steps = (0, 0) if learnt else (s.warm_up_steps, 5)
+                compete(everybody, rounds, s.turn, *steps)
                 learnt = True
                 cells.setdefault(task.name, {})[str(batch_size)] = summary(everybody)
         return {"policies": list(_POLICIES), "tasks": cells}

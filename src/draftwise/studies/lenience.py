@@ -107,9 +107,9 @@ class Lenience(Study):
         bench.status("taking turns")
         compete(everybody, s.rounds, s.turn, s.warm_up_steps, 5)
         rows = summary(everybody)
-        for value, own in exact.items():
+        for name, own in exact.items():
             for key in ("ratio", "standard_error", "acceptance_rate", "tokens_per_request_step"):
-                own[key] = rows[value][key]
+                own[key] = rows[name][key]
         return {"batch_size": size, "length": _LENGTH, "lenience": exact}
 
     @styled

@@ -91,8 +91,10 @@ def record(llm: LLM) -> Script:
     engine.latency = None
     prices, learn = policy.prices, policy.prices.observe
 
-    def as_expected(_: float, drafted: Sequence[int], verified: Sequence[int]) -> None:
-        learn(prices.work_seconds(drafted, verified), drafted, verified)
+    def as_expected(
+        seconds: float, num_drafted: Sequence[int], num_verified: Sequence[int]
+    ) -> None:
+        learn(prices.work_seconds(num_drafted, num_verified), num_drafted, num_verified)
 
     prices.observe = as_expected  # type: ignore[method-assign]
     select = policy.select

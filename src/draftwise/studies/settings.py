@@ -93,6 +93,10 @@ class StudySettings:
             if not values or min(values) < 1:
                 raise InvalidParameterError(name, "must be positive numbers, at least one")
         SamplingParams(temperature=self.temperature, top_p=self.top_p)
+        if self.temperature == 0:
+            raise InvalidParameterError(
+                "temperature", "must be above 0: studies look at what is sampled"
+            )
 
     def to_dict(self) -> dict[str, object]:
         """As plain values; of files only their names."""

@@ -223,13 +223,15 @@ def compete(
         everybody: all have begun with the same workload and batch size.
         rounds: turns of each at four requests or more; see :func:`num_rounds`.
         turn: seconds that are counted per turn.
-        warm_up_steps: untimed steps of policies that learn.
-        first_steps: untimed steps of the others.
+        warm_up_steps: untimed steps of policies that learn; 0 for none.
+        first_steps: untimed steps of the others; 0 for none.
         progress: called after every warm-up and every turn.
     """
     for each in everybody:
-        each.warm_up(warm_up_steps if each.learns else first_steps)
-        each.restart()
+        steps = warm_up_steps if each.learns else first_steps
+        if steps:
+            each.warm_up(steps)
+            each.restart()
         progress()
     order = list(everybody)
     shuffle = random.Random(0)

@@ -50,7 +50,8 @@ def svip_lengths(entropy: Floats, threshold: float) -> Integers:
     """``[chains]`` tokens drafted: up to the first from a distribution with √H > h, included."""
     over = np.sqrt(entropy) > threshold
     length = entropy.shape[1]
-    return np.where(over.any(axis=1), over.argmax(axis=1) + 1, length).astype(np.int64)
+    lengths: Integers = np.where(over.any(axis=1), over.argmax(axis=1) + 1, length)
+    return lengths
 
 
 def goodput(lengths: Integers, acceptance: Floats, latency: LatencyModel) -> float:
@@ -70,7 +71,7 @@ def goodput(lengths: Integers, acceptance: Floats, latency: LatencyModel) -> flo
         for n, share in enumerate(by_length)
         if share
     )
-    return tokens / seconds
+    return float(tokens / seconds)
 
 
 def figures_of(records: Records, latency: LatencyModel) -> dict[str, Any]:

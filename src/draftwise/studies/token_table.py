@@ -61,7 +61,7 @@ def figures_of(passages: Iterable[Passage], texts: dict[int, str]) -> dict[str, 
     """
     drafted, accepted, weighted = token_sums(passages)
     often = np.flatnonzero(drafted >= min(_FEWEST, float(drafted.max())))
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "token": int(token),
             "text": texts.get(int(token), str(int(token))),

@@ -307,7 +307,10 @@ class Workbench:
         """The models of the settings, with other settings of the speculation."""
         s = self.settings
         length = num_speculative_tokens or s.num_speculative_tokens
-        values = {"companion": s.companion, "num_speculative_tokens": length} | changes
+        values: dict[str, Any] = {
+            "companion": s.companion,
+            "num_speculative_tokens": length,
+        } | changes
         return SpeculationConfig(s.draft, **values)
 
     @cached_property
