@@ -25,7 +25,7 @@ def write_prompts(folder):
     lines = [
         {"question": text, "category": category}
         for category in ("letters", "writing", "math")
-        for text in ("abc", "a bed", "hi", "fed a cab", "dad", "bee")
+        for text in ("abc", "a bed", "hi", "fed a cab", "dad", "bee", "a cafe", "face")
     ]
     file = folder / "questions.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -41,7 +41,7 @@ def settings(models, tmp_path_factory):
         draft=draft,
         companion=companion,
         models=(draft, companion, other),
-        num_prompts=6,
+        num_prompts=3,
         max_tokens=12,
         long_text=24,
         batch_sizes=(1, 3),
@@ -159,7 +159,7 @@ def test_prompts_of_a_length(bench):
 
 def test_tasks_are_groups_of_spec_bench_or_files(bench, settings, tmp_path):
     assert [task.name for task in bench.tasks] == ["questions", GROUP]
-    assert [len(task.prompts) for task in bench.tasks] == [6, 6]
+    assert [len(task.prompts) for task in bench.tasks] == [3, 3]
     paths = [tmp_path / f"{name}.jsonl" for name in ("pack_java", "pack_cpp", "other_one")]
     assert list(file_tasks(paths).values()) == ["pack", "pack", "other_one"]
 

@@ -90,10 +90,10 @@ class AcceptanceSurface(Study):
         s, a = data["by_overlap"], data["by_agreement"]
         known_s, known_a = ([v for v in each if v is not None] for each in (s, a))
         text = (
-            f"{data['num_tokens']} tested tokens have a mean acceptance of {data['acceptance']:.2f}. "
-            f"From the lowest to the highest bin of S it goes from {known_s[0]:.2f} to "
-            f"{known_s[-1]:.2f}, of A from {known_a[0]:.2f} to {known_a[-1]:.2f}. Cells with fewer "
-            f"than {_FEWEST} tokens are empty."
+            f"{data['num_tokens']} tested tokens have a mean acceptance of "
+            f"{data['acceptance']:.2f}. From the lowest to the highest bin of S it goes from "
+            f"{known_s[0]:.2f} to {known_s[-1]:.2f}, of A from {known_a[0]:.2f} to "
+            f"{known_a[-1]:.2f}. Cells with fewer than {_FEWEST} tokens are empty."
         )
         findings = [
             Finding.of(

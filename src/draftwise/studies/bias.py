@@ -281,7 +281,7 @@ class Bias(Study):
             label="a tenth of the positions is beyond",
         )
         axes.set_xlabel("total variation from the target's distribution, per position")
-        axes.legend(frameon=False, loc="lower right")
+        axes.legend(frameon=False, loc="upper right")
         return figure
 
     def tell(self, data: Data) -> Account:
@@ -290,7 +290,7 @@ class Bias(Study):
         biased = {n: row for n, row in own.items() if row["total_variation"] > _NOTHING}
         exact = [name for name in own if name not in biased]
         said = "; ".join(
-            f"{name} {row['total_variation']:.4f} ({row['worst']:.2f} at worst)"
+            f"{name} {row['total_variation']:.4f} ({row['worst']:.4f} at worst)"
             for name, row in biased.items()
         )
         filtered = max(row["filtered"] for row in own.values() if row["filtered"] is not None)
@@ -311,14 +311,14 @@ class Bias(Study):
             [
                 Finding.of(
                     "SV: dropping tokens before verification leaves the distribution unchanged.",
-                    f"total variation {sv['total_variation']:.4f} on average, {sv['worst']:.2f} at "
+                    f"total variation {sv['total_variation']:.4f} on average, {sv['worst']:.4f} at "
                     f"worst, with {sv['dropped']:.0%} of the tokens dropped",
                     sv["total_variation"] < _NOTHING,
                 ),
                 Finding.of(
                     "TETRIS: selection over the batch keeps the output's distribution.",
                     f"total variation {tetris['total_variation']:.4f} on average, "
-                    f"{tetris['worst']:.2f} at worst",
+                    f"{tetris['worst']:.4f} at worst",
                     tetris["total_variation"] < _NOTHING,
                 ),
                 Finding.of(

@@ -186,7 +186,12 @@ class Calibration(Study):
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """On all prompts, and from the easiest task to the hardest."""
         figures = figures_of(bench.records())
-        tasks = {task.name: bench.records(task=task) for task in bench.tasks}
+        # Where there are too few prompts of a task, its error would be mostly noise.
+        tasks = {
+            task.name: bench.records(task=task)
+            for task in bench.larger_tasks
+            if len(task.prompts) >= 2 * bench.settings.num_prompts
+        }
         if len(tasks) > 1:
             means = {
                 name: float(np.average(each.acceptance, weights=each.reached()))
@@ -197,6 +202,7 @@ class Calibration(Study):
                 "from": easy,
                 "to": hard,
                 "acceptance": [means[easy], means[hard]],
+                "num_tokens": [len(tasks[easy]), len(tasks[hard])],
                 "errors": drift_of(tasks[easy], tasks[hard]),
             }
         return figures

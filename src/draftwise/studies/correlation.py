@@ -22,6 +22,8 @@ from draftwise.studies.workbench import Workbench, same_distribution
 
 _NUM_POINTS = 400
 _NUM_BINS = 10
+# Bins with fewer tokens say nothing.
+_FEWEST = 8
 
 
 def figures_of(judged: Records, told: Records, seed: int = 0) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def figures_of(judged: Records, told: Records, seed: int = 0) -> dict[str, Any]:
     shown = np.random.default_rng(seed).permutation(len(judged))[:_NUM_POINTS]
     bins = np.minimum((judged.overlap * _NUM_BINS).astype(int), _NUM_BINS - 1)
     means = [
-        float(told.overlap[bins == b].mean()) if (bins == b).any() else None
+        float(told.overlap[bins == b].mean()) if (bins == b).sum() >= _FEWEST else None
         for b in range(_NUM_BINS)
     ]
     return {

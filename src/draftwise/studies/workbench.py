@@ -26,7 +26,7 @@ from draftwise.studies.sustained import USING_A_PROFILE, Contender, contender
 from draftwise.studies.tasks import Task, load_tasks
 
 _COLLECTED_AT_ONCE = 16
-# Long texts for every prompt of a task.
+# Long texts, and prompts of a larger task, for every prompt of a task.
 _LONG_TEXTS = 4
 
 
@@ -118,6 +118,13 @@ class Workbench:
         """Prompts by task."""
         s = self.settings
         return load_tasks(self.quick(), s.prompts, s.num_prompts, s.longest_prompt, s.chat, s.seed)
+
+    @cached_property
+    def larger_tasks(self) -> list[Task]:
+        """The same tasks with more prompts, as far as the files hold more."""
+        s = self.settings
+        count = _LONG_TEXTS * s.num_prompts
+        return load_tasks(self.quick(), s.prompts, count, s.longest_prompt, s.chat, s.seed)
 
     @cached_property
     def prompts(self) -> list[list[int]]:
@@ -222,7 +229,8 @@ class Workbench:
         target = same_distribution(target or s.target)
         draft, companion = draft or s.draft, companion or s.companion
         gamma = num_speculative_tokens or s.num_speculative_tokens
-        key = target, draft, companion, gamma, "" if task is None else task.name
+        of_task = "" if task is None else f"{task.name} {len(task.prompts)}"
+        key = target, draft, companion, gamma, of_task
         if key not in self._collections:
             self.status(f"{draft} drafts for {target}, {companion} judges")
             told = same_distribution(companion) == target
