@@ -63,8 +63,7 @@ def test_files_and_words(command, tmp_path):
 
 
 def test_the_page_needs_nothing_else(command, tmp_path):
-    for name in ("oracle-length", "rejection"):
-        assert command(name)[0] == 0
+    assert command("oracle-length", "rejection")[0] == 0
     data = tmp_path / "out" / "rejection" / "data.json"
     before = data.read_text()
     status, out, _ = command("all", "--redraw")
@@ -88,6 +87,7 @@ def test_the_list(command):
     ("arguments", "field"),
     [
         (["nonsense"], "name"),
+        (["bounds", "all"], "name"),
         (["bounds", "--num-prompts", "0"], "num_prompts"),
         (["bounds", "--batch-sizes", "0"], "batch_sizes"),
         (["bounds", "--contexts", "1,x"], "contexts"),

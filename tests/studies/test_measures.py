@@ -19,6 +19,7 @@ from draftwise.studies import (
     information_gain,
     lenience,
     oracle_length,
+    published_rules,
     regret,
     rejection,
     repetition,
@@ -363,17 +364,17 @@ def test_a_rule_that_keeps_everything_is_unbiased():
 
 
 def test_what_the_published_rules_keep():
-    drafts = bias.RecordedDrafts(smooth_records(2000, chain_length=4), 4)
+    drafts = published_rules.RecordedDrafts(smooth_records(2000, chain_length=4), 4)
     random = np.random.default_rng(0)
     q = torch.tensor([0.0, 0.999], dtype=torch.float64)
-    kept = bias.keep_of_tetris(q, drafts, 8, random)
+    kept = published_rules.keep_of_tetris(q, drafts, 8, random)
     assert kept.tolist() == [0.0, 1.0]
     estimates = np.array([0.05, 0.5, 0.99])
-    free = bias.keep_of_sv(estimates, drafts, 4, latency(), random)
+    free = published_rules.keep_of_sv(estimates, drafts, 4, latency(), random)
     assert free.tolist() == [1.0, 1.0, 1.0]
     # Where a token costs as much as a whole pass nothing is worth it but what is almost certain.
     dear = FixedLatency(StageCost((1, 4096), (1.0, 4096.0)), StageCost((1, 2), (0.1, 0.1)))
-    costly = bias.keep_of_sv(estimates, drafts, 4, dear, random)
+    costly = published_rules.keep_of_sv(estimates, drafts, 4, dear, random)
     assert costly[0] == 0.0
     assert np.all(np.diff(costly) >= 0)
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +34,10 @@ _EVERY = "all"
 
 
 def study(
-    name: Annotated[str, typer.Argument(help="Of a study, or all; list shows them.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Of studies, or all; list shows them.", metavar="NAME..."),
+    ],
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
@@ -114,23 +118,24 @@ def study(
 
     Examples:
       draftwise study list
-      draftwise study bounds --prompts gsm8k.jsonl
+      draftwise study bounds rejection --prompts gsm8k.jsonl
       draftwise study all --target TARGET --draft DRAFT --companion COMPANION --prompts FILE -o DIR
     """
     console = Console(highlight=False)
     _require_drawing()
     from draftwise.studies.registry import STUDIES, study_class
 
-    if name == "list":
+    if names == ["list"]:
         _show(console, STUDIES.values())
         return
-    names = list(STUDIES) if name == _EVERY else [study_class(name).name]
+    every = names == [_EVERY]
+    names = list(STUDIES) if every else [study_class(name).name for name in names]
     _check_output(output)
     if redraw:
         from draftwise.studies.writing import DATA
         from draftwise.studies.writing import redraw as draw_again
 
-        if name == _EVERY:
+        if every:
             names = [each for each in names if (output / each / DATA).is_file()]
         draw_again(output, names)
     else:
@@ -163,7 +168,7 @@ def study(
         if threads is not None:
             set_threads(threads)
         _run(console, names, settings, output)
-    if name == _EVERY:
+    if every:
         from draftwise.studies.writing import write_page
 
         console.print(f"written to {write_page(output)}", soft_wrap=True)
@@ -207,11 +212,11 @@ def _tell(console: Console, study: Study, account: Account) -> None:
     console.print()
 
 
-def _show(console: Console, studies: object) -> None:
+def _show(console: Console, studies: Iterable[type[Study]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("study", "what", "source", ""):
         table.add_column(heading)
-    for each in studies:  # type: ignore[attr-defined]
+    for each in studies:
         table.add_row(each.name, each.title, each.source, "takes times" if each.timed else "")
     console.print(table)
 

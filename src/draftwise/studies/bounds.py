@@ -30,7 +30,7 @@ FACTORS = tuple(np.round(np.linspace(0.0, 2.0, 41), 3).tolist())
 THEIR_FACTOR = 0.15
 # Below this entropy, in nats, a ratio to it means nothing.
 _SMALLEST_ENTROPY = 0.05
-_NUM_POINTS = 500
+_NUM_POINTS = 350
 _LARGEST_RATIO = 6.0
 
 

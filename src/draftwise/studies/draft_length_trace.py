@@ -84,9 +84,9 @@ class DraftLengthTrace(Study):
         policies = data["policies"]
         figure, axes = panels(1, len(policies), width=7.2, height=1.5, sharex=True, sharey=True)
         for panel, (name, own) in zip(axes, policies.items(), strict=True):
-            at = np.arange(own["steps"])
-            panel.bar(at, own["drafted"], width=1.0, color="#cccccc", label="drafted")
-            panel.bar(at, own["accepted"], width=1.0, color=COLOURS[0], label="accepted")
+            edges = np.arange(own["steps"] + 1) - 0.5
+            panel.stairs(own["drafted"], edges, fill=True, color="#cccccc", label="drafted")
+            panel.stairs(own["accepted"], edges, fill=True, color=COLOURS[0], label="accepted")
             panel.set_title(
                 f"{name}: {own['steps']} steps, {own['accepted_per_step']:.1f} of "
                 f"{own['drafted_per_step']:.1f} tokens accepted per step",
