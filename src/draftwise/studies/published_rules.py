@@ -1,7 +1,8 @@
 """What published rules keep of a drafted token, over the whole vocabulary.
 
-For rules that choose over a batch it is the share of draws in which they keep the token: of what the
-other requests drew, and of how the request's own draft goes on, both taken from recorded drafts.
+For rules that choose over a batch it is the share of draws in which they keep the token: of what
+the other requests drew, and of how the request's own draft goes on, both taken from recorded
+drafts.
 """
 
 from __future__ import annotations
