@@ -13,7 +13,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
@@ -23,6 +22,7 @@ from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.policies import policy_class
+from draftwise.studies.fairness import shares_of_requests
 
 
 def main() -> None:
@@ -74,32 +74,22 @@ def main() -> None:
         )
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task(policy, total=len(prompts))
-            outputs = speculating.generate(
+            own = shares_of_requests(
+                speculating,
                 prompts,
                 params,
                 lambda requests, b=bar, t=task: b.advance(
                     t, sum(r.finish_reason is not None for r in requests)
                 ),
             )
-        stats = [output.speculation for output in outputs]
-        verified = np.sort([each.num_verified / each.num_steps for each in stats])
-        gained = min(each.num_tokens / each.num_steps for each in stats)
-        results[policy] = {
-            "num_prompts": len(prompts),
-            "mean": float(verified.mean()),
-            "median": float(np.median(verified)),
-            "lowest": verified[:5].tolist(),
-            "highest": verified[-5:].tolist(),
-            "fewest_tokens_per_step": gained,
-            "mean_tokens_per_step": float(np.mean([s.mean_accepted_length for s in stats])),
-        }
+        results[policy] = own
         table.add_row(
             policy,
-            f"{verified.mean():.2f}",
-            f"{np.median(verified):.2f}",
-            " ".join(f"{v:.2f}" for v in verified[:5]),
-            " ".join(f"{v:.2f}" for v in verified[-5:]),
-            f"{gained:.2f}",
+            f"{own['mean']:.2f}",
+            f"{own['median']:.2f}",
+            " ".join(f"{v:.2f}" for v in own["lowest"]),
+            " ".join(f"{v:.2f}" for v in own["highest"]),
+            f"{own['fewest_tokens_per_step']:.2f}",
         )
     console.print(table)
     if arguments.output:

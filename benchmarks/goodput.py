@@ -20,13 +20,10 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from replay import Script, record, replay
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -34,244 +31,56 @@ from rich.table import Table
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
-from draftwise.engine.request import Request
-from draftwise.policies import policy_class
+from draftwise.studies.sustained import (
+    Contender,
+    best_static,
+    best_static_unbiased,
+    compete,
+    contender,
+    num_rounds,
+    summary,
+)
 
 STATIC = (1, 2, 3, 5, 7)
-# Steps that an oracle's script has at least before it is replayed.
-SCRIPTED_STEPS = 30
 ALL_PROMPTS = 1_000_000
-PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
-# Of these the right setting follows from what they are told, not from what they have seen.
-NOTHING_TO_LEARN = {
-    *("none", "fixed", "svip", "adaedl", "confidence", "disco", "specdec++", "replay"),
-}
-USING_A_PROFILE = {"adaptive", "sv", "sv-predictable", "sv-published", "disco", "specdec++"}
-
-
-@dataclass
-class Counts:
-    """What was counted of one policy at one batch size and workload."""
-
-    rounds: list[tuple[int, float]] = field(default_factory=list)
-    parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    totals: dict[str, int] = field(
-        default_factory=lambda: {"steps": 0, "drafted": 0, "verified": 0, "accepted": 0}
-    )
-
-    @property
-    def tokens(self) -> int:
-        return sum(tokens for tokens, _ in self.rounds)
-
-    @property
-    def seconds(self) -> float:
-        return sum(seconds for _, seconds in self.rounds)
-
-
-@dataclass
-class Contender:
-    """One policy with its engine, and what was counted of it."""
-
-    name: str
-    policy: str
-    llm: LLM
-    static: bool
-    script: Script | None = None
-    prompts: list[list[int]] = field(default_factory=list)
-    params: SamplingParams = field(default_factory=SamplingParams)
-    batch_size: int = 1
-    num_added: int = 0
-    running: dict[int, Request] = field(default_factory=dict)
-    counts: Counts = field(default_factory=Counts)
-
-    def begin(self, prompts: list[list[int]], params: SamplingParams, batch_size: int) -> None:
-        """Begin with another workload or batch size."""
-        self.restart()
-        if self._writes:
-            self.script.clear()
-        self.prompts, self.params, self.batch_size = prompts, params, batch_size
-        self.counts = Counts()
-
-    def warm_up(self, num_steps: int) -> None:
-        """Run without counting."""
-        self._run(lambda steps, _: steps >= num_steps, None)
-        if self._writes:
-            self.script.clear()
-            self._run(lambda steps, _: steps >= SCRIPTED_STEPS, None)
-
-    @property
-    def _writes(self) -> bool:
-        return self.script is not None and self.policy == "oracle"
-
-    def restart(self) -> None:
-        """Begin with the first prompt again: how hard the prompts are should be alike for all."""
-        for request in self.running.values():
-            self.llm.engine.cancel(request)
-        self.running, self.num_added = {}, 0
-
-    def take_turn(self, seconds: float) -> None:
-        """Run until so much time was counted."""
-        if self._writes:  # what is replayed are the steps of the last turn
-            self.script.clear()
-        self._run(lambda _, spent: spent >= seconds, self.counts)
-
-    def _run(self, is_done: Any, counts: Counts | None) -> None:
-        engine = self.llm.engine
-        tokens, spent, tried, steps = 0, 0.0, 0, 0
-        while not is_done(steps, spent):
-            while engine.num_unfinished < self.batch_size:
-                self._add()
-            before = self._totals()
-            engine.step()
-            after = self._totals()
-            for key in [k for k, r in self.running.items() if r.finish_reason is not None]:
-                del self.running[key]
-            tried += 1
-            times = engine.times
-            generating = after["steps"] - before["steps"]
-            if times.num_prompt_tokens or generating != self.batch_size:
-                if tried > 20_000:
-                    raise RuntimeError("the batch is never full")
-                continue
-            steps += 1
-            tokens += after["tokens"] - before["tokens"]
-            spent += times.total
-            if counts is not None:
-                counts.totals["steps"] += 1
-                for name in ("drafted", "verified", "accepted"):
-                    counts.totals[name] += after[name] - before[name]
-                for part in PARTS:
-                    counts.parts[part] += getattr(times, part)
-        if counts is not None:
-            counts.rounds.append((tokens, spent))
-
-    def _add(self) -> None:
-        ids = self.prompts[self.num_added % len(self.prompts)]
-        request = self.llm.engine.add(None, ids, self.params)
-        self.running[request.request_id] = request
-        self.num_added += 1
-
-    def _totals(self) -> dict[str, int]:
-        stats = [r.stats for r in self.running.values()]
-        return {
-            "steps": sum(s.num_steps for s in stats),
-            "tokens": sum(s.num_tokens for s in stats),
-            "drafted": sum(s.num_drafted for s in stats),
-            "verified": sum(s.num_verified for s in stats),
-            "accepted": sum(s.num_accepted for s in stats),
-        }
 
 
 def contenders(llm: LLM, arguments: argparse.Namespace) -> list[Contender]:
     """One for each static draft length, and one for each policy and longest draft."""
-    result = [Contender("none", "none", speculating(llm, arguments, "none", 0), True)]
+    result = speculating(llm, arguments, "none", 1, "none")
     for length in arguments.static:
-        fixed = speculating(llm, arguments, "fixed", length)
-        result.append(Contender(f"fixed {length}", "fixed", fixed, True))
+        result += speculating(llm, arguments, "fixed", length, f"fixed {length}")
     for text in arguments.policies:
         name, _, gamma_text = text.partition(":")
         for gamma in [int(gamma_text)] if gamma_text else arguments.num_speculative_tokens:
-            each = Contender(
-                f"{name} ≤{gamma}", name, speculating(llm, arguments, name, gamma), False
-            )
-            if name == "oracle":
-                each.script = record(each.llm)
-                again = speculating(llm, arguments, "fixed", gamma)
-                replay(again, each.script)
-                result.append(Contender(f"replay ≤{gamma}", "replay", again, False, each.script))
-            result.append(each)
+            result += speculating(llm, arguments, name, gamma, f"{name} ≤{gamma}")
+    for each in result:
+        each.static = " ≤" not in each.name
     return result
 
 
-def speculating(llm: LLM, arguments: argparse.Namespace, policy: str, gamma: int) -> LLM:
+def speculating(
+    llm: LLM, arguments: argparse.Namespace, policy: str, gamma: int, name: str
+) -> list[Contender]:
     """An engine for one policy."""
-    companion = arguments.companion if policy_class(policy).uses_companion() else None
     config = SpeculationConfig(
         draft=arguments.draft,
-        companion=arguments.mid if policy == "staged" else companion,
-        policy=policy,
+        companion=arguments.mid if policy == "staged" else arguments.companion,
         num_speculative_tokens=gamma,
-        profile=arguments.profile if policy in USING_A_PROFILE else None,
+        profile=arguments.profile,
         # The middle model is none of those that were measured, and nobody asks what it costs.
         latency_profile=None if policy == "staged" else arguments.latency_profile,
     )
-    return llm.with_speculation(config)
-
-
-def compete(everybody: list[Contender], arguments: argparse.Namespace, progress: Any) -> None:
-    """Warm up, then take turns."""
-    for contender in everybody:
-        learns = contender.policy not in NOTHING_TO_LEARN
-        contender.warm_up(arguments.warm_up_steps if learns else arguments.first_steps)
-        contender.restart()
-        progress()
-    order = list(everybody)
-    shuffle = random.Random(0)
-    for _ in range(num_rounds(arguments.rounds, everybody[0].batch_size)):
-        shuffle.shuffle(order)
-        for contender in order:
-            contender.take_turn(arguments.turn)
-            progress()
-
-
-def num_rounds(rounds: int, batch_size: int) -> int:
-    """More where a turn tells less: a small batch gains few tokens in it."""
-    return rounds * max(1, 4 - batch_size)
-
-
-def best_static_unbiased(figures: dict[str, Any]) -> float:
-    """The best static length chosen on one half of the rounds, as it did on the other half.
-
-    The best of several noisy figures is better than it should be; this one is not.
-    """
-    static = {name: f["rounds"] for name, f in figures.items() if f["static"]}
-    scores = []
-    for half in (0, 1):
-        chosen = max(static, key=lambda name: float(np.mean(static[name][half::2])))
-        scores.append(float(np.mean(static[chosen][1 - half :: 2])))
-    return float(np.mean(scores))
-
-
-def summary(everybody: list[Contender]) -> dict[str, Any]:
-    """Ratios to no speculation, with standard errors over rounds."""
-    counts = {each.name: each.counts for each in everybody}
-    base = counts["none"]
-    figures: dict[str, Any] = {}
-    for each in everybody:
-        if each.policy == "replay":
-            continue
-        own, steps = each.counts, each.counts.totals["steps"]
-        # Of the oracle: its own tokens, in the time that its steps take without it.
-        timed = counts.get(each.name.replace("oracle", "replay"), own)
-        seconds_per_step = timed.seconds / timed.totals["steps"]
-        goodput = own.tokens / steps / seconds_per_step
-        ratios = [
-            (t / s) / (bt / bs) for (t, s), (bt, bs) in zip(own.rounds, base.rounds, strict=True)
-        ]
-        figures[each.name] = {
-            "goodput": goodput,
-            "ratio": goodput / (base.tokens / base.seconds),
-            "standard_error": float(np.std(ratios) / np.sqrt(max(len(ratios) - 1, 1))),
-            "rounds": [round(ratio, 3) for ratio in ratios],
-            "static": each.static,
-            "steps": steps,
-            "tokens_per_request_step": own.tokens / steps / each.batch_size,
-            "drafted_per_request_step": own.totals["drafted"] / steps / each.batch_size,
-            "verified_per_request_step": own.totals["verified"] / steps / each.batch_size,
-            "acceptance_rate": own.totals["accepted"] / max(own.totals["verified"], 1),
-            "share_of_time": {part: own.parts[part] / own.seconds for part in PARTS},
-            "step_ms": 1e3 * seconds_per_step,
-        }
-    return figures
+    return contender(llm, policy, config, name)
 
 
 def show(console: Console, title: str, figures: dict[str, Any]) -> None:
-    static = {name: f["ratio"] for name, f in figures.items() if f["static"]}
-    best = max(static, key=lambda name: static[name])
+    best = best_static(figures)
+    best_ratio = figures[best]["ratio"]
     oracles = [f["ratio"] for name, f in figures.items() if name.startswith("oracle")]
     unbiased = best_static_unbiased(figures)
     table = Table(
-        title=f"{title}: best static {best} {static[best]:.3f}, on other rounds {unbiased:.3f}"
+        title=f"{title}: best static {best} {best_ratio:.3f}, on other rounds {unbiased:.3f}"
     )
     for name in ("policy", "× none", "±", "× best static", "of oracle", "tokens", "drafted"):
         table.add_column(name, justify="left" if name == "policy" else "right")
@@ -282,7 +91,7 @@ def show(console: Console, title: str, figures: dict[str, Any]) -> None:
             name,
             f"{f['ratio']:.3f}",
             f"{f['standard_error']:.3f}",
-            f"{f['ratio'] / static[best]:.3f}",
+            f"{f['ratio'] / best_ratio:.3f}",
             f"{f['ratio'] / max(oracles):.2f}" if oracles else "",
             f"{f['tokens_per_request_step']:.2f}",
             f"{f['drafted_per_request_step']:.2f}",
@@ -357,13 +166,20 @@ def main() -> None:
             prompts = prompts[: arguments.num_prompts]
             for batch_size in arguments.batch_sizes:
                 title = f"{path.stem}, temperature {sampling}, batch {batch_size}"
-                for contender in everybody:
-                    contender.begin(prompts, params, batch_size)
+                for each in everybody:
+                    each.begin(prompts, params, batch_size)
                 with Progress(console=console, transient=True) as bar:
                     task = bar.add_task(
                         title, total=len(everybody) * (1 + num_rounds(arguments.rounds, batch_size))
                     )
-                    compete(everybody, arguments, lambda b=bar, t=task: b.advance(t))
+                    compete(
+                        everybody,
+                        arguments.rounds,
+                        arguments.turn,
+                        arguments.warm_up_steps,
+                        arguments.first_steps,
+                        lambda b=bar, t=task: b.advance(t),
+                    )
                 figures = summary(everybody)
                 show(console, title, figures)
                 of_workload = results.setdefault(sampling, {}).setdefault(path.stem, {})

@@ -14,12 +14,10 @@ the target for a companion. In float32, so that both runs draft the same.
 from __future__ import annotations
 
 import argparse
-import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -27,11 +25,8 @@ from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.engine.assembly import Models
-from draftwise.estimators.information import information_gains, pearson
 from draftwise.profiling.acceptance import collect
-
-BINNINGS = ("5x5", "10x10", "20x20", "adaptive")
-SINGLE = ("H", "q(x)", "history", "S", "A")
+from draftwise.studies.information_gain import BINNINGS, SINGLE, figures_of_triple, triples
 
 
 def measure(
@@ -41,23 +36,7 @@ def measure(
     options = {"num_speculative_tokens": gamma, "batch_size": 16}
     records = collect(models, prompts, params, **options).records
     told = collect(replace(models, companion=models.target), prompts, params, **options).records
-    if not np.array_equal(records.acceptance, told.acceptance):
-        raise RuntimeError("the two runs drafted differently")
-    gains = information_gains(records, "accepted")
-    figures: dict[str, Any] = {
-        "num_tokens": len(records),
-        "mean_acceptance": float(np.average(records.acceptance, weights=records.reached())),
-        "entropy": gains["H"].entropy,
-        "pearson": pearson(records.overlap, told.overlap),
-    }
-    for name, gain in gains.items():
-        figures[name] = {
-            "conditional_entropy": gain.conditional_entropy,
-            "plain": gain.plain,
-            "corrected": gain.corrected,
-            "num_cells": gain.num_cells,
-        }
-    return figures
+    return figures_of_triple(records, told)
 
 
 PAGE = """# What the signals tell
@@ -133,9 +112,7 @@ def main() -> None:
         prompts = chat_prompts(
             llm, arguments.prompts, arguments.num_prompts, arguments.longest_prompt
         )
-        for draft, companion in itertools.permutations(arguments.small, 2):
-            if target in (draft, companion):
-                continue
+        for _, draft, companion in triples([target], arguments.small):
             models = llm.load_models(SpeculationConfig(draft, companion=companion, policy="sv"))
             figures = measure(models, prompts, params, arguments.num_speculative_tokens)
             names = {"target": target, "draft": draft, "companion": companion}

@@ -2,13 +2,13 @@
 
 import json
 import sys
-from html.parser import HTMLParser
 
 import pytest
 
 from draftwise.cli import main
 
 from ..tiny_models import Recipe
+from .page import Page
 
 TARGET = Recipe(vocab=300, context=128, tokenizer=True)
 DRAFT = TARGET.draft(0.2)
@@ -40,27 +40,6 @@ def command(models, monkeypatch, capsys, prompt_file, tmp_path):
         return end.value.code or 0, captured.out, captured.err
 
     return run
-
-
-class Page(HTMLParser):
-    """Tags that are open at the end, pictures, and addresses the page would fetch."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.pictures, self.fetched = [], 0, []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.pictures += tag == "svg"
-        wanted = {"src", "href", "data"}
-        self.fetched += [
-            value for name, value in attributes if name in wanted and not value.startswith("#")
-        ]
-        if tag not in {"meta", "br", "link"}:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 def test_files_and_tables(command, tmp_path):

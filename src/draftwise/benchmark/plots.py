@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from draftwise.benchmark.contenders import BASELINE
 from draftwise.benchmark.recorder import PARTS
-
-matplotlib.use("Agg")
+from draftwise.benchmark.style import COLOURS, HATCHES, STYLE, legend_below, look, svg
 
 Cells = Sequence[Mapping[str, Any]]
-
-# Okabe and Ito's colours, told apart without colour vision too, with a marker for each.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A6D00")
-_MARKERS = "osD^vPX*"
-_STYLE: Any = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "svg.fonttype": "none",
-}
 
 
 def goodput_picture(cells: Cells) -> str:
     """Tokens per second against target-only decoding over the batch size, a panel per workload."""
     workloads = list(dict.fromkeys(cell["workload"] for cell in cells))
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
             1,
             len(workloads),
@@ -49,8 +33,8 @@ def goodput_picture(cells: Cells) -> str:
             _goodput_panel(axes, own)
             axes.set_title(workload)
         panels[0][0].set_ylabel("tokens per second, × target-only")
-        _legend_below(figure, panels[0][0])
-        return _svg(figure)
+        legend_below(figure, panels[0][0])
+        return svg(figure)
 
 
 def _goodput_panel(axes: Axes, cells: Cells) -> None:
@@ -68,7 +52,7 @@ def _goodput_panel(axes: Axes, cells: Cells) -> None:
         middle = [ratio["median"] for _, ratio in points]
         below = [ratio["median"] - ratio["low"] for _, ratio in points]
         above = [ratio["high"] - ratio["median"] for _, ratio in points]
-        axes.errorbar(at, middle, (below, above), label=name, capsize=2, **_look(number))
+        axes.errorbar(at, middle, (below, above), label=name, capsize=2, **look(number))
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.set_xlabel("batch size, requests")
 
@@ -76,7 +60,7 @@ def _goodput_panel(axes: Axes, cells: Cells) -> None:
 def time_picture(cells: Cells) -> str:
     """Where the time of a step goes: a bar for each of our policies, a panel per batch size."""
     sizes = sorted({cell["batch_size"] for cell in cells})
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
             1,
             len(sizes),
@@ -98,22 +82,22 @@ def time_picture(cells: Cells) -> str:
                     milliseconds,
                     bottom=bottom,
                     label=part,
-                    color=_COLOURS[number],
+                    color=COLOURS[number],
                     edgecolor="white",
-                    hatch=("", "//", "..", "", "xx", "")[number],
+                    hatch=HATCHES[number],
                 )
                 bottom = [a + b for a, b in zip(bottom, milliseconds, strict=True)]
             axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
             axes.set_title(f"batch {size}")
             axes.grid(axis="x", visible=False)
         panels[0][0].set_ylabel("milliseconds per step")
-        _legend_below(figure, panels[0][0])
-        return _svg(figure)
+        legend_below(figure, panels[0][0])
+        return svg(figure)
 
 
 def acceptance_picture(cells: Cells) -> str:
     """Share of verified tokens that were accepted, by position in the draft."""
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(5.2, 3.2), layout="constrained")
         for number, name in enumerate(_names(cells)):
             rows = [
@@ -128,19 +112,19 @@ def acceptance_picture(cells: Cells) -> str:
                 sum(row[i] for row in rows if len(row) > i) / sum(len(row) > i for row in rows)
                 for i in range(length)
             ]
-            axes.plot(range(1, length + 1), means, label=name, **_look(number))
+            axes.plot(range(1, length + 1), means, label=name, **look(number))
         axes.set_xlabel("position in the draft")
         axes.set_ylabel("accepted, of those reached")
         axes.set_ylim(0, 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _legend_below(figure, axes)
-        return _svg(figure)
+        legend_below(figure, axes)
+        return svg(figure)
 
 
 def lengths_picture(cells: Cells) -> str:
     """How many tokens were verified per request and step: a panel per batch size."""
     sizes = sorted({cell["batch_size"] for cell in cells})
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
             1,
             len(sizes),
@@ -155,39 +139,14 @@ def lengths_picture(cells: Cells) -> str:
                 counts = own.get(name, {}).get("verified_lengths")
                 if counts and name != BASELINE:
                     shares = [count / sum(counts) for count in counts]
-                    axes.plot(range(len(shares)), shares, label=name, **_look(number))
+                    axes.plot(range(len(shares)), shares, label=name, **look(number))
             axes.set_title(f"batch {size}")
             axes.set_xlabel("tokens verified")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         panels[0][0].set_ylabel("share of requests' steps")
-        _legend_below(figure, panels[0][0])
-        return _svg(figure)
+        legend_below(figure, panels[0][0])
+        return svg(figure)
 
 
 def _names(cells: Cells) -> list[str]:
     return list(dict.fromkeys(name for cell in cells for name in cell["contenders"]))
-
-
-def _look(number: int) -> dict[str, Any]:
-    return {
-        "color": _COLOURS[number % len(_COLOURS)],
-        "marker": _MARKERS[number % len(_MARKERS)],
-        "linestyle": ("-", "--", ":")[number // len(_COLOURS) % 3],
-        "markersize": 4.5,
-        "linewidth": 1.3,
-    }
-
-
-def _legend_below(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        columns = min(len(labels), 6)
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
-
-
-def _svg(figure: Figure) -> str:
-    text = io.StringIO()
-    figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
-    plt.close(figure)
-    whole = text.getvalue()
-    return whole[whole.index("<svg") :]

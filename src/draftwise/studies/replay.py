@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwise import LLM
 from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.llm import LLM
 from draftwise.policies.base import DraftPosition, Policy, RequestState
 from draftwise.policies.priced import PricedPolicy
 
@@ -28,6 +28,7 @@ class Script:
         self._steps: dict[int, deque[Lengths]] = {}
 
     def write(self, drafted: Sequence[int], verified: Sequence[int]) -> None:
+        """Append a step: lengths ``[requests]`` that were drafted and verified."""
         steps = self._steps.setdefault(len(drafted), deque(maxlen=4096))
         steps.append((tuple(drafted), tuple(verified)))
 
@@ -52,20 +53,24 @@ class Replay(Policy):
     source = "this project"
 
     def __init__(self, num_speculative_tokens: int, script: Script) -> None:
+        """Follow a script."""
         self.num_speculative_tokens = num_speculative_tokens
         self._script = script
         self._drafted: tuple[int, ...] = ()
         self._verified: tuple[int, ...] = ()
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
+        """Those of the next step that is written down."""
         self._drafted, self._verified = self._script.read(len(requests))
         pairs = zip(self._drafted, requests, strict=True)
         return [min(length, request.draft_limit) for length, request in pairs]
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
+        """Everybody: the lengths are known."""
         return None
 
     def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
+        """As much of the draft as is written down."""
         pairs = zip(self._verified, draft.lengths, strict=True)
         kept = tuple(min(verified, drafted) for verified, drafted in pairs)
         if draft.probs is not None:
@@ -86,8 +91,10 @@ def record(llm: LLM) -> Script:
     engine.latency = None
     prices, learn = policy.prices, policy.prices.observe
 
-    def as_expected(_: float, drafted: Sequence[int], verified: Sequence[int]) -> None:
-        learn(prices.work_seconds(drafted, verified), drafted, verified)
+    def as_expected(
+        seconds: float, num_drafted: Sequence[int], num_verified: Sequence[int]
+    ) -> None:
+        learn(prices.work_seconds(num_drafted, num_verified), num_drafted, num_verified)
 
     prices.observe = as_expected  # type: ignore[method-assign]
     select = policy.select

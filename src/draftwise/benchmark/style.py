@@ -1,0 +1,57 @@
+"""How all pictures look: colours and markers that are told apart without colour vision too."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+matplotlib.use("Agg")
+
+# Okabe and Ito's colours, each with a marker.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A6D00")
+MARKERS = "osD^vPX*"
+HATCHES = ("", "//", "..", "", "xx", "", "\\\\", "++")
+STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "svg.fonttype": "none",
+    # The same picture is the same file.
+    "svg.hashsalt": "draftwise",
+}
+
+
+def look(number: int) -> dict[str, Any]:
+    """Colour, marker and line of the so-manieth series."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": ("-", "--", ":")[number // len(COLOURS) % 3],
+        "markersize": 4.5,
+        "linewidth": 1.3,
+    }
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int = 6) -> None:
+    """One legend under all panels, of what one of them shows."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        number = min(len(labels), columns)
+        figure.legend(handles, labels, loc="outside lower center", ncols=number, frameon=False)
+
+
+def svg(figure: Figure) -> str:
+    """A figure as SVG text, to be put into a page; closes it."""
+    text = io.StringIO()
+    with plt.rc_context(STYLE):
+        figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
+    whole = text.getvalue()
+    return whole[whole.index("<svg") :]

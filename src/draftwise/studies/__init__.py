@@ -1,0 +1,1 @@
+"""The papers' tables and figures, recomputed for any models: ``draftwise study``."""

@@ -1,0 +1,254 @@
+"""Lower bounds on acceptance, and what is left of them once the target is not asked.
+
+Recomputes SVIP's derivation on real distributions (Zhang et al. 2024, section 3 and appendix):
+β = Σ min(p, q) against Pinsker's bound 1 − √(KL(q ‖ p)/2), that of Bretagnolle and Huber, and the
+approximation 1 − √(c·H(q)) that needs no target, where the cross entropy is taken to be
+proportional to H(q): the ratio H(q, p)/H(q) with its fits, and the probability that the
+approximation is still a bound as a function of c. The source found that the bounds follow the
+acceptance, that the ratio is concentrated near a constant (skewed, as a shifted Gamma distribution
+is), and that the approximation holds with high probability once c is large enough.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from scipy import stats
+
+from draftwise.benchmark.style import COLOURS
+from draftwise.core.signals import bretagnolle_huber_bound, pinsker_bound
+from draftwise.studies.drawing import panels, styled
+from draftwise.studies.positions import Floats, Positions
+from draftwise.studies.study import SVIP, Account, Data, Finding, Study
+from draftwise.studies.workbench import Workbench
+
+FACTORS = tuple(np.round(np.linspace(0.0, 2.0, 41), 3).tolist())
+# √(0.15·H) > 0.3 is what SVIP's authors test.
+THEIR_FACTOR = 0.15
+# Below this entropy, in nats, a ratio to it means nothing.
+_SMALLEST_ENTROPY = 0.05
+_NUM_POINTS = 350
+_LARGEST_RATIO = 6.0
+
+
+def ratio_fits(ratio: Floats) -> dict[str, Any]:
+    """Gaussian and Gamma shifted by 1, by maximum likelihood, with their distance to the data.
+
+    Args:
+        ratio: ``[n]`` H(q, p)/H(q), above 1.
+
+    Returns:
+        Parameters and the largest distance of the distribution functions (Kolmogorov's).
+    """
+    mean, deviation = stats.norm.fit(ratio)
+    shape, _, scale = stats.gamma.fit(ratio, floc=1.0)
+    return {
+        "gaussian": {
+            "mean": float(mean),
+            "standard_deviation": float(deviation),
+            "distance": _distance(ratio, "norm", (mean, deviation)),
+        },
+        "gamma": {
+            "shift": 1.0,
+            "shape": float(shape),
+            "scale": float(scale),
+            "distance": _distance(ratio, "gamma", (shape, 1.0, scale)),
+        },
+    }
+
+
+def _distance(values: Floats, family: str, parameters: tuple[float, ...]) -> float:
+    """Kolmogorov's; how likely it is by chance is not asked, which would take long to say."""
+    return float(stats.ks_1samp(values, getattr(stats, family).cdf, parameters, method="asymp")[0])
+
+
+def figures_of(positions: Positions, seed: int = 0) -> dict[str, Any]:
+    """All figures of some positions."""
+    divergence = torch.from_numpy(positions.divergence)
+    bounds = {
+        "Pinsker": pinsker_bound(divergence).numpy(),
+        "Bretagnolle–Huber": bretagnolle_huber_bound(divergence).numpy(),
+    }
+    beta, h = positions.acceptance, positions.entropy
+    sure = (h > _SMALLEST_ENTROPY) & np.isfinite(positions.divergence)
+    ratio = positions.cross_entropy[sure] / h[sure]
+    ratio = ratio[ratio > 1.0 + 1e-6]
+    holds = [float((1 - np.sqrt(c * h) <= beta + 1e-9).mean()) for c in FACTORS]
+    gaps = [float(np.abs(beta - (1 - np.sqrt(c * h)).clip(0.0)).mean()) for c in FACTORS]
+    random = np.random.default_rng(seed)
+    shown = random.permutation(len(positions))[:_NUM_POINTS]
+    figures: dict[str, Any] = {
+        "num_positions": len(positions),
+        "acceptance": float(beta.mean()),
+        "bounds": {
+            name: {
+                "mean": float(bound.mean()),
+                "holds": float((bound <= beta + 1e-5).mean()),
+                "vacuous": float((bound <= 0).mean()),
+                "correlation": rank_correlation(bound, beta),
+            }
+            for name, bound in bounds.items()
+        },
+        "entropyrank_correlation": rank_correlation(-np.sqrt(h), beta),
+        "factors": list(FACTORS),
+        "holds": holds,
+        "gap": gaps,
+        "best_factor": FACTORS[int(np.argmin(gaps))],
+        "ratio": {
+            "num_positions": len(ratio),
+            "left_out": float(1 - sure.mean()),
+            "mean": float(ratio.mean()) if len(ratio) else None,
+            "quartiles": np.quantile(ratio, [0.25, 0.5, 0.75]).tolist() if len(ratio) else None,
+            "skewness": float(stats.skew(ratio)) if len(ratio) > 2 else None,
+        },
+        "points": {
+            "divergence": np.where(
+                np.isfinite(positions.divergence[shown]), positions.divergence[shown], 1e3
+            ).tolist(),
+            "entropy": h[shown].tolist(),
+            "acceptance": beta[shown].tolist(),
+        },
+    }
+    if len(ratio) > 10:
+        figures["ratio"] |= ratio_fits(ratio)
+        inside = ratio[ratio < _LARGEST_RATIO]
+        density, edges = np.histogram(inside, 40, (1.0, _LARGEST_RATIO))
+        width = edges[1] - edges[0]
+        figures["ratio"] |= {
+            "density": (density / len(ratio) / width).tolist(),
+            "edges": edges.tolist(),
+        }
+    return figures
+
+
+def rank_correlation(x: Floats, y: Floats) -> float:
+    """Spearman's correlation of two columns ``[n]``; 0 where one does not vary."""
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    return float(stats.spearmanr(x, y).statistic)
+
+
+class Bounds(Study):
+    """Acceptance, its bounds, and the bound from the draft's entropy alone."""
+
+    name = "bounds"
+    title = "Bounds on acceptance"
+    source = SVIP
+
+    def measure(self, bench: Workbench) -> dict[str, Any]:
+        """Over the target's texts."""
+        return figures_of(bench.positions(), bench.settings.seed)
+
+    @styled
+    def draw(self, data: Data) -> Figure:
+        """The two bounds; the approximation; the ratio; the probability to hold."""
+        figure, (exact, free, ratio, holding) = panels(2, 2, width=4.4, height=3.1)
+        points = data["points"]
+        look: dict[str, Any] = {"s": 6, "color": "#777777", "alpha": 0.5, "linewidths": 0}
+        top = max(float(np.quantile(points["divergence"], 0.97)), 0.1)
+        kl = np.linspace(0.0, top, 200)
+        exact.scatter(points["divergence"], points["acceptance"], label="positions", **look)
+        exact.plot(kl, pinsker_bound(torch.from_numpy(kl)), color=COLOURS[0], label="Pinsker")
+        exact.plot(
+            kl,
+            bretagnolle_huber_bound(torch.from_numpy(kl)),
+            "--",
+            color=COLOURS[1],
+            label="Bretagnolle–Huber",
+        )
+        exact.set_xlim(0, top)
+        exact.set_xlabel("KL(q ‖ p), nats")
+        exact.set_ylabel("acceptance β = Σ min(p, q)")
+        exact.legend(frameon=False, loc="upper right")
+        h = np.linspace(0.0, max(points["entropy"]) or 1.0, 200)
+        free.scatter(points["entropy"], points["acceptance"], **look)
+        for number, (factor, style) in enumerate(
+            ((THEIR_FACTOR, "-"), (data["best_factor"], "--"))
+        ):
+            curve = (1 - np.sqrt(factor * h)).clip(0.0)
+            free.plot(h, curve, style, color=COLOURS[number], label=f"1 − √({factor:g}·H)")
+        free.set_xlabel("H(q), nats")
+        free.set_ylabel("acceptance β")
+        free.legend(frameon=False, loc="upper right")
+        fits = data["ratio"]
+        if "edges" in fits:
+            ratio.stairs(fits["density"], fits["edges"], fill=True, color="#bbbbbb", label="seen")
+            at = np.linspace(1.001, _LARGEST_RATIO, 300)
+            gaussian, gamma = fits["gaussian"], fits["gamma"]
+            normal = stats.norm.pdf(at, gaussian["mean"], gaussian["standard_deviation"])
+            ratio.plot(at, normal, color=COLOURS[0], label="Gaussian")
+            shifted = stats.gamma.pdf(at, gamma["shape"], 1.0, gamma["scale"])
+            ratio.plot(at, shifted, "--", color=COLOURS[1], label="Gamma, shifted by 1")
+            ratio.set_ylim(0, 1.3 * max(fits["density"]))
+        ratio.set_xlabel("H(q, p) / H(q)")
+        ratio.set_ylabel("density")
+        ratio.legend(frameon=False)
+        holding.plot(data["factors"], data["holds"], color=COLOURS[0], label="it is a bound")
+        holding.plot(data["factors"], data["gap"], "--", color=COLOURS[1], label="mean distance")
+        holding.axvline(THEIR_FACTOR, color="#777777", linewidth=1, linestyle=":")
+        holding.set_xlabel("c in 1 − √(c·H(q)); dotted: the authors' 0.15")
+        holding.set_ylabel("probability, and distance to β")
+        holding.set_ylim(0, 1)
+        holding.legend(frameon=False)
+        return figure
+
+    def tell(self, data: Data) -> Account:
+        """How good each bound is."""
+        pinsker, huber = data["bounds"]["Pinsker"], data["bounds"]["Bretagnolle–Huber"]
+        at = data["factors"].index(THEIR_FACTOR)
+        half = data["factors"].index(0.5)
+        ratio = data["ratio"]
+        text = (
+            f"The mean acceptance is {data['acceptance']:.3f}; Pinsker's bound gives "
+            f"{pinsker['mean']:.3f} on average (0 at {pinsker['vacuous']:.0%} of the positions), "
+            f"that of Bretagnolle and Huber {huber['mean']:.3f}. Without the target, "
+            f"1 − √(0.15·H) lies below the acceptance at {data['holds'][at]:.0%} of the positions "
+            f"and 1 − √(0.5·H) at {data['holds'][half]:.0%}; it is closest to it on average at "
+            f"c = {data['best_factor']:g}. "
+        )
+        findings = [
+            Finding.of(
+                "Both bounds lie below the acceptance and follow it.",
+                f"they hold at {pinsker['holds']:.1%} and {huber['holds']:.1%} of the positions; "
+                f"rank correlation {pinsker['correlation']:.2f}",
+                [min(pinsker["holds"], huber["holds"]) > 0.999, pinsker["correlation"] > 0.7],
+            ),
+            Finding.of(
+                "The draft's entropy alone orders positions by acceptance.",
+                f"rank correlation of −√H(q) and β {data['entropyrank_correlation']:.2f}",
+                data["entropyrank_correlation"] > 0.5,
+            ),
+            Finding.of(
+                "The approximation 1 − √(c·H) holds with high probability once c is large enough.",
+                f"{data['holds'][at]:.0%} at c = 0.15, {data['holds'][half]:.0%} at 0.5, "
+                f"{data['holds'][-1]:.0%} at {data['factors'][-1]:g}",
+                data["holds"][-1] > 0.9,
+            ),
+        ]
+        if "gamma" in ratio:
+            low, middle, high = ratio["quartiles"]
+            gaussian, gamma = ratio["gaussian"]["distance"], ratio["gamma"]["distance"]
+            text += (
+                f"The ratio H(q, p)/H(q) has the quartiles {low:.2f}, {middle:.2f} and {high:.2f} "
+                f"({ratio['left_out']:.0%} of the positions, with an entropy below "
+                f"{_SMALLEST_ENTROPY} nats, are left out); the shifted Gamma distribution is off "
+                f"by at most {gamma:.2f} in its distribution function, the Gaussian by "
+                f"{gaussian:.2f}."
+            )
+            findings += [
+                Finding.of(
+                    "The ratio of cross entropy to entropy is close to a constant.",
+                    f"quartiles {low:.2f}, {middle:.2f}, {high:.2f}; mean {ratio['mean']:.2f}",
+                    (high - low) < 0.5 * middle and ratio["mean"] < 1.5 * middle,
+                ),
+                Finding.of(
+                    "It is skewed: a shifted Gamma distribution fits better than a Gaussian.",
+                    f"distance {gamma:.2f} against {gaussian:.2f}, skewness "
+                    f"{ratio['skewness']:.1f}",
+                    gamma < gaussian,
+                ),
+            ]
+        return Account(text, findings)

@@ -1,0 +1,111 @@
+"""Panels in the common style."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, cast
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from draftwise.benchmark.style import STYLE
+
+Draw = Callable[[Any, Mapping[str, Any]], Figure]
+
+
+def styled(draw: Draw) -> Draw:
+    """Let a study draw in the common style."""
+
+    @wraps(draw)
+    def drawn(study: Any, data: Mapping[str, Any]) -> Figure:
+        with plt.rc_context(STYLE):
+            return draw(study, data)
+
+    return cast(Draw, drawn)
+
+
+def panels(
+    columns: int = 1, rows: int = 1, width: float = 4.2, height: float = 3.2, **named: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure with panels, row after row.
+
+    Args:
+        columns, rows: how many.
+        width, height: of each, in inches.
+        named: of ``matplotlib.pyplot.subplots``.
+    """
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(width * columns, height * rows),
+        squeeze=False,
+        layout="constrained",
+        **named,
+    )
+    return figure, [each for row in axes for each in row]
+
+
+def heat_map(
+    axes: Axes,
+    values: Sequence[Sequence[float | None]],
+    across: Sequence[str],
+    down: Sequence[str],
+    label: str,
+    digits: int = 2,
+    limits: tuple[float, float] | None = None,
+) -> None:
+    """Cells with their numbers in them; colours rise evenly in lightness (cividis).
+
+    Args:
+        axes: where.
+        values: ``[down][across]``; ``None`` leaves a cell empty.
+        across: names of the columns.
+        down: names of the rows.
+        label: what the numbers are, with their unit.
+        digits: behind the point.
+        limits: of the colours; ``None`` for those of the values.
+    """
+    cells = np.array([[np.nan if v is None else v for v in row] for row in values], dtype=float)
+    low, high = limits or (float(np.nanmin(cells)), float(np.nanmax(cells)))
+    axes.imshow(cells, cmap="cividis", vmin=low, vmax=high, aspect="auto")
+    axes.set_xticks(range(len(across)), across, rotation=45 if max(map(len, across)) > 6 else 0)
+    axes.set_yticks(range(len(down)), down)
+    axes.grid(visible=False)
+    axes.set_title(label)
+    middle = (low + high) / 2
+    for i, row in enumerate(cells):
+        for j, value in enumerate(row):
+            if np.isfinite(value):
+                colour = "black" if value > middle else "white"
+                text = f"{value:.{digits}f}"
+                axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=7)
+
+
+def bars(
+    axes: Axes,
+    names: Sequence[str],
+    values: Sequence[float],
+    errors: Sequence[float] | None = None,
+    colour: str = "#0072B2",
+    digits: int = 2,
+) -> None:
+    """Horizontal bars with their numbers, the first on top."""
+    at = np.arange(len(names))
+    axes.barh(at, values, xerr=errors, color=colour, height=0.7, error_kw={"elinewidth": 1})
+    axes.set_yticks(at, names)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    for i, value in enumerate(values):
+        beyond = value + (errors[i] if errors is not None else 0.0)
+        axes.annotate(
+            f"{value:.{digits}f}",
+            (beyond, i),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+        )
+    axes.margins(x=0.12)

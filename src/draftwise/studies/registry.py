@@ -1,0 +1,70 @@
+"""All studies by name, in the order of the report."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from draftwise.errors import InvalidParameterError
+from draftwise.studies.acceptance_surface import AcceptanceSurface
+from draftwise.studies.bias import Bias
+from draftwise.studies.bounds import Bounds
+from draftwise.studies.breakdown import Breakdown
+from draftwise.studies.calibration import Calibration
+from draftwise.studies.companion_choice import CompanionChoice
+from draftwise.studies.correlation import Correlation
+from draftwise.studies.draft_length_trace import DraftLengthTrace
+from draftwise.studies.fairness import Fairness
+from draftwise.studies.gamma import Gamma
+from draftwise.studies.goodput import Goodput
+from draftwise.studies.information_gain import InformationGain
+from draftwise.studies.lenience import Lenience
+from draftwise.studies.oracle_length import OracleLength
+from draftwise.studies.prefill_heavy import PrefillHeavy
+from draftwise.studies.regret import Regret
+from draftwise.studies.rejection import Rejection
+from draftwise.studies.repetition import Repetition
+from draftwise.studies.speedup_by_context import SpeedupByContext
+from draftwise.studies.study import Study
+from draftwise.studies.threshold import Threshold
+from draftwise.studies.token_table import TokenTable
+from draftwise.studies.verification_cost import VerificationCost
+
+_ALL: tuple[type[Study], ...] = (
+    OracleLength,
+    Rejection,
+    Bounds,
+    Threshold,
+    SpeedupByContext,
+    DraftLengthTrace,
+    TokenTable,
+    Repetition,
+    InformationGain,
+    Correlation,
+    AcceptanceSurface,
+    Goodput,
+    VerificationCost,
+    Fairness,
+    Breakdown,
+    CompanionChoice,
+    PrefillHeavy,
+    Gamma,
+    Lenience,
+    Bias,
+    Calibration,
+    Regret,
+)
+STUDIES: Mapping[str, type[Study]] = {study.name: study for study in _ALL}
+
+
+def study_class(name: str) -> type[Study]:
+    """The study of that name.
+
+    Raises:
+        InvalidParameterError: there is none; names the nearest.
+    """
+    if name not in STUDIES:
+        near = difflib.get_close_matches(name, STUDIES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: all, {', '.join(STUDIES)}"
+        raise InvalidParameterError("name", f"no study is called {name!r}; {hint}")
+    return STUDIES[name]

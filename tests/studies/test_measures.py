@@ -1,0 +1,449 @@
+"""What studies compute, on models whose answer is known in closed form."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise.core.latency import StageCost
+from draftwise.outputs import SpeculationStats
+from draftwise.studies import (
+    acceptance_surface,
+    bias,
+    bounds,
+    calibration,
+    correlation,
+    fairness,
+    information_gain,
+    lenience,
+    oracle_length,
+    published_rules,
+    regret,
+    rejection,
+    repetition,
+    threshold,
+    token_table,
+    verification_cost,
+)
+from draftwise.studies.positions import Passage, Positions, positions_of, repeated
+from draftwise.studies.sustained import Contender, Counts, best_static, summary
+
+from ..estimators.synthetic import records_of, smooth_law, smooth_records
+from ..stand_ins import FixedLatency
+
+
+def positions(accepted, text=None, **columns):
+    """Positions of which only some columns matter."""
+    size = len(accepted)
+    zeros = np.zeros(size)
+    text = np.zeros(size, dtype=np.int64) if text is None else np.asarray(text)
+    index = np.array([int((text[:i] == text[i]).sum()) for i in range(size)])
+    values = {
+        "text": text,
+        "index": index,
+        "context": index,
+        "entropy": zeros,
+        "target_entropy": zeros,
+        "divergence": zeros,
+        "acceptance": zeros,
+        "overlap": zeros,
+        "p_kept": zeros,
+        "accepted": np.asarray(accepted, dtype=bool),
+        "repeated": np.zeros(size, dtype=bool),
+        "draft_sorted": np.ones((size, 2)),
+        "target_sorted": np.ones((size, 2)),
+    }
+    return Positions(**(values | columns))
+
+
+def passage(p, q, tokens=None, c=None, text=None):
+    p, q = torch.as_tensor(p).float(), torch.as_tensor(q).float()
+    size = len(p)
+    numbers = np.arange(size)
+    return Passage(
+        np.zeros(size, dtype=np.int64) if text is None else np.asarray(text),
+        numbers,
+        numbers,
+        torch.zeros(size, dtype=torch.long) if tokens is None else torch.as_tensor(tokens),
+        p,
+        q,
+        None if c is None else torch.as_tensor(c).float(),
+    )
+
+
+def distributions(rows, vocab, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (2 * torch.randn(rows, vocab, generator=generator, dtype=torch.float64)).softmax(dim=1)
+
+
+# -- positions -------------------------------------------------------------------------------
+
+
+def test_what_stands_there_was_accepted_with_the_share_of_its_probability_that_was_drafted():
+    """Summed over tokens y with probability p(y) that is β."""
+    p, q = distributions(1, 12), distributions(1, 12, seed=1)
+    found = positions_of([passage(p.expand(12, 12), q.expand(12, 12), range(12))])
+    beta = torch.minimum(p, q).sum().item()
+    assert found.acceptance == pytest.approx(beta, abs=1e-6)
+    assert (p[0].numpy() * found.p_kept).sum() == pytest.approx(beta, abs=1e-6)
+    assert found.cross_entropy[0] == pytest.approx(-(q * p.log()).sum().item(), abs=1e-5)
+
+
+def test_identical_models_accept_everything():
+    p = distributions(5, 9)
+    found = positions_of([passage(p, p)])
+    assert found.accepted.all()
+    assert found.divergence == pytest.approx(0.0, abs=1e-6)
+    assert found.entropy == pytest.approx(found.target_entropy)
+
+
+def test_a_repetition_ends_where_four_tokens_were_there_before():
+    tokens = np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 6])
+    assert np.flatnonzero(repeated(np.zeros(10), tokens)).tolist() == [8]
+    # The other text begins anew.
+    assert not repeated(np.repeat([0, 1], 5), tokens).any()
+
+
+# -- SVIP ------------------------------------------------------------------------------------
+
+
+def test_oracle_lengths_of_an_example():
+    accepted = [1, 1, 0, 0, 1, 1, 1, 0, 1]
+    text = [0, 0, 0, 0, 0, 1, 1, 1, 1]
+    starts, lengths = oracle_length.oracle_lengths(np.array(text), np.array(accepted, dtype=bool))
+    # The draft that the end of the first text cuts off is none.
+    assert starts.tolist() == [0, 3, 5]
+    assert lengths.tolist() == [2, 0, 2]
+
+
+def test_independent_acceptance_has_geometric_oracle_lengths():
+    alpha = 0.6
+    accepted = np.random.default_rng(0).random(40_000) < alpha
+    text = np.zeros(len(accepted), dtype=np.int64)
+    index = np.arange(len(accepted))
+    found = oracle_length.figures_of(_many(accepted, text, index))
+    assert found["mean"] == pytest.approx(alpha / (1 - alpha), rel=0.03)
+    assert found["variance"] == pytest.approx(alpha / (1 - alpha) ** 2, rel=0.08)
+    assert found["variance"] == pytest.approx(found["variance_by_chance"], rel=0.08)
+
+
+def _many(accepted, text, index):
+    zeros = np.zeros(len(accepted))
+    ones = np.ones((len(accepted), 1))
+    return Positions(text, index, index, *(zeros,) * 6, accepted, accepted, ones, ones)
+
+
+def test_around_a_rejection():
+    accepted, text = [1, 0, 1, 1, 0], [0, 0, 0, 1, 1]
+    found = positions(accepted, text)
+    values = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
+    assert rejection.around(found, values, 0) == pytest.approx(35.0)
+    assert rejection.around(found, values, -1) == pytest.approx(25.0)
+    # Behind the second one its text ends.
+    assert rejection.around(found, values, 1) == pytest.approx(30.0)
+    assert math.isnan(rejection.around(found, values, 3))
+
+
+def test_the_chance_of_a_higher_value():
+    chosen = np.array([True, True, False, False])
+    assert rejection.chance_of_higher(np.array([3.0, 4.0, 1.0, 2.0]), chosen) == 1.0
+    assert rejection.chance_of_higher(np.array([1.0, 1.0, 1.0, 1.0]), chosen) == 0.5
+    assert rejection.chance_of_higher(np.array([1.0, 4.0, 2.0, 3.0]), chosen) == 0.5
+
+
+def test_bounds_lie_below_the_acceptance():
+    p, q = distributions(400, 30), distributions(400, 30, seed=1)
+    found = bounds.figures_of(positions_of([passage(p, q)]))
+    for bound in found["bounds"].values():
+        assert bound["holds"] == 1.0
+        assert bound["mean"] < found["acceptance"]
+    # c = 0 promises that everything is accepted; the probability that it holds rises with c.
+    assert found["holds"][0] == 0.0
+    assert np.all(np.diff(found["holds"]) >= 0)
+
+
+def test_bounds_of_identical_models_are_the_acceptance():
+    p = distributions(50, 30)
+    found = bounds.figures_of(positions_of([passage(p, p)]))
+    assert found["acceptance"] == pytest.approx(1.0, abs=1e-6)
+    assert found["bounds"]["Pinsker"]["mean"] == pytest.approx(1.0, abs=1e-2)
+
+
+def test_fits_find_the_parameters_that_made_the_ratio():
+    random = np.random.default_rng(0)
+    ratio = 1.0 + random.gamma(2.0, 0.3, 20_000)
+    gamma = bounds.ratio_fits(ratio)["gamma"]
+    assert (gamma["shape"], gamma["scale"]) == pytest.approx((2.0, 0.3), rel=0.05)
+    assert gamma["distance"] < 0.02 < bounds.ratio_fits(ratio)["gaussian"]["distance"]
+    normal = bounds.ratio_fits(5.0 + 0.2 * random.standard_normal(20_000))["gaussian"]
+    assert (normal["mean"], normal["standard_deviation"]) == pytest.approx((5.0, 0.2), rel=0.05)
+    assert normal["distance"] < 0.02
+
+
+def latency(target=1.0, draft=0.1):
+    """Every pass takes the same time, whatever is in it."""
+    return FixedLatency(
+        StageCost((1, 4096), (target, target)), StageCost((1, 4096), (draft, draft))
+    )
+
+
+def test_svip_stops_after_the_token_from_an_uncertain_distribution():
+    entropy = np.array([[0.1, 4.0, 0.1], [4.0, 0.1, 0.1], [0.1, 0.1, 0.1]])
+    assert threshold.svip_lengths(entropy, 1.0).tolist() == [2, 1, 3]
+
+
+def test_simulated_goodput_of_a_fixed_length():
+    """(1 + α + … + α^γ) tokens in one pass of the target and γ of the draft."""
+    acceptance = np.full((10, 6), 0.7)
+    found = threshold.goodput(np.full(10, 4), acceptance, latency(1.0, 0.1))
+    assert found == pytest.approx(sum(0.7**i for i in range(5)) / 1.4)
+    alone = threshold.goodput(np.zeros(10, dtype=np.int64), acceptance, latency())
+    assert alone == pytest.approx(1.0)
+
+
+def test_the_threshold_that_tells_good_tokens_from_bad_is_found():
+    """Tokens of low entropy are accepted, the others are not: h between the two is best."""
+    random = np.random.default_rng(0)
+    good = random.random(8000) < 0.7
+    records = records_of(good * 1.0, good * 1.0, good * 1.0, chain_length=10)
+    records = type(records)(**(vars(records) | {"entropy": np.where(good, 0.25, 4.0)}))
+    found = threshold.figures_of(records, latency(1.0, 0.3))
+    assert 0.5 <= found["chosen"] < 2.0
+    assert found["held_out_speedup"] > found["held_out_speedup_fixed"]
+    assert found["held_out_speedup"] == pytest.approx(found["best_held_out_speedup"])
+
+
+def test_sums_over_tokens():
+    p, q = distributions(20, 6), distributions(20, 6, seed=1)
+    drafted, accepted, _ = token_table.token_sums([passage(p[:9], q[:9]), passage(p[9:], q[9:])])
+    assert drafted.sum() == pytest.approx(20.0, abs=1e-4)
+    assert accepted.sum() == pytest.approx(torch.minimum(p, q).sum().item(), abs=1e-4)
+    drafted, accepted, _ = token_table.token_sums([passage(p, p)])
+    assert accepted == pytest.approx(drafted)
+
+
+def test_repetition_raises_the_acceptance_of_what_is_repeated():
+    size = 80
+    again = np.arange(size) >= 40
+    found = repetition.figures_of(
+        positions([1] * size, repeated=again, p_kept=np.where(again, 1.0, 0.5))
+    )
+    assert found["acceptance_repeated"] == 1.0
+    assert found["acceptance_new"] == 0.5
+    assert found["along"][0]["acceptance"] < found["along"][-1]["acceptance"]
+
+
+# -- SV --------------------------------------------------------------------------------------
+
+
+def test_an_independent_companion_tells_nothing():
+    random = np.random.default_rng(1)
+    records = records_of(random.random(6000), random.random(6000), random.random(6000))
+    found = information_gain.figures_of_triple(records, records)
+    for binning in information_gain.BINNINGS:
+        # The plain estimate is fooled, the more the finer the bins are.
+        assert found[f"S,A {binning}"]["plain"] > 0
+        assert abs(found[f"S,A {binning}"]["corrected"]) < 0.006
+    assert found["entropy"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_companion_that_is_the_target_tells_everything():
+    random = np.random.default_rng(2)
+    fate = (random.random(6000) < 0.6).astype(np.float32)
+    records = records_of(np.full(6000, 0.6), fate, fate)
+    found = information_gain.figures_of_triple(records, records)
+    for binning in information_gain.BINNINGS:
+        assert found[f"S,A {binning}"]["conditional_entropy"] == pytest.approx(0.0, abs=1e-9)
+        assert found[f"S,A {binning}"]["corrected"] == pytest.approx(found["entropy"], abs=0.003)
+
+
+def test_other_tokens_are_refused():
+    first, second = smooth_records(50), smooth_records(50, seed=1)
+    with pytest.raises(RuntimeError, match="drafted differently"):
+        information_gain.figures_of_triple(first, second)
+
+
+def test_triples_are_ordered_and_of_different_models():
+    found = information_gain.triples(["t", "a"], ["a", "b", "c", "d"])
+    assert len(found) == len(set(found)) == 12 + 6
+    assert all(len(set(each)) == 3 for each in found)
+
+
+def test_correlation_of_two_judges():
+    judged = smooth_records(3000)
+    assert correlation.figures_of(judged, judged)["pearson"] == pytest.approx(1.0)
+    assert abs(correlation.figures_of(judged, smooth_records(3000, seed=9))["pearson"]) < 0.06
+
+
+def test_the_surface_is_the_law():
+    records = smooth_records(60_000)
+    found = acceptance_surface.surface(records, num_bins=5)
+    assert np.sum(found["counts"]) == found["num_tokens"] == 60_000
+    for row in range(1, 5):
+        for column in range(1, 4):
+            if found["counts"][row][column] > 400:
+                law = smooth_law((row + 0.5) / 5, (column + 0.5) / 5)
+                assert found["means"][row][column] == pytest.approx(law, abs=0.04)
+    assert acceptance_surface.share_rising(found["by_agreement"]) == 1.0
+
+
+def test_operations_are_two_for_each_parameter_and_token():
+    totals = {"steps": 10, "drafted": 50, "verified": 40, "judged": 30, "accepted": 20}
+    spent = verification_cost.operations(totals, {"target": 100, "draft": 10, "companion": 20})
+    assert spent == {"target": 2 * 100 * 50, "draft": 2 * 10 * 50, "companion": 2 * 20 * 30}
+
+
+def test_shares_of_requests():
+    def stats(verified):
+        return SpeculationStats(num_steps=10, num_tokens=15, num_verified=verified)
+
+    equal = fairness.figures_of([stats(20)] * 8)
+    assert equal["gini"] == pytest.approx(0.0)
+    assert equal["lowest"] == [2.0] * 5
+    unfair = fairness.figures_of([stats(0)] * 7 + [stats(80)])
+    assert unfair["gini"] == pytest.approx(7 / 8)
+    assert unfair["fewest_tokens_per_step"] == 1.5
+
+
+# -- lenience and bias -----------------------------------------------------------------------
+
+
+def test_lenience_of_one_is_lossless():
+    p, q = distributions(40, 20), distributions(40, 20, seed=1)
+    output, acceptance = lenience.lenient_output(p, q, 1.0)
+    assert lenience.total_variation(output, p).max() < 1e-12
+    assert acceptance == pytest.approx(1 - lenience.total_variation(p, q))
+
+
+def test_lenience_of_an_example():
+    p, q = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]])
+    output, acceptance = lenience.lenient_output(p, q, 0.5)
+    # Accepted are (½, 0.2); the rest is corrected to the first token.
+    assert acceptance.item() == pytest.approx(0.7)
+    assert output[0].tolist() == pytest.approx([0.8, 0.2])
+
+
+def test_less_lenience_is_closer_to_the_target():
+    p, q = distributions(40, 20), distributions(40, 20, seed=1)
+    found = lenience.divergences([passage(p, q)])
+    distances = [row["total_variation"] for row in found.values()]
+    assert distances == sorted(distances)
+    assert distances[0] < 1e-6 < distances[1]
+    assert np.all(np.diff([row["acceptance"] for row in found.values()]) > 0)
+
+
+def test_the_published_rule_is_biased_as_the_proof_says():
+    """q = (½, ½), p = c = (0.9, 0.1): dropping b for A(b) < ½ makes a come out with 0.95."""
+    p, q = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]])
+    keep = torch.tensor([[1.0, 0.0]])
+    assert bias.published_output(p, q, keep)[0].tolist() == pytest.approx([0.95, 0.05])
+    assert bias.filtered_output(p, q, keep)[0].tolist() == pytest.approx([0.9, 0.1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_filtered_proposals_and_predictable_cuts_are_lossless(seed):
+    p, q = distributions(30, 25, seed), distributions(30, 25, seed + 10)
+    keep = distributions(30, 25, seed + 20) > 0.02
+    filtered = bias.filtered_output(p, q, keep.double())
+    assert lenience.total_variation(filtered, p).max() < 1e-12
+    assert lenience.total_variation(bias.published_output(p, q, keep.double()), p).mean() > 0.01
+    # A cut that does not look at the token keeps all of a position or nothing.
+    cut = (torch.arange(30) % 2).double().unsqueeze(1).expand(30, 25)
+    assert lenience.total_variation(bias.published_output(p, q, cut), p).max() < 1e-12
+
+
+def test_a_rule_that_keeps_everything_is_unbiased():
+    p, q = distributions(12, 10), distributions(12, 10, seed=1)
+    keeps = {"all": lambda part: torch.ones_like(part.q, dtype=torch.float64)}
+    found = bias.figures_of([passage(p, q)], keeps, 100, 0)
+    assert found["all"]["worst"] < 1e-6
+    assert found["all"]["dropped"] == pytest.approx(0.0, abs=1e-6)
+    assert found["lenience 0.5"]["total_variation"] > 0.01
+
+
+def test_what_the_published_rules_keep():
+    drafts = published_rules.RecordedDrafts(smooth_records(2000, chain_length=4), 4)
+    random = np.random.default_rng(0)
+    q = torch.tensor([0.0, 0.999], dtype=torch.float64)
+    kept = published_rules.keep_of_tetris(q, drafts, 8, random)
+    assert kept.tolist() == [0.0, 1.0]
+    estimates = np.array([0.05, 0.5, 0.99])
+    free = published_rules.keep_of_sv(estimates, drafts, 4, latency(), random)
+    assert free.tolist() == [1.0, 1.0, 1.0]
+    # Where a token costs as much as a whole pass nothing is worth it but what is almost certain.
+    dear = FixedLatency(StageCost((1, 4096), (1.0, 4096.0)), StageCost((1, 2), (0.1, 0.1)))
+    costly = published_rules.keep_of_sv(estimates, drafts, 4, dear, random)
+    assert costly[0] == 0.0
+    assert np.all(np.diff(costly) >= 0)
+
+
+# -- beyond the sources ----------------------------------------------------------------------
+
+
+def test_right_predictions_have_no_calibration_error():
+    records = smooth_records(3000)
+    right = calibration.judged(records.acceptance.astype(float), records)
+    assert right["error"] == pytest.approx(0.0, abs=1e-6)
+    assert right["correlation"] == pytest.approx(1.0)
+    for point in right["curve"]:
+        assert point["predicted"] == pytest.approx(point["observed"], abs=1e-6)
+    low = records.acceptance.astype(float) * 0.0
+    assert calibration.judged(low, records)["error"] == pytest.approx(
+        np.average(records.acceptance, weights=records.reached()), abs=1e-3
+    )
+
+
+def test_who_learns_predicts_before_it_is_told():
+    """Other fates at the end change no earlier prediction."""
+    records = smooth_records(1000)
+    changed = records.acceptance.copy()
+    changed[-300:] = 0.0
+    other = type(records)(**(vars(records) | {"acceptance": changed}))
+    first, second = calibration.learning(records), calibration.learning(other)
+    for name, predicted in first.items():
+        assert len(predicted) == len(records)
+        assert np.array_equal(predicted[:700], second[name][:700])
+        assert not np.array_equal(predicted[-100:], second[name][-100:])
+
+
+def test_learning_makes_up_for_a_change():
+    """All that was fitted is wrong after the change: everything is rejected."""
+    before = smooth_records(4000)
+    after = smooth_records(8000, seed=1)
+    after = type(after)(**(vars(after) | {"acceptance": after.acceptance * 0.1}))
+    for errors in calibration.drift_of(before, after).values():
+        assert errors["learning"] < 0.5 * errors["frozen"]
+
+
+def counts(rounds, batch_size=1, steps=10):
+    own = Counts(rounds=rounds, steps=steps)
+    own.totals["verified"], own.totals["accepted"] = 8, 4
+    return own
+
+
+def everybody():
+    """Nobody, a fixed length twice as fast, an oracle whose steps take half the time alone."""
+    llm = SimpleNamespace()
+    none = Contender("none", "none", llm, True, counts=counts([(10, 1.0), (10, 1.0)]))
+    fixed = Contender("fixed:3", "fixed", llm, True, counts=counts([(20, 1.0), (20, 1.0)]))
+    again = Contender("replay:3", "replay", llm, counts=counts([(1, 0.5), (1, 0.5)]))
+    oracle = Contender("oracle:3", "oracle", llm, counts=counts([(15, 9.0), (15, 9.0)]))
+    return [none, fixed, again, oracle]
+
+
+def test_the_oracle_is_timed_by_its_replay():
+    found = summary(everybody())
+    assert list(found) == ["none", "fixed:3", "oracle:3"]
+    assert found["fixed:3"]["ratio"] == pytest.approx(2.0)
+    assert found["oracle:3"]["ratio"] == pytest.approx(3.0)
+    assert found["none"]["acceptance_rate"] == 0.5
+    assert best_static(found) == "fixed:3"
+
+
+def test_the_oracle_has_no_regret():
+    found = regret.regrets(summary(everybody()), "oracle:3")
+    assert found["oracle:3"]["regret"] == found["oracle:3"]["standard_error"] == 0.0
+    assert found["fixed:3"]["regret"] == pytest.approx(1 / 3)
+    assert found["none"]["regret"] == pytest.approx(2 / 3)

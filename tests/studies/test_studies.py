@@ -1,0 +1,195 @@
+"""Every study of the registry, on tiny models: it measures, draws and tells."""
+
+import json
+
+import numpy as np
+import pytest
+
+from draftwise.errors import InvalidParameterError, PromptError
+from draftwise.studies.positions import Text, read_texts
+from draftwise.studies.registry import STUDIES, study_class
+from draftwise.studies.settings import StudySettings
+from draftwise.studies.study import HOLDS, HOLDS_NOT, PARTLY, Finding
+from draftwise.studies.tasks import file_tasks, load_tasks
+from draftwise.studies.workbench import Workbench, same_distribution
+from draftwise.studies.writing import about, read, redraw, write_page, write_study
+
+from ..tiny_models import Recipe
+
+GROUP = "multi-turn conversation"
+TARGET = Recipe(vocab=300, context=128, tokenizer=True)
+OTHERS = tuple(TARGET.draft(0.2, noise_seed=seed) for seed in (1, 2, 3))
+
+
+def write_prompts(folder):
+    lines = [
+        {"question": text, "category": category}
+        for category in ("letters", "writing", "math")
+        for text in ("abc", "a bed", "hi", "fed a cab", "dad", "bee", "a cafe", "face")
+    ]
+    file = folder / "questions.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+@pytest.fixture(scope="module")
+def settings(models, tmp_path_factory):
+    draft, companion, other = (models.folder(recipe) for recipe in OTHERS)
+    return StudySettings(
+        prompts=(write_prompts(tmp_path_factory.mktemp("prompts")),),
+        target=models.folder(TARGET),
+        draft=draft,
+        companion=companion,
+        models=(draft, companion, other),
+        num_prompts=3,
+        max_tokens=12,
+        long_text=24,
+        batch_sizes=(1, 3),
+        contexts=(8, 20),
+        rounds=2,
+        turn=0.001,
+        warm_up_steps=2,
+        dtype="float32",
+    )
+
+
+@pytest.fixture(scope="module")
+def bench(settings):
+    made = Workbench(settings)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study(name, bench, settings, results):
+    study = study_class(name)()
+    account = write_study(
+        results / name, study, study.measure(bench), about(settings, 1.0, "a command")
+    )
+    assert len(account.text) > 60
+    assert "nan" not in account.text
+    for finding in account.findings:
+        assert finding.verdict in (HOLDS, HOLDS_NOT, PARTLY)
+        assert finding.source
+        assert finding.ours
+    content = read(results / name)
+    assert content["study"] == name
+    assert content["settings"]["prompts"] == ["questions.jsonl"]
+    # Where files lie is nobody's business.
+    assert str(settings.prompts[0].parent) not in json.dumps(content["settings"]["prompts"])
+    svg = (results / name / "figure.svg").read_text()
+    assert "<svg" in svg
+    assert len(svg) < 200_000
+    assert (results / name / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert study.title in (results / name / "text.md").read_text()
+
+
+def test_pictures_and_words_are_drawn_anew(results):
+    name = "bounds"
+    folder = results / name
+    before = {file: (folder / file).read_bytes() for file in ("data.json", "figure.svg", "text.md")}
+    (folder / "figure.svg").unlink()
+    (folder / "text.md").unlink()
+    redraw(results, [name])
+    assert {file: (folder / file).read_bytes() for file in before} == before
+
+
+def test_one_page_of_all(results):
+    text = write_page(results).read_text()
+    assert text.count("<svg") == len(STUDIES)
+    for study in STUDIES.values():
+        assert study.title.replace("'", "&#39;") in text
+
+
+def test_docstrings_say_what_is_recomputed():
+    for study in STUDIES.values():
+        module = __import__(study.__module__, fromlist=["__doc__"])
+        assert "Recomputes" in module.__doc__ or "Beyond the sources" in module.__doc__
+        assert study.title
+        assert study.source
+
+
+def test_an_unknown_study_is_named_with_its_nearest():
+    with pytest.raises(InvalidParameterError, match="did you mean 'bounds'"):
+        study_class("bound")
+
+
+def test_a_verdict():
+    assert Finding.of("a", "b", True).verdict == HOLDS
+    assert Finding.of("a", "b", [True, False]).verdict == PARTLY
+    assert Finding.of("a", "b", [False, False]).verdict == HOLDS_NOT
+
+
+def test_distributions_are_those_of_the_models_themselves(models, bench):
+    """Whole texts in one pass against transformers' own logits."""
+    text = Text([3, 4, 5, 6], [7, 8, 9, 10, 11])
+    (passage,) = read_texts(bench.models(), [text], temperature=0.7)
+    ids = [*text.prompt, *text.tokens]
+    for recipe, found in ((TARGET, passage.p), (OTHERS[0], passage.q), (OTHERS[1], passage.c)):
+        reference = models.reference(recipe)
+        logits = reference(input_ids=reference.dummy_inputs["input_ids"].new_tensor([ids])).logits
+        expected = (logits[0, 3:8] / 0.7).softmax(dim=-1).detach()
+        assert found.numpy() == pytest.approx(expected.numpy(), abs=1e-5)
+    assert passage.context.tolist() == [4, 5, 6, 7, 8]
+
+
+def test_acceptance_of_positions_is_that_of_drafts(bench):
+    """Read from texts of the target, or seen while drafting: the same mean."""
+    positions = bench.positions()
+    records = bench.records()
+    first = records.position == 0
+    assert positions.acceptance.mean() == pytest.approx(records.acceptance[first].mean(), abs=0.1)
+
+
+def test_the_quick_stand_in_of_an_inflated_model():
+    assert same_distribution("zoo:target@200m") == "zoo:target"
+    assert same_distribution("org/model@main") == "org/model@main"
+
+
+def test_prompts_of_a_length(bench):
+    prompts = bench.prompts_of_length(50, 4)
+    assert [len(prompt) for prompt in prompts] == [50] * 4
+    assert len({tuple(prompt) for prompt in prompts}) > 1
+
+
+def test_tasks_are_groups_of_spec_bench_or_files(bench, settings, tmp_path):
+    assert [task.name for task in bench.tasks] == ["questions", GROUP]
+    assert [len(task.prompts) for task in bench.tasks] == [3, 3]
+    paths = [tmp_path / f"{name}.jsonl" for name in ("pack_java", "pack_cpp", "other_one")]
+    assert list(file_tasks(paths).values()) == ["pack", "pack", "other_one"]
+
+
+def test_prompts_that_are_all_too_long(bench, settings):
+    with pytest.raises(PromptError, match="prompts: no prompt"):
+        load_tasks(bench.quick(), settings.prompts, 2, 1, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_prompts": 1}, "num_prompts"),
+        ({"rounds": 0}, "rounds"),
+        ({"max_tokens": 1}, "max_tokens"),
+        ({"num_speculative_tokens": 1000}, "num_speculative_tokens"),
+        ({"turn": 0.0}, "turn"),
+        ({"batch_sizes": ()}, "batch_sizes"),
+        ({"contexts": (0,)}, "contexts"),
+        ({"prompts": ()}, "prompts"),
+        ({"temperature": -1.0}, "temperature"),
+    ],
+)
+def test_settings_out_of_their_range(changes, field, tmp_path):
+    with pytest.raises(InvalidParameterError) as error:
+        StudySettings(**({"prompts": (tmp_path,)} | changes))
+    assert error.value.field == field
+
+
+def test_the_target_as_its_own_companion_knows_all(bench, settings):
+    """S of draft and target is the mean acceptance of what the draft would draw."""
+    told = bench.records(companion=settings.target)
+    assert np.allclose(told.agreement, told.acceptance, atol=1e-5)
