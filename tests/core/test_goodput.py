@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.core.goodput import (
+    _GRID,
     Costs,
     OperatingPoint,
     Outlook,
@@ -63,12 +64,19 @@ class TestWorthDrafting:
         def exact(reach):
             return value(reach, draws, outlook, verify_price, draft_price)
 
-        # Between two points of its grid the threshold may be a little off.
+        # Where the value bends between two points of its grid the threshold is off by up to a step.
+        step = math.exp(_GRID[1] - _GRID[0])
         if threshold == math.inf:
             assert exact(1.0) <= 1e-3
         else:
-            assert exact(min(1.0, 1.04 * threshold)) >= -1e-3
-            assert exact(threshold / 1.04) <= 1e-3
+            assert exact(min(1.0, step * threshold)) >= -1e-3
+            assert exact(threshold / step) <= 1e-3
+
+    def test_what_hardly_pays_verification_is_off_by_less_than_a_step(self):
+        """The value is flat up to c/P and rises from there: its zero lies behind the bend."""
+        threshold = worth_drafting(np.array([0.65625]), 0.625, 0.015625, 1)[1]
+        exact = (0.625 + 0.015625) / 0.65625
+        assert threshold == pytest.approx(exact, rel=0.06)
 
     @property_test
     @given(outlooks, prices, draft_prices, st.floats(1.0, 3.0))
