@@ -55,8 +55,8 @@ def server(tmp_path_factory):
             assert process.poll() is None, log.read_text()[-4000:]
             assert time.monotonic() < give_up, log.read_text()[-4000:]
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
-                break
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                    break
             except OSError:
                 time.sleep(0.5)
         assert "draftwise.integrations.vllm.worker" in log.read_text()
@@ -91,6 +91,7 @@ def test_the_texts_of_the_target_alone(server, zoo, prompts):
 
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
         answers = list(pool.map(ask, range(NUM_REQUESTS)))
+    client.close()
     assert left.is_set()
     engine = {
         "model": zoo["target"],
@@ -107,7 +108,8 @@ def test_the_texts_of_the_target_alone(server, zoo, prompts):
 
 
 def test_metrics_are_there(server):
-    text = urllib.request.urlopen(f"{server}/metrics").read().decode()
+    with urllib.request.urlopen(f"{server}/metrics") as reply:
+        text = reply.read().decode()
     assert "vllm:spec_decode_num_draft_tokens" in text
     counts = dict(
         line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("draftwise:")
