@@ -141,7 +141,7 @@ def test_distributions_are_those_of_the_models_themselves(models, bench):
 def test_acceptance_of_positions_is_that_of_drafts(bench):
     """Read from texts of the target, or seen while drafting: the same mean."""
     positions = bench.positions()
-    records = bench.records()
+    records = bench.collection().records
     first = records.position == 0
     assert positions.acceptance.mean() == pytest.approx(records.acceptance[first].mean(), abs=0.1)
 
@@ -191,5 +191,5 @@ def test_settings_out_of_their_range(changes, field, tmp_path):
 
 def test_the_target_as_its_own_companion_knows_all(bench, settings):
     """S of draft and target is the mean acceptance of what the draft would draw."""
-    told = bench.records(companion=settings.target)
+    told = bench.collection(companion=settings.target).records
     assert np.allclose(told.agreement, told.acceptance, atol=1e-5)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftwise.core.goodput import OperatingPoint
 from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
-from draftwise.estimators.combined import Signals
+from draftwise.estimators.combined import SignalModel, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
 from draftwise.policies.filtering import Integers, Scorer, keep_in_range, keep_likely
@@ -278,8 +278,8 @@ class PricedPolicy(Policy):
             agreement=nothing if judgement is None else taken(judgement.agreement),
         )
 
-    def scorer(self, models: ModelPair) -> Scorer:
-        """Models of acceptance, asked about every token of the vocabulary."""
+    def scorer(self, model: SignalModel) -> Scorer:
+        """A model of acceptance, asked about every token of the vocabulary."""
 
         def score(
             draft: Draft,
@@ -291,7 +291,7 @@ class PricedPolicy(Policy):
             device = draft.tokens.device
             at = torch.from_numpy(rows).to(device), torch.from_numpy(places).to(device)
             history = torch.from_numpy(self._history[rows]).float().to(device)
-            return models[False].log_odds_over_vocabulary(
+            return model.log_odds_over_vocabulary(
                 draft.signals.beliefs[at],
                 draft.signals.entropy[at],
                 history,

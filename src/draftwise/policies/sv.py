@@ -158,7 +158,7 @@ class SpeculativeVerification(Adaptive):
 
     def plan_judged(self, draft: Draft, judgement: Judgement, expected: Floats) -> Plan:
         """What to verify of a judged draft; ``expected`` is ``[batch, num_tokens]``."""
-        score = self.scorer(self.combined)
+        score = self.scorer(self.combined[False])
         return self.keep_likely(draft, judgement, expected, score, self.judged_threshold)
 
     @property

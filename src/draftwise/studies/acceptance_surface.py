@@ -68,7 +68,7 @@ class AcceptanceSurface(Study):
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """Of the models' recorded drafts."""
-        return surface(bench.records())
+        return surface(bench.collection().records)
 
     @styled
     def draw(self, data: Data) -> Figure:

@@ -133,7 +133,7 @@ class Bias(Study):
         """On positions of the target's texts."""
         s = bench.settings
         size = max(s.batch_sizes)
-        drafts = RecordedDrafts(bench.records(), s.num_speculative_tokens)
+        drafts = RecordedDrafts(bench.collection().records, s.num_speculative_tokens)
         keeps = rules(drafts, max(size, 2), bench.latency, s.seed)
         return {
             "batch_size": size,

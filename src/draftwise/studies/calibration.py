@@ -185,10 +185,10 @@ class Calibration(Study):
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """On all prompts, and from the easiest task to the hardest."""
-        figures = figures_of(bench.records())
+        figures = figures_of(bench.collection().records)
         # Where there are too few prompts of a task, its error would be mostly noise.
         tasks = {
-            task.name: bench.records(task=task)
+            task.name: bench.collection(task=task).records
             for task in bench.larger_tasks
             if len(task.prompts) >= 2 * bench.settings.num_prompts
         }

@@ -54,8 +54,10 @@ class CompanionChoice(Study):
         target = same_distribution(s.target)
         others = [name for name in dict.fromkeys([s.companion, *s.models]) if name != target]
         companions = [QUANTISED, *(name for name in others if name != s.draft)]
-        told = bench.records(s.draft, target, target)
-        rows = {name: knowledge(bench.records(companion=name), told) for name in companions}
+        told = bench.collection(s.draft, target, target).records
+        rows = {
+            name: knowledge(bench.collection(companion=name).records, told) for name in companions
+        }
         everybody = bench.contenders(["none", "fixed:5"])
         for name in companions:
             for policy in ("sv-published", "sv"):

@@ -58,12 +58,12 @@ class Correlation(Study):
         """The draft with every other model for its companion."""
         s = bench.settings
         target = same_distribution(s.target)
-        told = bench.records(s.draft, target, target)
+        told = bench.collection(s.draft, target, target).records
         companions = dict.fromkeys([s.companion, *s.models])
         return {
             "draft": s.draft,
             "companions": {
-                name: figures_of(bench.records(s.draft, name, target), told, s.seed)
+                name: figures_of(bench.collection(s.draft, name, target).records, told, s.seed)
                 for name in companions
                 if name not in (s.draft, target)
             },

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draftwise.benchmark.style import STYLE
+from draftwise.benchmark.style import COLOURS, STYLE
 
 Draw = Callable[[Any, Mapping[str, Any]], Figure]
 
@@ -89,7 +89,7 @@ def bars(
     names: Sequence[str],
     values: Sequence[float],
     errors: Sequence[float] | None = None,
-    colour: str = "#0072B2",
+    colour: str = COLOURS[0],
     digits: int = 2,
 ) -> None:
     """Horizontal bars with their numbers, the first on top."""

@@ -82,8 +82,8 @@ class InformationGain(Study):
         others = sorted(s.models, key=lambda name: -_size(bench, name))
         results = []
         for each in triples([target, *others[:1]], s.models):
-            records = bench.records(each[1], each[2], each[0])
-            told = bench.records(each[1], each[0], each[0])
+            records = bench.collection(each[1], each[2], each[0]).records
+            told = bench.collection(each[1], each[0], each[0]).records
             names = dict(zip(("target", "draft", "companion"), each, strict=True))
             results.append(names | figures_of_triple(records, told))
         return {"triples": results}

@@ -117,7 +117,7 @@ class Threshold(Study):
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """From recorded drafts and timed passes."""
-        records = bench.records(num_speculative_tokens=_LONGEST)
+        records = bench.collection(num_speculative_tokens=_LONGEST).records
         return figures_of(records, bench.latency)
 
     @styled

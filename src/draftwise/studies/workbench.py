@@ -15,7 +15,6 @@ from draftwise.engine.assembly import Models
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.fits import estimator_fits
 from draftwise.estimators.profile import fit_profile
-from draftwise.estimators.records import Records
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams, SpeculationConfig
 from draftwise.profiling.acceptance import Collection, collect
@@ -193,28 +192,6 @@ class Workbench:
 
     # -- drafts ------------------------------------------------------------------------------
 
-    def records(
-        self,
-        draft: str | None = None,
-        companion: str | None = None,
-        target: str | None = None,
-        *,
-        num_speculative_tokens: int | None = None,
-        task: Task | None = None,
-    ) -> Records:
-        """Drafted tokens with all signals, of plain speculative decoding.
-
-        Without names the models of the settings. A companion with the name of the target stands
-        for the target itself: S and A then are those of draft and target.
-        """
-        return self.collection(
-            draft,
-            companion,
-            target,
-            num_speculative_tokens=num_speculative_tokens,
-            task=task,
-        ).records
-
     def collection(
         self,
         draft: str | None = None,
@@ -224,7 +201,11 @@ class Workbench:
         num_speculative_tokens: int | None = None,
         task: Task | None = None,
     ) -> Collection:
-        """The same with what it was made from; see :meth:`records`."""
+        """Drafted tokens with all signals, of plain speculative decoding, and where they are from.
+
+        Without names the models of the settings. A companion with the name of the target stands
+        for the target itself: S and A then are those of draft and target.
+        """
         s = self.settings
         target = same_distribution(target or s.target)
         draft, companion = draft or s.draft, companion or s.companion
