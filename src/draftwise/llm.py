@@ -238,10 +238,12 @@ class LLM:
             while unfinished:
                 self.engine.step()
                 for index, request in list(unfinished.items()):
-                    text, tokens = request.take_new()
+                    new = request.take_new()
                     reason = request.finish_reason
-                    if tokens or reason is not None:
-                        yield StreamPiece(index, text, tokens, reason, request.error)
+                    if new.token_ids or reason is not None:
+                        yield StreamPiece(
+                            index, new.text, new.token_ids, reason, request.error, new.sources
+                        )
                     if reason is not None:
                         del unfinished[index]
         finally:

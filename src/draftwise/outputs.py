@@ -110,6 +110,7 @@ class StreamPiece:
         token_ids: new tokens.
         finish_reason: set in the last piece of a request.
         error: what went wrong, if it did.
+        token_sources: where each of the new tokens came from.
     """
 
     index: int
@@ -117,3 +118,4 @@ class StreamPiece:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: DraftwiseError | None = None
+    token_sources: list[TokenSource] = field(default_factory=list)

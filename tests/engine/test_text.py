@@ -27,6 +27,11 @@ def encode(text):
     return TOKENIZER(text, add_special_tokens=False)["input_ids"]
 
 
+def release(builder):
+    """The released text alone."""
+    return "".join(text for _, text in builder.release())
+
+
 def build(prompt, output, stop=()):
     """Feed a builder; returns it, the released pieces, and whether a stop string ended it."""
     builder = TextBuilder(TOKENIZER, encode(prompt), stop)
@@ -36,9 +41,9 @@ def build(prompt, output, stop=()):
         stopped = builder.add(token)
         if stopped:
             break
-        released.append(builder.release())
+        released.append(release(builder))
     builder.finish()
-    released.append(builder.release())
+    released.append(release(builder))
     return builder, released, stopped
 
 
@@ -87,10 +92,28 @@ def test_holds_back_no_more_than_a_possible_stop_string(prompt, output, stop):
     for token in output:
         if builder.add(token):
             return
-        released += builder.release()
+        released += release(builder)
         held = builder.text[len(released) :]
         assert builder.text.startswith(released)
         assert not held or any(s.startswith(held) and s != held for s in stop)
+
+
+@property_test
+@given(texts, outputs, stops)
+def test_released_text_is_told_apart_by_token(prompt, output, stop):
+    builder = TextBuilder(TOKENIZER, encode(prompt), stop)
+    by_token = [""] * (len(output) + 1)
+    for token in output:
+        stopped = builder.add(token)
+        for index, text in builder.release():
+            by_token[index] += text
+        if stopped:
+            break
+    builder.finish()
+    for index, text in builder.release():
+        by_token[index] += text
+    assert by_token[: len(builder.pieces)] == builder.pieces
+    assert not any(by_token[len(builder.pieces) :])
 
 
 def test_a_character_is_released_whole():
@@ -100,7 +123,7 @@ def test_a_character_is_released_whole():
     released = []
     for token in smile:
         builder.add(token)
-        released.append(builder.release())
+        released.append(release(builder))
     assert released == ["", "", "", "😀"]
     assert builder.pieces == ["", "", "", "😀"]
 
@@ -165,7 +188,7 @@ def test_without_a_tokenizer_there_is_no_text(stop):
     builder = TextBuilder(None, [1, 2, 3], stop)
     assert not builder.add(1)
     builder.finish()
-    assert builder.text == builder.release() == ""
+    assert builder.text == release(builder) == ""
     assert builder.pieces == [""]
 
 

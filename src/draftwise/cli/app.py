@@ -16,6 +16,7 @@ from draftwise.cli.policies import policies
 from draftwise.cli.profile import profile
 from draftwise.cli.profile_latency import profile_latency
 from draftwise.cli.quiet import only_our_warnings
+from draftwise.cli.serve import serve
 from draftwise.cli.study import study
 from draftwise.cli.vllm_serve import vllm_serve
 from draftwise.errors import DraftwiseError
@@ -50,6 +51,7 @@ app.command()(profile)
 app.command()(profile_latency)
 app.command()(benchmark)
 app.command()(study)
+app.command()(serve)
 # What stands behind -- is for another program.
 app.command(context_settings={"allow_extra_args": True})(vllm_serve)
 

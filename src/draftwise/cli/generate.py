@@ -14,16 +14,24 @@ from draftwise.cli.shared import (
     DRAWING,
     RUNNING,
     TARGET_HELP,
+    Companion,
     Device,
     DraftReplicas,
     Dtype,
+    LatencyProfile,
+    Lenience,
     MaxModelLen,
     MinP,
+    NumSpeculativeTokens,
     Overlap,
+    PolicyName,
+    PolicyOption,
+    Profile,
     Temperature,
     TopK,
     TopP,
     TrustRemoteCode,
+    Verification,
 )
 from draftwise.errors import InvalidParameterError
 
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
     from draftwise.params import SamplingParams
     from draftwise.prompts import Prompt
 
-_PROMPTS, _MODELS, _SPECULATION = "Prompts", "Models", "Speculation"
+_PROMPTS, _MODELS = "Prompts", "Models"
 _SHOWING = "Output"
 
 
@@ -68,63 +76,14 @@ def generate(
         str,
         typer.Option(help="The model that writes ahead.", rich_help_panel=_MODELS),
     ] = "zoo:draft",
-    companion: Annotated[
-        str | None,
-        typer.Option(
-            help="A model that judges the draft; draft:int8 is the draft quantised.",
-            rich_help_panel=_MODELS,
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="When to draft, what to verify: see `draftwise policies`.",
-            show_default="sv with a companion, adaptive without",
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = None,
-    policy_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="An option of the policy; may be repeated.",
-            metavar="KEY=VALUE",
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = None,
-    num_speculative_tokens: Annotated[
-        int, typer.Option(help="Most tokens drafted per step.", rich_help_panel=_SPECULATION)
-    ] = 5,
-    verification: Annotated[
-        str,
-        typer.Option(
-            help="block accepts more than token; both are lossless.", rich_help_panel=_SPECULATION
-        ),
-    ] = "block",
-    lenience: Annotated[
-        str,
-        typer.Option(
-            help="Below 1 accepts more than the target would: faster, not lossless. "
-            "0:1.0,16:0.8 is 0.8 while 16 or more prompts wait.",
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = "1.0",
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            help="What `draftwise profile` learnt of these models.",
-            metavar="FILE",
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = None,
-    latency_profile: Annotated[
-        str | None,
-        typer.Option(
-            help="What `draftwise profile-latency` measured; without it seconds are spent on "
-            "measuring at load.",
-            metavar="FILE",
-            rich_help_panel=_SPECULATION,
-        ),
-    ] = None,
+    companion: Companion = None,
+    policy: PolicyName = None,
+    policy_option: PolicyOption = None,
+    num_speculative_tokens: NumSpeculativeTokens = 5,
+    verification: Verification = "block",
+    lenience: Lenience = "1.0",
+    profile: Profile = None,
+    latency_profile: LatencyProfile = None,
     max_tokens: Annotated[
         int, typer.Option(help="Most tokens to generate.", rich_help_panel=DRAWING)
     ] = 128,

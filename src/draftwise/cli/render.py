@@ -59,7 +59,7 @@ def progress(console: Console, what: str, total: int) -> Iterator[Callable[[list
 
         def on_step(advanced: list[Request]) -> None:
             nonlocal num_tokens
-            num_tokens += sum(len(request.take_new()[1]) for request in advanced)
+            num_tokens += sum(len(request.take_new().token_ids) for request in advanced)
             finished = sum(request.finish_reason is not None for request in advanced)
             bar.update(task, advance=finished, num_tokens=num_tokens)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-DRAWING, RUNNING = "Sampling", "Running"
+DRAWING, RUNNING, SPECULATION = "Sampling", "Running", "Speculation"
 TARGET_HELP = "Folder, hub id or zoo:NAME; :int8 behind it for weights of 8 bits."
 
 Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=DRAWING)]
@@ -42,5 +42,63 @@ DraftReplicas = Annotated[
     typer.Option(
         help="Processes that draft, each for its share of the batch.",
         rich_help_panel=RUNNING,
+    ),
+]
+Companion = Annotated[
+    str | None,
+    typer.Option(
+        help="A model that judges the draft; draft:int8 is the draft quantised.",
+        rich_help_panel="Models",
+    ),
+]
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help="When to draft, what to verify: see `draftwise policies`.",
+        show_default="sv with a companion, adaptive without",
+        rich_help_panel=SPECULATION,
+    ),
+]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="An option of the policy; may be repeated.",
+        metavar="KEY=VALUE",
+        rich_help_panel=SPECULATION,
+    ),
+]
+NumSpeculativeTokens = Annotated[
+    int, typer.Option(help="Most tokens drafted per step.", rich_help_panel=SPECULATION)
+]
+Verification = Annotated[
+    str,
+    typer.Option(
+        help="block accepts more than token; both are lossless.", rich_help_panel=SPECULATION
+    ),
+]
+Lenience = Annotated[
+    str,
+    typer.Option(
+        help="Below 1 accepts more than the target would: faster, not lossless. "
+        "0:1.0,16:0.8 is 0.8 while 16 or more requests wait.",
+        rich_help_panel=SPECULATION,
+    ),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        help="What `draftwise profile` learnt of these models.",
+        metavar="FILE",
+        rich_help_panel=SPECULATION,
+    ),
+]
+LatencyProfile = Annotated[
+    str | None,
+    typer.Option(
+        help="What `draftwise profile-latency` measured; without it seconds are spent on "
+        "measuring at load.",
+        metavar="FILE",
+        rich_help_panel=SPECULATION,
     ),
 ]

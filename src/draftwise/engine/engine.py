@@ -112,6 +112,21 @@ class Engine:
         """Requests that wait or run."""
         return self._scheduler.num_unfinished
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place in the batch."""
+        return self._scheduler.num_waiting
+
+    @property
+    def cache_usage(self) -> float:
+        """Share of the cache that is promised to running requests."""
+        return self._scheduler.num_reserved_tokens / self._scheduler.max_cached_tokens
+
+    @property
+    def lenience(self) -> float:
+        """Of requests that have none of their own, at the number that waits now."""
+        return self._speculation.lenience_at(self._scheduler.num_waiting)
+
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Advance every running request; returns those that gained tokens or ended.
@@ -159,8 +174,7 @@ class Engine:
         return advanced
 
     def _next_batch(self, clock: Stopwatch, half: int | None = None) -> Batch:
-        lenience = self._speculation.lenience_at(self._scheduler.num_waiting)
-        batch = self._scheduler.next_batch(lenience, half)
+        batch = self._scheduler.next_batch(self.lenience, half)
         clock.lap("rest")
         return batch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftwise.core.history import AcceptanceHistory
 from draftwise.engine.text import TextBuilder
@@ -13,6 +13,26 @@ from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.policies.base import RequestState
 
 NO_ROW = -1
+
+
+class NewOutput(NamedTuple):
+    """What a request gained since it was last asked.
+
+    Attributes:
+        token_ids: new tokens.
+        sources: where each of them came from.
+        texts: new text in pieces, each with where its token came from; a piece may be the rest of
+            an earlier token, whose text was not certain before.
+    """
+
+    token_ids: list[int]
+    sources: list[TokenSource]
+    texts: list[tuple[str, TokenSource]]
+
+    @property
+    def text(self) -> str:
+        """All new text."""
+        return "".join(text for text, _ in self.texts)
 
 
 class Request:
@@ -107,12 +127,13 @@ class Request:
         self.error = error
         self._text.finish()
 
-    def take_new(self) -> tuple[str, list[int]]:
-        """Text and tokens that came since the last call."""
-        start = self.num_prompt_tokens + self._num_reported
-        new_tokens = self.tokens[start:]
-        self._num_reported += len(new_tokens)
-        return self._text.release(), new_tokens
+    def take_new(self) -> NewOutput:
+        """What came since the last call."""
+        sources = self._sources[self._num_reported :]
+        tokens = self.tokens[self.num_prompt_tokens + self._num_reported :]
+        self._num_reported += len(tokens)
+        texts = [(text, self._sources[index]) for index, text in self._text.release()]
+        return NewOutput(tokens, sources, texts)
 
     def output(self) -> RequestOutput:
         """The answer as the caller sees it."""

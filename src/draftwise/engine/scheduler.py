@@ -91,6 +91,7 @@ class Scheduler:
 
     Attributes:
         max_draft_length: longest draft of any step; may be changed between steps.
+        max_cached_tokens: tokens that may be reserved at once.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Scheduler:
         self._vocab_size = vocab_size
         self._max_chunk_tokens = max_chunk_tokens
         self.max_draft_length = max_draft_length
-        self._max_cached_tokens = max_cached_tokens
+        self.max_cached_tokens = max_cached_tokens
         self._reserved_tokens = 0
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
@@ -140,11 +141,11 @@ class Scheduler:
         Raises:
             CacheExhaustedError: it could never be admitted.
         """
-        if request.max_total_tokens > self._max_cached_tokens:
+        if request.max_total_tokens > self.max_cached_tokens:
             raise CacheExhaustedError(
                 "max_tokens",
                 f"the request may need {request.max_total_tokens} tokens of cache and there are "
-                f"{self._max_cached_tokens} in all; shorten it or give the cache more memory",
+                f"{self.max_cached_tokens} in all; shorten it or give the cache more memory",
             )
         self._waiting.append(request)
 
@@ -263,7 +264,7 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and self._free_rows:
             request = self._waiting[0]
-            if self._reserved_tokens + request.max_total_tokens > self._max_cached_tokens:
+            if self._reserved_tokens + request.max_total_tokens > self.max_cached_tokens:
                 return
             self._waiting.popleft()
             request.row = heapq.heappop(self._free_rows)

@@ -25,6 +25,8 @@ class TextBuilder:
         self._stop = stop
         self._longest_stop = max(map(len, stop), default=0)
         self._released = 0
+        # Where in the pieces the released text ends: which piece, and how much of it.
+        self._piece, self._offset = 0, 0
         self._pending: list[int] = []
         self._stream = DecodeStream(skip_special_tokens=True)
         context = prompt_ids[-_CONTEXT_TOKENS:]
@@ -58,11 +60,19 @@ class TextBuilder:
             self.pieces[-1] += rest
         self._longest_stop = 0
 
-    def release(self) -> str:
-        """New text that no stop string can take back any more."""
+    def release(self) -> list[tuple[int, str]]:
+        """New text that no stop string can take back any more, by the number of its token."""
         end = max(self._released, len(self.text) - self._held_back())
-        released = self.text[self._released : end]
-        self._released = end
+        left, self._released = end - self._released, end
+        released = []
+        while left:
+            text = self.pieces[self._piece][self._offset : self._offset + left]
+            if text:
+                released.append((self._piece, text))
+                left -= len(text)
+                self._offset += len(text)
+            else:
+                self._piece, self._offset = self._piece + 1, 0
         return released
 
     def _held_back(self) -> int:

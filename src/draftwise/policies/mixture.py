@@ -19,8 +19,9 @@ from draftwise.core.types import (
     StepTimes,
     StopRule,
 )
+from draftwise.errors import InvalidParameterError
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
-from draftwise.policies.registry import create_policy, policy_class
+from draftwise.policies.registry import POLICIES, check_needs, create_policy, policy_class
 
 
 class Mixture(Policy):
@@ -51,6 +52,17 @@ class Mixture(Policy):
         self._parts: list[tuple[Policy, list[int]]] = []
         self._wishes: list[bool] = []
         self._size = 0
+
+    def usable(self) -> list[str]:
+        """Names of the policies that :meth:`get` can give."""
+        names = []
+        for name, policy in POLICIES.items():
+            try:
+                check_needs(policy, self._context)
+            except InvalidParameterError:
+                continue
+            names.append(name)
+        return names
 
     def get(self, name: str | None) -> Policy:
         """The policy of that name with its standard options; ``None`` for the default one.

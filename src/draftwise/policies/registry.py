@@ -82,6 +82,17 @@ def create_policy(name: str, context: PolicyContext, options: Mapping[str, Any])
     """
     policy = policy_class(name)
     refuse_unknown_keys("policy_options", options, options_of(policy))
+    check_needs(policy, context)
+    return policy(context, **options)
+
+
+def check_needs(policy: type[Policy], context: PolicyContext) -> None:
+    """Whether all that a policy cannot do without is there.
+
+    Raises:
+        InvalidParameterError: it is not; says what is missing.
+    """
+    name = policy.name
     if policy.needs_companion and not context.has_companion:
         raise InvalidParameterError("companion", f"missing: policy {name!r} needs a companion")
     if policy.needs_draft and not context.has_draft:
@@ -98,4 +109,3 @@ def create_policy(name: str, context: PolicyContext, options: Mapping[str, Any])
         raise InvalidParameterError(
             "profile", f"missing: policy {name!r} needs one; make it with `draftwise profile`"
         )
-    return policy(context, **options)

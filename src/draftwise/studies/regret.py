@@ -59,11 +59,14 @@ class Regret(Study):
         everybody = bench.contenders(["none", *_STATIC, *others])
         oracle = f"oracle:{_LONGEST}"
         batches = {}
+        warm_up_steps = s.warm_up_steps
         for size in s.batch_sizes:
             bench.status(f"batch {size}")
             for each in everybody:
                 each.begin(bench.prompts, bench.sampling, size)
-            compete(everybody, max(2, s.rounds // max(1, 3 - size)), s.turn, s.warm_up_steps, 5)
+            compete(everybody, max(2, s.rounds // max(1, 3 - size)), s.turn, warm_up_steps, 5)
+            # What was learnt of acceptance holds on; only costs are others.
+            warm_up_steps = max(1, s.warm_up_steps // 2)
             figures = summary(everybody)
             batches[str(size)] = {
                 "policies": regrets(figures, oracle),

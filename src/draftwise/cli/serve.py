@@ -1,0 +1,208 @@
+"""``draftwise serve``: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+from rich.console import Console
+
+from draftwise.cli.options import parse_lenience, parse_policy_options
+from draftwise.cli.shared import (
+    RUNNING,
+    TARGET_HELP,
+    Companion,
+    Device,
+    DraftReplicas,
+    Dtype,
+    LatencyProfile,
+    Lenience,
+    MaxModelLen,
+    NumSpeculativeTokens,
+    Overlap,
+    PolicyName,
+    PolicyOption,
+    Profile,
+    TrustRemoteCode,
+    Verification,
+)
+from draftwise.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from draftwise.core.rejection import VerificationMethod
+
+_CLIENTS, _NETWORK, _LOGS = "Clients", "Network", "Logs"
+
+
+def serve(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP, show_default=False)],
+    draft: Annotated[
+        str | None,
+        typer.Option(help="The model that writes ahead.", show_default="target alone"),
+    ] = None,
+    companion: Companion = None,
+    policy: PolicyName = None,
+    policy_option: PolicyOption = None,
+    num_speculative_tokens: NumSpeculativeTokens = 5,
+    verification: Verification = "block",
+    lenience: Lenience = "1.0",
+    profile: Profile = None,
+    latency_profile: LatencyProfile = None,
+    host: Annotated[str, typer.Option(rich_help_panel=_NETWORK)] = "127.0.0.1",
+    port: Annotated[int, typer.Option(rich_help_panel=_NETWORK, min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="DRAFTWISE_API_KEY",
+            help="Let only those in who have it; may be repeated.",
+            rich_help_panel=_CLIENTS,
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(
+            help="What clients call the model.", show_default="TARGET", rich_help_panel=_CLIENTS
+        ),
+    ] = None,
+    max_queue: Annotated[
+        int,
+        typer.Option(
+            help="Requests that may wait beside those that run; more are told to come back.",
+            rich_help_panel=_CLIENTS,
+        ),
+    ] = 128,
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(help="Longest prompt.", show_default="the context", rich_help_panel=_CLIENTS),
+    ] = None,
+    max_body_bytes: Annotated[
+        int, typer.Option(help="Longest body of a request.", rich_help_panel=_CLIENTS)
+    ] = 8 << 20,
+    request_timeout: Annotated[
+        float,
+        typer.Option(help="Seconds from arrival to the last token.", rich_help_panel=_CLIENTS),
+    ] = 600.0,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that running requests have to end when the server is told to stop.",
+            rich_help_panel=_CLIENTS,
+        ),
+    ] = 30.0,
+    max_batch_size: Annotated[
+        int, typer.Option(help="Requests that run at once.", rich_help_panel=RUNNING)
+    ] = 32,
+    max_chunk_tokens: Annotated[
+        int, typer.Option(help="Prompt tokens processed per step.", rich_help_panel=RUNNING)
+    ] = 512,
+    cache_gib: Annotated[
+        float | None,
+        typer.Option(
+            help="Memory for keys and values.",
+            show_default="half of what is free",
+            rich_help_panel=RUNNING,
+        ),
+    ] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    max_model_len: MaxModelLen = None,
+    trust_remote_code: TrustRemoteCode = False,
+    overlap: Overlap = None,
+    draft_replicas: DraftReplicas = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="To compute with on a CPU.",
+            show_default="all cores",
+            min=1,
+            rich_help_panel=RUNNING,
+        ),
+    ] = None,
+    log_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="One JSON object per line.",
+            show_default="standard error",
+            rich_help_panel=_LOGS,
+        ),
+    ] = None,
+    log_level: Annotated[
+        str, typer.Option(help="debug, info, warning or error.", rich_help_panel=_LOGS)
+    ] = "info",
+) -> None:
+    """Serve a model to OpenAI's clients, with a page to try it at /.
+
+    Examples:
+      draftwise serve zoo:target --draft zoo:draft
+      draftwise serve TARGET --draft DRAFT --companion COMPANION --api-key SECRET
+    """
+    try:
+        from draftwise.serving.logs import set_up_logs
+        from draftwise.serving.run import open_socket, run
+        from draftwise.serving.service import Service
+    except ModuleNotFoundError as error:
+        raise InvalidParameterError(
+            "serve", f"{error.name} is missing: pip install 'draftwise[serve]'"
+        ) from error
+    from draftwise.params import SpeculationConfig
+    from draftwise.serving.settings import EngineSettings, ServerSettings
+
+    speculation = None
+    if draft is not None:
+        speculation = SpeculationConfig(
+            draft=draft,
+            companion=companion,
+            policy=policy,
+            policy_options=parse_policy_options(policy_option or ()),
+            profile=profile,
+            latency_profile=latency_profile,
+            num_speculative_tokens=num_speculative_tokens,
+            lenience=parse_lenience(lenience),
+            verification=cast("VerificationMethod", verification),
+        )
+    elif companion is not None or policy is not None:
+        raise InvalidParameterError("draft", "missing: without one there is no speculation")
+    engine = EngineSettings(
+        target,
+        speculation,
+        dtype,
+        device,
+        max_batch_size,
+        max_model_len,
+        max_chunk_tokens,
+        cache_gib,
+        trust_remote_code,
+        overlap,
+        draft_replicas,
+        threads,
+    )
+    settings = ServerSettings(
+        served_model_name,
+        tuple(api_key or ()),
+        max_queue,
+        max_body_bytes,
+        max_prompt_tokens,
+        request_timeout=request_timeout,
+        drain_timeout=drain_timeout,
+    )
+    set_up_logs(log_file, log_level)
+    listening = open_socket(host, port)
+    console = Console(stderr=True, highlight=False)
+    name = f"[{host}]" if ":" in host else host
+    status = console.status(f"loading {target} …")
+    status.start()
+
+    def ready() -> None:
+        status.stop()
+        console.print(
+            f"[bold]{target}[/] is served at "
+            f"[bold]http://{name}:{listening.getsockname()[1]}[/] (page at /, API at /v1); "
+            "ctrl-C stops"
+        )
+
+    try:
+        run(Service(engine, settings), listening, ready)
+    finally:
+        status.stop()

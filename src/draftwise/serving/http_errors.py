@@ -1,0 +1,104 @@
+"""Errors as OpenAI's clients expect them: a status, and a body that says what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from draftwise.errors import (
+    CacheExhaustedError,
+    DraftwiseError,
+    InvalidParameterError,
+    NumericalError,
+    PromptError,
+)
+from draftwise.serving.errors import (
+    DeadlineExceededError,
+    EngineLostError,
+    EngineUnavailableError,
+    OverloadedError,
+    TooLargeError,
+    UnauthorizedError,
+    UnknownModelError,
+)
+
+# Status, and what OpenAI calls such an error.
+_KINDS: dict[type[DraftwiseError], tuple[int, str]] = {
+    InvalidParameterError: (400, "invalid_request_error"),
+    PromptError: (400, "invalid_request_error"),
+    CacheExhaustedError: (400, "invalid_request_error"),
+    UnauthorizedError: (401, "authentication_error"),
+    UnknownModelError: (404, "not_found_error"),
+    TooLargeError: (413, "invalid_request_error"),
+    OverloadedError: (429, "rate_limit_error"),
+    NumericalError: (500, "server_error"),
+    EngineLostError: (503, "server_error"),
+    EngineUnavailableError: (503, "server_error"),
+    DeadlineExceededError: (504, "timeout_error"),
+}
+_RETRY_SECONDS = 2
+
+
+def status_of(error: DraftwiseError) -> int:
+    """Status of the answer that says so."""
+    return _KINDS.get(type(error), (500, ""))[0]
+
+
+def error_body(error: DraftwiseError) -> dict[str, Any]:
+    """The error as JSON."""
+    status, kind = _KINDS.get(type(error), (500, "server_error"))
+    return _body(error.message, kind, error.field, status)
+
+
+def error_response(error: DraftwiseError) -> JSONResponse:
+    """The error as an answer."""
+    status = status_of(error)
+    headers = {}
+    if isinstance(error, OverloadedError):
+        headers["Retry-After"] = str(error.retry_after)
+    elif status == 503:
+        headers["Retry-After"] = str(_RETRY_SECONDS)
+    elif status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(error_body(error), status, headers)
+
+
+async def answer_error(_: Request, error: Exception) -> JSONResponse:
+    """For errors that were raised on purpose."""
+    assert isinstance(error, DraftwiseError)
+    return error_response(error)
+
+
+async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
+    """For a body that is not what the schema says; names the first field."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    # The first entry says only that it was in the body; then unions name their branches.
+    where = [str(each) for each in first["loc"][1:] if not str(each).startswith(_BRANCHES)]
+    message = first["msg"]
+    if first["type"] == "json_invalid":
+        where, message = [], f"the body is not JSON: {first.get('ctx', {}).get('error', message)}"
+    return JSONResponse(_body(message, "invalid_request_error", ".".join(where) or None, 400), 400)
+
+
+async def answer_http(_: Request, error: Exception) -> JSONResponse:
+    """For paths and methods that do not exist."""
+    assert isinstance(error, HTTPException)
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    return JSONResponse(
+        _body(str(error.detail), kind, None, error.status_code),
+        error.status_code,
+        dict(error.headers or {}),
+    )
+
+
+_BRANCHES = ("str", "list[", "float", "dict[", "constrained-", "TextPart")
+
+
+def _body(message: str, kind: str, field: str | None, status: int) -> dict[str, Any]:
+    # A number for the code, as vLLM has it.
+    return {"error": {"message": message, "type": kind, "param": field, "code": status}}

@@ -1,0 +1,181 @@
+"""Everything behind the routes: the engine, who may ask it, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from draftwise.errors import InvalidParameterError, PromptError
+from draftwise.prompts import Prompt, tokenize
+from draftwise.serving.admission import Admission
+from draftwise.serving.client import EngineClient
+from draftwise.serving.errors import UnknownModelError
+from draftwise.serving.generation import Generation, Question
+from draftwise.serving.messages import Turn
+from draftwise.serving.metrics import Metrics
+from draftwise.serving.schemas import ChatBody, CompletionBody, Sampling
+from draftwise.serving.settings import EngineSettings, ServerSettings
+from draftwise.serving.statistics import Statistics
+
+# A context that is full to the last token leaves room for this one.
+_AT_LEAST_ONE = 1
+
+
+class Service:
+    """One engine and what a server needs around it.
+
+    Attributes:
+        settings: how clients are treated.
+        client: of the engine.
+        metrics: what is counted.
+        statistics: what happened lately.
+    """
+
+    def __init__(self, engine: EngineSettings, settings: ServerSettings | None = None) -> None:
+        """Set up; nothing is loaded yet."""
+        self.settings = settings or ServerSettings()
+        self.metrics = Metrics()
+        self.statistics = Statistics()
+        self.client = EngineClient(engine, self._observe, self.metrics)
+        self._admission = Admission(engine.max_batch_size, self.settings.max_queue)
+        # One thread: a fast tokenizer must not be used by two at once.
+        self._tokenizing = ThreadPoolExecutor(1, "draftwise-tokenize")
+
+    async def start(self) -> None:
+        """Load the models.
+
+        Raises:
+            DraftwiseError: they cannot be loaded.
+        """
+        await self.client.start()
+
+    async def close(self) -> None:
+        """End the engine."""
+        await self.client.close()
+        self._tokenizing.shutdown()
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.settings.served_model_name or self.client.model.name
+
+    @property
+    def num_inside(self) -> int:
+        """Requests that were let in and have not ended."""
+        return self._admission.num_inside
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Longest prompt."""
+        most = self.client.model.max_model_len - _AT_LEAST_ONE
+        return min(most, self.settings.max_prompt_tokens or most)
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse another model than the one that is served.
+
+        Raises:
+            UnknownModelError: it is another one.
+        """
+        if name not in (None, "", self.model_name):
+            raise UnknownModelError(
+                "model", f"{name!r} is not served here; the model is {self.model_name!r}"
+            )
+
+    async def completion(self, body: CompletionBody) -> Generation:
+        """What `/v1/completions` asks for.
+
+        Raises:
+            DraftwiseError: it cannot be answered; names the field.
+        """
+        if body.best_of not in (None, body.n):
+            raise InvalidParameterError("best_of", "must be the same as n, or left out")
+        self._check_choices(len(body.prompts()) * body.n)
+        max_tokens = body.max_tokens
+        return await self._generation(body, list(body.prompts()), max_tokens)
+
+    async def chat(self, body: ChatBody) -> Generation:
+        """What `/v1/chat/completions` asks for.
+
+        Raises:
+            DraftwiseError: it cannot be answered; names the field.
+        """
+        self._check_choices(body.n)
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        messages = [message.plain() for message in body.messages]
+        return await self._generation(body, [messages], max_tokens)
+
+    async def tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Text and tokens of a prompt.
+
+        Raises:
+            PromptError: it is empty, malformed or too long.
+        """
+        loop = asyncio.get_running_loop()
+        tokenizer = self.client.model.tokenizer
+        text, ids = await loop.run_in_executor(self._tokenizing, tokenize, tokenizer, prompt)
+        if len(ids) > self.max_prompt_tokens:
+            raise PromptError(
+                "prompt", f"has {len(ids)} tokens; the longest has {self.max_prompt_tokens}"
+            )
+        return text, ids
+
+    async def detokenize(self, tokens: list[int]) -> str:
+        """Text of tokens.
+
+        Raises:
+            PromptError: the target has no tokenizer, or not such a token.
+        """
+        model = self.client.model
+        if model.tokenizer is None:
+            raise PromptError("tokens", "the target has no tokenizer")
+        for token in tokens:
+            if token >= model.vocab_size:
+                raise PromptError(
+                    "tokens", f"token {token} is outside the vocabulary of {model.vocab_size}"
+                )
+        loop = asyncio.get_running_loop()
+        text: str = await loop.run_in_executor(self._tokenizing, model.tokenizer.decode, tokens)
+        return text
+
+    def describe_model(self) -> dict[str, Any]:
+        """The model as `/v1/models` lists it."""
+        return {
+            "id": self.model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "draftwise",
+            "root": self.client.model.name,
+            "max_model_len": self.client.model.max_model_len,
+        }
+
+    async def _generation(
+        self, body: Sampling, prompts: list[Any], max_tokens: int | None
+    ) -> Generation:
+        self.check_model(body.model)
+        questions = []
+        for prompt in prompts:
+            text, ids = await self.tokenize(prompt)
+            most = max_tokens or self.client.model.max_model_len - len(ids)
+            questions += [
+                Question(text, ids, body.sampling(most, number), number == 0)
+                for number in range(body.n)
+            ]
+        return Generation(
+            self.client,
+            self._admission,
+            self.metrics.requests,
+            questions,
+            body.own_speculation(),
+            self.settings.request_timeout,
+        )
+
+    def _check_choices(self, count: int) -> None:
+        if count > self.settings.max_choices:
+            raise InvalidParameterError(
+                "n", f"{count} answers are more than the {self.settings.max_choices} allowed"
+            )
+
+    def _observe(self, turn: Turn) -> None:
+        self.metrics.observe(turn)
+        self.statistics.observe(turn)

@@ -1,0 +1,171 @@
+"""A conversation with a model, wherever it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+
+from draftwise.errors import DraftwiseError, InvalidParameterError
+from draftwise.llm import LLM
+from draftwise.outputs import TokenSource
+from draftwise.params import SamplingParams
+from draftwise.prompts import tokenize
+from draftwise.serving.errors import EngineUnavailableError
+
+Message = Mapping[str, str]
+
+
+@dataclass
+class Reply:
+    """What came of an answer.
+
+    Attributes:
+        text: all of it.
+        num_tokens: generated.
+        mean_accepted_length: tokens per step of the target.
+        lossless: it has exactly the target's distribution.
+    """
+
+    text: str = ""
+    num_tokens: int = 0
+    mean_accepted_length: float = 0.0
+    lossless: bool = True
+
+
+class Talker(Protocol):
+    """Somebody who answers."""
+
+    name: str
+
+    def answer(
+        self, messages: Sequence[Message], reply: Reply
+    ) -> Iterator[tuple[str, TokenSource]]:
+        """The next message in pieces of text, each with where its token came from.
+
+        Args:
+            messages: so far, the last one the user's.
+            reply: filled in while the answer comes.
+        """
+
+
+class LocalTalker:
+    """A model in this process.
+
+    Attributes:
+        name: of the model.
+    """
+
+    def __init__(self, llm: LLM, params: SamplingParams) -> None:
+        """Take a loaded model."""
+        self._llm, self._params = llm, params
+        self.name = llm.target.name
+
+    def answer(
+        self, messages: Sequence[Message], reply: Reply
+    ) -> Iterator[tuple[str, TokenSource]]:
+        """See :class:`Talker`."""
+        llm = self._llm
+        text, ids = tokenize(llm.target.tokenizer, messages)
+        request = llm.engine.add(text, ids, self._params)
+        try:
+            while request.finish_reason is None:
+                llm.engine.step()
+                for piece in request.take_new().texts:
+                    reply.text += piece[0]
+                    yield piece
+        finally:
+            llm.engine.cancel(request)
+            reply.num_tokens = request.stats.num_tokens
+            reply.mean_accepted_length = request.stats.mean_accepted_length
+            reply.lossless = request.stats.lossless
+        if request.error is not None:
+            raise request.error
+
+
+class ServerTalker:
+    """A server that speaks as OpenAI's does; where its tokens come from only Draftwise's says.
+
+    Attributes:
+        name: of the model and the server.
+    """
+
+    def __init__(self, url: str, api_key: str | None, options: Mapping[str, Any]) -> None:
+        """Ask the server for its model.
+
+        Args:
+            url: with or without ``/v1`` at its end.
+            api_key: of the server, if it wants one.
+            options: further keys of every request.
+
+        Raises:
+            EngineUnavailableError: nothing answers there, or not as expected.
+        """
+        base = url.rstrip("/").removesuffix("/v1")
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        try:
+            self._client = httpx.Client(base_url=f"{base}/v1", headers=headers, timeout=None)
+            answer = self._client.get("/models")
+            if answer.status_code != httpx.codes.OK:
+                raise EngineUnavailableError("server", _message(answer.text))
+            self._model = answer.json()["data"][0]["id"]
+        except httpx.InvalidURL as error:
+            raise InvalidParameterError("server", f"{url!r} is no address: {error}") from error
+        except (httpx.HTTPError, KeyError, ValueError, IndexError) as error:
+            raise EngineUnavailableError("server", f"{url!r} does not answer: {error}") from error
+        self._options = options
+        self.name = f"{self._model} at {base}"
+
+    def answer(
+        self, messages: Sequence[Message], reply: Reply
+    ) -> Iterator[tuple[str, TokenSource]]:
+        """See :class:`Talker`."""
+        body = {
+            "model": self._model,
+            "messages": list(messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_tokens": True,
+            **self._options,
+        }
+        try:
+            with self._client.stream("POST", "/chat/completions", json=body) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise EngineUnavailableError("server", _message(response.read().decode()))
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        yield from _pieces(json.loads(line.removeprefix("data: ")), reply)
+        except httpx.HTTPError as error:
+            raise EngineUnavailableError("server", f"the answer broke off: {error}") from error
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+
+def _pieces(chunk: Mapping[str, Any], reply: Reply) -> Iterator[tuple[str, TokenSource]]:
+    if "error" in chunk:
+        raise DraftwiseError("server", chunk["error"].get("message", "failed"))
+    if chunk.get("usage"):
+        reply.num_tokens = chunk["usage"]["completion_tokens"]
+        speculation = chunk["usage"].get("speculation") or {}
+        reply.mean_accepted_length = speculation.get("mean_accepted_length", 0.0)
+        reply.lossless = speculation.get("lossless", True)
+    for choice in chunk["choices"]:
+        content = choice["delta"].get("content") or ""
+        reply.text += content
+        tokens = choice.get("tokens") or [{"text": content, "source": TokenSource.TARGET}]
+        for token in tokens:
+            if token["text"]:
+                yield token["text"], TokenSource(token["source"])
+
+
+def _message(text: str) -> str:
+    try:
+        message: str = json.loads(text)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return text[:200] or "refused without a word"
+    return message

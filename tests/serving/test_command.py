@@ -1,0 +1,156 @@
+"""The command itself: how it starts, stops and refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+PATIENCE_SECONDS = 120
+COMMAND = [str(Path(sys.executable).with_name("draftwise")), "serve"]
+SMALL = ["--dtype", "float32", "--max-batch-size", "4", "--max-model-len", "512", "--threads", "1"]
+
+
+def start(*arguments):
+    """The command, and the address that it says."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments, "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    killer = threading.Timer(PATIENCE_SECONDS, process.kill)
+    killer.start()
+    lines = []
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if " is served at " in line:
+                return process, line.split(" is served at ")[1].split()[0]
+    finally:
+        killer.cancel()
+    process.wait()
+    raise AssertionError("".join(lines))
+
+
+@pytest.fixture
+def address():
+    """A server in a process of its own; the test may end it."""
+    process, url = start("zoo:target", "--draft", "zoo:draft", "--policy", "svip", *SMALL)
+    yield process, url
+    if process.poll() is None:
+        process.kill()
+    process.stderr.close()
+    process.wait()
+
+
+def children(pid):
+    """Processes that a process has started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(folder.name))
+    return found
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_told_to_stop_it_ends_what_runs_and_then_itself(address):
+    process, url = address
+    engines = children(process.pid)
+    assert engines
+    body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    with (
+        httpx.Client(base_url=url, timeout=PATIENCE_SECONDS) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        rest = [line for line in lines if line.startswith("data: {")]
+    assert json.loads(rest[-1][6:])["usage"]["completion_tokens"] == 400
+    assert process.wait(PATIENCE_SECONDS) == 0
+    assert not any(is_alive(pid) for pid in engines)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+
+
+def test_a_server_that_is_killed_leaves_no_engine(address):
+    process, _ = address
+    engines = children(process.pid)
+    process.kill()
+    process.wait()
+    for pid in engines:
+        done = threading.Event()
+        for _ in range(PATIENCE_SECONDS * 20):
+            if not is_alive(pid):
+                break
+            done.wait(0.05)
+        assert not is_alive(pid)
+
+
+def refused(*arguments):
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["zoo:none", "--port", "0"], "target"),
+        (["zoo:target", "--companion", "zoo:companion"], "draft"),
+        (["zoo:target", "--draft", "zoo:draft", "--policy", "no"], "policy"),
+        (["zoo:target", "--host", "256.0.0.1"], "port"),
+        (["zoo:target", "--request-timeout", "0"], "request_timeout"),
+        (["zoo:target", "--log-file", "/nowhere/log"], "log_file"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(arguments, field):
+    done = refused(*arguments, *SMALL)
+    assert done.returncode == 2, done.stderr
+    assert f"error {field}: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_logs_say_nothing_of_prompts(tmp_path):
+    log = tmp_path / "log"
+    process, url = start("zoo:target", *SMALL, "--log-file", str(log))
+    try:
+        secret = "a most secret sentence"
+        httpx.post(
+            f"{url}/v1/completions",
+            json={"prompt": secret, "max_tokens": 4},
+            timeout=PATIENCE_SECONDS,
+            headers={"X-Request-Id": "number-7"},
+        )
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 0
+        process.stderr.close()
+    text = log.read_text()
+    assert secret not in text
+    lines = [json.loads(line) for line in text.splitlines()]
+    ours = [line for line in lines if line.get("request_id") == "number-7"]
+    assert ours[0]["path"] == "/v1/completions"
+    assert ours[0]["status"] == 200
+    assert any(line["message"] == "the engine is ready" for line in lines)
+    assert os.stat(log).st_size == len(text.encode())

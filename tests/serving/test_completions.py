@@ -1,0 +1,237 @@
+"""Answers of the server against those of the engine itself, and against the schema."""
+
+import json
+
+import openai
+import pytest
+
+from draftwise.llm import LLM
+from draftwise.params import SamplingParams
+from draftwise.serving import documents
+
+from .conftest import ZOO
+
+PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples has he?\nAnswer:"
+CHAT = [{"role": "user", "content": "What is 2 plus 3?"}]
+
+
+@pytest.fixture(scope="module")
+def offline():
+    """The same target, alone."""
+    return LLM(ZOO.target, None, ZOO.dtype, max_model_len=ZOO.max_model_len)
+
+
+@pytest.fixture(scope="module")
+def tools(server):
+    """OpenAI's own client."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        yield client
+
+
+def events(response):
+    """The objects of a stream, which must end as it should."""
+    lines = [line for line in response.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def ask(client, path="/v1/completions", **body):
+    return client.post(path, json=body)
+
+
+def test_greedy_text_is_the_targets(client, offline):
+    expected = offline.generate(PROMPT, SamplingParams(max_tokens=48, temperature=0))[0]
+    response = ask(client, prompt=PROMPT, max_tokens=48, temperature=0)
+    answer = documents.Completion.model_validate(response.json())
+    assert answer.choices[0].text == expected.text
+    assert answer.choices[0].finish_reason == expected.finish_reason
+    assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
+    assert answer.usage.completion_tokens == len(expected.token_ids)
+    assert answer.usage.speculation.lossless
+    assert answer.usage.speculation.num_steps < len(expected.token_ids)
+
+
+def test_a_seed_gives_the_same_text_offline(client, offline):
+    params = SamplingParams(max_tokens=32, temperature=0.8, top_p=0.9, seed=5)
+    expected = offline.generate(PROMPT, params)[0].text
+    alone = {"speculation": {"enabled": False}}
+    body = {"prompt": PROMPT, "max_tokens": 32, "temperature": 0.8, "top_p": 0.9, "seed": 5}
+    assert ask(client, **body, **alone).json()["choices"][0]["text"] == expected
+    first, second = (ask(client, **body).json()["choices"][0]["text"] for _ in range(2))
+    assert first == second
+
+
+def test_chunks_joined_are_the_answer(client):
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "return_tokens": True}
+    whole = ask(client, **body).json()["choices"][0]
+    options = {"include_usage": True}
+    with client.stream(
+        "POST", "/v1/completions", json={**body, "stream": True, "stream_options": options}
+    ) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        chunks = events(response)
+    *parts, last = chunks
+    assert "".join(each["choices"][0]["text"] for each in parts) == whole["text"]
+    pieces = [piece for each in parts for piece in each["choices"][0]["tokens"]]
+    assert "".join(piece["text"] for piece in pieces) == whole["text"]
+    assert {piece["source"] for piece in pieces} > {"draft"}
+    assert parts[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 40
+    assert len(parts) < 40  # several tokens come at once
+    for each in chunks:
+        documents.Completion.model_validate(each)
+
+
+def test_openai_client_completes(tools):
+    whole = tools.completions.create(
+        model="zoo:target", prompt=PROMPT, max_tokens=24, temperature=0
+    )
+    stream = tools.completions.create(
+        model="zoo:target", prompt=PROMPT, max_tokens=24, temperature=0, stream=True
+    )
+    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+
+
+def test_openai_client_chats(tools):
+    def create(**options):
+        return tools.chat.completions.create(
+            model="zoo:target", messages=CHAT, max_tokens=24, temperature=0, **options
+        )
+
+    whole = create()
+    assert whole.choices[0].message.role == "assistant"
+    stream = list(create(stream=True, stream_options={"include_usage": True}))
+    said = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+    assert said == whole.choices[0].message.content
+    assert stream[0].choices[0].delta.role == "assistant"
+    assert stream[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert [model.id for model in tools.models.list()] == ["zoo:target"]
+
+
+def test_several_answers_to_several_prompts(client):
+    answer = ask(client, prompt=[PROMPT, "def f(x):"], n=3, max_tokens=12, seed=1).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert len(set(texts)) > 2
+    again = ask(client, prompt=[PROMPT, "def f(x):"], n=3, max_tokens=12, seed=1).json()
+    assert [choice["text"] for choice in again["choices"]] == texts
+    two = [len(ask(client, "/tokenize", prompt=p).json()["tokens"]) for p in (PROMPT, "def f(x):")]
+    assert answer["usage"]["prompt_tokens"] == sum(two)
+
+
+def test_stop_strings_end_the_text(client):
+    whole = ask(client, prompt=PROMPT, max_tokens=40, temperature=0).json()["choices"][0]["text"]
+    stop = whole[10:13]
+    cut = ask(client, prompt=PROMPT, max_tokens=40, temperature=0, stop=[stop]).json()
+    assert cut["choices"][0]["text"] == whole[: whole.index(stop)]
+    assert cut["choices"][0]["finish_reason"] == "stop"
+
+
+def test_echo_writes_the_prompt_first(client):
+    answer = ask(client, prompt="one two", max_tokens=4, echo=True).json()
+    assert answer["choices"][0]["text"].startswith("one two")
+
+
+def test_a_request_chooses_how_it_speculates(client):
+    def speculation(**own):
+        body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "speculation": own}
+        return ask(client, **body).json()["usage"]["speculation"]
+
+    alone = speculation(enabled=False)
+    assert alone["num_drafted"] == 0
+    assert alone["num_steps"] == 24
+    assert speculation(policy="fixed", num_speculative_tokens=2)["mean_accepted_length"] <= 3
+    lenient = ask(client, prompt=PROMPT, max_tokens=24, speculation={"lenience": 0.5}).json()
+    assert not lenient["usage"]["speculation"]["lossless"]
+
+
+def test_logit_bias_and_penalties_reach_the_engine(client, offline):
+    token = offline.tokenize("7")[0]
+    answer = ask(client, prompt=PROMPT, max_tokens=4, temperature=0, logit_bias={str(token): 100})
+    assert answer.json()["choices"][0]["text"] == "7777"
+    params = SamplingParams(max_tokens=24, temperature=0, repetition_penalty=1.3)
+    expected = offline.generate(PROMPT, params)[0].text
+    answer = ask(client, prompt=PROMPT, max_tokens=24, temperature=0, repetition_penalty=1.3)
+    assert answer.json()["choices"][0]["text"] == expected
+
+
+def test_tokens_and_text(client, offline):
+    tokens = ask(client, "/tokenize", prompt=PROMPT).json()
+    assert tokens["tokens"] == offline.tokenize(PROMPT)
+    assert ask(client, "/detokenize", tokens=tokens["tokens"]).json() == {"prompt": PROMPT}
+    chat = ask(client, "/tokenize", messages=CHAT).json()
+    assert chat["tokens"] == offline.tokenize(CHAT)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/completions", {}, 400, "prompt"),
+        ("/v1/completions", {"prompt": ""}, 400, "prompt"),
+        ("/v1/completions", {"prompt": []}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
+        ("/v1/completions", {"prompt": "a", "temperature": 1e-9}, 400, "temperature"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "tempreature": 1}, 400, "tempreature"),
+        ("/v1/completions", {"prompt": "a", "model": "gpt"}, 404, "model"),
+        ("/v1/completions", {"prompt": [10**6]}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a " * 2000}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"99999999": 1}}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "n": 129}, 400, "n"),
+        ("/v1/completions", {"prompt": ["a"] * 100, "n": 2}, 400, "n"),
+        ("/v1/completions", {"prompt": "a", "best_of": 3}, 400, "best_of"),
+        ("/v1/completions", {"prompt": "a", "speculation": {"policy": "no"}}, 400, "policy"),
+        (
+            "/v1/completions",
+            {"prompt": "a", "speculation": {"lenience": 0}},
+            400,
+            "speculation.lenience",
+        ),
+        ("/v1/completions", {"prompt": "\ud800"}, 400, "prompt"),
+        ("/v1/chat/completions", {"messages": []}, 400, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}, 3]}, 400, "messages.1"),
+        ("/tokenize", {}, 400, "prompt"),
+        ("/nowhere", {}, 404, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_wrong_is_named(client, path, body, status, param, stream):
+    if stream and path.startswith("/v1"):
+        body = {**body, "stream": True}
+    content = json.dumps(body).encode()  # surrogates as clients may send them
+    response = client.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == status, response.text
+    error = documents.ErrorBody.model_validate(response.json()).error
+    assert error.param == param
+    assert error.code == status
+    assert error.message
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": 1e999}'])
+def test_bodies_that_are_no_json(client, content):
+    response = client.post(
+        "/v1/completions", content=content, headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 400
+    documents.ErrorBody.model_validate(response.json())
+
+
+def test_health_version_and_metrics(client):
+    ask(client, prompt=PROMPT, max_tokens=8)
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/version").json()["version"]
+    text = client.get("/metrics").text
+    for name in (
+        "vllm:num_requests_running",
+        "vllm:generation_tokens_total",
+        "vllm:time_to_first_token_seconds_count",
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"}',
+        "draftwise:dropped_tokens_total",
+        'draftwise:step_seconds_by_part_total{part="draft"}',
+    ):
+        assert name in text
+    stats = documents.StatisticsState.model_validate(client.get("/v1/stats").json())
+    assert stats.uptime_seconds > 0

@@ -1,0 +1,311 @@
+"""What goes wrong around a server, and what it makes of it: nothing hangs, nothing is lost."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftwise.errors import InvalidParameterError, ModelNotFoundError
+from draftwise.params import SpeculationConfig
+from draftwise.serving.logs import set_up_logs
+from draftwise.serving.run import open_socket
+from draftwise.serving.settings import EngineSettings, ServerSettings
+
+from ..tiny_models import Recipe, save
+from .conftest import ZOO
+from .running import PATIENCE_SECONDS, running
+
+LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+TWO_AT_ONCE = replace(ZOO, max_batch_size=2)
+
+
+def until(condition):
+    """Wait for something that must come; the patience is only for a broken test."""
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def num_inside(server):
+    """Requests that wait or run, as the engine last said."""
+    with server.client() as client:
+        stats = client.get("/v1/stats").json()
+    return stats["num_running"] + stats["num_waiting"]
+
+
+def streamed(client, **body):
+    """All events of a stream, up to its end."""
+    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        lines = [line for line in response.iter_lines() if line.startswith("data: {")]
+        return response.status_code, [json.loads(line[6:]) for line in lines]
+
+
+def test_an_engine_that_is_killed_is_replaced():
+    with running(ZOO) as server, server.client() as client, ThreadPoolExecutor(4) as pool:
+        changed = client.patch("/v1/speculation", json={"num_speculative_tokens": 2}).json()
+        assert changed["num_speculative_tokens"] == 2
+        before = client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"]
+        first_pid = server.service.client.pid
+        whole = [pool.submit(server.client().post, "/v1/completions", json=LONG) for _ in "ab"]
+        parts = [pool.submit(streamed, server.client(), **LONG) for _ in "ab"]
+        until(lambda: num_inside(server) == 4)
+        os.kill(first_pid, signal.SIGKILL)
+        for each in whole:
+            answer = each.result(PATIENCE_SECONDS)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["param"] == "engine"
+            assert int(answer.headers["retry-after"]) > 0
+        for each in parts:
+            _, events = each.result(PATIENCE_SECONDS)
+            assert events[-1]["error"]["param"] == "engine"
+        # Whoever asks now waits for the next engine, which is as the last one was.
+        after = client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"]
+        assert after == before
+        assert server.service.client.pid != first_pid
+        assert client.get("/v1/speculation").json()["num_speculative_tokens"] == 2
+        assert "draftwise:engine_restarts_total 1.0" in client.get("/metrics").text
+        assert num_inside(server) == 0
+
+
+def test_a_client_that_goes_frees_its_place():
+    with running(TWO_AT_ONCE) as server:
+        clients = [server.client() for _ in range(2)]
+        for client in clients:
+            response = client.send(
+                client.build_request("POST", "/v1/completions", json={**LONG, "stream": True}),
+                stream=True,
+            )
+            next(response.iter_lines())
+        assert num_inside(server) == 2
+        for client in clients:
+            client.close()
+        with server.client() as client:
+            assert client.post("/v1/completions", json=SHORT).status_code == 200
+        until(lambda: num_inside(server) == 0)
+        text = server.service.metrics.text().decode()
+        assert 'vllm:request_success_total{finished_reason="abort"} 2.0' in text
+
+
+def test_a_client_that_goes_before_a_whole_answer_frees_its_place():
+    with running(TWO_AT_ONCE) as server:
+        address = server.url.removeprefix("http://").split(":")
+        body = json.dumps(LONG).encode()
+        with socket.create_connection((address[0], int(address[1]))) as connection:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            kind = "Content-Type: application/json\r\n\r\n"
+            connection.sendall((head + kind).encode() + body)
+            until(lambda: num_inside(server) == 1)
+        until(lambda: num_inside(server) == 0)
+        generated = server.service.metrics.text().decode()
+        assert 'finished_reason="abort"} 1.0' in generated
+
+
+def test_a_client_that_does_not_read_holds_nobody_up():
+    settings = ServerSettings(request_timeout=5.0, max_queue=0)
+    with running(replace(ZOO, max_batch_size=1), settings) as server:
+        address = server.url.removeprefix("http://").split(":")
+        body = json.dumps({**LONG, "stream": True, "return_tokens": True}).encode()
+        with socket.socket() as connection:
+            # A window of a few bytes: the server's writes soon wait.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            connection.connect((address[0], int(address[1])))
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            kind = "Content-Type: application/json\r\n\r\n"
+            connection.sendall((head + kind).encode() + body)
+            until(lambda: "vllm:time_to_first_token_seconds_count 1.0" in metrics(server))
+            # The engine is done with it although nothing was read, and after a while it is over.
+            until(lambda: num_inside(server) == 0)
+            until(lambda: server.service.num_inside == 0)
+            with server.client() as client:
+                assert client.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def metrics(server):
+    return server.service.metrics.text().decode()
+
+
+def test_more_than_may_wait_are_told_when_to_come_back():
+    with (
+        running(TWO_AT_ONCE, ServerSettings(max_queue=1)) as server,
+        ThreadPoolExecutor(8) as pool,
+        server.client() as client,
+    ):
+        waiting = [pool.submit(server.client().post, "/v1/completions", json=LONG) for _ in "abc"]
+        until(lambda: num_inside(server) == 3)
+        for stream in (False, True):
+            refused = client.post("/v1/completions", json={**SHORT, "stream": stream})
+            assert refused.status_code == 429
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+        too_many = client.post("/v1/completions", json={**SHORT, "n": 4})
+        assert too_many.status_code == 400
+        assert too_many.json()["error"]["param"] == "n"
+        assert all(each.result(PATIENCE_SECONDS).status_code == 200 for each in waiting)
+        assert client.post("/v1/completions", json=SHORT).status_code == 200
+        assert 'draftwise:refused_requests_total{reason="queue"} 2.0' in metrics(server)
+
+
+def test_time_runs_out():
+    settings = ServerSettings(request_timeout=0.05)
+    with running(replace(ZOO, max_batch_size=1), settings) as server, server.client() as client:
+        late = client.post("/v1/completions", json=LONG)
+        assert late.status_code == 504
+        assert late.json()["error"]["param"] == "request_timeout"
+        _, events = streamed(client, **LONG)
+        assert events[-1]["error"]["code"] == 504
+        until(lambda: num_inside(server) == 0)
+
+
+def test_more_tokens_than_the_cache_holds():
+    speculation = SpeculationConfig("zoo:draft", policy="fixed")
+    # Room for about 150 tokens.
+    small = replace(ZOO, speculation=speculation, cache_gib=0.0025)
+    with running(small) as server, server.client() as client, ThreadPoolExecutor(8) as pool:
+        refused = client.post("/v1/completions", json=LONG)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "max_tokens"
+        body = {**SHORT, "max_tokens": 64}
+        answers = [
+            pool.submit(server.client().post, "/v1/completions", json=body) for _ in "abcdef"
+        ]
+        texts = {a.result(PATIENCE_SECONDS).json()["choices"][0]["text"] for a in answers}
+        assert len(texts) == 1
+
+
+def test_logits_that_are_no_numbers_end_one_request_alone(tmp_path):
+    recipe = Recipe(vocab=16, context=64)
+    model = recipe.build()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[5] = float("nan")
+    save(model, tmp_path / "broken", False)
+    save(recipe.build(), tmp_path / "draft", False)
+    engine = EngineSettings(
+        str(tmp_path / "broken"),
+        SpeculationConfig(str(tmp_path / "draft"), policy="fixed"),
+        dtype="float32",
+        num_threads=1,
+    )
+    with running(engine) as server, server.client() as client:
+        good = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "logit_bias": {"5": -100}}
+        bad = client.post("/v1/completions", json={**good, "prompt": [1, 5, 3]})
+        assert bad.status_code == 500
+        assert "not numbers" in bad.json()["error"]["message"]
+        _, events = streamed(client, **{**good, "prompt": [1, 5, 3]})
+        assert events[-1]["error"]["code"] == 500
+        assert client.post("/v1/completions", json=good).status_code == 200
+
+
+def test_a_full_disk_costs_log_lines_and_nothing_else(tmp_path):
+    with pytest.raises(InvalidParameterError, match="log_file"):
+        set_up_logs(tmp_path / "no" / "folder")
+    with pytest.raises(InvalidParameterError, match="log_level"):
+        set_up_logs(None, "loud")
+    names = ("draftwise", "uvicorn.error")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(each, each.handlers, each.level, each.propagate) for each in loggers]
+    with open("/dev/full", "a", buffering=1) as full:
+        handler = set_up_logs(None)
+        handler.setStream(full)
+        try:
+            with running(ZOO) as server, server.client() as client:
+                for _ in range(3):
+                    assert client.post("/v1/completions", json=SHORT).status_code == 200
+            assert handler.num_lost >= 3
+        finally:
+            for each, handlers, level, propagate in before:
+                each.handlers, each.propagate = handlers, propagate
+                each.setLevel(level)
+            # What could not be written is still in the buffer, and cannot be.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
+def test_keys_open_the_door():
+    with running(ZOO, ServerSettings(api_keys=("one", "two"))) as server:
+        with server.client() as client:
+            for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "one"}):
+                refused = client.post("/v1/completions", json=SHORT, headers=headers)
+                assert refused.status_code == 401
+                assert refused.headers["www-authenticate"] == "Bearer"
+            assert client.get("/v1/models").status_code == 401
+            assert client.get("/health").status_code == 200
+        with server.client(headers={"Authorization": "Bearer two"}) as client:
+            assert client.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_bodies_that_are_too_long():
+    with running(ZOO, ServerSettings(max_body_bytes=1000)) as server, server.client() as client:
+        told = client.post("/v1/completions", json={"prompt": "a" * 2000})
+        untold = client.post("/v1/completions", content=(b"a" * 100 for _ in range(20)))
+        for refused in (told, untold):
+            assert refused.status_code == 413
+            assert refused.json()["error"]["param"] == "body"
+        assert client.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_a_target_that_does_not_exist():
+    with pytest.raises(ModelNotFoundError), running(replace(ZOO, target="zoo:nothing")):
+        pass
+
+
+def test_an_address_that_is_taken():
+    with open_socket("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidParameterError, match="port"):
+            open_socket("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"policy": "no-such"}, "policy"),
+        ({"policy": "oracle"}, "policy"),
+        ({"lenience": {"8": 0.5}}, "lenience"),
+        ({"lenience": 0}, "lenience"),
+        ({"num_speculative_tokens": 65}, "num_speculative_tokens"),
+        ({}, "speculation"),
+        ({"draft": "zoo:mid"}, "draft"),
+    ],
+)
+def test_changes_that_cannot_be_made(client, changes, param):
+    before = client.get("/v1/speculation").json()
+    refused = client.patch("/v1/speculation", json=changes)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"].split(".")[0] == param
+    assert client.get("/v1/speculation").json() == before
+
+
+def test_speculation_changes_while_requests_run():
+    with running(ZOO) as server, server.client() as client, ThreadPoolExecutor(2) as pool:
+        alone = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
+        running_one = pool.submit(server.client().post, "/v1/completions", json=LONG)
+        until(lambda: num_inside(server) == 1)
+        for changes in (
+            {"policy": "fixed", "num_speculative_tokens": 3},
+            {"policy": "adaedl"},
+            {"lenience": {"0": 1.0, "4": 0.7}},
+            {"policy": "sv-predictable"},
+        ):
+            answer = client.patch("/v1/speculation", json=changes)
+            if answer.status_code == 200:
+                assert changes.items() <= answer.json().items()
+        done = running_one.result(PATIENCE_SECONDS).json()
+        assert done["choices"][0]["text"] == alone
+        assert client.get("/v1/speculation").json()["lenience"] == {"0": 1.0, "4": 0.7}
+
+
+def test_without_a_draft_there_is_no_speculation():
+    with running(replace(ZOO, speculation=None)) as server, server.client() as client:
+        state = client.get("/v1/speculation").json()
+        assert not state["enabled"]
+        refused = client.patch("/v1/speculation", json={"policy": "fixed"})
+        assert refused.status_code == 400
+        assert client.post("/v1/completions", json=SHORT).status_code == 200

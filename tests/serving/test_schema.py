@@ -1,0 +1,94 @@
+"""What the schema promises holds for whatever clients send."""
+
+import json
+
+import hypothesis
+import pytest
+import schemathesis
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture
+def api(server):
+    """The schema as the running server tells it."""
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+schema = schemathesis.pytest.from_fixture("api")
+
+
+@schema.parametrize()
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+def test_answers_are_as_promised(case):
+    body = case.body
+    if isinstance(body, dict):
+        # Answers of thousands of tokens would say no more than short ones.
+        for name in ("max_tokens", "max_completion_tokens"):
+            if isinstance(body.get(name), int) and body[name] > 4:
+                body[name] = 4
+        if case.path == "/v1/chat/completions":
+            body.setdefault("max_tokens", 4)
+        if isinstance(body.get("n"), int) and body["n"] > 2:
+            body["n"] = 2
+        if case.path == "/v1/speculation":
+            # The server is everybody's: let it refuse, and change nothing.
+            body["policy"] = "none such"
+    case.call_and_validate(checks=CHECKS)
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+known = st.sampled_from(
+    [
+        "prompt",
+        "messages",
+        "max_tokens",
+        "temperature",
+        "stop",
+        "n",
+        "logit_bias",
+        "seed",
+        "stream",
+        "speculation",
+        "top_p",
+        "stream_options",
+        "stop_token_ids",
+        "response_format",
+    ]
+)
+
+
+@hypothesis.settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+    path=st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]),
+    body=st.dictionaries(known, junk, max_size=5) | junk,
+    cut=st.integers(0, 40),
+)
+def test_malformed_bodies_never_stop_the_server(client, path, body, cut):
+    content = json.dumps(body).encode()
+    content = content[: len(content) - cut] if cut < 10 else content
+    answer = client.post(path, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code < 500
+    assert client.get("/health").status_code == 200
