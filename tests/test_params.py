@@ -17,11 +17,11 @@ NOT_INTEGERS = ["1", None, True, [1], 1.0, math.nan]
 # Per field: values outside its range, values of another kind, and values at its ends.
 BAD_SAMPLING = {
     "max_tokens": [0, -1, *NOT_INTEGERS],
-    "temperature": [-0.1, 1e-9, *NOT_NUMBERS],
+    "temperature": [-0.1, 1e-9, 1e5, *NOT_NUMBERS],
     "top_p": [0, -0.5, 1.01, *NOT_NUMBERS],
     "top_k": [-1, *NOT_INTEGERS],
     "min_p": [-0.01, 1.5, *NOT_NUMBERS],
-    "repetition_penalty": [0, -1.0, *NOT_NUMBERS],
+    "repetition_penalty": [0, -1.0, 1e-9, 1e9, *NOT_NUMBERS],
     "presence_penalty": [-2.1, 2.1, *NOT_NUMBERS],
     "frequency_penalty": [-2.1, 2.1, *NOT_NUMBERS],
     "logit_bias": [

@@ -16,7 +16,9 @@ from draftwise.errors import InvalidParameterError
 MAX_SPECULATIVE_TOKENS = 64
 # A companion called "draft:int8" is the draft itself with quantised weights.
 _DRAFT_ITSELF = "draft:"
-_SMALLEST_TEMPERATURE = 1e-4
+_SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-4, 1e4
+# Beyond these, logits overflow or all become one.
+REPETITION_PENALTIES = 1e-3, 1e3
 
 
 def _number(name: str, value: object, low: float, high: float, low_open: bool = False) -> None:
@@ -90,12 +92,12 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most tokens to generate, at least 1.
-        temperature: 0 for greedy decoding, otherwise (from 1e-4 on) divides the logits.
+        temperature: 0 for greedy decoding, otherwise (from 1e-4 to 1e4) divides the logits.
         top_p: keep the most likely tokens whose mass reaches this, in (0, 1]; 1 is off.
         top_k: keep this many most likely tokens; 0 is off.
         min_p: drop tokens less likely than this times the most likely one, in [0, 1]; 0 is off.
         repetition_penalty: divides positive (multiplies negative) logits of tokens in prompt or
-            output, > 0; 1 is off.
+            output, in [0.001, 1000]; 1 is off.
         presence_penalty: subtracted from the logits of tokens in the output, in [-2, 2].
         frequency_penalty: the same times the number of occurrences, in [-2, 2].
         logit_bias: token id to a number in [-100, 100] added to its logit.
@@ -126,7 +128,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 1)
-        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("temperature", self.temperature, 0.0, LARGEST_TEMPERATURE)
         if 0 < self.temperature < _SMALLEST_TEMPERATURE:
             raise InvalidParameterError(
                 "temperature",
@@ -135,7 +137,7 @@ class SamplingParams:
         _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _integer("top_k", self.top_k, 0)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
+        _number("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _mapping("logit_bias", self.logit_bias)

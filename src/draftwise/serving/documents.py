@@ -195,10 +195,18 @@ class StatisticsState(BaseModel):
     time_split: dict[str, float] = Field(description="Seconds per step by part.")
 
 
+_EVENT = {
+    "type": "object",
+    "description": "An event; its data is a chunk as JSON, an error, or [DONE] in the end.",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+
+
 def _of(model: type[BaseModel], description: str, *, streamed: bool = False) -> Responses:
     response: dict[str, Any] = {"model": model, "description": description}
     if streamed:
-        response["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        response["content"] = {"text/event-stream": {"schema": _EVENT}}
     return {200: response}
 
 

@@ -8,7 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from draftwise.errors import InvalidParameterError
-from draftwise.params import RequestSpeculation, SamplingParams
+from draftwise.params import (
+    LARGEST_TEMPERATURE,
+    REPETITION_PENALTIES,
+    RequestSpeculation,
+    SamplingParams,
+)
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 _MOST_TOP_LOGPROBS = 20
@@ -44,8 +49,8 @@ class Sampling(Body):
     model: str | None = Field(None, description="A model of `GET /v1/models`.")
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0)
-    temperature: float | None = Field(1.0, ge=0)
+    repetition_penalty: float = Field(1.0, ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])
+    temperature: float | None = Field(1.0, ge=0, le=LARGEST_TEMPERATURE)
     top_p: float | None = Field(1.0, gt=0, le=1)
     top_k: int | None = Field(0, ge=-1, description="0 and -1 are off.")
     min_p: float | None = Field(0.0, ge=0, le=1)
