@@ -1,0 +1,371 @@
+"""A server under load: against the engine itself, over capacity, and for a long time.
+
+python benchmarks/serving.py throughput --prompts gsm8k_test.jsonl
+    The same prompts through `LLM.generate` and through the server, in turns: tokens per second of
+    the server over those offline, with answers whole and streamed.
+
+python benchmarks/serving.py overload --prompts gsm8k_test.jsonl
+    Four times as many clients as the server lets in, each asking again as soon as it is answered or
+    told to come back: time to the first token, and what is left of the throughput.
+
+python benchmarks/serving.py soak --prompts gsm8k_test.jsonl --num-requests 10000
+    Mixed lengths, a third of the clients leaves in the middle, four times the capacity: every
+    answer against the engine's own, nobody without an answer, memory at the end against that
+    after a tenth.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from draftwise.benchmark.report import write_report
+from draftwise.llm import LLM
+from draftwise.params import SamplingParams, SpeculationConfig
+from draftwise.prompts import load_prompts
+
+PATIENCE_SECONDS = 900.0
+
+
+@dataclass
+class Answer:
+    """What a client got."""
+
+    status: int
+    num_tokens: int = 0
+    text: str = ""
+    seconds: float = 0.0
+    first_token: float | None = None
+    left: bool = False
+    error: str | None = None
+
+
+class Server:
+    """`draftwise serve` in a process of its own."""
+
+    def __init__(self, options, *further):
+        command = [Path(sys.executable).with_name("draftwise"), "serve", options.target]
+        command += ["--draft", options.draft, "--dtype", options.dtype, "--port", "0"]
+        command += ["--policy", options.policy, "--log-level", "warning"]
+        command += ["--num-speculative-tokens", str(options.num_speculative_tokens)]
+        command += ["--max-batch-size", str(options.batch_size)]
+        command += ["--max-model-len", str(options.max_model_len)]
+        if options.companion:
+            command += ["--companion", options.companion]
+        self.process = subprocess.Popen(
+            [*map(str, command), *map(str, further)], stderr=subprocess.PIPE, text=True
+        )
+        for line in self.process.stderr:
+            if " is served at " in line:
+                self.url = line.split(" is served at ")[1].split()[0]
+                return
+            print(line, end="", file=sys.stderr)
+        raise SystemExit("the server did not start")
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
+
+    def memory_mib(self):
+        """Resident memory of the server and of its engine."""
+        sizes = {}
+        for name, pid in (("server", self.process.pid), ("engine", self._engine())):
+            fields = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()
+            sizes[name] = int(fields[0]) / 1024
+        return sizes
+
+    def _engine(self):
+        """The child with most memory; the others only look after resources."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return max(
+            (int(pid) for pid in children.split()),
+            key=lambda pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1]),
+        )
+
+
+@dataclass
+class Load:
+    """Requests against a server, so many at once."""
+
+    url: str
+    at_once: int
+    answers: list = field(default_factory=list)
+
+    async def run(self, bodies):
+        limits = httpx.Limits(max_connections=self.at_once)
+        queue = list(reversed(list(enumerate(bodies))))
+        self.answers = [None] * len(queue)
+        async with httpx.AsyncClient(
+            base_url=self.url, timeout=PATIENCE_SECONDS, limits=limits
+        ) as client:
+
+            async def worker():
+                while queue:
+                    index, body = queue.pop()
+                    self.answers[index] = await ask(client, body)
+
+            await asyncio.gather(*(worker() for _ in range(self.at_once)))
+        return self.answers
+
+
+async def ask(client, body):
+    """One request; `leave_after` is the number of tokens after which the client goes."""
+    body = dict(body)
+    leave_after = body.pop("leave_after", None)
+    start = time.monotonic()
+    while True:
+        if not body.get("stream"):
+            response = await client.post("/v1/completions", json=body)
+            if response.status_code != 429:
+                break
+        else:
+            answer = await stream(client, body, leave_after, start)
+            if answer.status != 429:
+                return answer
+        await asyncio.sleep(0.05)
+    answer = Answer(response.status_code, seconds=time.monotonic() - start)
+    content = response.json()
+    if answer.status == 200:
+        answer.text = content["choices"][0]["text"]
+        answer.num_tokens = content["usage"]["completion_tokens"]
+    else:
+        answer.error = content["error"]["message"]
+    return answer
+
+
+async def stream(client, body, leave_after, start):
+    body = {**body, "stream_options": {"include_usage": True}}
+    sent = time.monotonic()
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        answer = Answer(response.status_code)
+        if response.status_code != 200:
+            answer.error = (await response.aread()).decode()
+            return answer
+        num_pieces = 0
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            if "error" in chunk:
+                answer.error = chunk["error"]["message"]
+                continue
+            if chunk.get("usage"):
+                answer.num_tokens = chunk["usage"]["completion_tokens"]
+            for choice in chunk["choices"]:
+                if answer.first_token is None:
+                    # From when it was let in: what came before were refusals.
+                    answer.first_token = time.monotonic() - sent
+                answer.text += choice["text"]
+                num_pieces += 1
+            if leave_after is not None and num_pieces >= leave_after:
+                answer.left = True
+                break
+    answer.seconds = time.monotonic() - start
+    return answer
+
+
+def percentile(values, share):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def offline(options):
+    config = SpeculationConfig(
+        options.draft,
+        companion=options.companion,
+        policy=options.policy,
+        num_speculative_tokens=options.num_speculative_tokens,
+    )
+    return LLM(
+        options.target,
+        config,
+        options.dtype,
+        max_batch_size=options.batch_size,
+        max_model_len=options.max_model_len,
+    )
+
+
+def throughput(options):
+    """Tokens per second of the server over those of the engine."""
+    prompts = load_prompts(options.prompts, options.num_requests)
+    llm, server = offline(options), Server(options, "--max-queue", 100_000)
+    params = SamplingParams(
+        max_tokens=options.max_tokens, temperature=options.temperature, seed=0, ignore_eos=True
+    )
+    bodies = [
+        {
+            "prompt": prompt,
+            "max_tokens": options.max_tokens,
+            "temperature": options.temperature,
+            "seed": 0,
+            "ignore_eos": True,
+        }
+        for prompt in prompts
+    ]
+    ways = {
+        "offline": lambda: [len(o.token_ids) for o in llm.generate(prompts, params)],
+        "whole": lambda: load(bodies, stream=False),
+        "streamed": lambda: load(bodies, stream=True),
+    }
+
+    def load(bodies, stream):
+        answers = asyncio.run(
+            Load(server.url, len(bodies)).run([{**body, "stream": stream} for body in bodies])
+        )
+        assert all(each.status == 200 and each.error is None for each in answers)
+        return [each.num_tokens for each in answers]
+
+    speeds = {name: [] for name in ways}
+    try:
+        for number in range(options.rounds + 1):
+            for name in random.Random(number).sample(list(ways), len(ways)):
+                start = time.perf_counter()
+                counts = ways[name]()
+                speed = sum(counts) / (time.perf_counter() - start)
+                if number:  # the first round warms up
+                    speeds[name].append(speed)
+                print(f"round {number} {name}: {speed:.0f} tokens/s", flush=True)
+    finally:
+        server.close()
+    ratios = {
+        name: statistics.median(
+            ours / theirs for ours, theirs in zip(speeds[name], speeds["offline"], strict=True)
+        )
+        for name in ("whole", "streamed")
+    }
+    print({name: round(ratio, 3) for name, ratio in ratios.items()}, "of offline (median)")
+    return {"tokens_per_second": speeds, "ratio_to_offline": ratios}
+
+
+def overload(options):
+    """Time to first token at capacity and at four times as many clients."""
+    prompts = load_prompts(options.prompts, options.num_requests)
+    capacity = options.batch_size + options.max_queue
+    server = Server(options, "--max-queue", options.max_queue)
+    bodies = [
+        {"prompt": prompt, "max_tokens": options.max_tokens, "ignore_eos": True, "stream": True}
+        for prompt in prompts
+    ]
+    result = {}
+    try:
+        asyncio.run(Load(server.url, options.batch_size).run(bodies[: options.batch_size]))
+        for name, at_once in (
+            ("places", options.batch_size),
+            ("capacity", capacity),
+            ("over", 4 * capacity),
+        ):
+            start = time.perf_counter()
+            answers = asyncio.run(Load(server.url, at_once).run(bodies))
+            seconds = time.perf_counter() - start
+            assert all(each.status == 200 and each.error is None for each in answers)
+            first = [each.first_token for each in answers]
+            result[name] = {
+                "clients": at_once,
+                "tokens_per_second": sum(each.num_tokens for each in answers) / seconds,
+                "first_token_seconds": {
+                    "median": percentile(first, 0.5),
+                    "p99": percentile(first, 0.99),
+                },
+            }
+            print(name, json.dumps(result[name]), flush=True)
+    finally:
+        server.close()
+    return result
+
+
+def soak(options):
+    """Many requests, many of which end early."""
+    draw = random.Random(0)
+    texts = load_prompts(options.prompts, 64)
+    lengths = (4, 12, 24, 48)
+    pairs = [(text, length) for text in texts for length in lengths]
+    expected = {}
+    llm = offline(options)
+    params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for _, n in pairs]
+    outputs = llm.generate([text for text, _ in pairs], params)
+    expected = {pair: output.text for pair, output in zip(pairs, outputs, strict=True)}
+    llm.close()
+    server = Server(options, "--max-queue", options.max_queue)
+    at_once = 4 * (options.batch_size + options.max_queue)
+    tenth = options.num_requests // 10
+    memory, wrong, kinds = [], [], Counter()
+    try:
+        start = time.perf_counter()
+        for part in range(10):
+            chosen = [draw.choice(pairs) for _ in range(tenth)]
+            bodies = []
+            for number, (text, length) in enumerate(chosen):
+                body = {"prompt": text, "max_tokens": length, "temperature": 0, "ignore_eos": True}
+                body["stream"] = number % 2 == 0 or number % 3 == 0
+                if number % 3 == 0:
+                    body["leave_after"] = draw.randint(1, 3)
+                bodies.append(body)
+            answers = asyncio.run(Load(server.url, at_once).run(bodies))
+            for pair, answer in zip(chosen, answers, strict=True):
+                if answer.left:
+                    kinds["left"] += 1
+                    good = expected[pair].startswith(answer.text)
+                elif answer.status == 200 and answer.error is None:
+                    kinds["answered"] += 1
+                    good = expected[pair] == answer.text and answer.num_tokens == pair[1]
+                else:
+                    kinds["told why not"] += 1
+                    good = bool(answer.error)
+                if not good:
+                    wrong.append((pair, answer))
+            memory.append(server.memory_mib())
+            print(f"{(part + 1) * tenth} requests", dict(kinds), memory[-1], flush=True)
+        seconds = time.perf_counter() - start
+        inside = httpx.get(f"{server.url}/v1/stats").json()
+    finally:
+        server.close()
+    for pair, answer in wrong[:5]:
+        print("wrong:", pair, answer, "expected", expected[pair])
+    growth = {name: memory[-1][name] / memory[0][name] - 1 for name in memory[0]}
+    print(f"{len(wrong)} wrong, memory grew by {growth}, {seconds:.0f} s")
+    return {
+        "requests": sum(kinds.values()),
+        "kinds": dict(kinds),
+        "wrong": len(wrong),
+        "memory_mib": memory,
+        "memory_growth": growth,
+        "left_in_the_engine": inside["num_running"] + inside["num_waiting"],
+        "seconds": seconds,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=["throughput", "overload", "soak"])
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--target", default="zoo:target@200m")
+    parser.add_argument("--draft", default="zoo:draft")
+    parser.add_argument("--companion")
+    parser.add_argument("--policy", default="adaptive")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--num-speculative-tokens", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--max-queue", type=int, default=32)
+    parser.add_argument("--max-model-len", type=int, default=512)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--num-requests", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    figures = {"throughput": throughput, "overload": overload, "soak": soak}[options.what](options)
+    if options.output:
+        write_report(options.output, vars(options), figures)
+
+
+if __name__ == "__main__":
+    main()
