@@ -8,7 +8,11 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from .fake_server import FakeServer, serving
-from .visit import Visit
+
+# Before they are first imported: a failure in them is then as telling as in a test.
+pytest.register_assert_rewrite(f"{__package__}.visit", f"{__package__}.walks")
+
+from .visit import Visit  # noqa: E402
 
 ARGUMENTS = [
     "--headless=new",

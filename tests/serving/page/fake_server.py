@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -41,6 +41,10 @@ POLICIES = [
 
 def error(message, param=None, kind="invalid_request_error"):
     return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+
+
+class WrongKeyError(Exception):
+    pass
 
 
 class FakeServer:
@@ -125,36 +129,38 @@ class FakeServer:
     def app(self):
         app = FastAPI()
 
-        @app.middleware("http")
-        async def guard(request: Request, call_next):
-            api = request.url.path.startswith("/v1/")
-            wanted = f"Bearer {self.key}"
-            if api and self.key and request.headers.get("Authorization") != wanted:
-                return JSONResponse(error("Give the API key.", kind="authentication_error"), 401)
-            response = await call_next(request)
-            response.headers["Content-Security-Policy"] = "default-src 'self'"
-            return response
+        def guard(request: Request):
+            given = request.headers.get("Authorization")
+            if self.key and given != f"Bearer {self.key}":
+                raise WrongKeyError
+
+        guarded = {"dependencies": [Depends(guard)]}
+
+        @app.exception_handler(WrongKeyError)
+        def refuse(request: Request, _: WrongKeyError):
+            return JSONResponse(error("Give the API key.", kind="authentication_error"), 401)
 
         @app.get("/")
         def index():
-            return FileResponse(PAGE / "index.html")
+            policy = {"Content-Security-Policy": "default-src 'self'"}
+            return FileResponse(PAGE / "index.html", headers=policy)
 
         app.mount("/page", StaticFiles(directory=PAGE))
 
-        @app.get("/v1/models")
+        @app.get("/v1/models", **guarded)
         def models():
             return {"object": "list", "data": [{"id": name} for name in self.models]}
 
-        @app.get("/v1/stats")
+        @app.get("/v1/stats", **guarded)
         def stats():
             self.num_polls += 1
             return self.stats
 
-        @app.get("/v1/speculation")
+        @app.get("/v1/speculation", **guarded)
         def speculation():
             return self.speculation
 
-        @app.patch("/v1/speculation")
+        @app.patch("/v1/speculation", **guarded)
         async def change(request: Request):
             changes = await self.note(request)
             if self.change_refusal:
@@ -162,11 +168,11 @@ class FakeServer:
             self.speculation = {**self.speculation, **changes}
             return self.speculation
 
-        @app.post("/v1/completions")
+        @app.post("/v1/completions", **guarded)
         async def complete(request: Request):
             return await self.answer(request, lambda text: {"text": text})
 
-        @app.post("/v1/chat/completions")
+        @app.post("/v1/chat/completions", **guarded)
         async def chat(request: Request):
             return await self.answer(request, lambda text: {"delta": {"content": text}})
 
@@ -185,19 +191,20 @@ class FakeServer:
         assert body["stream"]
         assert body["return_tokens"]
         assert body["stream_options"] == {"include_usage": True}
-        chunks = self.chunks(request, choice)
+        chunks = self.chunks(choice)
         return StreamingResponse(chunks, media_type="text/event-stream")
 
-    async def chunks(self, request, choice):
+    async def chunks(self, choice):
         head = self.pieces[:-1]
         steps = [*(head[i : i + 3] for i in range(0, len(head), 3)), self.pieces[-1:]]
         for number, step in enumerate(steps):
             last = number == len(steps) - 1
-            while last and not self.held.is_set():
-                if await request.is_disconnected():
-                    self.left.set()
-                    return
-                await asyncio.sleep(0.01)
+            try:
+                while last and not self.held.is_set():
+                    await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                self.left.set()
+                raise
             tokens = [{"text": text, "source": source} for source, text in step]
             text = "".join(text for _, text in step)
             reason = "length" if last and not self.broken else None

@@ -61,6 +61,8 @@ def test_nothing_overflows_a_phone(new_visit, fake, rule):
     visit.slide("#own-lenience", 0.5)
     visit.slide("#own-gamma", 1)
     visit.ask("unbroken" * 50)
+    visit.ask("unbroken" * 50)
+    expect(visit.at("#history")).to_be_visible()
     walks.fits(visit)
 
 

@@ -203,3 +203,24 @@ def test_an_empty_prompt_is_not_sent(visit, fake):
     expect(visit.error_of("[data-field=prompt]")).to_have_text("Write a prompt first.")
     expect(visit.at("#prompt")).to_be_focused()
     assert fake.asked == []
+
+
+def test_answers_can_be_compared(visit, fake):
+    visit.ask("x")
+    expect(visit.at("#history")).to_be_hidden()
+    visit.at("#own-policy").select_option("fixed")
+    visit.slide("#own-gamma", 2)
+    fake.usage |= {"mean_accepted_length": 1.5, "acceptance_rate": 0.25, "lossless": False}
+    visit.ask("x")
+    rows = visit.at("#history tbody tr")
+    expect(rows).to_have_count(2)
+    cells = [row.locator("td").all_inner_texts() for row in rows.all()]
+    speeds = [row.pop(4) for row in cells]
+    assert cells == [
+        ["fixed, γ 2, lenience 1.00, temperature 0.7", "10", "1.50", "25 %", "no"],
+        ["sv, γ 5, lenience 1.00, temperature 0.7", "10", "2.50", "60 %", "yes"],
+    ]
+    assert all(float(speed.replace(",", "")) > 0 for speed in speeds)
+    visit.at("#own-policy").select_option("off")
+    visit.ask("x")
+    expect(rows.first.locator("td").first).to_have_text("target alone, temperature 0.7")

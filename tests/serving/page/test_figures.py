@@ -56,7 +56,7 @@ def test_current_values_have_units(visit):
 
 
 def test_axes_are_labelled(visit):
-    labels = chart(visit, "Goodput").locator("text").all_inner_texts()
+    labels = chart(visit, "Goodput").locator("text").all_text_contents()
     assert labels == ["0", "50", "100", "150", "2 min ago", "1 min", "now"]
 
 

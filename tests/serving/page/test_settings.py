@@ -118,7 +118,7 @@ def test_the_operator_changes_what_holds_for_all(visit, fake):
     expect(told(visit)).to_have_text("Applied: fixed, at most 2 tokens, lenience 0.90.")
     assert [path for path, *_ in fake.asked] == ["/v1/speculation"]
     assert fake.bodies == [{"policy": "fixed", "num_speculative_tokens": 2, "lenience": 0.9}]
-    expect(visit.at("#own-policy option").first).to_have_text("the server's (fixed)")
+    expect(visit.at("#own-policy option").first).to_have_text("the server’s (fixed)")
     expect(visit.at("#own-gamma")).to_have_value("2")
     expect(visit.at(f"{OPERATOR} [type=reset]")).to_be_disabled()
 

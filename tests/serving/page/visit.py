@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import expect
 
 # What Chromium itself reports of every reply that is an error.
-_REPLY = re.compile(r"Failed to load resource: the server responded with a status of 4\d\d")
+_REPLY = re.compile(r"Failed to load resource: the server responded with a status of [45]\d\d")
 SOURCES = ("draft", "correction", "bonus", "target")
 
 

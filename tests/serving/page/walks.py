@@ -37,13 +37,14 @@ def by_keyboard(visit, prompt):
         page.keyboard.press("Tab")
         focus = page.evaluate(
             """() => {
-                const { id, classList, name } = document.activeElement;
+                const { id, classList, name, dataset } = document.activeElement;
                 const style = getComputedStyle(
                     name === "lenience-kind"
                         ? document.activeElement.nextElementSibling
                         : document.activeElement,
                 );
-                return [id || name || classList[0] || "", style.outlineStyle];
+                const known = id || name || dataset.source || classList[0] || "";
+                return [known, style.outlineStyle];
             }"""
         )
         if focus[0] == "" or focus[0] in reached[:1]:

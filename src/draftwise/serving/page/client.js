@@ -1,4 +1,4 @@
-/** The server's API. */
+/** The server’s API. */
 
 import { events } from "./events.js";
 
@@ -44,7 +44,7 @@ export class Client {
     return this.#json("v1/stats");
   }
 
-  /** The chunks of an answer as they come; ends with the server's last word or an error. */
+  /** The chunks of an answer as they come; ends with the server’s last word or an error. */
   async *answer(path, body, signal) {
     const options = { method: "POST", body: JSON.stringify(body), signal };
     const response = await this.#fetch(path, options);
@@ -66,7 +66,7 @@ export class Client {
     try {
       return await response.json();
     } catch {
-      throw new ApiError("The server's reply is not JSON.", { status: response.status });
+      throw new ApiError("The server’s reply is not JSON.", { status: response.status });
     }
   }
 

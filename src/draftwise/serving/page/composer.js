@@ -16,7 +16,7 @@ export class Composer {
   #fields;
   #gamma;
   #lenience;
-  #speculating = false;
+  #served = null;
 
   constructor(form) {
     this.#form = form;
@@ -56,7 +56,7 @@ export class Composer {
 
   /** Follow the server's setting in whatever was not chosen here. */
   showSpeculation(speculation) {
-    this.#speculating = speculation.enabled;
+    this.#served = speculation;
     if (!speculation.enabled) return;
     this.#gamma.limit(speculation.max_num_speculative_tokens);
     this.#gamma.follow(speculation.num_speculative_tokens);
@@ -78,11 +78,28 @@ export class Composer {
       if (value === false) return null;
       if (value !== null) body[name] = value;
     }
-    if (this.#speculating) {
+    if (this.#served?.enabled) {
       const speculation = this.#speculation();
       if (Object.keys(speculation).length > 0) body.speculation = speculation;
     }
     return body;
+  }
+
+  /** What a body that was read here asks for, in words. */
+  inWords({ speculation = {}, temperature }) {
+    const parts = [];
+    const { policy, num_speculative_tokens: gamma, lenience: served } = this.#served ?? {};
+    if (!this.#served?.enabled || speculation.enabled === false) {
+      parts.push("target alone");
+    } else {
+      parts.push(
+        speculation.policy ?? policy,
+        `γ ${speculation.num_speculative_tokens ?? gamma}`,
+        `lenience ${lenience(speculation.lenience ?? served)}`,
+      );
+    }
+    if (temperature !== undefined) parts.push(`temperature ${temperature}`);
+    return parts.join(", ");
   }
 
   /** Show an error at the field it names; false if at none. */
@@ -116,7 +133,7 @@ export class Composer {
     const select = this.#form.elements.policy;
     const chosen = select.value;
     const options = [
-      element("option", { value: "" }, `the server's (${policy})`),
+      element("option", { value: "" }, `the server’s (${policy})`),
       element("option", { value: POLICY_OFF }, "off: the target alone"),
       ...policies
         .filter(({ name, usable }) => usable && name !== "none")

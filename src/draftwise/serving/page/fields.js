@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 
-const CONTROLS = "textarea, select, input:not([type=radio])";
+const CONTROLS = "textarea, select, input:not([type=radio], [readonly])";
 
 /** One field of a form, in one or more controls, with its error beside it. */
 export class Field {

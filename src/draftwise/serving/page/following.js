@@ -1,6 +1,6 @@
-/** Sliders that show the server's value until they are given one of their own. */
+/** Sliders that show the server’s value until they are given one of their own. */
 
-/** A slider with its value in words, and a button back to the server's value. */
+/** A slider with its value in words, and a button back to the server’s value. */
 export class FollowingSlider {
   #slider;
   #shown;
@@ -8,13 +8,13 @@ export class FollowingSlider {
   #write;
   #served = null;
 
-  /** `write` puts a value, the slider's or the server's, into words. */
+  /** `write` puts a value, the slider's or the server’s, into words. */
   constructor(field, write) {
     this.#slider = field.control;
     this.#shown = field.box.querySelector("[data-part=shown]");
     this.#back = field.box.querySelector("button");
     this.#write = write;
-    /** The value chosen here; null while the server's holds. */
+    /** The value chosen here; null while the server’s holds. */
     this.own = null;
     this.#slider.addEventListener("input", () => {
       this.own = this.#slider.valueAsNumber;
@@ -28,7 +28,7 @@ export class FollowingSlider {
     });
   }
 
-  /** Take the server's value; `at` is where the slider stands for it. */
+  /** Take the server’s value; `at` is where the slider stands for it. */
   follow(served, at = served) {
     this.#served = served;
     if (this.own === null) this.#slider.valueAsNumber = at;
@@ -50,7 +50,7 @@ export class FollowingSlider {
   #show() {
     const text = this.#write(this.own ?? this.#served);
     this.#shown.textContent = text;
-    const whose = this.own === null ? "the server's" : "own value";
+    const whose = this.own === null ? "the server’s" : "own value";
     this.#slider.setAttribute("aria-valuetext", `${text}, ${whose}`);
     this.#back.hidden = this.own === null;
   }

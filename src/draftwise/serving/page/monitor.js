@@ -7,6 +7,8 @@ import { brief, fixed, percent, uptime } from "./format.js";
 const EVERY = 1000; // milliseconds
 // How long to wait after failures in a row.
 const LONGEST_WAIT = 10000;
+// Beyond this there is no room for a number above each position.
+const MOST_LABELLED = 10;
 const PARTS = ["draft", "companion", "select", "verify", "accept", "rest"];
 
 /** The charts, and below them where the time of a step goes and what is accepted. */
@@ -97,6 +99,7 @@ export class Monitor {
   #showPositions(rates) {
     this.#positions.hidden = rates.every((rate) => rate === null);
     if (this.#positions.hidden) return;
+    this.#positions.classList.toggle("many", rates.length > MOST_LABELLED);
     this.#positions.querySelector("ol").replaceChildren(
       ...rates.map((rate) => {
         const column = element("span", { class: "column" });

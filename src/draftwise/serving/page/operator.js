@@ -6,7 +6,7 @@ import { FollowingSlider } from "./following.js";
 import { count, lenience } from "./format.js";
 import { LenienceSetting } from "./rule.js";
 
-/** Follows the server's setting; what is changed here is sent when it is applied. */
+/** Follows the server’s setting; what is changed here is sent when it is applied. */
 export class OperatorPanel {
   #form;
   #fields;
@@ -16,7 +16,7 @@ export class OperatorPanel {
   #served = null;
   #changedPolicy = false;
 
-  /** `applied` is called with the server's new setting, `failed` with errors it should know of. */
+  /** `applied` is called with the server’s new setting, `failed` with errors it should know of. */
   constructor(form, client, { applied, failed }) {
     this.#form = form;
     this.#client = client;
@@ -52,7 +52,7 @@ export class OperatorPanel {
     });
   }
 
-  /** Show the server's setting, without touching what was changed here and is not applied. */
+  /** Show the server’s setting, without touching what was changed here and is not applied. */
   show(speculation) {
     const { policy, policies } = speculation;
     this.#served = speculation;
@@ -88,7 +88,7 @@ export class OperatorPanel {
     this.#fields.clear();
     const changes = this.#changes();
     if (Object.keys(changes).length === 0) {
-      this.#say("Nothing to apply: this is the server's setting.");
+      this.#say("Nothing to apply: this is the server’s setting.");
       return null;
     }
     this.#say("Applying…");

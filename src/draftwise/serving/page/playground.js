@@ -1,6 +1,7 @@
 /** One request at a time: sent, shown as it streams in, stopped, summed up. */
 
 import { count } from "./format.js";
+import { History } from "./history.js";
 import { Legend } from "./sources.js";
 import { Summary, Timing } from "./summary.js";
 import { Transcript } from "./transcript.js";
@@ -31,6 +32,7 @@ export class Playground {
       this.transcript.single(source),
     );
     this.summary = new Summary(page.querySelector("#summary"));
+    this.history = new History(page.querySelector("#history"));
     this.empty = page.querySelector("#nothing-yet");
     this.alert = page.querySelector("#answer-error");
     this.announcer = page.querySelector("#announcer");
@@ -70,7 +72,8 @@ export class Playground {
     const chat = this.#composer.mode === "chat";
     const body = { ...settings, ...STREAMED, ...this.#asked(chat, prompt) };
     this.#begin(chat, prompt);
-    const request = { timing: new Timing(), usage: null, ending: null };
+    const words = this.#composer.inWords(settings);
+    const request = { words, timing: new Timing(), usage: null, ending: null };
     let error = null;
     try {
       await this.#read(chat ? CHAT : TEXT, body, request);
@@ -133,6 +136,7 @@ export class Playground {
     if (focused) this.send.focus();
     this.halt.disabled = true;
     if (begun) this.summary.show({ ...request, numTokens });
+    if (request.usage) this.history.add(request);
     if (chat) this.#remember(prompt, begun);
     if (error) this.#refuse(error);
     else this.announcer.textContent = this.#told(request, numTokens);

@@ -6,8 +6,8 @@ import { fixed } from "./format.js";
 /** What each source is called and means, in the order of the legend. */
 export const SOURCES = new Map([
   ["draft", ["accepted", "drafted, and kept by the target"]],
-  ["correction", ["correction", "the target's own token in place of a rejected one"]],
-  ["bonus", ["bonus", "the target's next token after a fully accepted draft"]],
+  ["correction", ["correction", "the target’s own token in place of a rejected one"]],
+  ["bonus", ["bonus", "the target’s next token after a fully accepted draft"]],
   ["target", ["target", "from a step that verified no draft"]],
 ]);
 
@@ -24,7 +24,7 @@ export class Legend {
       const button = element(
         "button",
         { type: "button", "aria-pressed": "false", "data-source": source, title: meaning },
-        element("span", { class: "sample", "data-source": source, "aria-hidden": "true" }, "abc"),
+        element("span", { class: "sample", "data-source": source, "aria-hidden": "true" }, "ab"),
         element("span", { class: "name" }, name),
         number,
       );

@@ -83,7 +83,7 @@ export class Summary {
 }
 
 function lossless(value) {
-  if (value === true) return ["Yes", "exactly the target's distribution"];
-  if (value === false) return ["No", "not the target's distribution"];
+  if (value === true) return ["Yes", "exactly the target’s distribution"];
+  if (value === false) return ["No", "not the target’s distribution"];
   return [NOTHING, "the server did not say"];
 }
