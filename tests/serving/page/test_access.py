@@ -66,6 +66,12 @@ def test_nothing_overflows_a_phone(new_visit, fake, rule):
     walks.fits(visit)
 
 
+def test_a_phone_scrolls_to_the_answer(new_visit):
+    visit = new_visit(**PHONE).open().ready()
+    visit.ask("x")
+    expect(visit.at("#legend")).to_be_in_viewport()
+
+
 def test_nothing_overflows_a_phone_in_a_chat(new_visit):
     visit = new_visit(**PHONE).open().ready()
     visit.at("input[value=chat]").check(force=True)

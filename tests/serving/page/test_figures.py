@@ -13,8 +13,10 @@ def chart(visit, title):
 
 def points(visit, title):
     """How many samples the lines of a chart go through."""
-    drawn = chart(visit, title).locator("path.line.line-0").evaluate_all(
-        "all => all.map(path => path.getAttribute('d'))"
+    drawn = (
+        chart(visit, title)
+        .locator("path.line.line-0")
+        .evaluate_all("all => all.map(path => path.getAttribute('d'))")
     )
     return sum(len(each.split("L")) for each in drawn)
 

@@ -52,7 +52,7 @@ def by_keyboard(visit, prompt):
         assert focus[1] == "solid", f"the focus is not seen on {focus[0]}"
         reached.append(focus[0])
     wanted = ["own-policy", "own-gamma", "own-lenience", "temperature", "max-tokens", "seed"]
-    wanted += ["send", "transcript", "plot", "server-policy", "server-gamma", "server-lenience"]
+    wanted += ["send", "plot", "server-policy", "server-gamma", "server-lenience"]
     assert [each for each in reached if each in wanted and each != "plot"] == [
         each for each in wanted if each != "plot"
     ]
@@ -62,6 +62,8 @@ def by_keyboard(visit, prompt):
     expect(visit.at("#announcer")).to_contain_text("finished")
     visit.ended()
     expect(visit.at("#prompt")).to_be_focused()
+    visit.at("#transcript").focus()
+    expect(visit.at("#transcript")).to_be_focused()
     slider = visit.at("#server-gamma")
     slider.focus()
     before = int(slider.input_value())
@@ -74,9 +76,12 @@ def by_keyboard(visit, prompt):
 
 def fits(visit):
     """Nothing is wider than the window."""
-    assert visit.page.evaluate(
-        "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    ) == 0
+    assert (
+        visit.page.evaluate(
+            "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        == 0
+    )
     outside = visit.page.evaluate(
         """() => [...document.body.querySelectorAll("*")].filter(each => {
             const { left, right, width } = each.getBoundingClientRect();

@@ -4,6 +4,7 @@ import { element } from "./dom.js";
 import { Fields } from "./fields.js";
 import { FollowingSlider } from "./following.js";
 import { count, lenience } from "./format.js";
+import { about } from "./policies.js";
 import { startOf } from "./rule.js";
 
 const POLICY_OFF = "off";
@@ -30,6 +31,7 @@ export class Composer {
     this.#fields.get("lenience").box.addEventListener("change", () => this.#warn(note));
     form.addEventListener("change", (event) => {
       if (event.target.name === "mode") this.#label();
+      if (event.target.name === "policy") this.#explain();
     });
     this.#label();
   }
@@ -62,6 +64,7 @@ export class Composer {
     this.#gamma.follow(speculation.num_speculative_tokens);
     this.#lenience.follow(speculation.lenience, startOf(speculation.lenience));
     this.#showPolicies(speculation);
+    this.#explain();
   }
 
   /** The body of a request, its messages or prompt aside; null if a field is wrong. */
@@ -146,6 +149,13 @@ export class Composer {
     select.replaceChildren(...options);
     select.value = chosen;
     if (select.selectedIndex < 0) select.value = "";
+  }
+
+  #explain() {
+    const { policy, policies } = this.#served;
+    const { value } = this.#form.elements.policy;
+    this.#form.querySelector("#own-policy-about").textContent =
+      value === POLICY_OFF ? "no draft is made." : about(policies, value || policy);
   }
 
   #warn(note) {

@@ -4,6 +4,7 @@ import { element } from "./dom.js";
 import { Fields } from "./fields.js";
 import { FollowingSlider } from "./following.js";
 import { count, lenience } from "./format.js";
+import { about } from "./policies.js";
 import { LenienceSetting } from "./rule.js";
 
 /** Follows the server’s setting; what is changed here is sent when it is applied. */
@@ -114,12 +115,11 @@ export class OperatorPanel {
 
   #update() {
     if (!this.#served?.enabled) return;
-    const { policies } = this.#served;
-    const name = this.#form.elements.policy.value;
-    const policy = policies.find((each) => each.name === name);
-    const exact = policy?.lossless === false ? " Not lossless when sampling." : "";
-    this.#form.querySelector("#server-policy-about").textContent =
-      `${policy?.description ?? ""}.${exact}`;
+    const chosen = this.#form.elements.policy.value;
+    this.#form.querySelector("#server-policy-about").textContent = about(
+      this.#served.policies,
+      chosen,
+    );
     const changed = Object.keys(this.#changes()).length > 0;
     this.#form.classList.toggle("changed", changed);
     this.#form.querySelector("[type=reset]").disabled = !changed;

@@ -8,6 +8,8 @@ import { Transcript } from "./transcript.js";
 
 const CHAT = "v1/chat/completions";
 const TEXT = "v1/completions";
+// An answer that begins further down the window than this is scrolled to.
+const MOST_BELOW = 0.75;
 const STREAMED = {
   stream: true,
   stream_options: { include_usage: true },
@@ -33,6 +35,7 @@ export class Playground {
     );
     this.summary = new Summary(page.querySelector("#summary"));
     this.history = new History(page.querySelector("#history"));
+    this.card = page.querySelector(".answer");
     this.empty = page.querySelector("#nothing-yet");
     this.alert = page.querySelector("#answer-error");
     this.announcer = page.querySelector("#announcer");
@@ -101,6 +104,9 @@ export class Playground {
     this.summary.clear();
     this.alert.hidden = true;
     this.empty.hidden = true;
+    if (this.card.getBoundingClientRect().top > MOST_BELOW * innerHeight) {
+      this.card.scrollIntoView({ block: "start" });
+    }
     this.#running = new AbortController();
     const focused = document.activeElement === this.send;
     this.halt.disabled = false;
@@ -119,10 +125,8 @@ export class Playground {
       // A proxy in between may drop what OpenAI's API does not have.
       const tokens = choice.tokens ?? (text === "" ? [] : [{ text, source: null }]);
       if (tokens.length > 0) request.timing.mark();
-      for (const token of tokens) {
-        this.transcript.add(token);
-        this.legend.add(token.source);
-      }
+      this.transcript.add(tokens);
+      for (const { source } of tokens) this.legend.add(source);
     }
   }
 

@@ -40,14 +40,11 @@ export class Transcript {
     this.#begin();
   }
 
-  /** Add a token, or the rest of one. */
-  add({ text, source }) {
+  /** Add tokens, the first of which may be the rest of an earlier one. */
+  add(tokens) {
     const { scrollTop, scrollHeight, clientHeight } = this.#box;
     const atEnd = scrollHeight - scrollTop - clientHeight < 40;
-    const token = element("span", { class: "token" }, text);
-    if (SOURCES.has(source)) token.dataset.source = source;
-    if (/^[\r\n]+$/.test(text)) token.classList.add("break");
-    this.#answer.append(token);
+    this.#answer.append(...tokens.map(marked));
     if (atEnd) this.#box.scrollTop = this.#box.scrollHeight;
   }
 
@@ -78,4 +75,12 @@ export class Transcript {
     this.#box.setAttribute("aria-busy", "true");
     this.#box.scrollTop = this.#box.scrollHeight;
   }
+}
+
+function marked({ text, source }) {
+  const token = element("span", { class: "token" }, text);
+  if (SOURCES.has(source)) token.dataset.source = source;
+  // Nothing of it would be seen.
+  if (/^[\r\n]+$/.test(text)) token.classList.add("break");
+  return token;
 }
