@@ -219,10 +219,11 @@ def test_without_a_draft_the_page_speaks_of_the_target_alone(new_visit, fake):
     visit = new_visit().open().ready()
     expect(visit.at("#no-draft")).to_be_visible()
     hidden = ["#operator", "#own-policy", "#own-gamma", "#own-lenience", "#model-draft"]
-    hidden += ["#legend [data-source=draft].sample", ".chart.speculative", ".positions"]
+    hidden += ["#legend", ".chart.speculative", ".positions"]
     for selector in hidden:
         expect(visit.at(selector)).to_be_hidden()
     visit.ask("x")
     assert "speculation" not in fake.bodies[0]
-    expect(visit.at("#summary [data-figure=accepted]")).to_be_hidden()
+    for figure in ("accepted", "rate", "lossless"):
+        expect(visit.at(f"#summary [data-figure={figure}]")).to_be_hidden()
     expect(visit.at("#summary [data-figure=tokens]")).to_be_visible()

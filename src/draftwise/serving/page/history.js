@@ -28,7 +28,7 @@ export class History {
         element("td", { class: "speculative" }, fixed(speculation?.mean_accepted_length, 2)),
         element("td", { class: "speculative roomy" }, percent(speculation?.acceptance_rate)),
         element("td", {}, brief(tokens / timing.last)),
-        element("td", { class: "roomy" }, { true: "yes", false: "no" }[lossless] ?? NOTHING),
+        element("td", { class: "speculative roomy" }, { true: "yes", false: "no" }[lossless] ?? NOTHING),
       ),
     );
     while (this.#rows.children.length > MOST) this.#rows.lastElementChild.remove();

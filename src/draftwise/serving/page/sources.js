@@ -29,8 +29,6 @@ export class Legend {
         number,
       );
       const row = element("li", {}, button, element("span", { class: "meaning" }, meaning));
-      // Without a draft every token is the target's.
-      if (source !== "target") row.classList.add("speculative");
       button.addEventListener("click", () => {
         const pressed = button.getAttribute("aria-pressed") === "false";
         for (const each of this.#buttons.values()) each.setAttribute("aria-pressed", "false");

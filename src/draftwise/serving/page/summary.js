@@ -60,7 +60,7 @@ export class Summary {
       ],
       ["first", "First token after", duration(timing.first), "from sending", false],
       ["speed", "Speed", brief(tokens / timing.last), "tokens/s, from sending", false],
-      ["lossless", "Lossless", ...lossless(speculation?.lossless), false],
+      ["lossless", "Lossless", ...lossless(speculation?.lossless), true],
     ];
     this.#list.replaceChildren(
       ...rows.map(([key, name, value, note, speculative]) =>
