@@ -1,0 +1,176 @@
+/** The form a request is written in. */
+
+import { element } from "./dom.js";
+import { Fields } from "./fields.js";
+import { FollowingSlider } from "./following.js";
+import { count, lenience } from "./format.js";
+import { about } from "./policies.js";
+import { startOf } from "./rule.js";
+
+const POLICY_OFF = "off";
+const NUMBERS = ["temperature", "max_tokens", "seed"];
+const WHOLE = new Set(["max_tokens", "seed"]);
+
+/** Reads the form into the body of a request. */
+export class Composer {
+  #form;
+  #fields;
+  #gamma;
+  #lenience;
+  #served = null;
+
+  constructor(form) {
+    this.#form = form;
+    this.#fields = new Fields(form);
+    this.#gamma = new FollowingSlider(this.#fields.get("num_speculative_tokens"), (value) =>
+      count(value, "token"),
+    );
+    this.#lenience = new FollowingSlider(this.#fields.get("lenience"), lenience);
+    const note = form.querySelector("#own-lossy");
+    this.#fields.get("lenience").box.addEventListener("input", () => this.#warn(note));
+    this.#fields.get("lenience").box.addEventListener("change", () => this.#warn(note));
+    form.addEventListener("change", (event) => {
+      if (event.target.name === "mode") this.#label();
+      if (event.target.name === "policy") this.#explain();
+    });
+    this.#label();
+  }
+
+  /** "text" or "chat". */
+  get mode() {
+    return this.#form.elements.mode.value;
+  }
+
+  get prompt() {
+    return this.#form.elements.prompt.value;
+  }
+
+  set prompt(text) {
+    this.#form.elements.prompt.value = text;
+  }
+
+  /** Offer the models that the server has; one needs no choice. */
+  showModels(names) {
+    const select = this.#form.elements.model;
+    select.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
+    select.closest("[data-field]").hidden = names.length < 2;
+  }
+
+  /** Follow the server's setting in whatever was not chosen here. */
+  showSpeculation(speculation) {
+    this.#served = speculation;
+    if (!speculation.enabled) return;
+    this.#gamma.limit(speculation.max_num_speculative_tokens);
+    this.#gamma.follow(speculation.num_speculative_tokens);
+    this.#lenience.follow(speculation.lenience, startOf(speculation.lenience));
+    this.#showPolicies(speculation);
+    this.#explain();
+  }
+
+  /** The body of a request, its messages or prompt aside; null if a field is wrong. */
+  read() {
+    this.#fields.clear();
+    if (this.prompt.trim() === "") {
+      this.#fields.get("prompt").refuse("Write a prompt first.");
+      this.#form.elements.prompt.focus();
+      return null;
+    }
+    const body = { model: this.#form.elements.model.value };
+    for (const name of NUMBERS) {
+      const value = this.#number(name);
+      if (value === false) return null;
+      if (value !== null) body[name] = value;
+    }
+    if (this.#served?.enabled) {
+      const speculation = this.#speculation();
+      if (Object.keys(speculation).length > 0) body.speculation = speculation;
+    }
+    return body;
+  }
+
+  /** What a body that was read here asks for, in words. */
+  inWords({ speculation = {}, temperature }) {
+    const parts = [];
+    const { policy, num_speculative_tokens: gamma, lenience: served } = this.#served ?? {};
+    if (!this.#served?.enabled || speculation.enabled === false) {
+      parts.push("target alone");
+    } else {
+      parts.push(
+        speculation.policy ?? policy,
+        `γ ${speculation.num_speculative_tokens ?? gamma}`,
+        `lenience ${lenience(speculation.lenience ?? served)}`,
+      );
+    }
+    if (temperature !== undefined) parts.push(`temperature ${temperature}`);
+    return parts.join(", ");
+  }
+
+  /** Show an error at the field it names; false if at none. */
+  refuse(param, message) {
+    return this.#fields.refuse(param === "messages" ? "prompt" : param, message);
+  }
+
+  /** A field's number, null where it is empty, false where it is none. */
+  #number(name) {
+    const { control } = this.#fields.get(name);
+    const text = control.value.trim();
+    const value = Number(text);
+    if (text === "" && !control.validity.badInput) return null;
+    const fits = WHOLE.has(name) ? Number.isSafeInteger(value) : Number.isFinite(value);
+    if (text !== "" && fits) return value;
+    this.#fields.refuse(name, `Must be a ${WHOLE.has(name) ? "whole " : ""}number.`);
+    return false;
+  }
+
+  #speculation() {
+    const policy = this.#form.elements.policy.value;
+    if (policy === POLICY_OFF) return { enabled: false };
+    const own = {};
+    if (policy !== "") own.policy = policy;
+    if (this.#gamma.own !== null) own.num_speculative_tokens = this.#gamma.own;
+    if (this.#lenience.own !== null) own.lenience = this.#lenience.own;
+    return own;
+  }
+
+  #showPolicies({ policy, policies }) {
+    const select = this.#form.elements.policy;
+    const chosen = select.value;
+    const options = [
+      element("option", { value: "" }, `the server’s (${policy})`),
+      element("option", { value: POLICY_OFF }, "off: the target alone"),
+      ...policies
+        .filter(({ name, usable }) => usable && name !== "none")
+        .map(({ name, description }) =>
+          element("option", { value: name, title: description }, name),
+        ),
+    ];
+    // An open list would close if it were replaced by one like it.
+    if (options.map(key).join() === [...select.options].map(key).join()) return;
+    select.replaceChildren(...options);
+    select.value = chosen;
+    if (select.selectedIndex < 0) select.value = "";
+  }
+
+  #explain() {
+    const { policy, policies } = this.#served;
+    const { value } = this.#form.elements.policy;
+    this.#form.querySelector("#own-policy-about").textContent =
+      value === POLICY_OFF ? "no draft is made." : about(policies, value || policy);
+  }
+
+  #warn(note) {
+    note.hidden = !(this.#lenience.own !== null && this.#lenience.own < 1);
+  }
+
+  #label() {
+    const chat = this.mode === "chat";
+    this.#form.querySelector("label[for=prompt]").textContent = chat ? "Message" : "Prompt";
+    this.#form.elements.prompt.placeholder = chat
+      ? "Ask something. Earlier messages are sent along."
+      : "The model goes on from this text.";
+  }
+}
+
+function key(option) {
+  return `${option.value}=${option.textContent}`;
+}

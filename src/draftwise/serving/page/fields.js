@@ -1,0 +1,77 @@
+/** Form fields that can say what is wrong with them. */
+
+import { element } from "./dom.js";
+
+const CONTROLS = "textarea, select, input:not([type=radio], [readonly])";
+
+/** One field of a form, in one or more controls, with its error beside it. */
+export class Field {
+  #error;
+  #refused = null;
+  #about = null;
+
+  constructor(box) {
+    this.box = box;
+    const id = `${this.control.id}-error`;
+    this.#error = element("p", { class: "error", id, hidden: true });
+    box.append(this.#error);
+    box.addEventListener("input", () => this.clear());
+  }
+
+  /** The first of its controls that can be seen. */
+  get control() {
+    const controls = [...this.box.querySelectorAll(CONTROLS)];
+    return controls.find((each) => !each.closest("[hidden]")) ?? controls[0];
+  }
+
+  /** Say what is wrong, beside the control and to a screen reader that comes to it. */
+  refuse(message) {
+    this.clear();
+    this.#error.textContent = message;
+    this.#error.hidden = false;
+    this.#refused = this.control;
+    this.#about = this.#refused.getAttribute("aria-describedby");
+    const described = [this.#about, this.#error.id].filter(Boolean).join(" ");
+    this.#refused.setAttribute("aria-describedby", described);
+    this.#refused.setAttribute("aria-invalid", "true");
+  }
+
+  clear() {
+    if (this.#refused === null) return;
+    this.#error.hidden = true;
+    this.#error.textContent = "";
+    this.#refused.removeAttribute("aria-invalid");
+    if (this.#about === null) this.#refused.removeAttribute("aria-describedby");
+    else this.#refused.setAttribute("aria-describedby", this.#about);
+    this.#refused = null;
+  }
+}
+
+/** The fields of a form by the names that the server gives them. */
+export class Fields {
+  #fields = new Map();
+
+  constructor(form) {
+    for (const box of form.querySelectorAll("[data-field]")) {
+      this.#fields.set(box.dataset.field, new Field(box));
+    }
+  }
+
+  get(name) {
+    return this.#fields.get(name);
+  }
+
+  clear() {
+    for (const field of this.#fields.values()) field.clear();
+  }
+
+  /** Show an error at the field it names ("speculation.policy" is "policy"); false if at none. */
+  refuse(param, message) {
+    const named = (param ?? "").split(".").find((part) => this.#fields.has(part));
+    const field = this.#fields.get(named);
+    if (!field || field.box.closest("[hidden]")) return false;
+    field.refuse(message);
+    field.control.focus();
+    return true;
+  }
+}

@@ -1,0 +1,156 @@
+/** The server's figures, asked for every second. */
+
+import { Chart } from "./chart.js";
+import { element } from "./dom.js";
+import { brief, fixed, percent, uptime } from "./format.js";
+
+const EVERY = 1000; // milliseconds
+// How long to wait after failures in a row.
+const LONGEST_WAIT = 10000;
+// Beyond this there is no room for a number above each position.
+const MOST_LABELLED = 10;
+const PARTS = ["draft", "companion", "select", "verify", "accept", "rest"];
+
+/** The charts, and below them where the time of a step goes and what is accepted. */
+export class Monitor {
+  #charts;
+  #split;
+  #positions;
+  #uptime;
+  #timer = null;
+  #failures = 0;
+  #asking = false;
+
+  /** `answered` is called after every reply, `failed` with every error; false stops the asking. */
+  constructor(panel, client, { answered, failed }) {
+    this.client = client;
+    this.answered = answered;
+    this.failed = failed;
+    this.#charts = charts();
+    panel.querySelector("[data-part=charts]").append(...this.#charts.map((each) => each.element));
+    this.#split = panel.querySelector("[data-part=split]");
+    this.#positions = panel.querySelector("[data-part=positions]");
+    this.#uptime = panel.querySelector("[data-part=uptime]");
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden && this.#timer !== null) this.start();
+    });
+  }
+
+  /** Ask now and then every second. */
+  start() {
+    clearTimeout(this.#timer);
+    this.#ask();
+  }
+
+  async #ask() {
+    if (this.#asking) return;
+    this.#asking = true;
+    let goOn = true;
+    try {
+      if (!document.hidden) this.#show(await this.client.stats());
+      this.#failures = 0;
+      this.answered();
+    } catch (error) {
+      this.#failures += 1;
+      goOn = this.failed(error);
+    } finally {
+      this.#asking = false;
+    }
+    const wait = Math.min(LONGEST_WAIT, EVERY * 2 ** this.#failures);
+    this.#timer = goOn ? setTimeout(() => this.#ask(), this.#failures ? wait : EVERY) : null;
+  }
+
+  #show(stats) {
+    const time = performance.now() / 1000;
+    for (const chart of this.#charts) chart.add(time, stats);
+    this.#uptime.textContent = `up ${uptime(stats.uptime_seconds)}`;
+    this.#showSplit(stats.time_split ?? {});
+    this.#showPositions(stats.acceptance_by_position ?? []);
+  }
+
+  #showSplit(split) {
+    const whole = PARTS.reduce((sum, part) => sum + (split[part] ?? 0), 0);
+    this.#split.hidden = !(whole > 0);
+    if (this.#split.hidden) return;
+    const [bar, list] = this.#split.querySelectorAll("[data-part=bar], ul");
+    const shares = PARTS.map((part) => [part, (split[part] ?? 0) / whole]).filter(
+      ([, share]) => share > 0,
+    );
+    bar.replaceChildren(
+      ...shares.map(([part, share]) => {
+        const piece = element("span", { "data-time": part });
+        piece.style.flexGrow = share;
+        return piece;
+      }),
+    );
+    list.replaceChildren(
+      ...shares.map(([part, share]) =>
+        element(
+          "li",
+          {},
+          element("span", { class: "swatch", "data-time": part }),
+          element("span", {}, part),
+          element("b", {}, percent(share)),
+        ),
+      ),
+    );
+  }
+
+  #showPositions(rates) {
+    this.#positions.hidden = rates.every((rate) => rate === null);
+    if (this.#positions.hidden) return;
+    this.#positions.classList.toggle("many", rates.length > MOST_LABELLED);
+    this.#positions.querySelector("ol").replaceChildren(
+      ...rates.map((rate) => {
+        const column = element("span", { class: "column" });
+        column.style.height = percent(rate ?? 0).replace(" ", "");
+        return element(
+          "li",
+          {},
+          element("b", {}, fixed(100 * (rate ?? NaN))),
+          element("span", { class: "well" }, column),
+        );
+      }),
+    );
+  }
+}
+
+function charts() {
+  const goodput = new Chart({
+    title: "Goodput",
+    unit: "tokens/s",
+    least: 1,
+    format: brief,
+    series: [{ name: "goodput", value: (stats) => stats.goodput }],
+  });
+  const accepted = new Chart({
+    title: "Mean accepted length",
+    unit: "tokens/step",
+    least: 2,
+    format: (value) => fixed(value, 2),
+    series: [{ name: "mean accepted length", value: (stats) => stats.mean_accepted_length }],
+  });
+  const step = new Chart({
+    title: "Step time",
+    unit: "ms",
+    least: 1,
+    format: brief,
+    series: [{ name: "step time", value: (stats) => milliseconds(stats.step_seconds) }],
+  });
+  const requests = new Chart({
+    title: "Requests",
+    unit: "",
+    least: 2,
+    format: (value) => fixed(value),
+    series: [
+      { name: "running", value: (stats) => stats.num_running },
+      { name: "waiting", value: (stats) => stats.num_waiting },
+    ],
+  });
+  accepted.element.classList.add("speculative");
+  return [goodput, accepted, step, requests];
+}
+
+function milliseconds(seconds) {
+  return Number.isFinite(seconds) ? 1000 * seconds : null;
+}

@@ -1,0 +1,62 @@
+/** The four places a token can come from, and the legend that counts them. */
+
+import { element } from "./dom.js";
+import { fixed } from "./format.js";
+
+/** What each source is called and means, in the order of the legend. */
+export const SOURCES = new Map([
+  ["draft", ["accepted", "drafted, and kept by the target"]],
+  ["correction", ["correction", "the target’s own token in place of a rejected one"]],
+  ["bonus", ["bonus", "the target’s next token after a fully accepted draft"]],
+  ["target", ["target", "from a step that verified no draft"]],
+]);
+
+/** Buttons, one a source, with counts; pressing one singles its tokens out. */
+export class Legend {
+  #counts = new Map();
+  #buttons = new Map();
+  #shown = new Map();
+
+  /** `single` is called with a source, or with null for all of them. */
+  constructor(list, single) {
+    for (const [source, [name, meaning]] of SOURCES) {
+      const number = element("span", { class: "count" }, "0");
+      const button = element(
+        "button",
+        { type: "button", "aria-pressed": "false", "data-source": source, title: meaning },
+        element("span", { class: "sample", "data-source": source, "aria-hidden": "true" }, "ab"),
+        element("span", { class: "name" }, name),
+        number,
+      );
+      const row = element("li", {}, button, element("span", { class: "meaning" }, meaning));
+      button.addEventListener("click", () => {
+        const pressed = button.getAttribute("aria-pressed") === "false";
+        for (const each of this.#buttons.values()) each.setAttribute("aria-pressed", "false");
+        button.setAttribute("aria-pressed", String(pressed));
+        single(pressed ? source : null);
+      });
+      this.#buttons.set(source, button);
+      this.#shown.set(source, number);
+      list.append(row);
+    }
+    this.reset();
+  }
+
+  reset() {
+    for (const source of SOURCES.keys()) this.#put(source, 0);
+  }
+
+  add(source) {
+    if (this.#counts.has(source)) this.#put(source, this.#counts.get(source) + 1);
+  }
+
+  /** All tokens counted since the last reset. */
+  get total() {
+    return [...this.#counts.values()].reduce((sum, each) => sum + each, 0);
+  }
+
+  #put(source, number) {
+    this.#counts.set(source, number);
+    this.#shown.get(source).textContent = fixed(number);
+  }
+}

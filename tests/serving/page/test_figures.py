@@ -1,0 +1,135 @@
+"""The server's figures, as they are asked for and drawn."""
+
+import re
+
+from playwright.sync_api import expect
+
+TITLES = ["Goodput", "Mean accepted length", "Step time", "Requests"]
+
+
+def chart(visit, title):
+    return visit.at(".chart").filter(has_text=title)
+
+
+def points(visit, title):
+    """How many samples the lines of a chart go through."""
+    drawn = (
+        chart(visit, title)
+        .locator("path.line.line-0")
+        .evaluate_all("all => all.map(path => path.getAttribute('d'))")
+    )
+    return sum(len(each.split("L")) for each in drawn)
+
+
+def poll(visit, fake):
+    """Let the page's clock go on by a second, and wait until it has drawn what it asked for."""
+    drawn = points(visit, "Step time")
+    visit.page.clock.run_for(1000)
+    visit.page.wait_for_function(
+        """before => document.querySelectorAll(".chart")[2]
+            .querySelector("path.line")?.getAttribute("d").split("L").length !== before""",
+        arg=drawn,
+    )
+
+
+def stopped_clock(new_visit):
+    visit = new_visit()
+    visit.page.clock.install()
+    return visit.open().ready()
+
+
+def test_charts_grow_with_every_poll(new_visit, fake):
+    visit = stopped_clock(new_visit)
+    for number in range(2, 6):
+        fake.stats |= {"goodput": 100.0 * number}
+        poll(visit, fake)
+        assert [points(visit, title) for title in TITLES] == [number] * 4
+        expect(chart(visit, "Goodput").locator(".value")).to_have_text(f"{number}00")
+    assert fake.num_polls == 5
+
+
+def test_current_values_have_units(visit):
+    readings = [chart(visit, title).locator(".readings").inner_text() for title in TITLES]
+    squeezed = [re.sub(r"\s+", " ", each).strip() for each in readings]
+    assert squeezed == ["123 tokens/s", "2.75 tokens/step", "21.5 ms", "running 2 waiting 1"]
+    expect(chart(visit, "Goodput").get_by_role("img")).to_have_accessible_name(
+        "Goodput, now: goodput 123 tokens/s"
+    )
+
+
+def test_axes_are_labelled(visit):
+    labels = chart(visit, "Goodput").locator("text").all_text_contents()
+    assert labels == ["0", "50", "100", "150", "2 min ago", "1 min", "now"]
+
+
+def test_an_idle_server_leaves_a_gap(new_visit, fake):
+    visit = stopped_clock(new_visit)
+    poll(visit, fake)
+    idle = {"goodput": None, "mean_accepted_length": None}
+    idle |= {"acceptance_by_position": [], "time_split": {}}
+    fake.stats |= idle
+    poll(visit, fake)
+    expect(chart(visit, "Goodput").locator(".value")).to_have_text("–")
+    expect(visit.at(".split")).to_be_hidden()
+    expect(visit.at(".positions")).to_be_hidden()
+    fake.stats |= {"goodput": 50.0}
+    poll(visit, fake)
+    expect(chart(visit, "Goodput").locator("path.line")).to_have_count(2)
+    expect(chart(visit, "Step time").locator("path.line")).to_have_count(1)
+
+
+def test_samples_older_than_two_minutes_are_let_go(new_visit, fake):
+    visit = stopped_clock(new_visit)
+    poll(visit, fake)
+    assert points(visit, "Goodput") == 2
+    visit.page.clock.fast_forward(200_000)
+    poll(visit, fake)
+    assert points(visit, "Goodput") <= 2
+
+
+def test_a_chart_can_be_read_at_any_time_by_keys(new_visit, fake):
+    visit = stopped_clock(new_visit)
+    fake.stats |= {"goodput": 456.0}
+    poll(visit, fake)
+    plot = chart(visit, "Goodput").get_by_role("img")
+    plot.focus()
+    visit.page.keyboard.press("ArrowLeft")
+    visit.page.keyboard.press("ArrowLeft")
+    expect(chart(visit, "Goodput").locator(".value")).to_have_text("123")
+    expect(chart(visit, "Goodput").locator(".when")).to_contain_text("s ago")
+    visit.at("#prompt").focus()
+    expect(chart(visit, "Goodput").locator(".value")).to_have_text("456")
+
+
+def test_where_the_time_of_a_step_goes(visit):
+    parts = visit.at(".split li").all_inner_texts()
+    assert [re.sub(r"\s+", " ", each).strip() for each in parts] == [
+        "draft 20 %",
+        "companion 10 %",
+        "select 2 %",
+        "verify 60 %",
+        "accept 5 %",
+        "rest 3 %",
+    ]
+    assert visit.at(".positions b").all_inner_texts() == ["90", "70", "50"]
+
+
+def test_a_server_that_goes_away_and_comes_back(new_visit, fake):
+    visit = stopped_clock(new_visit)
+    visit.page.route("**/v1/stats", lambda route: route.fulfill(status=418, body="{}"))
+    visit.page.clock.run_for(1000)
+    expect(visit.at("#health")).to_contain_text("418")
+    visit.page.unroute("**/v1/stats")
+    visit.page.clock.run_for(3000)
+    expect(visit.at("#health")).to_have_text("live")
+
+
+def test_another_operators_change_shows_but_does_not_undo_what_is_being_edited(new_visit, fake):
+    visit = stopped_clock(new_visit)
+    visit.slide("#server-gamma", 2)
+    fake.speculation |= {"num_speculative_tokens": 4, "policy": "adaptive"}
+    for _ in range(10):
+        poll(visit, fake)
+    expect(visit.at("#server-policy")).to_have_value("adaptive")
+    expect(visit.at("#own-gamma")).to_have_value("4")
+    expect(visit.at("#server-gamma")).to_have_value("2")
