@@ -1,0 +1,44 @@
+"""The page on the server itself."""
+
+import pytest
+from playwright.sync_api import expect
+
+from . import walks
+
+PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples has he?\nAnswer:"
+
+
+@pytest.fixture
+def base_url(server):
+    """The real server in place of the fake one."""
+    return server.url
+
+
+@pytest.mark.parametrize("mode", ["text", "chat"])
+def test_an_answer_is_the_servers(visit, client, mode):
+    visit.at(f"input[name=mode][value={mode}]").check(force=True)
+    visit.at("#temperature").fill("0")
+    visit.at("#max-tokens").fill("40")
+    walks.one_answer(visit, PROMPT)
+    body = {"temperature": 0, "max_tokens": 40}
+    if mode == "text":
+        answer = client.post("/v1/completions", json={**body, "prompt": PROMPT}).json()
+        expected = answer["choices"][0]["text"]
+    else:
+        messages = [{"role": "user", "content": PROMPT}]
+        answer = client.post("/v1/chat/completions", json={**body, "messages": messages}).json()
+        expected = answer["choices"][0]["message"]["content"]
+    assert visit.text() == expected
+
+
+def test_keys_alone_are_enough(visit):
+    walks.by_keyboard(visit, "def gcd")
+
+
+def test_the_page_tells_its_own_rules(visit, client):
+    """Nothing but the server itself may be asked for anything."""
+    answer = client.get("/")
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    walks.fits(visit)
+    walks.every_field_has_a_name(visit)
+    expect(visit.at("#prompt")).to_be_visible()
