@@ -11,6 +11,7 @@ from rich.console import Console
 
 import draftwise
 from draftwise.cli.benchmark import benchmark
+from draftwise.cli.chat import chat
 from draftwise.cli.generate import generate
 from draftwise.cli.policies import policies
 from draftwise.cli.profile import profile
@@ -52,6 +53,7 @@ app.command()(profile_latency)
 app.command()(benchmark)
 app.command()(study)
 app.command()(serve)
+app.command()(chat)
 # What stands behind -- is for another program.
 app.command(context_settings={"allow_extra_args": True})(vllm_serve)
 

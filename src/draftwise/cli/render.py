@@ -26,7 +26,7 @@ from draftwise.llm import LLM
 from draftwise.models.loading import LoadedModel
 from draftwise.outputs import RequestOutput, TokenSource
 
-_STYLES = {
+STYLES = {
     TokenSource.DRAFT: "green",
     TokenSource.CORRECTION: "bold yellow",
     TokenSource.BONUS: "bold cyan",
@@ -189,13 +189,13 @@ def _timing(run: Run) -> dict[str, Any]:
 def _coloured(output: RequestOutput, start: int = 0) -> Text:
     text = Text()
     for piece, source in zip(output.token_texts[start:], output.token_sources[start:], strict=True):
-        text.append(piece, style=_STYLES[source])
+        text.append(piece, style=STYLES[source])
     return text
 
 
 def _legend(run: Run) -> Text:
     used = {source for output in run.outputs for source in output.token_sources}
-    parts = [Text(_MEANINGS[s], style=_STYLES[s]) for s in TokenSource if s in used]
+    parts = [Text(_MEANINGS[s], style=STYLES[s]) for s in TokenSource if s in used]
     return Text(" · ").join(parts)
 
 

@@ -131,6 +131,14 @@ def serve(
     log_level: Annotated[
         str, typer.Option(help="debug, info, warning or error.", rich_help_panel=_LOGS)
     ] = "info",
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send a span of every request to an OpenTelemetry collector.",
+            rich_help_panel=_LOGS,
+        ),
+    ] = None,
 ) -> None:
     """Serve a model to OpenAI's clients, with a page to try it at /.
 
@@ -142,6 +150,7 @@ def serve(
         from draftwise.serving.logs import set_up_logs
         from draftwise.serving.run import open_socket, run
         from draftwise.serving.service import Service
+        from draftwise.serving.tracing import set_up_tracing
     except ModuleNotFoundError as error:
         raise InvalidParameterError(
             "serve", f"{error.name} is missing: pip install 'draftwise[serve]'"
@@ -188,6 +197,7 @@ def serve(
         drain_timeout=drain_timeout,
     )
     set_up_logs(log_file, log_level)
+    tracing = set_up_tracing(otlp_endpoint)
     listening = open_socket(host, port)
     console = Console(stderr=True, highlight=False)
     name = f"[{host}]" if ":" in host else host
@@ -203,6 +213,6 @@ def serve(
         )
 
     try:
-        run(Service(engine, settings), listening, ready)
+        run(Service(engine, settings, tracing), listening, ready)
     finally:
         status.stop()

@@ -18,6 +18,7 @@ from draftwise.serving.errors import DeadlineExceededError, OverloadedError
 from draftwise.serving.messages import Piece
 from draftwise.serving.metrics import RequestMetrics
 from draftwise.serving.requests import News, ServedRequest
+from draftwise.serving.tracing import Span, tell
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Generation:
         questions: Sequence[Question],
         speculation: RequestSpeculation,
         timeout: float,
+        span: Span,
     ) -> None:
         """Set up; nothing is asked for yet.
 
@@ -106,13 +108,15 @@ class Generation:
             questions: one for each answer.
             speculation: how to speculate.
             timeout: seconds from now to the last token.
+            span: is told how it went, and ended.
         """
         self.questions = questions
         self.progress = [Progress() for _ in questions]
         self._client, self._admission, self._metrics = client, admission, metrics
         self._speculation = speculation
         self._arrived = time.monotonic()
-        self._timeout = timeout
+        self._timeout, self._span = timeout, span
+        self._first_token_seconds: float | None = None
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._requests: list[ServedRequest] = []
         self._error: DraftwiseError | None = None
@@ -130,8 +134,10 @@ class Generation:
         """
         try:
             self._admission.enter(len(self.questions))
-        except OverloadedError:
+        except OverloadedError as error:
             self._metrics.refused("queue")
+            self._span.set_attribute("error.type", type(error).__name__)
+            self._span.end()
             raise
         try:
             for number, each in enumerate(self.questions):
@@ -186,6 +192,8 @@ class Generation:
         if piece.token_ids:
             if progress.last_news is None:
                 self._metrics.first_token(now - self._arrived)
+                if self._first_token_seconds is None:
+                    self._first_token_seconds = now - self._arrived
             else:
                 self._metrics.next_tokens(now - progress.last_news)
             progress.last_news = now
@@ -203,6 +211,13 @@ class Generation:
         for request in self._requests:
             if not request.is_done:
                 self._client.cancel(request)
+        total = SpeculationStats()
+        for progress in self.progress:
+            total.add(progress.stats)
+        if error is not None or self._error is not None:
+            self._span.set_attribute("error.type", type(self._error or error).__name__)
+        tell(self._span, total, self._first_token_seconds)
+        self._span.end()
         for progress in self.progress:
             self._admission.leave()
             reason = progress.finish_reason

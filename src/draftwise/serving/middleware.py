@@ -13,6 +13,8 @@ from draftwise.serving.errors import TooLargeError
 from draftwise.serving.http_errors import error_response
 
 _LOG = logging.getLogger("draftwise.access")
+# Asked for every second by pages and monitors.
+_POLLED = {"/health", "/metrics", "/v1/stats", "/v1/speculation"}
 
 
 class BodyLimit:
@@ -85,7 +87,9 @@ class AccessLog:
         try:
             await self._app(scope, receive, watched)
         finally:
-            _LOG.info(
+            polled = scope["method"] == "GET" and scope["path"] in _POLLED
+            _LOG.log(
+                logging.DEBUG if polled else logging.INFO,
                 "request",
                 extra={
                     "request_id": number,

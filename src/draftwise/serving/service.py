@@ -17,6 +17,7 @@ from draftwise.serving.metrics import Metrics
 from draftwise.serving.schemas import ChatBody, CompletionBody, Sampling
 from draftwise.serving.settings import EngineSettings, ServerSettings
 from draftwise.serving.statistics import Statistics
+from draftwise.serving.tracing import NoTracing, Tracing
 
 # A context that is full to the last token leaves room for this one.
 _AT_LEAST_ONE = 1
@@ -32,9 +33,15 @@ class Service:
         statistics: what happened lately.
     """
 
-    def __init__(self, engine: EngineSettings, settings: ServerSettings | None = None) -> None:
+    def __init__(
+        self,
+        engine: EngineSettings,
+        settings: ServerSettings | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         """Set up; nothing is loaded yet."""
         self.settings = settings or ServerSettings()
+        self._tracing = tracing or NoTracing()
         self.metrics = Metrics()
         self.statistics = Statistics()
         self.client = EngineClient(engine, self._observe, self.metrics)
@@ -161,6 +168,7 @@ class Service:
                 Question(text, ids, body.sampling(most, number), number == 0)
                 for number in range(body.n)
             ]
+        num_prompt_tokens = sum(len(each.prompt_ids) for each in questions if each.is_first)
         return Generation(
             self.client,
             self._admission,
@@ -168,6 +176,7 @@ class Service:
             questions,
             body.own_speculation(),
             self.settings.request_timeout,
+            self._tracing.begin(self.model_name, num_prompt_tokens, len(questions)),
         )
 
     def _check_choices(self, count: int) -> None:

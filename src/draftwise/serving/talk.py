@@ -17,6 +17,7 @@ from draftwise.prompts import tokenize
 from draftwise.serving.errors import EngineUnavailableError
 
 Message = Mapping[str, str]
+_CONNECT_SECONDS = 10.0
 
 
 @dataclass
@@ -106,16 +107,19 @@ class ServerTalker:
         """
         base = url.rstrip("/").removesuffix("/v1")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        patience = httpx.Timeout(None, connect=_CONNECT_SECONDS)
         try:
-            self._client = httpx.Client(base_url=f"{base}/v1", headers=headers, timeout=None)
-            answer = self._client.get("/models")
-            if answer.status_code != httpx.codes.OK:
-                raise EngineUnavailableError("server", _message(answer.text))
-            self._model = answer.json()["data"][0]["id"]
+            self._client = httpx.Client(base_url=f"{base}/v1", headers=headers, timeout=patience)
         except httpx.InvalidURL as error:
             raise InvalidParameterError("server", f"{url!r} is no address: {error}") from error
+        try:
+            self._model = self._only_model()
         except (httpx.HTTPError, KeyError, ValueError, IndexError) as error:
+            self.close()
             raise EngineUnavailableError("server", f"{url!r} does not answer: {error}") from error
+        except EngineUnavailableError:
+            self.close()
+            raise
         self._options = options
         self.name = f"{self._model} at {base}"
 
@@ -144,6 +148,13 @@ class ServerTalker:
     def close(self) -> None:
         """End the connection."""
         self._client.close()
+
+    def _only_model(self) -> str:
+        answer = self._client.get("/models")
+        if answer.status_code != httpx.codes.OK:
+            raise EngineUnavailableError("server", _message(answer.text))
+        name: str = answer.json()["data"][0]["id"]
+        return name
 
 
 def _pieces(chunk: Mapping[str, Any], reply: Reply) -> Iterator[tuple[str, TokenSource]]:
