@@ -229,6 +229,7 @@ class LLM:
         """
         requests = self._add_all(as_list(prompts), sampling, speculation)
         unfinished: dict[int, Request] = {}
+        num_told = [0] * len(requests)
         try:
             for index, request in enumerate(requests):
                 if isinstance(request, DraftwiseError):
@@ -240,8 +241,12 @@ class LLM:
                 for index, request in list(unfinished.items()):
                     text, tokens = request.take_new()
                     reason = request.finish_reason
+                    start, num_told[index] = num_told[index], num_told[index] + len(tokens)
+                    told = None
+                    if request.params.logprobs is not None:
+                        told = request.logprobs[start : num_told[index]]
                     if tokens or reason is not None:
-                        yield StreamPiece(index, text, tokens, reason, request.error)
+                        yield StreamPiece(index, text, tokens, reason, request.error, told)
                     if reason is not None:
                         del unfinished[index]
         finally:

@@ -1,8 +1,8 @@
 """From logits to the distribution a token is drawn from, alike for every model.
 
-The order is that of Hugging Face's ``generate``: logit bias, repetition, presence and frequency
-penalties, temperature, top-k, top-p, min-p. Temperature 0 gives the one-hot distribution of the
-largest (biased, penalised) logit.
+The order is that of Hugging Face's ``generate``: logit bias and the tokens that are allowed,
+repetition, presence and frequency penalties, temperature, top-k, top-p, min-p. Temperature 0 gives
+the one-hot distribution of the largest (biased, penalised) logit.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class LogitControls:
         presence_penalty: ``[rows]`` float32, 0 where it is off.
         frequency_penalty: ``[rows]`` float32, 0 where it is off.
         bias: ``[rows, vocab]`` float32 added to the logits.
+        allowed: ``[rows, vocab]`` bool, the tokens that may be drawn.
     """
 
     temperature: Tensor
@@ -45,6 +46,7 @@ class LogitControls:
     presence_penalty: Tensor | None = None
     frequency_penalty: Tensor | None = None
     bias: Tensor | None = None
+    allowed: Tensor | None = None
 
     @property
     def uses_history(self) -> bool:
@@ -61,6 +63,10 @@ class LogitControls:
             name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)
         }
         return replace(self, **taken)
+
+    def restricted(self, allowed: Tensor | None) -> LogitControls:
+        """The same with the tokens that may be drawn, ``[rows, vocab]`` bool; ``None`` for all."""
+        return self if allowed is None else replace(self, allowed=allowed)
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,9 @@ class TokenHistory:
 def control_logits(
     logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
 ) -> Tensor:
-    """Bias and penalties: what changes the largest logit, so greedy decoding needs it too.
+    """What changes the largest logit, so that greedy decoding needs it too.
+
+    That is the bias, the allowed tokens and the penalties.
 
     Args:
         logits: ``[rows, vocab]`` any floating type.
@@ -108,6 +116,8 @@ def control_logits(
     logits = logits.float()
     if controls.bias is not None:
         logits = logits + controls.bias
+    if controls.allowed is not None:
+        logits = logits.masked_fill(~controls.allowed, _NEGATIVE_INFINITY)
     if not controls.uses_history:
         return logits
     if history is None:
@@ -125,7 +135,11 @@ def control_logits(
 
 
 def control_packed_logits(
-    logits: Tensor, controls: LogitControls, owner: Tensor, history: TokenHistory | None
+    logits: Tensor,
+    controls: LogitControls,
+    owner: Tensor,
+    history: TokenHistory | None,
+    allowed: Tensor | None = None,
 ) -> Tensor:
     """:func:`control_logits` for rows that belong to requests, several to each perhaps.
 
@@ -134,16 +148,17 @@ def control_packed_logits(
         controls: one entry per request.
         owner: ``[rows]`` int64, whose each row is.
         history: one entry per row; needed if :attr:`LogitControls.uses_history`.
+        allowed: ``[rows, vocab]`` bool, the tokens that may be drawn; ``None`` for all.
     """
-    if controls.bias is None and not controls.uses_history:
+    if controls.bias is None and not controls.uses_history and allowed is None:
         return logits.float()
-    return control_logits(logits, controls.rows(owner), history)
+    return control_logits(logits, controls.rows(owner).restricted(allowed), history)
 
 
 def greedy_tokens(
     logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
 ) -> Tensor:
-    """``[rows]`` int64, the token of the largest biased and penalised logit."""
+    """``[rows]`` int64, the allowed token of the largest biased and penalised logit."""
     return control_logits(logits, controls, history).argmax(dim=-1)
 
 
