@@ -247,6 +247,40 @@ class TestWithout:
         assert caught.value.field == "structured_outputs"
 
 
+def with_all_bytes():
+    """A tokenizer of the letters above and every other byte."""
+    content = json.loads(byte_tokenizer().backend_tokenizer.to_str())
+    vocab = content["model"]["vocab"]
+    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocab.setdefault(letter, len(vocab))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)), eos_token=EOS
+    )
+
+
+BETWEEN = {
+    "the standard": (None, ["", " ", "\n", "\n" + " " * 20], ["  ", "\t", "\n\n", "\n" + " " * 21]),
+    "none": ({"whitespace_flexible": False}, [""], [" ", "\n"]),
+    "any": ({"whitespace_flexible": True}, ["", " " * 30, "\n\t\n "], ["x"]),
+    "its own": ({"whitespace_pattern": "_"}, ["", "_"], [" "]),
+}
+
+
+@pytest.mark.parametrize("what", BETWEEN)
+def test_what_stands_between_parts_of_json(what):
+    own, right, wrong = BETWEEN[what]
+    tokenizer = with_all_bytes()
+    compiler = GrammarCompiler(tokenizer, frozenset([END]))
+    schema = {"type": "array", "items": {"type": "null"}}
+    if own is not None:
+        schema["x-guidance"] = own
+    for between in [*right, *wrong]:
+        matcher = begin(compiler, json_schema=schema)
+        text = f"[null,{between}null{between}]"
+        taken = [matcher.take(token) for token in tokenizer(text)["input_ids"]]
+        assert all(taken) == (between in right)
+
+
 def test_json_is_followed_whatever_is_drawn():
     """Random tokens of those allowed make what a schema describes."""
     schema = {
@@ -261,16 +295,8 @@ def test_json_is_followed_whatever_is_drawn():
         },
         "required": ["a"],
         "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False},
     }
-    text = byte_tokenizer().backend_tokenizer.to_str()
-    content = json.loads(text)
-    vocab = content["model"]["vocab"]
-    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
-        vocab.setdefault(letter, len(vocab))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(content)), eos_token=EOS
-    )
+    tokenizer = with_all_bytes()
     compiler = GrammarCompiler(tokenizer, frozenset([END]))
     rng = np.random.default_rng(1)
     for _ in range(30):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _FIELD = "structured_outputs"
 # Grammars that are kept; a server is mostly asked for the same few.
 _MOST_KEPT = 64
+# What may stand between two parts of JSON. Models left free there can write spaces for ever.
+_BETWEEN = r"[ ]|\n[ ]{0,20}"
 
 
 class GrammarCompiler:
@@ -104,15 +107,22 @@ class GrammarCompiler:
         return self._tokens
 
 
+def _json_options(schema: Mapping[str, Any]) -> dict[str, str]:
+    """How JSON is written, unless the schema says it."""
+    own = schema.get("x-guidance")
+    if isinstance(own, dict) and own.keys() & {"whitespace_flexible", "whitespace_pattern"}:
+        return {}
+    return {"whitespace_pattern": _BETWEEN}
+
+
 def _text(kind: str, value: Any) -> str:
     """A grammar as llguidance takes it."""
     from llguidance import LLMatcher
 
     text: str
-    if kind == "json_schema":
-        text = LLMatcher.grammar_from_json_schema(json.dumps(value))
-    elif kind == "json_object":
-        text = LLMatcher.grammar_from_json_schema('{"type": "object"}')
+    if kind in ("json_schema", "json_object"):
+        schema = value if kind == "json_schema" else {"type": "object"}
+        text = LLMatcher.grammar_from_json_schema(json.dumps(schema), _json_options(schema))
     elif kind == "regex":
         text = LLMatcher.grammar_from_regex(value)
     elif kind == "choice":
