@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from draftwise import StructuredOutputs
@@ -176,6 +176,38 @@ def test_choices_are_taken_literally(words):
     wrong = tokenizer("a.b", add_special_tokens=False)["input_ids"]
     matcher = begin(compiler, choice=words)
     assert not all(matcher.take(token) for token in wrong)
+
+
+def test_tokenizers_with_bytes_to_fall_back_on():
+    """As those that were converted from SentencePiece."""
+    names = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "c", "ab", "▁c"]
+    plain = Tokenizer(
+        models.BPE(
+            {name: index for index, name in enumerate(names)},
+            [("a", "b"), ("▁", "c")],
+            byte_fallback=True,
+        )
+    )
+    plain.normalizer = normalizers.Replace(" ", "▁")
+    plain.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>")
+    compiler = GrammarCompiler(tokenizer, frozenset([0]))
+    ids = tokenizer("ab cé ", add_special_tokens=False)["input_ids"]
+    assert [names[index] for index in ids] == ["ab", "▁c", "<0xC3>", "<0xA9>", "▁"]
+    matcher = begin(compiler, regex="(ab c|é )+")
+    assert all(matcher.take(token) for token in ids)
+    allowed = {names[token] for token in tokens_of(matcher.allowed([]))}
+    assert allowed == {"</s>", "a", "ab", "<0x61>", "<0xC3>"}
+
+
+def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused():
+    plain = Tokenizer(models.Unigram([("</s>", 0.0), ("▁", -2.0), ("a", -2.0)], 0))
+    plain.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>")
+    with pytest.raises(InvalidParameterError, match="tokenizer cannot be used"):
+        begin(GrammarCompiler(tokenizer, frozenset([0])), regex="a")
 
 
 def test_several_tokens_may_end_a_text():

@@ -1,8 +1,8 @@
 """From logits to the distribution a token is drawn from, alike for every model.
 
-The order is that of Hugging Face's ``generate``: logit bias and the tokens that are allowed,
-repetition, presence and frequency penalties, temperature, top-k, top-p, min-p. Temperature 0 gives
-the one-hot distribution of the largest (biased, penalised) logit.
+The order is that of Hugging Face's ``generate``: logit bias and mask, repetition, presence
+and frequency penalties, temperature, top-k, top-p, min-p. Temperature 0 gives the one-hot
+distribution of the largest (biased, penalised) logit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class LogitControls:
         presence_penalty: ``[rows]`` float32, 0 where it is off.
         frequency_penalty: ``[rows]`` float32, 0 where it is off.
         bias: ``[rows, vocab]`` float32 added to the logits.
-        allowed: ``[rows, vocab]`` bool, the tokens that may be drawn.
+        mask: ``[rows, vocab]`` float32 added to the logits, 0 for the tokens that may be drawn and
+            −∞ for the others.
     """
 
     temperature: Tensor
@@ -46,7 +47,7 @@ class LogitControls:
     presence_penalty: Tensor | None = None
     frequency_penalty: Tensor | None = None
     bias: Tensor | None = None
-    allowed: Tensor | None = None
+    mask: Tensor | None = None
 
     @property
     def uses_history(self) -> bool:
@@ -64,9 +65,9 @@ class LogitControls:
         }
         return replace(self, **taken)
 
-    def restricted(self, allowed: Tensor | None) -> LogitControls:
-        """The same with the tokens that may be drawn, ``[rows, vocab]`` bool; ``None`` for all."""
-        return self if allowed is None else replace(self, allowed=allowed)
+    def masked(self, mask: Tensor | None) -> LogitControls:
+        """The same with a mask, ``[rows, vocab]``; ``None`` where any token may be drawn."""
+        return self if mask is None else replace(self, mask=mask)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def control_logits(
 ) -> Tensor:
     """What changes the largest logit, so that greedy decoding needs it too.
 
-    That is the bias, the allowed tokens and the penalties.
+    That is the bias, the mask and the penalties.
 
     Args:
         logits: ``[rows, vocab]`` any floating type.
@@ -116,8 +117,8 @@ def control_logits(
     logits = logits.float()
     if controls.bias is not None:
         logits = logits + controls.bias
-    if controls.allowed is not None:
-        logits = logits.masked_fill(~controls.allowed, _NEGATIVE_INFINITY)
+    if controls.mask is not None:
+        logits = logits + controls.mask
     if not controls.uses_history:
         return logits
     if history is None:
@@ -139,7 +140,7 @@ def control_packed_logits(
     controls: LogitControls,
     owner: Tensor,
     history: TokenHistory | None,
-    allowed: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """:func:`control_logits` for rows that belong to requests, several to each perhaps.
 
@@ -148,17 +149,17 @@ def control_packed_logits(
         controls: one entry per request.
         owner: ``[rows]`` int64, whose each row is.
         history: one entry per row; needed if :attr:`LogitControls.uses_history`.
-        allowed: ``[rows, vocab]`` bool, the tokens that may be drawn; ``None`` for all.
+        mask: ``[rows, vocab]``, as of the controls, one entry per row.
     """
-    if controls.bias is None and not controls.uses_history and allowed is None:
+    if controls.bias is None and not controls.uses_history and mask is None:
         return logits.float()
-    return control_logits(logits, controls.rows(owner).restricted(allowed), history)
+    return control_logits(logits, controls.rows(owner).masked(mask), history)
 
 
 def greedy_tokens(
     logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
 ) -> Tensor:
-    """``[rows]`` int64, the allowed token of the largest biased and penalised logit."""
+    """``[rows]`` int64, the unmasked token of the largest biased and penalised logit."""
     return control_logits(logits, controls, history).argmax(dim=-1)
 
 

@@ -13,7 +13,7 @@ from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.chain import DraftChain
 from draftwise.engine.drawing import draw
 from draftwise.engine.follower import Follower, Reading
-from draftwise.engine.masks import allowed_tokens
+from draftwise.engine.masks import next_masks
 from draftwise.engine.native_chain import NativeChain
 from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.scheduler import Batch
@@ -165,7 +165,7 @@ class _DraftWriter:
             requests = self._batch.generating
             places = ((requests[index], self._drafted.get(index, ())) for index in active)
             vocab_size, device = self._vocab_size, self._tokens.device
-            controls = controls.restricted(allowed_tokens(places, vocab_size, device))
+            controls = controls.masked(next_masks(places, vocab_size, device))
         return controls, history
 
     def is_at_end(self, request: int) -> bool:
@@ -185,9 +185,9 @@ class _DraftWriter:
         index = upload(active, torch.long, logits.device)
         uniforms = None if self._probs is None else self._uniforms[index, at]
         drawn, broken, q, belief = draw(logits, controls, history, uniforms, self._uses_signals)
-        if controls.allowed is not None:
+        if controls.mask is not None:
             # A draft that gives nothing to any token that may come proposes nothing either.
-            broken = broken | ~controls.allowed.gather(1, drawn.unsqueeze(1)).squeeze(1)
+            broken = broken | (controls.mask.gather(1, drawn.unsqueeze(1)).squeeze(1) < 0)
         written = [True] * len(active)
         if bool(broken.any()):
             # A draft that is not a number proposes nothing from here on.
@@ -204,7 +204,7 @@ class _DraftWriter:
             self._history = self._history.after(self._tokens[:, at], everyone)
         for request, wrote in zip(active, written, strict=True):
             self.lengths[request] += wrote
-        if controls.allowed is not None:
+        if controls.mask is not None:
             for request, token in zip(active, drawn.tolist(), strict=True):
                 if request in self._drafted:
                     self._drafted[request].append(token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from draftwise.engine.request import Request
 from draftwise.models.transfer import upload
 
 
-def allowed_tokens(
+def next_masks(
     places: Iterable[tuple[Request, Sequence[int]]], vocab_size: int, device: torch.device
 ) -> Tensor:
     """The tokens that may come at some places; all of them for a request without a form.
@@ -23,7 +24,7 @@ def allowed_tokens(
         device: where the logits are.
 
     Returns:
-        ``[rows, vocab]`` bool.
+        ``[rows, vocab]`` float32, 0 for the tokens that may come and −∞ for the others.
     """
     listed = list(places)
     bits = np.full((len(listed), -(-vocab_size // 8)), 255, dtype=np.uint8)
@@ -32,12 +33,12 @@ def allowed_tokens(
             allowed = request.matcher.allowed(drafted)[: len(row)]
             row[: len(allowed)] = allowed
             row[len(allowed) :] = 0
-    packed = upload(torch.from_numpy(bits), torch.uint8, device).unsqueeze(2)
-    places_in_byte = torch.arange(8, dtype=torch.uint8, device=device)
-    return ((packed >> places_in_byte) & 1).bool().flatten(1)[:, :vocab_size]
+    # Bytes travel, and each is looked up where it arrives: faster than to take bits apart.
+    packed = upload(torch.from_numpy(bits), torch.uint8, device).int().flatten()
+    return _bytes(device).index_select(0, packed).view(len(listed), -1)[:, :vocab_size]
 
 
-def allowed_along(
+def masks_along(
     requests: Sequence[Request],
     drafted: Sequence[Sequence[int]],
     counts: Sequence[int],
@@ -54,7 +55,8 @@ def allowed_along(
         device: where the logits are.
 
     Returns:
-        ``[sum of counts, vocab]`` bool; ``None`` if no text must have a form.
+        ``[sum of counts, vocab]`` float32 as of :func:`next_masks`; ``None`` if no text must have a
+        form.
     """
     if all(request.matcher is None for request in requests):
         return None
@@ -63,4 +65,11 @@ def allowed_along(
         for request, tokens, count in zip(requests, drafted, counts, strict=True)
         for place in range(count)
     )
-    return allowed_tokens(places, vocab_size, device)
+    return next_masks(places, vocab_size, device)
+
+
+@lru_cache
+def _bytes(device: torch.device) -> Tensor:
+    """``[256, 8]`` the masks that the bits of each byte stand for."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return torch.from_numpy(np.where(bits > 0, 0.0, -np.inf).astype(np.float32)).to(device)
