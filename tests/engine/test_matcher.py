@@ -151,6 +151,19 @@ def test_a_draft_into_what_cannot_be_said_is_taken_back(compiler):
     assert matcher.is_complete
 
 
+def test_a_draft_that_the_grammar_library_cannot_follow_is_taken_back(compiler):
+    """After an error it says nothing more, so it is begun anew."""
+    matcher = begin(compiler, regex="[ab]zebra|[ab]c")
+    assert matcher.take(TOKENS["a"])
+    matcher._grammar.consume_token(TOKENS["h"])
+    assert matcher._grammar.is_error()
+    matcher._drafted, matcher._places = [TOKENS["h"]], [*matcher._places, matcher._here()]
+    assert tokens_of(matcher.allowed([TOKENS["c"]])) == {END}
+    assert not matcher._grammar.is_error()
+    assert matcher.take(TOKENS["c"])
+    assert matcher.is_complete
+
+
 @pytest.mark.parametrize(
     "words",
     [
