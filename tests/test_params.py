@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise import SamplingParams, SpeculationConfig
+from draftwise import SamplingParams, SpeculationConfig, StructuredOutputs
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.params import MAX_SPECULATIVE_TOKENS
 
@@ -42,6 +42,8 @@ BAD_SAMPLING = {
     "stop_token_ids": [(-1,), (1.0,), ("1",), (True,), 5, None, "12", {1: 2}],
     "ignore_eos": [1, 0, "yes", None],
     "seed": [1.5, "1", True, 2**64, -(2**63) - 1],
+    "logprobs": [-1, 21, 1.0, "1", True],
+    "structured_outputs": ["json", {"regex": "a"}, True],
 }
 GOOD_SAMPLING = {
     "max_tokens": [1, 10**9],
@@ -57,6 +59,8 @@ GOOD_SAMPLING = {
     "stop_token_ids": [(), (0,), [1, 2]],
     "ignore_eos": [True, False],
     "seed": [None, 0, -(2**63), 2**64 - 1],
+    "logprobs": [None, 0, 20],
+    "structured_outputs": [None, StructuredOutputs(regex="a"), StructuredOutputs(choice=["a"])],
 }
 BAD_SPECULATION = {
     "draft": ["", None, 5, ["a"]],

@@ -16,14 +16,24 @@ ROOT = Path(draftwise.__file__).parent
 MAY_IMPORT = {
     "core": set(),
     "errors": set(),
-    "params": {"core", "errors"},
+    "params": {"core", "errors", "structured_outputs"},
     "outputs": {"errors"},
     "prompts": {"errors"},
+    "structured_outputs": {"errors"},
     "estimators": {"core", "errors"},
     "policies": {"core", "errors", "estimators", "params"},
     "zoo": {"errors"},
     "models": {"core", "errors", "zoo"},
-    "engine": {"core", "errors", "estimators", "models", "outputs", "params", "policies"},
+    "engine": {
+        "core",
+        "errors",
+        "estimators",
+        "models",
+        "outputs",
+        "params",
+        "policies",
+        "structured_outputs",
+    },
     "profiling": {
         "core",
         "engine",
@@ -92,6 +102,7 @@ def test_public_names():
         "RequestSpeculation",
         "SamplingParams",
         "SpeculationConfig",
+        "StructuredOutputs",
     ]
     for name in draftwise.__all__:
         assert getattr(draftwise, name).__doc__

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from draftwise.llm import LLM
     from draftwise.outputs import RequestOutput
     from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
+    from draftwise.structured_outputs import StructuredOutputs
 
 __all__ = [
     "LLM",
@@ -16,6 +17,7 @@ __all__ = [
     "RequestSpeculation",
     "SamplingParams",
     "SpeculationConfig",
+    "StructuredOutputs",
 ]
 __version__ = "0.1.0"
 
@@ -25,6 +27,7 @@ _HOME = {
     "RequestSpeculation": "draftwise.params",
     "SamplingParams": "draftwise.params",
     "SpeculationConfig": "draftwise.params",
+    "StructuredOutputs": "draftwise.structured_outputs",
 }
 
 

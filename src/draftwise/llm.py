@@ -242,7 +242,13 @@ class LLM:
                     reason = request.finish_reason
                     if new.token_ids or reason is not None:
                         yield StreamPiece(
-                            index, new.text, new.token_ids, reason, request.error, new.sources
+                            index,
+                            new.text,
+                            new.token_ids,
+                            reason,
+                            request.error,
+                            new.sources,
+                            new.logprobs,
                         )
                     if reason is not None:
                         del unfinished[index]

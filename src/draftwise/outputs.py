@@ -30,6 +30,24 @@ class TokenSource(StrEnum):
     TARGET = "target"
 
 
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """What the target thought of one generated token, by the softmax of its own logits.
+
+    Bias, penalties, temperature, filters and structures have no part in it.
+
+    Attributes:
+        logprob: natural logarithm of the token's probability.
+        rank: 1 for the most likely token of the vocabulary; tokens as likely share a rank.
+        top: the most likely tokens and their log-probabilities, the most likely first; as many as
+            were asked for.
+    """
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass
 class SpeculationStats:
     """How speculation went for one request.
@@ -87,6 +105,7 @@ class RequestOutput:
         finish_reason: why it ended.
         speculation: how speculation went.
         error: what went wrong, if ``finish_reason`` is ``"error"``.
+        logprobs: one entry for each of ``token_ids``; ``None`` if they were not asked for.
     """
 
     prompt: str | None
@@ -98,6 +117,7 @@ class RequestOutput:
     finish_reason: FinishReason
     speculation: SpeculationStats
     error: DraftwiseError | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +131,7 @@ class StreamPiece:
         finish_reason: set in the last piece of a request.
         error: what went wrong, if it did.
         token_sources: where each of the new tokens came from.
+        logprobs: one entry for each of ``token_ids``; ``None`` if they were not asked for.
     """
 
     index: int
@@ -119,3 +140,4 @@ class StreamPiece:
     finish_reason: FinishReason | None = None
     error: DraftwiseError | None = None
     token_sources: list[TokenSource] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None

@@ -12,6 +12,7 @@ from typing import Any
 from draftwise.core.formats import QUANTIZATIONS
 from draftwise.core.rejection import VerificationMethod
 from draftwise.errors import InvalidParameterError
+from draftwise.structured_outputs import StructuredOutputs
 
 MAX_SPECULATIVE_TOKENS = 64
 # A companion called "draft:int8" is the draft itself with quantised weights.
@@ -19,6 +20,7 @@ _DRAFT_ITSELF = "draft:"
 _SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-4, 1e4
 # Beyond these, logits overflow or all become one.
 REPETITION_PENALTIES = 1e-3, 1e3
+MAX_LOGPROBS = 20
 
 
 def _number(name: str, value: object, low: float, high: float, low_open: bool = False) -> None:
@@ -107,6 +109,9 @@ class SamplingParams:
         ignore_eos: go on after the model's end-of-sequence token.
         seed: 64-bit seed. The same seed gives the same text, alone or in a batch, unless the
             policy goes by step times or by the batch (``docs/policies.md``). ``None`` draws one.
+        logprobs: report the target's log-probability of each generated token and of this many most
+            likely ones at its place, 0 … 20; ``None`` reports none.
+        structured_outputs: the form that the text must have; ``None`` for any.
 
     Raises:
         InvalidParameterError: a value lies outside its range.
@@ -125,6 +130,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 1)
@@ -156,6 +163,17 @@ class SamplingParams:
             raise InvalidParameterError("ignore_eos", f"must be a bool, got {self.ignore_eos!r}")
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.structured_outputs, StructuredOutputs | None):
+            raise InvalidParameterError(
+                "structured_outputs",
+                f"must be a StructuredOutputs, got {self.structured_outputs!r}",
+            )
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise InvalidParameterError(
+                "ignore_eos", "a text that must have a form ends where the form does"
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reduced(self)
@@ -173,6 +191,11 @@ class SamplingParams:
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Build from outside input, refusing unknown keys by name."""
         refuse_unknown_keys("sampling", values, (item.name for item in fields(cls)))
+        form = values.get("structured_outputs")
+        if isinstance(form, Mapping):
+            known = (item.name for item in fields(StructuredOutputs))
+            refuse_unknown_keys("structured_outputs", form, known)
+            values = {**values, "structured_outputs": StructuredOutputs(**form)}
         return cls(**values)
 
 

@@ -193,3 +193,35 @@ def test_help_does_not_wait_for_pytorch():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_log_probabilities_are_in_the_json(command):
+    arguments = ["--max-tokens", "6", "--dtype=float32", "--logprobs", "2"]
+    status, out, _ = command("generate", "head", "--json", *arguments)
+    assert status == 0
+    (output,) = json.loads(out)["outputs"]
+    assert len(output["logprobs"]) == len(output["token_ids"]) == 6
+    for told, token in zip(output["logprobs"], output["token_ids"], strict=True):
+        assert told["rank"] == 1  # greedy
+        assert told["top"][0] == [token, told["logprob"]]
+        assert len(told["top"]) == 2
+    _, out, _ = command("generate", "head", "--json", "--max-tokens", "6")
+    assert "logprobs" not in json.loads(out)["outputs"][0]
+    status, _, err = command("generate", "head", *arguments)
+    assert status == 2
+    assert "logprobs" in err
+
+
+def test_texts_can_be_held_to_a_schema(command, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"enum": [{"cat": True}, {"dog": [1, 2]}]}))
+    arguments = ["--json-schema", str(schema), "--json", "--max-tokens", "40"]
+    status, out, _ = command("generate", "A cat as JSON:", *arguments, pair=False)
+    assert status == 0
+    (output,) = json.loads(out)["outputs"]
+    assert json.loads(output["text"]) in ({"cat": True}, {"dog": [1, 2]})
+    for content in ("{", "[1]"):
+        schema.write_text(content)
+        status, _, err = command("generate", "x", *arguments, pair=False)
+        assert status == 2
+        assert "json_schema" in err

@@ -385,3 +385,53 @@ def test_penalties_without_a_history_are_refused(name):
     controls = LogitControls(torch.ones(1), all_greedy=False, **{name: torch.tensor([1.5])})
     with pytest.raises(ValueError, match="history"):
         probabilities(torch.zeros(1, 4), controls)
+
+
+class TestMasks:
+    """Tokens that may not be drawn count for nothing, in the filters as in the draw."""
+
+    PARTS = (
+        {},
+        {"top_k": torch.tensor([2, 3, 11])},
+        {"top_p": torch.tensor([0.5, 0.9, 1.0])},
+        {"min_p": torch.tensor([0.3, 0.0, 0.1])},
+        {"bias": random_logits(7, 3, 11, 2.0)},
+        {"presence_penalty": torch.tensor([1.0, 0.0, 2.0])},
+    )
+
+    @pytest.mark.parametrize("parts", PARTS, ids=lambda parts: next(iter(parts), "plain"))
+    def test_the_rest_is_as_if_the_vocabulary_were_smaller(self, parts):
+        logits, keep = random_logits(3, 3, 11, 2.0), torch.tensor([1, 2, 5, 6, 9])
+        mask = torch.full((3, 11), -torch.inf)
+        mask[:, keep] = 0.0
+        history = TokenHistory(torch.zeros(3, 11, dtype=torch.bool), (logits > 0).float())
+        controls = LogitControls(torch.tensor([0.7, 0.0, 1.3]), all_greedy=False, **parts)
+        small = {name: part[:, keep] if name == "bias" else part for name, part in parts.items()}
+        p = probabilities(logits, controls.masked(mask), history)
+        expected = probabilities(
+            logits[:, keep],
+            LogitControls(controls.temperature, all_greedy=False, **small),
+            TokenHistory(history.seen[:, keep], history.counts[:, keep]),
+        )
+        torch.testing.assert_close(p[:, keep], expected)
+        assert p.sum(dim=1).tolist() == pytest.approx([1.0] * 3)
+        greedy = greedy_tokens(logits, controls.masked(mask), history)
+        assert greedy[1] == p[1].argmax()
+
+    def test_rows_without_one_are_exactly_what_they_were(self):
+        logits = random_logits(4, 2, 50, 3.0)
+        mask = torch.zeros(2, 50)
+        mask[0, ::2] = -torch.inf
+        controls = LogitControls(
+            torch.ones(2), all_greedy=False, top_p=torch.tensor([0.9, 0.9]), any_greedy=False
+        )
+        p = probabilities(logits, controls.masked(mask))
+        assert torch.equal(p[1], probabilities(logits, controls)[1])
+        assert p[0, ::2].count_nonzero() == 0
+
+    def test_rows_are_taken_with_their_masks(self):
+        mask = torch.zeros(3, 4)
+        mask[1, 2] = -torch.inf
+        controls = LogitControls(torch.ones(3), all_greedy=False).masked(mask)
+        assert torch.equal(controls.rows(torch.tensor([1, 1, 0])).mask, mask[[1, 1, 0]])
+        assert controls.masked(None) is controls

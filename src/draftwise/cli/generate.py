@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from draftwise.llm import LLM
     from draftwise.params import SamplingParams
     from draftwise.prompts import Prompt
+    from draftwise.structured_outputs import StructuredOutputs
 
 _PROMPTS, _MODELS = "Prompts", "Models"
 _SHOWING = "Output"
@@ -95,6 +96,22 @@ def generate(
         int | None,
         typer.Option(help="Of the first prompt; each next one adds 1.", rich_help_panel=DRAWING),
     ] = None,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            help="Every text is JSON that the schema in this file describes.",
+            metavar="FILE",
+            rich_help_panel=DRAWING,
+        ),
+    ] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            help="With --json: the target's log-probability of every token, and of so many "
+            "likeliest ones at its place.",
+            rich_help_panel=_SHOWING,
+        ),
+    ] = None,
     batch_size: Annotated[
         int, typer.Option(help="Prompts that run at once.", rich_help_panel=RUNNING)
     ] = 8,
@@ -122,10 +139,13 @@ def generate(
       draftwise generate "def fibonacci(n):"
       draftwise generate "def fibonacci(n):" --policy fixed --num-speculative-tokens 4
       draftwise generate --prompts prompts.jsonl --companion zoo:companion --compare
+      draftwise generate "A cat as JSON:" --json-schema cat.json
     """
     from draftwise.params import SamplingParams, SpeculationConfig
 
     texts = _read_prompts(prompt, prompts, num_prompts)
+    if logprobs is not None and not as_json:
+        raise InvalidParameterError("logprobs", "are shown with --json only")
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -133,6 +153,8 @@ def generate(
         top_k=top_k,
         min_p=min_p,
         seed=seed,
+        logprobs=logprobs,
+        structured_outputs=None if json_schema is None else _read_schema(json_schema),
     )
     speculation = SpeculationConfig(
         draft=draft,
@@ -181,6 +203,18 @@ def _read_prompts(prompt: str | None, file: Path | None, num_prompts: int | None
     if file is not None:
         return load_prompts(file, num_prompts)
     return [prompt or ""]
+
+
+def _read_schema(file: Path) -> StructuredOutputs:
+    from draftwise.structured_outputs import StructuredOutputs
+
+    try:
+        schema = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidParameterError(
+            "json_schema", f"cannot read {str(file)!r} as JSON: {error}"
+        ) from error
+    return StructuredOutputs(json_schema=schema)
 
 
 def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -166,7 +167,7 @@ def describe(llm: LLM, run: Run, comparison: Comparison | None = None) -> dict[s
 
 
 def _output(output: RequestOutput) -> dict[str, Any]:
-    return {
+    result: dict[str, Any] = {
         "prompt": output.prompt,
         "text": output.text,
         "token_ids": output.token_ids,
@@ -174,6 +175,9 @@ def _output(output: RequestOutput) -> dict[str, Any]:
         "error": str(output.error) if output.error else None,
         "speculation": describe_stats(output.speculation),
     }
+    if output.logprobs is not None:
+        result["logprobs"] = [asdict(each) for each in output.logprobs]
+    return result
 
 
 def _timing(run: Run) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """From logits to the distribution a token is drawn from, alike for every model.
 
-The order is that of Hugging Face's ``generate``: logit bias, repetition, presence and frequency
-penalties, temperature, top-k, top-p, min-p. Temperature 0 gives the one-hot distribution of the
-largest (biased, penalised) logit.
+The order is that of Hugging Face's ``generate``: logit bias and mask, repetition, presence
+and frequency penalties, temperature, top-k, top-p, min-p. Temperature 0 gives the one-hot
+distribution of the largest (biased, penalised) logit.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class LogitControls:
         presence_penalty: ``[rows]`` float32, 0 where it is off.
         frequency_penalty: ``[rows]`` float32, 0 where it is off.
         bias: ``[rows, vocab]`` float32 added to the logits.
+        mask: ``[rows, vocab]`` float32 added to the logits, 0 for the tokens that may be drawn and
+            −∞ for the others.
     """
 
     temperature: Tensor
@@ -45,6 +47,7 @@ class LogitControls:
     presence_penalty: Tensor | None = None
     frequency_penalty: Tensor | None = None
     bias: Tensor | None = None
+    mask: Tensor | None = None
 
     @property
     def uses_history(self) -> bool:
@@ -61,6 +64,10 @@ class LogitControls:
             name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)
         }
         return replace(self, **taken)
+
+    def masked(self, mask: Tensor | None) -> LogitControls:
+        """The same with a mask, ``[rows, vocab]``; ``None`` where any token may be drawn."""
+        return self if mask is None else replace(self, mask=mask)
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,9 @@ class TokenHistory:
 def control_logits(
     logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
 ) -> Tensor:
-    """Bias and penalties: what changes the largest logit, so greedy decoding needs it too.
+    """What changes the largest logit, so that greedy decoding needs it too.
+
+    That is the bias, the mask and the penalties.
 
     Args:
         logits: ``[rows, vocab]`` any floating type.
@@ -108,6 +117,8 @@ def control_logits(
     logits = logits.float()
     if controls.bias is not None:
         logits = logits + controls.bias
+    if controls.mask is not None:
+        logits = logits + controls.mask
     if not controls.uses_history:
         return logits
     if history is None:
@@ -125,7 +136,11 @@ def control_logits(
 
 
 def control_packed_logits(
-    logits: Tensor, controls: LogitControls, owner: Tensor, history: TokenHistory | None
+    logits: Tensor,
+    controls: LogitControls,
+    owner: Tensor,
+    history: TokenHistory | None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """:func:`control_logits` for rows that belong to requests, several to each perhaps.
 
@@ -134,16 +149,17 @@ def control_packed_logits(
         controls: one entry per request.
         owner: ``[rows]`` int64, whose each row is.
         history: one entry per row; needed if :attr:`LogitControls.uses_history`.
+        mask: ``[rows, vocab]``, as of the controls, one entry per row.
     """
-    if controls.bias is None and not controls.uses_history:
+    if controls.bias is None and not controls.uses_history and mask is None:
         return logits.float()
-    return control_logits(logits, controls.rows(owner), history)
+    return control_logits(logits, controls.rows(owner).masked(mask), history)
 
 
 def greedy_tokens(
     logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
 ) -> Tensor:
-    """``[rows]`` int64, the token of the largest biased and penalised logit."""
+    """``[rows]`` int64, the unmasked token of the largest biased and penalised logit."""
     return control_logits(logits, controls, history).argmax(dim=-1)
 
 

@@ -9,6 +9,7 @@ drawn beyond is forgotten, so the outcome is the same as if it had never been dr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -119,13 +120,13 @@ class DraftChain:
         self._controls: LogitControls | None = None
         self._records = False
 
-    def serves(self, batch: Batch) -> bool:
-        """Whether this step can be drafted so."""
+    def serves(self, batch: Batch, active: Sequence[int]) -> bool:
+        """Whether this step, in which some requests draft, can be drafted so."""
         return (
             self._follower.has_static_steps(step_size(len(batch.generating)))
             if len(batch.generating) <= LARGEST_STEP and batch.controls.bias is None
             else False
-        ) and not batch.controls.uses_history
+        ) and not (batch.controls.uses_history or batch.any_has_form(active))
 
     @torch.inference_mode()
     def draft(

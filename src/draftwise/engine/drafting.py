@@ -13,6 +13,7 @@ from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.chain import DraftChain
 from draftwise.engine.drawing import draw
 from draftwise.engine.follower import Follower, Reading
+from draftwise.engine.masks import next_masks
 from draftwise.engine.native_chain import NativeChain
 from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.scheduler import Batch
@@ -69,14 +70,14 @@ class ModelDraft:
         limits = [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
         active = [index for index, limit in enumerate(limits) if limit > 0]
         pending = self._pending(batch, active)
-        if active and self._native.serves(batch):
+        if active and self._native.serves(batch, active):
             return self._native.draft(batch, policy, limits, active, pending, self._oracle)
         logits = self._follower.read(pending)[0]
         if self._oracle is not None:
             self._oracle.begin(batch, active)
         if logits is None:
             return _empty(len(states), self._follower.device)
-        if self._oracle is None and self._chain.serves(batch):
+        if self._oracle is None and self._chain.serves(batch, active):
             return self._chain.draft(batch, policy, limits, active, logits)
         writer = _DraftWriter(
             batch, max(limits), self._vocab_size, self._follower.device, policy.uses_draft_signals()
@@ -92,7 +93,10 @@ class ModelDraft:
             stays = [
                 at
                 for at, request in enumerate(active)
-                if going[at] and limits[request] > index + 1 and writer.lengths[request] > index
+                if going[at]
+                and limits[request] > index + 1
+                and writer.lengths[request] > index
+                and not writer.is_at_end(request)
             ]
             if not stays:
                 return writer.draft()
@@ -127,6 +131,7 @@ class _DraftWriter:
     ) -> None:
         num_requests = len(batch.generating)
         self._batch = batch
+        self._vocab_size = vocab_size
         self._history: TokenHistory | None = batch.history
         self._tokens = torch.zeros(num_requests, width, dtype=torch.long, device=device)
         self._probs: Tensor | None = None
@@ -142,6 +147,12 @@ class _DraftWriter:
         self._uses_signals = signals
         self.lengths = [0] * num_requests
         self.num_tokens = 0
+        # Of the texts that must have a form: what may come next depends on what was drawn.
+        self._drafted: dict[int, list[int]] = {
+            index: []
+            for index, request in enumerate(batch.generating)
+            if request.matcher is not None
+        }
 
     def conditions(self, active: list[int]) -> tuple[LogitControls, TokenHistory | None]:
         """Controls and history for the next token of the active requests."""
@@ -150,7 +161,17 @@ class _DraftWriter:
             index = upload(active, torch.long, self._tokens.device)
             controls = controls.rows(index)
             history = None if history is None else history.rows(index)
+        if not self._drafted.keys().isdisjoint(active):
+            requests = self._batch.generating
+            places = ((requests[index], self._drafted.get(index, ())) for index in active)
+            vocab_size, device = self._vocab_size, self._tokens.device
+            controls = controls.masked(next_masks(places, vocab_size, device))
         return controls, history
+
+    def is_at_end(self, request: int) -> bool:
+        """Whether nothing but the end of the text may follow what was drafted for a request."""
+        matcher = self._batch.generating[request].matcher
+        return matcher is not None and matcher.is_end(self._drafted[request])
 
     def write(
         self,
@@ -164,6 +185,9 @@ class _DraftWriter:
         index = upload(active, torch.long, logits.device)
         uniforms = None if self._probs is None else self._uniforms[index, at]
         drawn, broken, q, belief = draw(logits, controls, history, uniforms, self._uses_signals)
+        if controls.mask is not None:
+            # A draft that gives nothing to any token that may come proposes nothing either.
+            broken = broken | (controls.mask.gather(1, drawn.unsqueeze(1)).squeeze(1) < 0)
         written = [True] * len(active)
         if bool(broken.any()):
             # A draft that is not a number proposes nothing from here on.
@@ -180,6 +204,10 @@ class _DraftWriter:
             self._history = self._history.after(self._tokens[:, at], everyone)
         for request, wrote in zip(active, written, strict=True):
             self.lengths[request] += wrote
+        if controls.mask is not None:
+            for request, token in zip(active, drawn.tolist(), strict=True):
+                if request in self._drafted:
+                    self._drafted[request].append(token)
         self.num_tokens += 1
         if belief is None:
             return DraftPosition(at, active, drawn, None, None, None)

@@ -15,6 +15,8 @@ from draftwise.engine.admission import check_params, check_prompt
 from draftwise.engine.assembly import EngineOptions, Models, assemble
 from draftwise.engine.controls import HistoryStore
 from draftwise.engine.costs import CostLearner
+from draftwise.engine.grammars import GrammarCompiler
+from draftwise.engine.logprobs import token_logprobs
 from draftwise.engine.overlap import Overlap
 from draftwise.engine.request import Request
 from draftwise.engine.scheduler import Batch, Scheduler
@@ -45,6 +47,8 @@ class Engine:
         max_model_len: longest prompt and output together, in tokens.
         latency: what steps cost, followed while it runs; ``None`` if nobody asks.
         times: where the time of the last step went.
+        grammars: makes what follows texts that must have a form; may be asked beforehand, from
+            another thread too.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Engine:
         self.max_model_len = target.max_model_len
         self.latency = latency
         self.times = StepTimes(0, 0, 0, 0, 0, 0)
+        self.grammars = GrammarCompiler(target.tokenizer, target.eos_token_ids)
         self._tokenizer = target.tokenizer
         self._eos_token_ids = target.eos_token_ids
         self._vocab_size = target.model.vocab_size
@@ -197,7 +202,8 @@ class Engine:
         step.side.policies.observe(outcome, self.times)
         self._costs.observe(step, self.times)
         self._take_notes(step)
-        advanced = self._scheduler.commit(batch, step.plan, outcome)
+        told = token_logprobs(batch, step.plan, outcome, logits)
+        advanced = self._scheduler.commit(batch, step.plan, outcome, told)
         ended = [r.request_id for r in advanced if r.finish_reason is not None]
         for side in self._sides:
             side.policies.forget(ended)
@@ -270,14 +276,16 @@ class Engine:
 
         Raises:
             PromptError: empty, too long for the context, or with tokens the model does not have.
-            InvalidParameterError: a token of the parameters does not exist, or the policy that
-                the request asks for cannot be used here.
+            InvalidParameterError: a token of the parameters does not exist, the policy that the
+                request asks for cannot be used here, or the form that its text must have cannot
+                be followed.
             CacheExhaustedError: it may need more cache than there is in all.
         """
         check_prompt(prompt_ids, self.max_model_len, self._vocab_size)
         check_params(params, self._vocab_size, self._tokenizer is not None)
         speculation = speculation or RequestSpeculation()
         self.policies.get(speculation.policy)
+        form = params.structured_outputs
         stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_token_ids |= self._eos_token_ids
@@ -290,6 +298,7 @@ class Engine:
             stop_token_ids,
             self.max_model_len,
             speculation,
+            None if form is None else self.grammars.matcher(form),
         )
         self._scheduler.add(request)
         return request

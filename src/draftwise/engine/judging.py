@@ -12,6 +12,7 @@ from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.core.types import Draft, Judgement
 from draftwise.engine.controls import history_along
 from draftwise.engine.follower import Follower, Reading
+from draftwise.engine.masks import masks_along
 from draftwise.engine.scheduler import Batch
 from draftwise.models.native import sampling as native
 from draftwise.models.native.library import library_for
@@ -77,7 +78,10 @@ class Companion:
             ends = extents.cumsum(dim=0)
             position = torch.arange(len(logits), device=logits.device) - (ends - extents)[owner]
             history = history_along(batch.history, draft.tokens, extents, owner, position)
-        return judgement(logits, batch.controls, lengths, history, draft)
+        mask = None
+        if batch.has_forms:
+            mask = masks_along(batch.generating, drafted, lengths, self._vocab_size, logits.device)
+        return judgement(logits, batch.controls, lengths, history, draft, mask)
 
 
 def judgement(
@@ -86,6 +90,7 @@ def judgement(
     lengths: list[int],
     history: TokenHistory | None,
     draft: Draft,
+    mask: Tensor | None = None,
 ) -> Judgement:
     """What a companion thinks of a draft.
 
@@ -95,6 +100,7 @@ def judgement(
         lengths: ``[batch]`` leading tokens of each request's draft that it has judged.
         history: one entry per row; needed if :attr:`LogitControls.uses_history`.
         draft: with its signals.
+        mask: ``[sum of lengths, vocab]``, as of the controls, one entry per row of the logits.
     """
     assert draft.signals is not None
     q = draft.signals.beliefs
@@ -102,12 +108,12 @@ def judgement(
     where = upload([n for place in places for n in place], torch.long, logits.device).view(-1, 2)
     library = library_for(logits.device)
     if library is not None:
-        logits = control_packed_logits(logits, controls, where[:, 0], history)
+        logits = control_packed_logits(logits, controls, where[:, 0], history, mask)
         return Judgement(*native.judge(library, logits, controls, where, draft.tokens, q))
     c = torch.zeros_like(q)
     if places:
         owner, position = where.unbind(dim=1)
-        believed = beliefs(logits, controls.rows(owner), history)
+        believed = beliefs(logits, controls.rows(owner).masked(mask), history)
         c[owner, position] = believed.nan_to_num(nan=0.0)
     c_drawn = token_probabilities(c, draft.tokens)
     return Judgement(c, overlap(q, c), agreement(draft.signals.token_probs, c_drawn))

@@ -6,7 +6,7 @@ it is asked after each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -27,13 +27,14 @@ class NativeChain:
         self._follower = follower
         self._memory = DraftMemory(0, 0, 0)
 
-    def serves(self, batch: Batch) -> bool:
-        """Whether this step can be drafted so."""
+    def serves(self, batch: Batch, active: Sequence[int]) -> bool:
+        """Whether this step, in which some requests draft, can be drafted so."""
         controls = batch.controls
         return (
             self._follower.model.native is not None
             and controls.bias is None
             and not controls.uses_history
+            and not batch.any_has_form(active)
         )
 
     @torch.inference_mode()

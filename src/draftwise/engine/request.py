@@ -6,9 +6,16 @@ import secrets
 from typing import Any, NamedTuple
 
 from draftwise.core.history import AcceptanceHistory
+from draftwise.engine.matcher import Matcher
 from draftwise.engine.text import TextBuilder
 from draftwise.errors import DraftwiseError
-from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, TokenSource
+from draftwise.outputs import (
+    FinishReason,
+    RequestOutput,
+    SpeculationStats,
+    TokenLogprobs,
+    TokenSource,
+)
 from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.policies.base import RequestState
 
@@ -23,11 +30,13 @@ class NewOutput(NamedTuple):
         sources: where each of them came from.
         texts: new text in pieces, each with where its token came from; a piece may be the rest of
             an earlier token, whose text was not certain before.
+        logprobs: of the new tokens; ``None`` if they are not asked for.
     """
 
     token_ids: list[int]
     sources: list[TokenSource]
     texts: list[tuple[str, TokenSource]]
+    logprobs: list[TokenLogprobs] | None
 
     @property
     def text(self) -> str:
@@ -50,6 +59,8 @@ class Request:
         stats: how speculation goes.
         speculation: what it asks for itself.
         history: how its recent tokens fared.
+        logprobs: one entry for each token of the output; none if they are not asked for.
+        matcher: knows what may come next; ``None`` if its text may have any form.
     """
 
     def __init__(
@@ -62,6 +73,7 @@ class Request:
         stop_token_ids: frozenset[int],
         max_model_len: int,
         speculation: RequestSpeculation,
+        matcher: Matcher | None = None,
     ) -> None:
         self.request_id = request_id
         self.params = params
@@ -74,6 +86,8 @@ class Request:
         self.stats = SpeculationStats()
         self.speculation = speculation
         self.history = AcceptanceHistory()
+        self.logprobs: list[TokenLogprobs] = []
+        self.matcher = matcher
         self.max_total_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
         self._prompt = prompt
         self._stop_token_ids = stop_token_ids
@@ -107,15 +121,22 @@ class Request:
             room = min(room, self.speculation.num_speculative_tokens)
         return max(0, room)
 
-    def append(self, token: int, source: TokenSource) -> bool:
-        """Take one more token; True if the request ends with it."""
+    def append(
+        self, token: int, source: TokenSource, logprobs: TokenLogprobs | None = None
+    ) -> bool:
+        """Take one more token; True if the request ends with it, or because it cannot come."""
+        if self.matcher is not None and not self.matcher.take(token):
+            self.finish(FinishReason.ERROR, self.matcher.error)
+            return True
         self.tokens.append(token)
         self._sources.append(source)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
         self.stats.num_tokens += 1
         if token in self._stop_token_ids:
             self._text.add_silent(token)
             self.finish(FinishReason.STOP)
-        elif self._text.add(token):
+        elif self._text.add(token) or (self.matcher is not None and self.matcher.is_complete):
             self.finish(FinishReason.STOP)
         elif len(self.tokens) >= self.max_total_tokens:
             self.finish(FinishReason.LENGTH)
@@ -130,10 +151,13 @@ class Request:
     def take_new(self) -> NewOutput:
         """What came since the last call."""
         sources = self._sources[self._num_reported :]
+        logprobs = None
+        if self.params.logprobs is not None:
+            logprobs = self.logprobs[self._num_reported :]
         tokens = self.tokens[self.num_prompt_tokens + self._num_reported :]
         self._num_reported += len(tokens)
         texts = [(text, self._sources[index]) for index, text in self._text.release()]
-        return NewOutput(tokens, sources, texts)
+        return NewOutput(tokens, sources, texts, logprobs)
 
     def output(self) -> RequestOutput:
         """The answer as the caller sees it."""
@@ -147,4 +171,5 @@ class Request:
             finish_reason=self.finish_reason or FinishReason.CANCELLED,
             speculation=self.stats,
             error=self.error,
+            logprobs=None if self.params.logprobs is None else list(self.logprobs),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from draftwise.engine.controls import HistoryStore, batch_controls
 from draftwise.engine.request import NO_ROW, Request
 from draftwise.errors import CacheExhaustedError, NumericalError
 from draftwise.models.kv_cache import KVCache
-from draftwise.outputs import FinishReason, TokenSource
+from draftwise.outputs import FinishReason, TokenLogprobs, TokenSource
 from draftwise.policies.base import RequestState
 
 
@@ -70,6 +70,15 @@ class Batch:
     def num_prompt_tokens(self) -> int:
         """Prompt tokens that the step processes."""
         return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+    @property
+    def has_forms(self) -> bool:
+        """Whether some text must have a form."""
+        return any(request.matcher is not None for request in self.generating)
+
+    def any_has_form(self, indices: Iterable[int]) -> bool:
+        """Whether the text of one of some requests must have a form."""
+        return any(self.generating[index].matcher is not None for index in indices)
 
     def states(self, draft_context: int) -> list[RequestState]:
         """What a policy may know of ``generating``.
@@ -206,8 +215,21 @@ class Scheduler:
             ],
         )
 
-    def commit(self, batch: Batch, plan: Plan, outcome: Outcome) -> list[Request]:
+    def commit(
+        self,
+        batch: Batch,
+        plan: Plan,
+        outcome: Outcome,
+        logprobs: Mapping[int, Sequence[TokenLogprobs]],
+    ) -> list[Request]:
         """Append what was accepted, roll the caches back, retire who is done.
+
+        Args:
+            batch: the step.
+            plan: what was verified.
+            outcome: what the target made of it.
+            logprobs: for each accepted token and the one after them, by index of the requests that
+                ask for them.
 
         Returns:
             The requests that gained tokens or ended.
@@ -224,13 +246,19 @@ class Scheduler:
                 length = outcome.num_verified[index]
                 request.history.learn(acceptance[index][:length])
                 num_own = length if plan.num_own is None else plan.num_own[index]
-                self._append(request, index, planned[index], outcome, num_own)
+                self._append(request, index, planned[index], outcome, num_own, logprobs.get(index))
             if request.finish_reason is not None:
                 self._retire(request)
         return batch.generating
 
     def _append(
-        self, request: Request, index: int, planned: list[int], outcome: Outcome, num_own: int
+        self,
+        request: Request,
+        index: int,
+        planned: list[int],
+        outcome: Outcome,
+        num_own: int,
+        logprobs: Sequence[TokenLogprobs] | None,
     ) -> None:
         verified, accepted = outcome.num_verified[index], outcome.num_accepted[index]
         start = len(request.tokens)
@@ -242,11 +270,11 @@ class Scheduler:
         last = TokenSource.BONUS if accepted == verified else TokenSource.CORRECTION
         if not verified:
             last = TokenSource.TARGET
-        for token in planned[:accepted]:
-            if request.append(token, TokenSource.DRAFT):
+        tokens = [*planned[:accepted], outcome.next_tokens[index]]
+        for place, token in enumerate(tokens):
+            source = TokenSource.DRAFT if place < accepted else last
+            if request.append(token, source, None if logprobs is None else logprobs[place]):
                 break
-        else:
-            request.append(outcome.next_tokens[index], last)
         # The newest token was never an input; whatever lies beyond it was rejected. Beyond what
         # the draft itself wrote, the small models have read other tokens than the target.
         valid = len(request.tokens) - 1
@@ -254,7 +282,7 @@ class Scheduler:
         target_cache.truncate(request.row, valid)
         for cache in followers:
             cache.truncate(request.row, min(valid, start + num_own))
-        if request.params.uses_penalties:
+        if request.params.uses_penalties and len(request.tokens) > start:
             self._histories.append(request.row, request.tokens[start:])
 
     def _num_pending(self, request: Request) -> int:

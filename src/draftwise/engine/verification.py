@@ -21,6 +21,7 @@ from draftwise.core.sampling import (
 )
 from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.controls import history_along
+from draftwise.engine.masks import masks_along
 from draftwise.engine.scheduler import Batch
 from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache
@@ -87,12 +88,19 @@ class Acceptance:
         history = None
         if batch.history is not None:
             history = history_along(batch.history, plan.tokens, lengths, owner, position)
+        mask = None
+        if batch.has_forms:
+            counts = [length + 1 for length in plan.lengths]
+            drafted = plan.tokens.tolist()
+            mask = masks_along(batch.generating, drafted, counts, logits.shape[1], logits.device)
         if batch.uniforms is None:
-            chosen = greedy_tokens(logits, batch.controls.rows(owner), history)
+            chosen = greedy_tokens(logits, batch.controls.rows(owner).masked(mask), history)
             broken = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isnan()
             accepted = accept_greedy(chosen, plan.tokens, lengths)
         else:
-            broken, accepted = self._accept_sampled(batch, plan, logits, lengths, owner, history)
+            broken, accepted = self._accept_sampled(
+                batch, plan, logits, lengths, owner, history, mask
+            )
         broken, num_accepted, next_tokens, acceptance, reach = fetch(broken, *accepted)
         failed: frozenset[int] = frozenset()
         if bool(broken.any()):
@@ -115,6 +123,7 @@ class Acceptance:
         lengths: Tensor,
         owner: Tensor,
         history: TokenHistory | None,
+        mask: Tensor | None,
     ) -> tuple[Tensor, Accepted]:
         """Where logits are no numbers, and what the law decides."""
         uniforms = batch.uniforms
@@ -127,7 +136,7 @@ class Acceptance:
         if library is not None:
             return native_accept(
                 library,
-                control_packed_logits(logits, batch.controls, owner, history),
+                control_packed_logits(logits, batch.controls, owner, history, mask),
                 batch.controls,
                 plan,
                 lengths,
@@ -136,7 +145,7 @@ class Acceptance:
                 lenience,
                 self._method == "block",
             )
-        p = probabilities(logits, batch.controls.rows(owner), history)
+        p = probabilities(logits, batch.controls.rows(owner).masked(mask), history)
         broken = p[:, 0].isnan()
         final = upload(uniforms.final, torch.float64, device)
         proposals = plan.filtered().proposals

@@ -110,6 +110,8 @@ class ReplicatedDraft:
     Replicas draft by the policy's rule if it can say it in numbers. Else they draft to the limit,
     and the policy is asked afterwards, position by position, with the signals that it would have
     seen: what it would have stopped before is cut, as if it had never been drawn.
+
+    Nothing is drafted for requests whose text must have a form: replicas do not know what may come.
     """
 
     def __init__(self, shares: Shares, vocab_size: int) -> None:
@@ -125,7 +127,12 @@ class ReplicatedDraft:
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Draft as far as the policy wants, at most to each request's limit."""
         follower, replicas = self._shares.draft, self._shares.replicas
-        states = batch.states(follower.capacity)
+        states = [
+            state._replace(draft_limit=0) if request.matcher is not None else state
+            for state, request in zip(
+                batch.states(follower.capacity), batch.generating, strict=True
+            )
+        ]
         lengths = policy.draft_lengths(states)
         limits = [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
         signals, rule = policy.uses_draft_signals(), policy.stop_rule()

@@ -1,0 +1,133 @@
+"""From the form that a text must have to what knows which tokens may come next."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from draftwise.engine.matcher import Matcher
+from draftwise.errors import InvalidParameterError
+from draftwise.structured_outputs import StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_FIELD = "structured_outputs"
+# Grammars that are kept; a server is mostly asked for the same few.
+_MOST_KEPT = 64
+# What may stand between two parts of JSON. Models left free there can write spaces for ever.
+_BETWEEN = r"[ ]|\n[ ]{0,20}"
+
+
+class GrammarCompiler:
+    """Makes grammars over the tokens of one target, by llguidance.
+
+    It may be used from several threads at once, so a server can have a grammar made beforehand.
+    """
+
+    def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
+        """Nothing is made before it is asked for.
+
+        Args:
+            tokenizer: the target's; ``None`` if it has none.
+            eos_token_ids: tokens that end its texts.
+        """
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._tokens: LLTokenizer | None = None
+        self._grammars: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._making = Lock()
+        self._keeping = Lock()
+
+    def matcher(self, structure: StructuredOutputs) -> Matcher:
+        """What follows one text of a form.
+
+        Raises:
+            InvalidParameterError: llguidance is not installed, the target has no tokenizer or no
+                end-of-sequence token, or the form is malformed or cannot be had.
+        """
+        kind = structure.kind
+        value = getattr(structure, kind)
+        key = kind, value if isinstance(value, str) else json.dumps(value)
+        with self._keeping:
+            grammar = self._grammars.get(key)
+            if grammar is not None:
+                self._grammars.move_to_end(key)
+        if grammar is None:
+            grammar = self._compile(kind, value)
+            with self._keeping:
+                self._grammars[key] = grammar
+                if len(self._grammars) > _MOST_KEPT:
+                    self._grammars.popitem(last=False)
+        matcher = Matcher(grammar, self._eos_token_ids, f"{_FIELD}.{kind}")
+        if matcher.error is not None:
+            raise matcher.error
+        return matcher
+
+    def _compile(self, kind: str, value: Any) -> LLMatcher:
+        tokens = self._all_tokens()
+        from llguidance import LLMatcher, LLParserLimits
+
+        try:
+            grammar = LLMatcher(
+                tokens, _text(kind, value), log_level=0, limits=LLParserLimits(verbose_errors=False)
+            )
+        except Exception as error:  # whatever a malformed grammar makes the library raise
+            raise InvalidParameterError(f"{_FIELD}.{kind}", f"is malformed: {error}") from error
+        if grammar.is_error():
+            message = " ".join(grammar.get_error().split())
+            raise InvalidParameterError(f"{_FIELD}.{kind}", f"cannot be followed: {message}")
+        return grammar
+
+    def _all_tokens(self) -> LLTokenizer:
+        """The target's tokens as llguidance reads them."""
+        if self._tokenizer is None:
+            raise InvalidParameterError(_FIELD, "the target has no tokenizer")
+        if not self._eos_token_ids:
+            raise InvalidParameterError(_FIELD, "the target has no end-of-sequence token")
+        try:
+            from llguidance.hf import from_tokenizer
+        except ImportError as error:
+            raise InvalidParameterError(
+                _FIELD, 'llguidance is not installed: pip install "draftwise[serve]"'
+            ) from error
+        with self._making:
+            if self._tokens is None:
+                try:
+                    self._tokens = from_tokenizer(
+                        self._tokenizer, eos_token=sorted(self._eos_token_ids)
+                    )
+                except Exception as error:  # whatever an unusual tokenizer makes it raise
+                    raise InvalidParameterError(
+                        _FIELD, f"the target's tokenizer cannot be used: {error}"
+                    ) from error
+        return self._tokens
+
+
+def _json_options(schema: Mapping[str, Any]) -> dict[str, str]:
+    """How JSON is written, unless the schema says it."""
+    own = schema.get("x-guidance")
+    if isinstance(own, dict) and own.keys() & {"whitespace_flexible", "whitespace_pattern"}:
+        return {}
+    return {"whitespace_pattern": _BETWEEN}
+
+
+def _text(kind: str, value: Any) -> str:
+    """A grammar as llguidance takes it."""
+    from llguidance import LLMatcher
+
+    text: str
+    if kind in ("json_schema", "json_object"):
+        schema = value if kind == "json_schema" else {"type": "object"}
+        text = LLMatcher.grammar_from_json_schema(json.dumps(schema), _json_options(schema))
+    elif kind == "regex":
+        text = LLMatcher.grammar_from_regex(value)
+    elif kind == "choice":
+        each = (json.dumps(text, ensure_ascii=False) for text in value)
+        text = LLMatcher.grammar_from_lark(f"start: {' | '.join(each)}")
+    else:
+        text = LLMatcher.grammar_from_lark(value)
+    return text

@@ -1,0 +1,33 @@
+"""Forms and log-probabilities are the same on every device, however steps are run."""
+
+import pytest
+
+from ..engine.assembly import generate
+from ..engine.forms import RECIPE
+from ..engine.test_logprobs import RECIPE as PLAIN_RECIPE
+from ..engine.test_logprobs import assert_all_right, work
+from ..engine.test_lossless import NOT_UNLIKELY
+from ..engine.test_structured_outputs import SETTINGS, asked, p_values
+from .placing import PLACES, assemble
+
+
+@pytest.mark.parametrize("policy", ["fixed", "sv", "staged"])
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_texts_follow_the_target_within_the_form(models, place, policy):
+    engine = assemble(place, models, RECIPE, 60, 0.3, policy=policy, num_speculative_tokens=3)
+    outputs = generate(engine, *zip(*map(asked, range(4000)), strict=True))
+    model = models.reference(RECIPE)
+    laws = [
+        None if form is None else form.law(model, prompt, params)
+        for prompt, params, form in SETTINGS
+    ]
+    for p_value in p_values(models, outputs, laws):
+        assert p_value > NOT_UNLIKELY
+
+
+@pytest.mark.parametrize("policy", ["none", "fixed", "staged"])
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_log_probabilities_are_those_of_a_plain_pass(models, place, policy):
+    engine = assemble(place, models, PLAIN_RECIPE, 7, policy=policy, num_speculative_tokens=3)
+    prompts, params = work(40)
+    assert_all_right(models, generate(engine, prompts, params), params)

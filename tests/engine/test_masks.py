@@ -1,0 +1,58 @@
+"""Bits of tokens as numbers that are added to logits."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise.engine.masks import masks_along, next_masks
+
+CPU = torch.device("cpu")
+
+
+class Known:
+    """Allows a random half of its tokens behind each draft, always the same."""
+
+    def __init__(self, num_tokens):
+        self.num_tokens = num_tokens
+
+    def allows(self, drafted):
+        rng = np.random.default_rng([7, *drafted])
+        return rng.random(self.num_tokens) < 0.5
+
+    def allowed(self, drafted):
+        return np.packbits(self.allows(drafted), bitorder="little")
+
+
+def request(num_tokens=None):
+    return SimpleNamespace(matcher=None if num_tokens is None else Known(num_tokens))
+
+
+@pytest.mark.parametrize("vocab", [8, 13, 32, 37, 64])
+def test_tokens_that_may_come_are_zero(vocab):
+    """Whether the logits are wider than what the tokenizer knows, or narrower."""
+    places = [(request(32), []), (request(), [1, 2]), (request(32), [4, 5]), (request(24), [1])]
+    masks = next_masks(places, vocab, CPU)
+    assert masks.shape == (4, vocab)
+    assert masks.dtype == torch.float32
+    for (each, drafted), mask in zip(places, masks, strict=True):
+        expected = np.ones(vocab, dtype=bool)
+        if each.matcher is not None:
+            known = each.matcher.allows(drafted)
+            expected = np.pad(known, (0, max(0, vocab - len(known))))[:vocab]
+        assert np.array_equal(mask == 0, expected)
+        assert bool((mask[~torch.from_numpy(expected)] == -torch.inf).all())
+
+
+def test_along_drafts_each_place_has_what_comes_before_it():
+    requests = [request(16), request(), request(16)]
+    drafted = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    masks = masks_along(requests, drafted, [3, 2, 1], 16, CPU)
+    places = [
+        (requests[index], drafted[index][:place])
+        for index, count in enumerate([3, 2, 1])
+        for place in range(count)
+    ]
+    assert torch.equal(masks, next_masks(places, 16, CPU))
+    assert masks_along(requests[1:2], drafted[1:2], [2], 16, CPU) is None

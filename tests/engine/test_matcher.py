@@ -1,0 +1,357 @@
+"""What may come next is what some text of the form begins with."""
+
+import itertools
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from draftwise import StructuredOutputs
+from draftwise.engine.grammars import GrammarCompiler
+from draftwise.errors import InvalidParameterError, NumericalError
+
+from ..tiny_models import EOS, byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+TOKENS = TOKENIZER.get_vocab()
+END = TOKENS[EOS]
+SPECIAL = 3
+NAMES = {index: name for name, index in TOKENS.items()}
+# In no form below is more than one token long forced: there the tokenizer's own spelling is.
+LETTERS = ["".join(each) for n in (1, 2, 3) for each in itertools.product("abc", repeat=n)]
+WORDS = {text + end for text in LETTERS for end in ("", ".", ",")}
+REGEX = "[abc]{1,3}[.,]?"
+CHOICE = ("a", "ac", "bd", "hg", "b")
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return GrammarCompiler(TOKENIZER, frozenset([END]))
+
+
+def begin(compiler, **form):
+    return compiler.matcher(StructuredOutputs(**form))
+
+
+def tokens_of(bits):
+    return set(np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist())
+
+
+def allowed_by(words, text):
+    """Tokens that may follow a text, worked out from all texts of a form."""
+    allowed = {
+        token
+        for token, name in NAMES.items()
+        if token >= SPECIAL and any(word.startswith(text + name) for word in words)
+    }
+    return allowed | ({END} if text in words else set())
+
+
+def is_whole(words, text):
+    return text in words and allowed_by(words, text) == {END}
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [({"regex": REGEX}, WORDS), ({"choice": CHOICE}, set(CHOICE))],
+    ids=["regex", "choice"],
+)
+def test_exactly_the_beginnings_of_words_are_allowed(compiler, form, words):
+    """Along random drafts that are taken back, rejected in the middle, and gone on with."""
+    rng = np.random.default_rng(0)
+    num_whole = 0
+    for _ in range(60):
+        matcher, text = begin(compiler, **form), ""
+        while not matcher.is_complete:
+            for _ in range(3):
+                drafted, ahead = [], text
+                for _ in range(4):
+                    allowed = tokens_of(matcher.allowed(drafted))
+                    assert allowed == allowed_by(words, ahead)
+                    assert matcher.is_end(drafted) == (allowed == {END})
+                    token = int(rng.choice(sorted(allowed)))
+                    drafted.append(token)
+                    if token == END:
+                        break
+                    ahead += NAMES[token]
+            # What was drafted last is kept to some length, and another token follows.
+            for token in drafted[: rng.integers(len(drafted) + 1)]:
+                if token == END:
+                    break
+                assert matcher.take(token)
+                text += NAMES[token]
+            allowed = tokens_of(matcher.allowed([]))
+            assert allowed == allowed_by(words, text)
+            others = sorted(allowed - {END})
+            if not others:
+                break
+            token = int(rng.choice(others))
+            assert matcher.take(token)
+            text += NAMES[token]
+            assert matcher.is_complete == is_whole(words, text)
+        num_whole += matcher.is_complete
+        assert text in words
+    assert num_whole
+
+
+def test_behind_an_end_there_is_only_the_end(compiler):
+    matcher = begin(compiler, choice=("bd",))
+    for drafted in ([TOKENS["b"], TOKENS["d"]], [TOKENS["b"], TOKENS["d"], END, END]):
+        assert tokens_of(matcher.allowed(drafted)) == {END}
+        assert matcher.is_end(drafted)
+    # A token that could not come leads nowhere, and a draft without it on.
+    assert tokens_of(matcher.allowed([TOKENS["h"], TOKENS["a"]])) == {END}
+    assert tokens_of(matcher.allowed([TOKENS["b"]])) == {TOKENS["d"]}
+    assert matcher.take(TOKENS["b"])
+    assert not matcher.is_complete
+    assert matcher.take(TOKENS["d"])
+    assert matcher.is_complete
+    assert matcher.take(END)
+
+
+def test_the_end_is_taken(compiler):
+    matcher = begin(compiler, regex="a*")
+    assert matcher.take(TOKENS["a"])
+    assert END in tokens_of(matcher.allowed([]))
+    assert matcher.take(END)
+    assert matcher.error is None
+
+
+def test_a_token_that_may_not_come_is_an_error(compiler):
+    matcher = begin(compiler, regex="a+")
+    assert not matcher.take(TOKENS["b"])
+    assert isinstance(matcher.error, NumericalError)
+    assert matcher.error.field == "target"
+    assert "structured_outputs.regex" in str(matcher.error)
+
+
+def test_a_form_that_the_tokens_cannot_say(compiler):
+    with pytest.raises(InvalidParameterError, match="no token") as caught:
+        begin(compiler, choice=("z",))
+    assert caught.value.field == "structured_outputs.choice"
+    matcher = begin(compiler, choice=("az",))
+    assert not matcher.take(TOKENS["a"])
+    assert isinstance(matcher.error, InvalidParameterError)
+    # Of a forced word that the tokenizer cannot spell the grammar library skips what is missing.
+    matcher = begin(compiler, choice=("zebra",))
+    assert not matcher.take(TOKENS["e"])
+    assert isinstance(matcher.error, InvalidParameterError)
+
+
+def test_a_draft_into_what_cannot_be_said_is_taken_back(compiler):
+    matcher = begin(compiler, regex="a(z|b)|b")
+    for _ in range(2):
+        matcher.allowed([TOKENS["a"]])
+        matcher.allowed([TOKENS["a"], TOKENS["b"]])
+    assert matcher.take(TOKENS["b"])
+    assert matcher.is_complete
+
+
+def test_a_draft_that_the_grammar_library_cannot_follow_is_taken_back(compiler):
+    """After an error it says nothing more, so it is begun anew."""
+    matcher = begin(compiler, regex="[ab]zebra|[ab]c")
+    assert matcher.take(TOKENS["a"])
+    matcher._grammar.consume_token(TOKENS["h"])
+    assert matcher._grammar.is_error()
+    matcher._drafted, matcher._places = [TOKENS["h"]], [*matcher._places, matcher._here()]
+    assert tokens_of(matcher.allowed([TOKENS["c"]])) == {END}
+    assert not matcher._grammar.is_error()
+    assert matcher.take(TOKENS["c"])
+    assert matcher.is_complete
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ('a"b', "a\\b", "a\nb", "a b"),
+        ("é", "ñ€", "😀."),
+        ("a|b", "(a)", "[a]", "a*", "a", "abc"),
+    ],
+)
+def test_choices_are_taken_literally(words):
+    """With a tokenizer that has every byte."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    plain = Tokenizer(models.BPE({each: index for index, each in enumerate(letters)}, []))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    plain.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<end>")
+    end = tokenizer.eos_token_id
+    compiler = GrammarCompiler(tokenizer, frozenset([end]))
+    for word in words:
+        matcher = begin(compiler, choice=words)
+        ids = tokenizer(word, add_special_tokens=False)["input_ids"]
+        assert all(matcher.take(token) for token in ids)
+        assert end in tokens_of(matcher.allowed([]))
+    wrong = tokenizer("a.b", add_special_tokens=False)["input_ids"]
+    matcher = begin(compiler, choice=words)
+    assert not all(matcher.take(token) for token in wrong)
+
+
+def test_tokenizers_with_bytes_to_fall_back_on():
+    """As those that were converted from SentencePiece."""
+    names = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "c", "ab", "▁c"]
+    plain = Tokenizer(
+        models.BPE(
+            {name: index for index, name in enumerate(names)},
+            [("a", "b"), ("▁", "c")],
+            byte_fallback=True,
+        )
+    )
+    plain.normalizer = normalizers.Replace(" ", "▁")
+    plain.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>")
+    compiler = GrammarCompiler(tokenizer, frozenset([0]))
+    ids = tokenizer("ab cé ", add_special_tokens=False)["input_ids"]
+    assert [names[index] for index in ids] == ["ab", "▁c", "<0xC3>", "<0xA9>", "▁"]
+    matcher = begin(compiler, regex="(ab c|é )+")
+    assert all(matcher.take(token) for token in ids)
+    allowed = {names[token] for token in tokens_of(matcher.allowed([]))}
+    assert allowed == {"</s>", "a", "ab", "<0x61>", "<0xC3>"}
+
+
+def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused():
+    plain = Tokenizer(models.Unigram([("</s>", 0.0), ("▁", -2.0), ("a", -2.0)], 0))
+    plain.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>")
+    with pytest.raises(InvalidParameterError, match="tokenizer cannot be used"):
+        begin(GrammarCompiler(tokenizer, frozenset([0])), regex="a")
+
+
+def test_several_tokens_may_end_a_text():
+    compiler = GrammarCompiler(TOKENIZER, frozenset([END, 0]))
+    assert tokens_of(begin(compiler, regex="(abc)?").allowed([])) >= {END, 0}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json_schema": {"type": "strin"}},
+        {"json_schema": {"type": "string", "minLength": 5, "maxLength": 2}},
+        {"json_schema": {"not": {}, "type": "object"}},
+        {"json_schema": {"$ref": "#/nowhere"}},
+        {"regex": "a("},
+        {"regex": "(?=a)b"},
+        {"grammar": "start: nowhere"},
+        {"grammar": 'root: "a"'},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_followed_is_named(compiler, form):
+    with pytest.raises(InvalidParameterError) as caught:
+        begin(compiler, **form)
+    assert caught.value.field == f"structured_outputs.{next(iter(form))}"
+    assert "\n" not in str(caught.value)
+
+
+def test_grammars_are_made_once(compiler, monkeypatch):
+    made = []
+    compile_one = GrammarCompiler._compile
+    monkeypatch.setattr(
+        GrammarCompiler,
+        "_compile",
+        lambda self, kind, value: made.append(kind) or compile_one(self, kind, value),
+    )
+    fresh = GrammarCompiler(TOKENIZER, frozenset([END]))
+    for _ in range(3):
+        first, second = (begin(fresh, regex="(ab)+") for _ in range(2))
+        assert first.take(TOKENS["ab"])
+        assert tokens_of(second.allowed([])) == tokens_of(begin(fresh, regex="(ab)+").allowed([]))
+    assert made == ["regex"]
+    begin(fresh, grammar='start: "ab"')
+    assert made == ["regex", "grammar"]
+    monkeypatch.setattr("draftwise.engine.grammars._MOST_KEPT", 3)
+    for number in range(9):
+        begin(fresh, regex=f"a{{{number + 1}}}")
+    assert len(fresh._grammars) == 3
+
+
+class TestWithout:
+    def test_the_library(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "llguidance.hf", None)
+        with pytest.raises(InvalidParameterError, match=re.escape('"draftwise[serve]"')) as caught:
+            begin(GrammarCompiler(TOKENIZER, frozenset([END])), regex="a")
+        assert caught.value.field == "structured_outputs"
+
+    @pytest.mark.parametrize(
+        ("tokenizer", "ends", "match"),
+        [
+            (None, [END], "no tokenizer"),
+            (TOKENIZER, [], "no end-of-sequence token"),
+            (object(), [END], "cannot be used"),
+        ],
+    )
+    def test_tokens(self, tokenizer, ends, match):
+        with pytest.raises(InvalidParameterError, match=match) as caught:
+            begin(GrammarCompiler(tokenizer, frozenset(ends)), regex="a")
+        assert caught.value.field == "structured_outputs"
+
+
+def with_all_bytes():
+    """A tokenizer of the letters above and every other byte."""
+    content = json.loads(byte_tokenizer().backend_tokenizer.to_str())
+    vocab = content["model"]["vocab"]
+    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocab.setdefault(letter, len(vocab))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(content)), eos_token=EOS
+    )
+
+
+BETWEEN = {
+    "the standard": (None, ["", " ", "\n", "\n" + " " * 20], ["  ", "\t", "\n\n", "\n" + " " * 21]),
+    "none": ({"whitespace_flexible": False}, [""], [" ", "\n"]),
+    "any": ({"whitespace_flexible": True}, ["", " " * 30, "\n\t\n "], ["x"]),
+    "its own": ({"whitespace_pattern": "_"}, ["", "_"], [" "]),
+}
+
+
+@pytest.mark.parametrize("what", BETWEEN)
+def test_what_stands_between_parts_of_json(what):
+    own, right, wrong = BETWEEN[what]
+    tokenizer = with_all_bytes()
+    compiler = GrammarCompiler(tokenizer, frozenset([END]))
+    schema = {"type": "array", "items": {"type": "null"}}
+    if own is not None:
+        schema["x-guidance"] = own
+    for between in [*right, *wrong]:
+        matcher = begin(compiler, json_schema=schema)
+        text = f"[null,{between}null{between}]"
+        taken = [matcher.take(token) for token in tokenizer(text)["input_ids"]]
+        assert all(taken) == (between in right)
+
+
+def test_json_is_followed_whatever_is_drawn():
+    """Random tokens of those allowed make what a schema describes."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"enum": ["ab", "cd"]},
+            "b": {
+                "type": "array",
+                "items": {"type": "integer", "minimum": -3, "maximum": 14},
+                "maxItems": 2,
+            },
+        },
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    tokenizer = with_all_bytes()
+    compiler = GrammarCompiler(tokenizer, frozenset([END]))
+    rng = np.random.default_rng(1)
+    for _ in range(30):
+        matcher, said = begin(compiler, json_schema=schema), []
+        while not matcher.is_complete:
+            token = int(rng.choice(sorted(tokens_of(matcher.allowed([])))))
+            assert matcher.take(token)
+            said.append(token)
+            if token == END:
+                break
+        value = json.loads(tokenizer.decode(said, skip_special_tokens=True))
+        assert value["a"] in ("ab", "cd")
+        assert all(-3 <= each <= 14 for each in value.get("b", ()))

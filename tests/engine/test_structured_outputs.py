@@ -1,0 +1,481 @@
+"""A form changes the target's law to the one that is worked out token by token, and no other."""
+
+import collections
+import functools
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
+from draftwise.engine import judging, verification
+from draftwise.engine.chain import DraftChain
+from draftwise.engine.drafting import _DraftWriter
+from draftwise.engine.lanes import shares
+from draftwise.engine.matcher import Matcher
+from draftwise.engine.native_chain import NativeChain
+from draftwise.errors import InvalidParameterError, NumericalError
+from draftwise.outputs import FinishReason, TokenSource
+
+from ..core.statistics_tools import chi_square_p_value, sequence_counts
+from ..tiny_models import Recipe
+from .assembly import assemble_recipe, generate
+from .exact import exact_distribution
+from .forms import CHOICE, END, LETTERS, RECIPE, TOKENIZER
+from .test_failures import break_token
+from .test_lossless import IMPOSSIBLE, NOT_UNLIKELY
+
+PLAIN = SamplingParams(max_tokens=8)
+COLD = SamplingParams(max_tokens=8, temperature=0.7, top_k=4)
+BIASED = SamplingParams(
+    max_tokens=8, top_p=0.95, repetition_penalty=1.2, logit_bias={11: 1.0, 20: 1.5, END: -0.5}
+)
+CUT = SamplingParams(max_tokens=2, temperature=1.4, min_p=0.02)
+# All of them share every batch, with requests whose texts may have any form.
+SETTINGS = (
+    ([3, 4, 5], PLAIN, LETTERS),
+    ([7], COLD, LETTERS),
+    ([9, 2, 9, 4], BIASED, CHOICE),
+    ([6, 6], CUT, LETTERS),
+    ([5, 8], SamplingParams(max_tokens=2, ignore_eos=True), None),
+)
+
+
+def asked(number):
+    """Prompt and parameters of a request."""
+    prompt, params, form = SETTINGS[number % len(SETTINGS)]
+    structure = None if form is None else form.asked
+    return prompt, replace(params, seed=number, structured_outputs=structure)
+
+
+def sampled(models, policy, num_requests, max_batch_size, **speculation):
+    """Outputs of requests of all settings in turn."""
+    engine = assemble_recipe(
+        models,
+        RECIPE,
+        max_batch_size,
+        0.3,
+        policy=policy,
+        **{"num_speculative_tokens": 3, **speculation},
+    )
+    prompts, params = zip(*map(asked, range(num_requests)), strict=True)
+    outputs = generate(engine, prompts, params)
+    engine.close()
+    assert all(output.finish_reason is not FinishReason.ERROR for output in outputs)
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def laws(models):
+    """Of each setting, the probability of every text."""
+    model = models.reference(RECIPE)
+    return [
+        None if form is None else form.law(model, prompt, params)
+        for prompt, params, form in SETTINGS
+    ]
+
+
+def p_values(models, outputs, laws):
+    for number, law in enumerate(laws):
+        said = [tuple(output.token_ids) for output in outputs[number :: len(SETTINGS)]]
+        if law is None:
+            prompt, params, _ = SETTINGS[number]
+            expected = exact_distribution(models.reference(RECIPE), prompt, params, 2).joint()
+            yield chi_square_p_value(sequence_counts(torch.tensor(said), RECIPE.vocab), expected)
+            continue
+        counts = collections.Counter(said)
+        assert counts.keys() <= law.keys()
+        yield chi_square_p_value([counts[text] for text in law], list(law.values()))
+
+
+CASES = [
+    (policy, method, gamma, overlaps)
+    for policy, method, gamma, overlaps in (
+        ("none", "block", 0, False),
+        ("fixed", "block", 3, False),
+        ("fixed", "token", 2, False),
+        ("svip", "block", 3, False),
+        ("sv", "block", 3, False),
+        ("sv", "token", 2, False),
+        ("adaptive", "block", 3, False),
+        ("tetris", "block", 3, False),
+        ("staged", "block", 3, False),
+        ("staged", "token", 2, False),
+        ("fixed", "block", 3, True),
+        ("sv", "block", 3, True),
+    )
+]
+
+
+@pytest.mark.parametrize(("policy", "method", "gamma", "overlaps"), CASES)
+def test_texts_follow_the_target_within_the_form(models, laws, policy, method, gamma, overlaps):
+    if overlaps and shares() is None:
+        pytest.skip("the machine has a single core")
+    outputs = sampled(
+        models,
+        policy,
+        10_000,
+        256,
+        num_speculative_tokens=gamma,
+        verification=method,
+        overlaps=overlaps,
+    )
+    if policy != "none":
+        bound = [output for number, output in enumerate(outputs) if SETTINGS[number % 5][2]]
+        sources = {source for output in bound for source in output.token_sources}
+        # Few texts are so long that one of three tokens is kept whole and goes on.
+        assert sources | {TokenSource.BONUS} == set(TokenSource)
+        assert TokenSource.BONUS in sources or gamma == 3
+        if policy in ("sv", "staged"):
+            assert any(output.speculation.num_judged for output in bound)
+        if policy in ("sv", "adaptive", "tetris"):
+            stats = [output.speculation for output in bound]
+            assert sum(each.num_verified for each in stats) < sum(
+                each.num_drafted for each in stats
+            )
+    assert all(output.speculation.lossless for output in outputs)
+    for p_value in p_values(models, outputs, laws):
+        assert p_value > NOT_UNLIKELY
+
+
+@pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 1200), (16, 6000)])
+@pytest.mark.parametrize("policy", ["fixed", "sv", "tetris", "staged"])
+def test_smaller_batches(models, laws, policy, max_batch_size, num_requests):
+    outputs = sampled(models, policy, num_requests, max_batch_size)
+    for p_value in p_values(models, outputs, laws):
+        assert p_value > NOT_UNLIKELY
+
+
+@pytest.mark.parametrize("policy", ["fixed", "staged"])
+def test_without_our_kernels(models, laws, monkeypatch, policy):
+    monkeypatch.setattr(verification, "library_for", lambda _: None)
+    monkeypatch.setattr(judging, "library_for", lambda _: None)
+    outputs = sampled(models, policy, 5000, 256)
+    for p_value in p_values(models, outputs, laws):
+        assert p_value > NOT_UNLIKELY
+
+
+def test_another_law_is_found_out(models, laws):
+    """The target's own law, given that the text has the form, is another."""
+    model = models.reference(RECIPE)
+    prompt, params, form = SETTINGS[0]
+    given = {}
+    with torch.no_grad():
+        for text in laws[0]:
+            # Nothing follows the texts that end by themselves.
+            ids = torch.tensor([[*prompt, *text]])
+            logp = model(input_ids=ids).logits[0].log_softmax(dim=-1)
+            at = torch.arange(len(prompt) - 1, ids.shape[1] - 1)
+            given[text] = float(logp[at, torch.tensor(text)].sum().exp())
+    whole = sum(given.values())
+    wrong = [{text: p / whole for text, p in given.items()}, *[None] * 4]
+    outputs = sampled(models, "fixed", 10_000, 256)
+    assert next(p_values(models, outputs, wrong)) < IMPOSSIBLE
+    assert params is PLAIN
+    assert form is LETTERS
+
+
+@pytest.mark.parametrize("policy", ["fixed", "svip", "staged"])
+def test_requests_without_a_form_say_what_they_say_alone(models, policy):
+    def free(number):
+        prompt = [(number * 5 + i * 3) % 16 for i in range(1 + number % 7)]
+        return prompt, SamplingParams(
+            max_tokens=3 + number % 9, seed=number, temperature=float(number % 4 > 0)
+        )
+
+    engine = functools.partial(
+        assemble_recipe, models, RECIPE, 9, policy=policy, num_speculative_tokens=3
+    )
+    alone = generate(engine(), *zip(*map(free, range(90)), strict=True))
+    mixed = [each for number in range(90) for each in (free(number), asked(number - number % 5))]
+    beside = generate(engine(), *zip(*mixed, strict=True))[::2]
+    assert [output.token_ids for output in beside] == [output.token_ids for output in alone]
+
+
+def json_schema(**properties):
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+
+
+@pytest.mark.parametrize("policy", ["fixed", "svip", "sv", "staged", "tetris", "adaptive"])
+def test_greedy_texts_are_those_of_the_target_alone(models, policy):
+    forms = itertools.cycle(
+        [
+            StructuredOutputs(regex="([a-h]{2,5}[., ]){1,4}"),
+            StructuredOutputs(choice=("abc", "bad", "cabbage", "ha", "haha")),
+            StructuredOutputs(grammar='start: x+ "."\nx: "a" x "b" | "c" | "é"'),
+            None,
+        ]
+    )
+    prompts = [[(index * 7 + i) % 30 for i in range(1 + index % 5)] for index in range(48)]
+    params = [
+        SamplingParams(
+            18,
+            0.0,
+            structured_outputs=form,
+            presence_penalty=0.4 * (index % 3),
+            ignore_eos=form is None,
+        )
+        for index, form in zip(range(48), forms, strict=False)
+    ]
+    alone = generate(assemble_recipe(models, RECIPE, 7, policy="none"), prompts, params)
+    engine = assemble_recipe(models, RECIPE, 7, 0.3, policy=policy, num_speculative_tokens=4)
+    outputs = generate(engine, prompts, params)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in alone]
+    assert [output.text for output in outputs] == [output.text for output in alone]
+    assert any(output.speculation.num_accepted for output in outputs)
+    reasons = {output.finish_reason for output in outputs}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def build(models, policy="fixed", draft_noise=0.3, recipe=RECIPE, **options):
+    speculation = SpeculationConfig(
+        models.folder(recipe.draft(draft_noise)), num_speculative_tokens=4, policy=policy
+    )
+    return LLM(models.folder(recipe), speculation, dtype="float32", **options)
+
+
+def test_a_text_that_can_only_end_ends(models):
+    """Without another step for the end that must follow, and whatever was drafted behind."""
+    llm = build(models, max_batch_size=4)
+    form = StructuredOutputs(regex="[ab][gh]")
+    outputs = llm.generate(
+        [[index % 30] for index in range(40)],
+        [SamplingParams(9, seed=index, structured_outputs=form) for index in range(40)],
+    )
+    for output in outputs:
+        assert output.finish_reason is FinishReason.STOP
+        assert len(output.text) == len(output.token_ids) == 2
+    # The last token allowed completes the form: that is no text cut off.
+    exact = llm.generate([[3]], SamplingParams(2, structured_outputs=form))[0]
+    assert exact.finish_reason is FinishReason.STOP
+
+
+def test_the_end_is_said_where_more_could_follow(models):
+    llm = build(models, max_batch_size=8)
+    form = StructuredOutputs(regex="[a-h]*")
+    params = [SamplingParams(60, seed=index, structured_outputs=form) for index in range(40)]
+    outputs = llm.generate([[index % 30] for index in range(40)], params)
+    ended = [output for output in outputs if output.finish_reason is FinishReason.STOP]
+    assert ended
+    for output in outputs:
+        assert set(output.text) <= set("abcdefgh")
+        assert (output.token_ids[-1] == END) == (output.finish_reason is FinishReason.STOP)
+        assert END not in output.token_ids[:-1]
+
+
+def test_a_stop_string_ends_a_text_before_its_form(models):
+    llm = build(models, draft_noise=0.0, max_batch_size=4)
+    form = StructuredOutputs(regex="[a-h]{12}")
+    params = [
+        SamplingParams(20, seed=index, stop="e", structured_outputs=form) for index in range(30)
+    ]
+    outputs = llm.generate([[index % 30] for index in range(30)], params)
+    stopped = [output for output in outputs if len(output.text) < 12]
+    assert stopped
+    assert all(output.finish_reason is FinishReason.STOP for output in outputs)
+    assert all("e" not in output.text for output in outputs)
+    assert any(output.token_sources[-1] is TokenSource.DRAFT for output in stopped)
+
+
+def test_padding_is_never_said(models):
+    """The model's vocabulary is wider than its tokenizer's; the padding would be likely."""
+    llm = build(models, max_batch_size=4)
+    padding = {len(TOKENIZER): 100.0, len(TOKENIZER) + 1: 100.0}
+    form = StructuredOutputs(regex="(.|\n){8}")
+    params = SamplingParams(30, logit_bias=padding, structured_outputs=form)
+    outputs = llm.generate([[index] for index in range(8)], params)
+    assert all(token < len(TOKENIZER) for output in outputs for token in output.token_ids)
+    free = llm.generate([[1]], replace(params, structured_outputs=None))[0]
+    assert set(free.token_ids) <= set(padding)
+
+
+def test_a_draft_that_knows_nothing_of_the_form(models):
+    """Its embedding is too narrow for the only letters that are allowed."""
+    target = Recipe(vocab=RECIPE.vocab, seed=4, tokenizer=True, config=RECIPE.config)
+    draft = Recipe(vocab=20, seed=4, tokenizer=True, config=RECIPE.config)
+    speculation = SpeculationConfig(models.folder(draft), num_speculative_tokens=3, policy="fixed")
+    llm = LLM(models.folder(target), speculation, dtype="float32", max_batch_size=4)
+    assert min(TOKENIZER(" \n")["input_ids"]) >= draft.vocab
+    form = StructuredOutputs(choice=("\n \n", "\n  ", " \n ", "  \n"))
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(9, temperature, structured_outputs=form)
+        outputs = llm.generate([[1], [2], [3]], params)
+        for output in outputs:
+            assert output.text in form.choice
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_numbers_that_are_none_fail_one_request(models, temperature):
+    broken = 8
+    llm = build(models, max_batch_size=4)
+    form = StructuredOutputs(regex="[a-c]{4}")
+    fine = SamplingParams(
+        8, temperature, seed=1, structured_outputs=form, logit_bias={broken: -100.0}
+    )
+    expected = llm.generate([[3], [4]], fine)
+    break_token(llm.target.model, broken)
+    outputs = llm.generate([[3], [5, broken], [4]], fine)
+    failed = outputs.pop(1)
+    assert failed.finish_reason is FinishReason.ERROR
+    assert isinstance(failed.error, NumericalError)
+    assert failed.token_ids == []
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    # And in the middle: the form leads over the broken token.
+    name = TOKENIZER.decode([broken])
+    through = StructuredOutputs(choice=(f"hg{name}hghghg",))
+    middle = llm.generate([[3], [4]], [replace(fine, structured_outputs=through), fine])
+    assert isinstance(middle[0].error, NumericalError)
+    assert middle[0].token_ids
+    assert middle[1].token_ids == expected[1].token_ids
+
+
+def test_a_target_without_any_allowed_token_fails_that_request(models, monkeypatch):
+    """Its logits are numbers, but minus infinity wherever a token is allowed."""
+    llm = build(models, max_batch_size=4)
+    forward = llm.target.model.forward
+
+    def one_sided(*args):
+        logits = forward(*args)
+        return (
+            None
+            if logits is None
+            else logits.index_fill(1, torch.tensor(TOKENIZER("hg")["input_ids"]), -torch.inf)
+        )
+
+    monkeypatch.setattr(llm.target.model, "forward", one_sided)
+    form = StructuredOutputs(choice=("hg", "gh"))
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(6, temperature, seed=2, presence_penalty=0.5)
+        bound = replace(params, structured_outputs=form)
+        outputs = llm.generate([[3], [4], [5]], [params, bound, params])
+        assert isinstance(outputs[1].error, NumericalError)
+        assert outputs[0].token_ids
+        assert outputs[2].token_ids
+
+
+def test_a_form_that_cannot_be_followed_is_refused_before_it_is_queued(models):
+    llm = build(models, max_batch_size=4)
+    bad = SamplingParams(6, structured_outputs=StructuredOutputs(regex="a("))
+    with pytest.raises(InvalidParameterError) as caught:
+        llm.engine.add(None, [1], bad)
+    assert caught.value.field == "structured_outputs.regex"
+    assert llm.engine.num_unfinished == 0
+    outputs = llm.generate([[1], [2]], [bad, SamplingParams(6)])
+    assert outputs[0].error.field == "structured_outputs.regex"
+    assert outputs[1].error is None
+
+
+def test_a_target_without_a_tokenizer(models):
+    llm = build(models, recipe=Recipe(vocab=16, config={"eos_token_id": 1}))
+    with pytest.raises(InvalidParameterError, match="no tokenizer"):
+        llm.generate([[1]], SamplingParams(4, structured_outputs=StructuredOutputs(regex="a")))
+
+
+def test_a_text_that_the_tokens_cannot_go_on_fails_that_request(models):
+    llm = build(models, max_batch_size=4)
+    form = StructuredOutputs(choice=("hgz",))
+    outputs = llm.generate([[1], [2]], [SamplingParams(6, structured_outputs=form), PLAIN])
+    assert outputs[0].error.field == "structured_outputs.choice"
+    assert outputs[1].error is None
+
+
+def test_nobody_pays_where_no_text_must_have_a_form(models, monkeypatch):
+    llm = build(models, max_batch_size=4)
+    slow, fast = [], []
+    write = _DraftWriter.write
+    monkeypatch.setattr(
+        _DraftWriter, "write", lambda self, *args: slow.append(1) or write(self, *args)
+    )
+    for chain in (NativeChain, DraftChain):
+        draft = chain.draft
+        monkeypatch.setattr(
+            chain, "draft", lambda self, *a, draft=draft: fast.append(1) or draft(self, *a)
+        )
+    llm.generate([[1], [2]], SamplingParams(9))
+    assert fast
+    assert not slow
+    fast.clear()
+    form = StructuredOutputs(regex="[a-h]{6}")
+    llm.generate([[1], [2]], [SamplingParams(9), SamplingParams(9, structured_outputs=form)])
+    assert slow
+
+
+def test_replicas_leave_it_to_the_target(models, laws):
+    """Nothing is drafted for those whose text must have a form; the others are drafted for."""
+    speculation = SpeculationConfig(
+        models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
+    )
+    llm = LLM(
+        models.folder(RECIPE), speculation, dtype="float32", max_batch_size=32, draft_replicas=2
+    )
+    try:
+        prompts, params = zip(*map(asked, range(2000)), strict=True)
+        outputs = llm.generate([*prompts, *[[2, 3]] * 8], [*params, *[SamplingParams(12)] * 8])
+    finally:
+        llm.close()
+    free = [outputs.pop() for _ in range(8)]
+    assert all(output.speculation.num_drafted for output in free)
+    for number, output in enumerate(outputs):
+        assert SETTINGS[number % 5][2] is None or not output.speculation.num_drafted
+    for p_value in p_values(models, outputs, laws):
+        assert p_value > NOT_UNLIKELY
+
+
+def test_masks_are_worked_out_once(models, monkeypatch):
+    """What the draft has seen is what companion and target see."""
+    seen = []
+    here = Matcher._here
+    monkeypatch.setattr(Matcher, "_here", lambda self: seen.append(self) or here(self))
+    engine = assemble_recipe(models, RECIPE, 1, 0.0, policy="staged", num_speculative_tokens=3)
+    form = StructuredOutputs(regex="[a-h]{20}")
+    (output,) = generate(engine, [[1]], [SamplingParams(40, 0.0, structured_outputs=form)])
+    assert output.finish_reason is FinishReason.STOP
+    assert len(seen) <= len(output.token_ids) + output.speculation.num_drafted + 2
+
+
+def test_json_of_the_small_models_is_json():
+    llm = LLM(
+        "zoo:target",
+        SpeculationConfig("zoo:draft", num_speculative_tokens=4, policy="fixed"),
+        dtype="float32",
+        max_batch_size=8,
+    )
+    schema = json_schema(
+        name={"type": "string", "maxLength": 12},
+        kind={"enum": ["cat", "dog", "Käfer"]},
+        age={"type": "integer", "minimum": 0, "maximum": 30},
+        tags={"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    )
+    prompts = [f"Question: Describe animal {n} as JSON.\nAnswer:" for n in range(24)]
+    params = [
+        SamplingParams(160, 1.0, seed=n, structured_outputs=StructuredOutputs(json_schema=schema))
+        for n in range(24)
+    ]
+    outputs = llm.generate(prompts, params)
+    assert sum(output.speculation.num_accepted for output in outputs)
+    for output in outputs:
+        assert output.finish_reason is FinishReason.STOP
+        value = json.loads(output.text)
+        assert list(value) == ["name", "kind", "age", "tags"]
+        assert len(value["name"]) <= 12
+        assert value["kind"] in ("cat", "dog", "Käfer")
+        assert isinstance(value["age"], int)
+        assert 0 <= value["age"] <= 30
+        assert all(isinstance(each, bool) for each in value["tags"])
+        assert len(value["tags"]) <= 3
+    free = llm.generate(
+        prompts[:4],
+        SamplingParams(300, 0.7, seed=1, structured_outputs=StructuredOutputs(json_object=True)),
+    )
+    for output in free:
+        assert output.text.lstrip().startswith("{")
+        if output.finish_reason is FinishReason.STOP:
+            assert isinstance(json.loads(output.text), dict)

@@ -1,0 +1,77 @@
+import copy
+import pickle
+
+import pytest
+
+from draftwise import SamplingParams, StructuredOutputs
+from draftwise.errors import InvalidParameterError
+
+GOOD = {
+    "json_schema": {"type": "object", "properties": {"a": {"enum": [1, None, "é"]}}},
+    "json_object": True,
+    "regex": "[ab]+",
+    "choice": ("yes", "no"),
+    "grammar": 'start: "a"',
+}
+BAD = {
+    "json_schema": ["object", "{}", True, [1], {"a": {1, 2}}, {"a": float("nan")}, {"a": object()}],
+    "json_object": ["yes", 1],
+    "regex": ["", 5, ["a"], "\ud800"],
+    "choice": ["yes", (), [], [""], [1], ["a", None], ["\ud800"], {"a": 1}],
+    "grammar": ["", 5, b"start"],
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_each_is_kept(name):
+    form = StructuredOutputs(**{name: GOOD[name]})
+    assert form.kind == name
+    assert getattr(form, name) == GOOD[name]
+    assert form == StructuredOutputs(**{name: GOOD[name]})
+    assert hash(form) == hash(StructuredOutputs(**{name: GOOD[name]}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in BAD.items() for value in values]
+)
+def test_what_is_wrong_is_named(name, value):
+    with pytest.raises(InvalidParameterError) as caught:
+        StructuredOutputs(**{name: value})
+    assert caught.value.field == f"structured_outputs.{name}"
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"json_object": False}, {"regex": "a", "choice": ("a",)}, {**GOOD}]
+)
+def test_exactly_one(given):
+    with pytest.raises(InvalidParameterError, match="exactly one") as caught:
+        StructuredOutputs(**given)
+    assert caught.value.field == "structured_outputs"
+
+
+def test_the_schema_is_a_copy():
+    schema = {"type": "object", "properties": {}}
+    form = StructuredOutputs(json_schema=schema)
+    schema["properties"]["a"] = {"type": "string"}
+    assert form.json_schema == {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_parameters_with_a_form_are_copied_and_read(name):
+    params = SamplingParams(structured_outputs=StructuredOutputs(**{name: GOOD[name]}))
+    for other in (copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
+        assert other == params
+    assert SamplingParams.from_dict({"structured_outputs": {name: GOOD[name]}}) == params
+    assert hash(params) == hash(copy.copy(params))
+
+
+def test_unknown_keys_are_named():
+    with pytest.raises(InvalidParameterError, match="did you mean 'regex'") as caught:
+        SamplingParams.from_dict({"structured_outputs": {"regx": "a"}})
+    assert caught.value.field == "structured_outputs.regx"
+
+
+def test_a_form_ends_by_itself():
+    with pytest.raises(InvalidParameterError) as caught:
+        SamplingParams(structured_outputs=StructuredOutputs(regex="a"), ignore_eos=True)
+    assert caught.value.field == "ignore_eos"
