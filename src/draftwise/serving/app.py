@@ -139,7 +139,7 @@ async def complete(body: CompletionBody, request: Request, service: Served) -> R
     """Continue a text."""
     generation = await service.completion(body)
     echoes = [await _echo(service, body, each) for each in generation.questions]
-    form = CompletionForm(service.model_name, body.return_tokens, echoes)
+    form = CompletionForm(service.model_name, body.return_tokens, service.token_texts, echoes)
     return await _answer(request, service, body, generation, form)
 
 
@@ -147,7 +147,7 @@ async def complete(body: CompletionBody, request: Request, service: Served) -> R
 async def chat(body: ChatBody, request: Request, service: Served) -> Response:
     """Answer in a chat."""
     generation = await service.chat(body)
-    form = ChatForm(service.model_name, body.return_tokens, body.stream)
+    form = ChatForm(service.model_name, body.return_tokens, service.token_texts, body.stream)
     return await _answer(request, service, body, generation, form)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftwise.errors import DraftwiseError
-from draftwise.outputs import FinishReason, SpeculationStats, TokenSource
+from draftwise.outputs import FinishReason, SpeculationStats, TokenLogprobs, TokenSource
 from draftwise.params import RequestSpeculation, SamplingParams
 
 
@@ -98,6 +98,7 @@ class Piece:
         key: of the request.
         token_ids: new tokens.
         texts: new text in pieces, each with where its token came from.
+        logprobs: of the new tokens; ``None`` if they are not asked for.
         finish_reason: set in its last piece.
         error: why it failed, if it did.
         stats: how speculation went, in its last piece.
@@ -106,6 +107,7 @@ class Piece:
     key: int
     token_ids: list[int]
     texts: list[tuple[str, TokenSource]]
+    logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     error: DraftwiseError | None = None
     stats: SpeculationStats | None = None

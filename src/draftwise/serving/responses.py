@@ -125,7 +125,7 @@ class EventStream(Response):
             if opening is not None:
                 yield _event(opening)
         async for number, piece in generation.pieces():
-            if not piece.texts and piece.finish_reason is None:
+            if not (piece.texts or piece.logprobs or piece.finish_reason):
                 continue  # a character or a possible stop string is not complete
             chunk = form.chunk(number, piece)
             if options.continuous_usage_stats:

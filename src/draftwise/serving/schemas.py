@@ -10,13 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from draftwise.errors import InvalidParameterError
 from draftwise.params import (
     LARGEST_TEMPERATURE,
+    MAX_LOGPROBS,
     REPETITION_PENALTIES,
     RequestSpeculation,
     SamplingParams,
 )
+from draftwise.structured_outputs import StructuredOutputs
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-_MOST_TOP_LOGPROBS = 20
 
 
 class Body(BaseModel):
@@ -43,6 +44,27 @@ class Speculation(Body):
     )
 
 
+class Form(Body):
+    """What form an answer has, given in exactly one way."""
+
+    json_schema: dict[str, Any] | None = Field(None, alias="json")
+    json_object: bool = False
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(None, description="Lark's, as llguidance knows it.")
+
+    def checked(self) -> StructuredOutputs:
+        """As the engine wants it.
+
+        Raises:
+            InvalidParameterError: none or several ways are given, or a value is wrong.
+        """
+        choice = None if self.choice is None else tuple(self.choice)
+        return StructuredOutputs(
+            self.json_schema, self.json_object, self.regex, choice, self.grammar
+        )
+
+
 class Sampling(Body):
     """What both kinds of completion share."""
 
@@ -65,6 +87,9 @@ class Sampling(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
+    structured_outputs: Form | None = Field(
+        None, description="What form the answer has; `response_format` of a chat is the same."
+    )
     return_tokens: bool = Field(
         False, description="Say of each piece of text where it came from: draft or target."
     )
@@ -80,6 +105,18 @@ class Sampling(Body):
         if self.speculation is None:
             return RequestSpeculation()
         return RequestSpeculation(**self.speculation.model_dump())
+
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to report beside each one; ``None`` for no log-probabilities."""
+        return None
+
+    def form(self) -> StructuredOutputs | None:
+        """What form the answer has.
+
+        Raises:
+            InvalidParameterError: it is given wrongly.
+        """
+        return None if self.structured_outputs is None else self.structured_outputs.checked()
 
     def sampling(self, max_tokens: int, number: int) -> SamplingParams:
         """How one answer is drawn.
@@ -106,6 +143,8 @@ class Sampling(Body):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             # Negative seeds are allowed by clients; a seed is 64 bits, whatever they stand for.
+            logprobs=self.num_logprobs(),
+            structured_outputs=self.form(),
             seed=None if self.seed is None else (self.seed + number) % (1 << 64),
         )
 
@@ -118,9 +157,13 @@ class CompletionBody(Sampling):
     )
     max_tokens: int | None = Field(16, ge=1)
     echo: bool = Field(False, description="Write the prompt before the answer.")
-    logprobs: int | None = Field(None, ge=0, le=_MOST_TOP_LOGPROBS)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int | None = Field(None, ge=1, description="Only the same as `n`.")
     suffix: None = None
+
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to report beside each one; ``None`` for no log-probabilities."""
+        return self.logprobs
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt.
@@ -167,7 +210,7 @@ class JsonSchema(Body):
 
     name: str = "answer"
     description: str | None = None
-    json_schema: dict[str, Any] | bool = Field(True, alias="schema")
+    json_schema: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
@@ -185,8 +228,35 @@ class ChatBody(Sampling):
     max_tokens: int | None = Field(None, ge=1, description="Without it, what the context holds.")
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=_MOST_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
+
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to report beside each one; ``None`` for no log-probabilities."""
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise InvalidParameterError("top_logprobs", "needs logprobs: true")
+            return None
+        return self.top_logprobs or 0
+
+    def form(self) -> StructuredOutputs | None:
+        """What form the answer has.
+
+        Raises:
+            InvalidParameterError: it is given wrongly.
+        """
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return super().form()
+        if self.structured_outputs is not None:
+            raise InvalidParameterError(
+                "structured_outputs", "says the same as response_format; give one of them"
+            )
+        if wanted.type == "json_object":
+            return StructuredOutputs(json_object=True)
+        if wanted.json_schema is None:
+            raise InvalidParameterError("response_format.json_schema", "is missing")
+        return StructuredOutputs(json_schema=wanted.json_schema.json_schema)
 
 
 class TokenizeBody(Body):

@@ -17,6 +17,7 @@ from draftwise.serving.metrics import Metrics
 from draftwise.serving.schemas import ChatBody, CompletionBody, Sampling
 from draftwise.serving.settings import EngineSettings, ServerSettings
 from draftwise.serving.statistics import Statistics
+from draftwise.serving.token_texts import TokenTexts
 from draftwise.serving.tracing import NoTracing, Tracing
 
 # A context that is full to the last token leaves room for this one.
@@ -31,7 +32,10 @@ class Service:
         client: of the engine.
         metrics: what is counted.
         statistics: what happened lately.
+        token_texts: of the model's tokens; known once :meth:`start` is done.
     """
+
+    token_texts: TokenTexts
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class Service:
             DraftwiseError: they cannot be loaded.
         """
         await self.client.start()
+        self.token_texts = TokenTexts(self.client.model.tokenizer)
 
     async def close(self) -> None:
         """End the engine."""

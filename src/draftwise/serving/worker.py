@@ -201,6 +201,7 @@ class EngineWorker:
             self._keys[request.request_id],
             new.token_ids,
             new.texts,
+            new.logprobs,
             request.finish_reason,
             request.error,
             request.stats if done else None,

@@ -1,0 +1,137 @@
+"""Log-probabilities and structured outputs through the server."""
+
+import json
+import math
+
+import jsonschema_rs
+import openai
+import pytest
+from transformers import AutoTokenizer
+
+from draftwise.llm import LLM
+from draftwise.models.loading import locate
+from draftwise.params import SamplingParams
+from draftwise.serving.token_texts import TokenTexts
+
+from .conftest import ZOO
+from .test_completions import CHAT, PROMPT, ask, events
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer"}, "sure": {"type": "boolean"}},
+    "required": ["answer", "sure"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def offline():
+    """The same target, alone."""
+    return LLM(ZOO.target, None, ZOO.dtype, max_model_len=ZOO.max_model_len)
+
+
+def test_log_probabilities_are_the_targets(client, offline):
+    params = SamplingParams(max_tokens=16, temperature=0, logprobs=3)
+    expected = offline.generate(PROMPT, params)[0]
+    body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "logprobs": 3}
+    told = ask(client, **body).json()["choices"][0]["logprobs"]
+    assert told["token_logprobs"] == pytest.approx([e.logprob for e in expected.logprobs], abs=1e-4)
+    assert "".join(told["tokens"]) == expected.text
+    assert told["text_offset"][-1] == len(expected.text) - len(told["tokens"][-1])
+    for token, logprob, top in zip(
+        told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True
+    ):
+        assert top[token] == pytest.approx(logprob)
+        assert 3 <= len(top) <= 4
+        assert sum(math.exp(each) for each in top.values()) < 1.0001
+
+
+def test_streamed_log_probabilities_are_the_same(client):
+    body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "logprobs": 1}
+    whole = ask(client, **body).json()["choices"][0]["logprobs"]
+    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        parts = [each["choices"][0]["logprobs"] for each in events(response)]
+    for name, values in whole.items():
+        joined = [value for part in parts if part for value in part[name]]
+        if name in ("tokens", "text_offset"):
+            assert joined == values
+        elif name == "token_logprobs":
+            assert joined == pytest.approx(values, abs=1e-4)
+
+
+def test_openai_client_reads_a_chats_log_probabilities(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-") as tools:
+        answer = tools.chat.completions.create(
+            model="zoo:target",
+            messages=CHAT,
+            max_tokens=12,
+            temperature=0,
+            logprobs=True,
+            top_logprobs=2,
+        )
+    choice = answer.choices[0]
+    content = choice.logprobs.content
+    assert bytes(byte for each in content for byte in each.bytes).decode() == choice.message.content
+    for each in content:
+        # Greedy: the likeliest is the one that was taken.
+        assert each.top_logprobs[0].token == each.token
+        assert each.top_logprobs[0].logprob == pytest.approx(each.logprob)
+        assert len(each.top_logprobs) == 2
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_answers_follow_a_schema(client, temperature):
+    body = {"messages": CHAT, "max_tokens": 60, "temperature": temperature, "seed": 3, "n": 4}
+    answer = ask(client, "/v1/chat/completions", **body, response_format=FORMAT).json()
+    for choice in answer["choices"]:
+        if choice["finish_reason"] == "stop":
+            value = json.loads(choice["message"]["content"])
+            jsonschema_rs.validate(SCHEMA, value)
+    assert any(choice["finish_reason"] == "stop" for choice in answer["choices"])
+    assert answer["usage"]["speculation"]["lossless"]
+
+
+def test_a_form_streams_as_it_is_whole(client):
+    body = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0}
+    body["structured_outputs"] = {"choice": ["seven apples", "eight apples", "no apple"]}
+    whole = ask(client, **body).json()["choices"][0]
+    assert whole["text"] in body["structured_outputs"]["choice"]
+    assert whole["finish_reason"] == "stop"
+    with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        assert "".join(e["choices"][0]["text"] for e in events(response)) == whole["text"]
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "param"),
+    [
+        ("/v1/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ("/v1/completions", {"structured_outputs": {}}, "structured_outputs"),
+        ("/v1/completions", {"logprobs": 21}, "logprobs"),
+        ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs"),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+        ),
+        (
+            "/v1/chat/completions",
+            {"response_format": FORMAT, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+        ),
+    ],
+)
+def test_wrong_forms_are_named(client, path, wrong, param):
+    about = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": CHAT}
+    refused = ask(client, path, **about, **wrong)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == param
+
+
+def test_bytes_of_tokens_joined_are_the_text():
+    tokenizer = AutoTokenizer.from_pretrained(locate("zoo:target", "target"))
+    texts = TokenTexts(tokenizer)
+    text = "naïve “quotes” 日本 😀 plain"
+    joined = bytes(byte for token in tokenizer.encode(text) for byte in texts(token)[1])
+    assert joined.decode() == text
+    assert TokenTexts(None)(7) == ("token_id:7", [])
