@@ -123,7 +123,7 @@ def test_drafting_in_a_row_says_what_drafting_one_by_one_says(models, monkeypatc
 
 
 def _one_by_one(self, propose, arguments):
-    self._chain.serves = lambda batch: False
+    self._chain.serves = lambda *_: False
     return propose(self, *arguments)
 
 
