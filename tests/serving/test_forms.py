@@ -18,7 +18,10 @@ from .test_completions import CHAT, PROMPT, ask, events
 
 SCHEMA = {
     "type": "object",
-    "properties": {"answer": {"type": "integer"}, "sure": {"type": "boolean"}},
+    "properties": {
+        "answer": {"type": "integer", "minimum": 0, "maximum": 99},
+        "sure": {"type": "boolean"},
+    },
     "required": ["answer", "sure"],
     "additionalProperties": False,
 }

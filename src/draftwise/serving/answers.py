@@ -14,6 +14,7 @@ from draftwise.serving.messages import Piece
 from draftwise.serving.token_texts import TokenTexts
 
 Json = dict[str, Any]
+_IMPOSSIBLE = -9999.0
 
 
 @dataclass
@@ -158,10 +159,10 @@ class CompletionForm(_Form):
             self._offsets[number] += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [each.logprob for each in logprobs],
+            "token_logprobs": [_finite(each.logprob) for each in logprobs],
             "top_logprobs": [
-                {text: each.logprob}
-                | {self._token_texts(token)[0]: logprob for token, logprob in each.top}
+                {text: _finite(each.logprob)}
+                | {self._token_texts(token)[0]: _finite(logprob) for token, logprob in each.top}
                 for text, each in zip(texts, logprobs, strict=True)
             ],
             "text_offset": offsets,
@@ -215,7 +216,7 @@ class ChatForm(_Form):
 
         def entry(token: int, logprob: float) -> Json:
             text, as_bytes = self._token_texts(token)
-            return {"token": text, "logprob": logprob, "bytes": as_bytes}
+            return {"token": text, "logprob": _finite(logprob), "bytes": as_bytes}
 
         return {
             "content": [
@@ -250,3 +251,8 @@ def usage(num_prompt_tokens: int, progress: Sequence[Progress]) -> Json:
         }
         del counts["speculation"]["num_tokens"]
     return counts
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI's number for what is as good as impossible."""
+    return max(logprob, _IMPOSSIBLE)
