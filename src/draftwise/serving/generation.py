@@ -55,30 +55,6 @@ class Progress:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
 
-class Deadline:
-    """Turns the end of the time into the error that says so."""
-
-    def __init__(self, end: float, seconds: float) -> None:
-        self._seconds = seconds
-        self._timeout = asyncio.timeout(end - time.monotonic())
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError:
-            raise DeadlineExceededError(
-                "request_timeout", f"the answer was not complete after {self._seconds:g} seconds"
-            ) from None
-
-
 class Generation:
     """The answers to one body, as an asynchronous context.
 
@@ -120,6 +96,7 @@ class Generation:
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._requests: list[ServedRequest] = []
         self._error: DraftwiseError | None = None
+        self._alarm: asyncio.TimerHandle | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -151,9 +128,9 @@ class Generation:
                         self._news,
                     )
                 )
-            async with self.deadline():
-                for request in self._requests:
-                    await request.added()
+            self._alarm = asyncio.get_running_loop().call_later(self.seconds_left, self._time_is_up)
+            for request in self._requests:
+                await request.added()
         except BaseException as error:
             self._end(error)
             raise
@@ -175,14 +152,10 @@ class Generation:
         """
         left = len(self.questions)
         while left:
-            try:
-                async with self.deadline():
-                    number, news = await self._news.get()
-                if isinstance(news, DraftwiseError):
-                    raise news
-            except DraftwiseError as error:
-                self._error = error
-                raise
+            number, news = await self._news.get()
+            if isinstance(news, DraftwiseError):
+                self._error = news
+                raise news
             self._take(self.progress[number], news)
             left -= news.finish_reason is not None
             yield number, news
@@ -203,11 +176,23 @@ class Generation:
             assert piece.stats is not None
             progress.stats = piece.stats
 
-    def deadline(self) -> Deadline:
-        """For whatever must be done before time is up."""
-        return Deadline(self._arrived + self._timeout, self._timeout)
+    @property
+    def seconds_left(self) -> float:
+        """Until time is up."""
+        return max(0.0, self._arrived + self._timeout - time.monotonic())
+
+    def _time_is_up(self) -> None:
+        error = DeadlineExceededError(
+            "request_timeout", f"the answer was not complete after {self._timeout:g} seconds"
+        )
+        for request in self._requests:
+            if not request.is_done:
+                self._client.cancel(request)
+                request.failed(error)
 
     def _end(self, error: BaseException | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
         for request in self._requests:
             if not request.is_done:
                 self._client.cancel(request)

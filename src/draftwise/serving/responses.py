@@ -13,12 +13,12 @@ from starlette.types import Receive, Scope, Send
 
 from draftwise.errors import DraftwiseError
 from draftwise.serving.answers import AnswerForm, Gathered, Json, usage
-from draftwise.serving.errors import DeadlineExceededError
 from draftwise.serving.generation import Generation
 from draftwise.serving.http_errors import error_body, error_response
 from draftwise.serving.schemas import StreamOptions
 
 _DONE = b"data: [DONE]\n\n"
+_GRACE_SECONDS = 5.0
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 T = TypeVar("T")
 
@@ -92,9 +92,13 @@ class EventStream(Response):
             await unless_gone(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        patience = self._generation.seconds_left + _GRACE_SECONDS
         try:
-            async with self._generation:
+            # Who does not read what was written in time is taken for gone.
+            async with asyncio.timeout(patience), self._generation:
                 await self._send_events(send)
+        except TimeoutError:
+            raise ClientGoneError from None
         except DraftwiseError as error:
             # Nothing was sent: the engine did not take it.
             await error_response(error)(scope, receive, send)
@@ -104,19 +108,11 @@ class EventStream(Response):
         await send(start)
         try:
             async for event in self._events():
-                await self._send(send, event)
+                await send({"type": "http.response.body", "body": event, "more_body": True})
         except DraftwiseError as error:
-            for event in (_event(error_body(error)), _DONE):
-                await self._send(send, event)
-        await self._send(send, b"", more=False)
-
-    async def _send(self, send: Send, body: bytes, more: bool = True) -> None:
-        """Send a part; who does not read it in time is taken for gone."""
-        try:
-            async with self._generation.deadline():
-                await send({"type": "http.response.body", "body": body, "more_body": more})
-        except DeadlineExceededError:
-            raise ClientGoneError from None
+            last = _event(error_body(error)) + _DONE
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
         generation, form, options = self._generation, self._form, self._options
