@@ -84,7 +84,7 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
@@ -92,7 +92,7 @@ def _service(request: Request) -> Service:
 Served = Annotated[Service, Depends(_service)]
 
 
-def _authorize(
+async def _authorize(
     service: Served,
     given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> None:
