@@ -209,7 +209,8 @@ def serve(
         console.print(
             f"[bold]{target}[/] is served at "
             f"[bold]http://{name}:{listening.getsockname()[1]}[/] (page at /, API at /v1); "
-            "ctrl-C stops"
+            "ctrl-C stops",
+            soft_wrap=True,
         )
 
     try:
