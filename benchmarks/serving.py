@@ -48,6 +48,7 @@ class Answer:
     first_token: float | None = None
     left: bool = False
     error: str | None = None
+    retry_after: str | None = None
 
 
 class Server:
@@ -128,11 +129,14 @@ async def ask(client, body):
             response = await client.post("/v1/completions", json=body)
             if response.status_code != 429:
                 break
+            wait = response.headers["retry-after"]
         else:
             answer = await stream(client, body, leave_after, start)
             if answer.status != 429:
                 return answer
-        await asyncio.sleep(0.05)
+            wait = answer.retry_after
+        # As it is told, though not all at the same moment.
+        await asyncio.sleep(random.uniform(0.5, 1.0) * int(wait))
     answer = Answer(response.status_code, seconds=time.monotonic() - start)
     content = response.json()
     if answer.status == 200:
@@ -150,6 +154,7 @@ async def stream(client, body, leave_after, start):
         answer = Answer(response.status_code)
         if response.status_code != 200:
             answer.error = (await response.aread()).decode()
+            answer.retry_after = response.headers.get("retry-after")
             return answer
         num_pieces = 0
         async for line in response.aiter_lines():
