@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -68,6 +69,16 @@ def is_alive(pid):
     return state != "Z"
 
 
+def until_gone(pids):
+    """Wait for processes that must end."""
+    for pid in pids:
+        for _ in range(PATIENCE_SECONDS * 20):
+            if not is_alive(pid):
+                break
+            time.sleep(0.05)
+        assert not is_alive(pid)
+
+
 def test_told_to_stop_it_ends_what_runs_and_then_itself(address):
     process, url = address
     engines = children(process.pid)
@@ -84,7 +95,7 @@ def test_told_to_stop_it_ends_what_runs_and_then_itself(address):
         rest = [line for line in lines if line.startswith("data: {")]
     assert json.loads(rest[-1][6:])["usage"]["completion_tokens"] == 400
     assert process.wait(PATIENCE_SECONDS) == 0
-    assert not any(is_alive(pid) for pid in engines)
+    until_gone(engines)
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
 
@@ -94,13 +105,7 @@ def test_a_server_that_is_killed_leaves_no_engine(address):
     engines = children(process.pid)
     process.kill()
     process.wait()
-    for pid in engines:
-        done = threading.Event()
-        for _ in range(PATIENCE_SECONDS * 20):
-            if not is_alive(pid):
-                break
-            done.wait(0.05)
-        assert not is_alive(pid)
+    until_gone(engines)
 
 
 def refused(*arguments):

@@ -104,14 +104,6 @@ def generate(
             rich_help_panel=DRAWING,
         ),
     ] = None,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            help="With --json: the target's log-probability of every token, and of so many "
-            "likeliest ones at its place.",
-            rich_help_panel=_SHOWING,
-        ),
-    ] = None,
     batch_size: Annotated[
         int, typer.Option(help="Prompts that run at once.", rich_help_panel=RUNNING)
     ] = 8,
@@ -132,6 +124,14 @@ def generate(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=_SHOWING)
     ] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            help="With --json: the target's log-probability of every token, and of so many "
+            "likeliest ones at its place.",
+            rich_help_panel=_SHOWING,
+        ),
+    ] = None,
 ) -> None:
     """Generate text with speculative decoding.
 
