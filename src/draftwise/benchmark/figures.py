@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from draftwise.benchmark.contest import Cell, Result, num_identical, ratios
-from draftwise.benchmark.recorder import PARTS, StepRecords
+from draftwise.benchmark.recorder import StepRecords
+from draftwise.core.types import PARTS
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from draftwise.benchmark.contenders import BASELINE
-from draftwise.benchmark.recorder import PARTS
 from draftwise.benchmark.style import COLOURS, HATCHES, STYLE, legend_below, look, svg
+from draftwise.core.types import PARTS
 
 Cells = Sequence[Mapping[str, Any]]
 

@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
-from draftwise.core.types import StepTimes
+from draftwise.core.types import PARTS, StepTimes
 from draftwise.engine.request import Request
-
-PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
 
 
 @dataclass

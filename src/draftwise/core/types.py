@@ -169,6 +169,10 @@ class Outcome:
     reach: Tensor | None = None
 
 
+# Of a step, each a field of its times.
+PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
+
+
 @dataclass(frozen=True)
 class StepTimes:
     """Where a step's time went, in seconds.

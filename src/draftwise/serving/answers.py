@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -63,7 +64,7 @@ class AnswerForm(Protocol):
         """All answers at once."""
 
 
-class _Form:
+class _Form(ABC):
     """What both forms share."""
 
     def __init__(
@@ -103,11 +104,11 @@ class _Form:
             choice["tokens"] = [{"text": text, "source": source.value} for text, source in texts]
         return choice
 
+    @abstractmethod
     def _logprobs(
         self, number: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> Json:
         """The target's log-probabilities in this form."""
-        raise NotImplementedError
 
 
 class CompletionForm(_Form):

@@ -65,11 +65,6 @@ class EngineClient:
         """Of the engine's process."""
         return None if self._link is None else self._link.process.pid
 
-    @property
-    def num_unfinished(self) -> int:
-        """Requests that wait or run."""
-        return len(self._requests)
-
     async def start(self) -> None:
         """Load the models.
 

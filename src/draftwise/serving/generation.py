@@ -18,7 +18,7 @@ from draftwise.serving.errors import DeadlineExceededError, OverloadedError
 from draftwise.serving.messages import Piece
 from draftwise.serving.metrics import RequestMetrics
 from draftwise.serving.requests import News, ServedRequest
-from draftwise.serving.tracing import Span, tell
+from draftwise.serving.tracing import Tracing, tell
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class Generation:
         questions: Sequence[Question],
         speculation: RequestSpeculation,
         timeout: float,
-        span: Span,
+        tracing: Tracing,
+        model: str,
     ) -> None:
         """Set up; nothing is asked for yet.
 
@@ -84,14 +85,16 @@ class Generation:
             questions: one for each answer.
             speculation: how to speculate.
             timeout: seconds from now to the last token.
-            span: is told how it went, and ended.
+            tracing: is told how it went.
+            model: its name there.
         """
         self.questions = questions
         self.progress = [Progress() for _ in questions]
         self._client, self._admission, self._metrics = client, admission, metrics
         self._speculation = speculation
         self._arrived = time.monotonic()
-        self._timeout, self._span = timeout, span
+        self._timeout = timeout
+        self._span = tracing.begin(model, self.num_prompt_tokens, len(questions))
         self._first_token_seconds: float | None = None
         self._news: asyncio.Queue[News] = asyncio.Queue()
         self._requests: list[ServedRequest] = []

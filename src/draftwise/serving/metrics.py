@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.registry import Collector
 
 from draftwise.outputs import FinishReason
 from draftwise.serving.messages import Load, StepFigures, Turn
@@ -157,10 +156,6 @@ class Metrics:
         self._restarts = Counter(
             "draftwise:engine_restarts", "Engines that were lost.", registry=self._registry
         )
-
-    def register(self, collector: Collector) -> None:
-        """Add what somebody else counts."""
-        self._registry.register(collector)
 
     def engine_is_up(self, is_up: bool) -> None:
         """The engine came or went."""

@@ -173,7 +173,6 @@ class Service:
                 Question(text, ids, body.sampling(most, number), number == 0)
                 for number in range(body.n)
             ]
-        num_prompt_tokens = sum(len(each.prompt_ids) for each in questions if each.is_first)
         return Generation(
             self.client,
             self._admission,
@@ -181,7 +180,8 @@ class Service:
             questions,
             body.own_speculation(),
             self.settings.request_timeout,
-            self._tracing.begin(self.model_name, num_prompt_tokens, len(questions)),
+            self._tracing,
+            self.model_name,
         )
 
     def _check_choices(self, count: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+from draftwise.core.types import PARTS
 from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError
 from draftwise.llm import LLM
@@ -26,8 +27,6 @@ from draftwise.serving.messages import (
     Turn,
 )
 from draftwise.serving.settings import EngineSettings
-
-_PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
 
 
 def run(connection: Connection, settings: EngineSettings) -> None:
@@ -184,7 +183,7 @@ class EngineWorker:
                 self._forget(request)
         times = engine.times
         turn.step = StepFigures(
-            {part: getattr(times, part) for part in _PARTS},
+            {part: getattr(times, part) for part in PARTS},
             len(advanced),
             totals.num_tokens,
             times.num_prompt_tokens,

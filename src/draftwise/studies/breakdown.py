@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from draftwise.benchmark.contenders import PolicyContender
-from draftwise.benchmark.recorder import PARTS
 from draftwise.benchmark.style import COLOURS, HATCHES, legend_below
+from draftwise.core.types import PARTS
 from draftwise.llm import LLM
 from draftwise.params import SpeculationConfig
 from draftwise.studies.drawing import panels, styled

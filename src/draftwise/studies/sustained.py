@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from draftwise.benchmark.contenders import BASELINE
-from draftwise.benchmark.recorder import PARTS
+from draftwise.core.types import PARTS
 from draftwise.engine.request import Request
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams, SpeculationConfig

@@ -8,7 +8,7 @@ from typing import Any
 from draftwise.benchmark.contenders import Contender
 from draftwise.benchmark.contest import compete, make_cell, ratios
 from draftwise.benchmark.figures import spread
-from draftwise.benchmark.recorder import PARTS
+from draftwise.core.types import PARTS
 from draftwise.errors import PeerError
 from draftwise.params import SamplingParams
 
