@@ -31,6 +31,7 @@ class LLM:
         draft: the loaded draft model, if any.
         companion: the loaded companion model, if any.
         speculation: how it speculates, ``None`` for target-only decoding.
+        max_chunk_tokens: prompt tokens processed per step.
         engine: the engine underneath, for callers that run the step loop themselves.
     """
 
@@ -119,6 +120,7 @@ class LLM:
                 on_status or _ignore,
             ),
         )
+        self.max_chunk_tokens = max_chunk_tokens
         self.target = self._builder.target
         self.draft: LoadedModel | None = None
         self.companion: LoadedModel | None = None

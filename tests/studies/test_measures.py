@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from draftwise.core.latency import StageCost
+from draftwise.errors import InvalidParameterError
+from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
+from draftwise.params import SamplingParams
 from draftwise.studies import (
     acceptance_surface,
     bias,
@@ -431,6 +434,31 @@ def everybody():
     again = Contender("replay:3", "replay", llm, counts=counts([(1, 0.5), (1, 0.5)]))
     oracle = Contender("oracle:3", "oracle", llm, counts=counts([(15, 9.0), (15, 9.0)]))
     return [none, fixed, again, oracle]
+
+
+@pytest.mark.parametrize(("length", "max_tokens"), [(10, 7), (100, 4 * 7), (190, 10)])
+def test_answers_last_until_all_prompts_are_read(length, max_tokens):
+    """100 tokens for each of 2 in chunks of 32 take 7 passes, with at most 4 tokens gained in each;
+    of 200 tokens in all 190 leave room for 10."""
+    llm = SimpleNamespace(
+        speculation=SimpleNamespace(num_speculative_tokens=3),
+        max_chunk_tokens=32,
+        engine=SimpleNamespace(max_model_len=200),
+    )
+    one = Contender("fixed:3", "fixed", llm)
+    one.begin([[0] * length, [0] * 5], SamplingParams(max_tokens=7), 2)
+    assert one.params.max_tokens == max_tokens
+    assert one.params.ignore_eos
+
+
+def test_a_batch_that_is_never_full_ends():
+    """Requests that end with their first token are never all there in a step."""
+    llm = LLM("zoo:draft", None, "float32", max_chunk_tokens=4)
+    one = Contender("none", "none", llm)
+    one.begin([[1] * 40], SamplingParams(max_tokens=8), 4)
+    one.params = SamplingParams(max_tokens=2, ignore_eos=True)
+    with pytest.raises(InvalidParameterError, match="a batch of 4 full"):
+        one.warm_up(1)
 
 
 def test_the_oracle_is_timed_by_its_replay():

@@ -20,6 +20,7 @@ import numpy as np
 from draftwise.benchmark.contenders import BASELINE
 from draftwise.core.types import PARTS
 from draftwise.engine.request import Request
+from draftwise.errors import InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams, SpeculationConfig
 from draftwise.policies import policy_class
@@ -28,6 +29,8 @@ from draftwise.studies.replay import Script, record, replay
 # Steps that an oracle's script has at least before it is replayed.
 _SCRIPTED_STEPS = 30
 _FIRST_STEPS = 20
+# So many steps in a row without a full batch: it will never be full.
+_MOST_STEPS_NOT_FULL = 2_000
 # Of these the right setting follows from what they are told, not from what they have seen.
 _NOTHING_TO_LEARN = {
     *("none", "fixed", "svip", "adaedl", "confidence", "disco", "specdec++", "replay"),
@@ -99,8 +102,15 @@ class Contender:
         if self._writes:
             assert self.script is not None
             self.script.clear()
-        # A request never ends by itself, so that all do the same work.
-        self.params = replace(params, ignore_eos=True)
+        # A request never ends by itself, so that all do the same work; and not before the prompts
+        # of the others are read, or the batch would never be full.
+        longest = max(map(len, prompts))
+        speculation = self.llm.speculation
+        per_pass = 1 if speculation is None else 1 + speculation.num_speculative_tokens
+        passes = -(-batch_size * longest // self.llm.max_chunk_tokens)
+        room = self.llm.engine.max_model_len - longest
+        max_tokens = max(params.max_tokens, min(passes * per_pass, room))
+        self.params = replace(params, ignore_eos=True, max_tokens=max_tokens)
         self.prompts, self.batch_size = prompts, batch_size
         self.counts = Counts()
 
@@ -131,7 +141,7 @@ class Contender:
 
     def _run(self, is_done: Callable[[int, float], bool], counts: Counts | None) -> None:
         engine = self.llm.engine
-        tokens, spent, tried, steps = 0, 0.0, 0, 0
+        tokens, spent, not_full, steps = 0, 0.0, 0, 0
         while not is_done(steps, spent):
             while engine.num_unfinished < self.batch_size:
                 self._add()
@@ -142,13 +152,18 @@ class Contender:
                 request = self.running.pop(key)
                 if request.error is not None:
                     raise request.error
-            tried += 1
             times = engine.times
             generating = after["steps"] - before["steps"]
             if times.num_prompt_tokens or generating != self.batch_size:
-                if tried > 20_000:
-                    raise RuntimeError("the batch is never full")
+                not_full += 1
+                if not_full > _MOST_STEPS_NOT_FULL:
+                    raise InvalidParameterError(
+                        "max_tokens",
+                        f"{self.params.max_tokens} tokens of an answer are too few to keep a batch "
+                        f"of {self.batch_size} full: reading prompts takes longer",
+                    )
                 continue
+            not_full = 0
             steps += 1
             tokens += after["tokens"] - before["tokens"]
             spent += times.total
