@@ -53,6 +53,29 @@ def load(models, recipe, dtype, native=True):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_number_of_threads_computes_the_same(models, dtype):
+    """Columns are shared out in pieces, and who is done takes pieces of others' shares."""
+    recipe = Recipe(
+        "llama", 2048, config={"hidden_size": 128, "head_dim": 64, "intermediate_size": 1344}
+    )
+    model = load(models, recipe, dtype)
+    tokens = torch.randint(0, recipe.vocab, (40,)).tolist()
+    segments = [Segment(0, 0, 33), Segment(1, 0, 7)]
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for num_threads in (1, 2, 3, 5):
+            torch.set_num_threads(num_threads)
+            for _ in range(20):  # who takes what is chance
+                cache = model.new_cache(2, 64)
+                results.append(model.forward(cache, tokens, segments, list(range(40))))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(each, results[0]) for each in results)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.family}-{recipe.vocab}")
 def test_logits_of_all_sorts_of_steps(models, recipe, dtype):
     """Rows with holes, one token and many, lengths that go back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections import deque
@@ -15,7 +16,11 @@ _LONGEST_WAIT_SECONDS = 60
 
 
 class Admission:
-    """Counts the requests that were let in and have not ended."""
+    """Counts the requests that were let in and have not ended.
+
+    Whoever is refused is told to come back when a place will be free that nobody else was told of:
+    a crowd that came back at once would cost the server as much as what it lets in.
+    """
 
     def __init__(self, max_running: int, max_queue: int) -> None:
         """Set the limits.
@@ -26,6 +31,7 @@ class Admission:
         """
         self._most = max_running + max_queue
         self._ends: deque[float] = deque(maxlen=_REMEMBERED)
+        self._expected: list[float] = []  # when those who were refused will be back, a heap
         self.num_inside = 0
 
     def enter(self, count: int) -> None:
@@ -53,8 +59,15 @@ class Admission:
         self._ends.append(time.monotonic())
 
     def _retry_after(self, num_missing: int) -> int:
-        """Seconds until so many have ended, by how often they did lately."""
-        if len(self._ends) < 2:
-            return 1
-        each = (time.monotonic() - self._ends[0]) / len(self._ends)
-        return min(max(1, math.ceil(num_missing * each)), _LONGEST_WAIT_SECONDS)
+        """Seconds until so many have ended that nobody waits for, by how often they did lately."""
+        now = time.monotonic()
+        while self._expected and self._expected[0] <= now:
+            heapq.heappop(self._expected)
+        seconds = 1
+        if len(self._ends) > 1:
+            each = (now - self._ends[0]) / len(self._ends)
+            seconds = max(1, math.ceil((len(self._expected) + num_missing) * each))
+        seconds = min(seconds, _LONGEST_WAIT_SECONDS)
+        for _ in range(num_missing):
+            heapq.heappush(self._expected, now + seconds)
+        return seconds

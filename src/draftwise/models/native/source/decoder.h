@@ -54,6 +54,7 @@ struct DecoderCall {
 namespace {
 
 constexpr int TASKS_PER_THREAD = 8;  // threads that take tasks one by one end at about the same time
+constexpr int64_t PIECES_PER_THREAD = 8, LEAST_PANELS = 4;  // that are taken at once
 
 // Where a pass keeps what it computes.
 template <class W>
@@ -61,6 +62,7 @@ struct Buffers {
     typedef typename W::Stored T;
     typedef typename W::Number Number;
     static constexpr bool CONVERTS = sizeof(T) != sizeof(Number);
+    static constexpr int64_t NUMBERS_OF_LINE = CACHE_LINE / sizeof(int64_t);
 
     int64_t hidden_stride, normed_stride, qkv_stride, attended_size, kv_size, inner_stride;
     float *hidden, *qkv;
@@ -68,6 +70,7 @@ struct Buffers {
     T *queries, *keys, *values, *attended;
     float *scratch;
     char *expanded;  // a panel of each thread
+    int64_t *taken;  // [2, threads, a line]: see Pass::product
     int64_t scratch_size, expanded_bytes, bytes;
 
     Buffers(const DecoderModel &model, char *memory, int64_t num_tokens, int64_t largest_segment,
@@ -98,6 +101,7 @@ struct Buffers {
         const int64_t deepest = std::max({model.hidden, attended_size, model.intermediate});
         expanded_bytes = W::EXPANDS ? rounded_up(deepest, LANES) * PANEL * (int64_t)sizeof(T) : 0;
         take(expanded, num_threads * expanded_bytes);
+        take(taken, 2 * num_threads * NUMBERS_OF_LINE);
     }
 };
 
@@ -166,9 +170,11 @@ struct Pass {
     const Buffers<W> buffers;
     int64_t &next_task;  // of attention, shared
     const Worker me;
+    int64_t products = 0;  // begun so far
 
-    void run() const {
+    void run() {
         const int64_t *ids = call.ids;
+        *taken(0, me.index) = *taken(1, me.index) = 0;
         const int64_t rows = call.num_tokens, hidden = model.hidden;
         for (int64_t i = me.first(rows); i < me.end(rows); ++i)
             convert((const T *)model.embedding + ids[i] * hidden, hidden,
@@ -187,17 +193,36 @@ struct Pass {
         me.wait();
     }
 
-    // This thread's share of the columns.
+    // Panels of a thread's share that were taken, in one of two products that follow each other.
+    int64_t *taken(int64_t product, int64_t thread) const {
+        return buffers.taken +
+               (product % 2 * me.count + thread) * Buffers<W>::NUMBERS_OF_LINE;
+    }
+
+    // This thread's share of the columns, piece by piece, and then what others have not begun of
+    // theirs: processors are not all as fast, nor all undisturbed. Threads meet after each product.
     template <class Use>
     void product(const typename W::Number *x, int64_t stride, int64_t rows, int64_t depth,
-                 const void *weight, int64_t panels, const Use &use) const {
+                 const void *weight, int64_t panels, const Use &use) {
         char *memory = buffers.expanded + me.index * buffers.expanded_bytes;
-        multiply(W(), x, stride, rows, depth, weight, me.first(panels), me.end(panels), memory,
-                 use);
+        *taken(products + 1, me.index) = 0;  // nobody looks at it before they have met
+        for (int64_t i = 0; i < me.count; ++i) {
+            const Worker whose = {(me.index + i) % me.count, me.count, me.barrier};
+            const int64_t first = whose.first(panels), share = whose.end(panels) - first;
+            const int64_t piece = std::max(LEAST_PANELS, share / PIECES_PER_THREAD);
+            int64_t *done = taken(products, whose.index);
+            while (__atomic_load_n(done, __ATOMIC_RELAXED) < share) {
+                const int64_t at = __atomic_fetch_add(done, piece, __ATOMIC_RELAXED);
+                if (at >= share) break;
+                multiply(W(), x, stride, rows, depth, weight, first + at,
+                         first + least(at + piece, share), memory, use);
+            }
+        }
+        ++products;
     }
 
     void add_product(const typename W::Number *x, int64_t stride, int64_t depth,
-                     const void *weight) const {
+                     const void *weight) {
         product(x, stride, call.num_tokens, depth, weight, num_panels(model.hidden),
                 [&](int64_t row, int64_t panel, Floats left, Floats right) {
                     float *to = buffers.hidden + row * buffers.hidden_stride + panel * PANEL;
@@ -207,7 +232,7 @@ struct Pass {
         me.wait();
     }
 
-    void layer(int64_t index) const {
+    void layer(int64_t index) {
         const DecoderLayer &layer = model.layers[index];
         norm_rows(layer.attention_norm);
         product(buffers.normed, buffers.normed_stride, call.num_tokens, model.hidden, layer.qkv,
@@ -299,7 +324,7 @@ struct Pass {
         }
     }
 
-    void logits() const {
+    void logits() {
         const int64_t rows = call.num_logits;
         for (int64_t i = me.first(rows); i < me.end(rows); ++i)
             normalise(buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride, model.norm,

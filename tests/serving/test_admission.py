@@ -1,0 +1,87 @@
+"""Who is let in, and what those are told who are not."""
+
+import pytest
+
+from draftwise.errors import InvalidParameterError
+from draftwise.serving import admission as module
+from draftwise.serving.admission import Admission
+from draftwise.serving.errors import OverloadedError
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def refusal(admission, count=1):
+    with pytest.raises(OverloadedError) as refused:
+        admission.enter(count)
+    return refused.value.retry_after
+
+
+def busy(clock, seconds_each):
+    """Two may run and two wait; all places are taken, and requests end at some pace."""
+    admission = Admission(2, 2)
+    for _ in range(20):
+        admission.enter(1)
+        clock.now += seconds_each
+        admission.leave()
+    admission.enter(4)
+    return admission
+
+
+def test_all_or_none_are_let_in(clock):
+    admission = Admission(2, 2)
+    admission.enter(3)
+    refusal(admission, 2)
+    assert admission.num_inside == 3
+    admission.enter(1)
+    with pytest.raises(InvalidParameterError, match="5 answers"):
+        admission.enter(5)
+
+
+def test_nothing_is_known_before_anything_has_ended(clock):
+    admission = Admission(1, 0)
+    admission.enter(1)
+    assert refusal(admission) == 1
+
+
+def test_everybody_is_told_of_another_place(clock):
+    """Requests end every two seconds: there is a place in two, and another one in four."""
+    admission = busy(clock, 2.0)
+    assert [refusal(admission) for _ in range(4)] == [2, 4, 6, 8]
+
+
+def test_who_asks_for_several_answers_is_told_of_as_many_places(clock):
+    admission = busy(clock, 2.0)
+    assert refusal(admission, 3) == 6
+    assert refusal(admission) == 8
+
+
+def test_a_place_is_forgotten_when_it_should_have_been_taken(clock):
+    admission = busy(clock, 2.0)
+    assert [refusal(admission) for _ in range(3)] == [2, 4, 6]
+    for _ in range(2):  # at the same pace as before
+        clock.now += 2.0
+        admission.leave()
+        admission.enter(1)
+    assert refusal(admission) == 4
+
+
+def test_nobody_is_told_to_wait_for_long(clock):
+    admission = busy(clock, 50.0)
+    first, *others = (refusal(admission) for _ in range(3))
+    assert 40 < first <= 50
+    assert others == [60, 60]
