@@ -135,8 +135,7 @@ async def ask(client, body):
             if answer.status != 429:
                 return answer
             wait = answer.retry_after
-        # As it is told, though not all at the same moment.
-        await asyncio.sleep(random.uniform(0.5, 1.0) * int(wait))
+        await asyncio.sleep(int(wait))
     answer = Answer(response.status_code, seconds=time.monotonic() - start)
     content = response.json()
     if answer.status == 200:

@@ -10,8 +10,9 @@ from collections import deque
 from draftwise.errors import InvalidParameterError
 from draftwise.serving.errors import OverloadedError
 
-# Requests whose ends say how fast the server is.
-_REMEMBERED = 64
+# Requests whose ends say how fast the server is, as long as it is not idle: the latest ones, and
+# none that ended longer ago.
+_REMEMBERED, _REMEMBERED_SECONDS = 64, 10.0
 _LONGEST_WAIT_SECONDS = 60
 
 
@@ -51,6 +52,8 @@ class Admission:
                 f"{self.num_inside} requests wait or run already; ask again later",
                 self._retry_after(self.num_inside + count - self._most),
             )
+        if not self.num_inside:
+            self._ends.clear()
         self.num_inside += count
 
     def leave(self) -> None:
@@ -63,10 +66,13 @@ class Admission:
         now = time.monotonic()
         while self._expected and self._expected[0] <= now:
             heapq.heappop(self._expected)
+        while len(self._ends) > 2 and self._ends[0] < now - _REMEMBERED_SECONDS:
+            self._ends.popleft()
         seconds = 1
         if len(self._ends) > 1:
-            each = (now - self._ends[0]) / len(self._ends)
-            seconds = max(1, math.ceil((len(self._expected) + num_missing) * each))
+            each = (now - self._ends[0]) / (len(self._ends) - 1)
+            # Rather a little early: who finds no room is told again, a free place helps nobody.
+            seconds = max(1, math.floor((len(self._expected) + num_missing) * each))
         seconds = min(seconds, _LONGEST_WAIT_SECONDS)
         for _ in range(num_missing):
             heapq.heappush(self._expected, now + seconds)
