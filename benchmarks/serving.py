@@ -196,21 +196,25 @@ def tokens_of(answer):
     return int(re.findall(rb'"completion_tokens":(\d+)', answer)[-1])
 
 
-async def plain_answers(url, bodies):
-    """The same requests by as little work as possible: what the client takes, the engine lacks.
+async def plain_answers(url, bodies, at_once):
+    """Requests by as little work as possible: what the client takes, the engine lacks.
 
     Returns:
         Tokens of each answer.
     """
+    queue = list(reversed(bodies))
+    counts = []
 
-    async def one(body):
-        reader, writer = await plain_request(url, body)
-        answer = await reader.read()
-        writer.close()
-        assert answer.startswith(b"HTTP/1.1 200 "), answer[:500]
-        return tokens_of(answer)
+    async def worker():
+        while queue:
+            reader, writer = await plain_request(url, queue.pop())
+            answer = await reader.read()
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 200 "), answer[:500]
+            counts.append(tokens_of(answer))
 
-    return await asyncio.gather(*map(one, bodies))
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    return counts
 
 
 async def plain_streams(url, bodies, at_once):
@@ -297,9 +301,13 @@ def throughput(options):
         "streamed": lambda: load(bodies, stream=True),
     }
 
+    # Enough that the engine never lacks work, and no burst that the server must read first.
+    at_once = 2 * options.batch_size
+
     def load(bodies, stream):
         options = {"stream": stream, "stream_options": {"include_usage": True}}
-        return asyncio.run(plain_answers(server.url, [{**body, **options} for body in bodies]))
+        streaming = [{**body, **options} for body in bodies]
+        return asyncio.run(plain_answers(server.url, streaming, at_once))
 
     speeds = {name: [] for name in ways}
     try:
