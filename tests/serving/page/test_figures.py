@@ -34,7 +34,8 @@ def poll(visit, fake):
 
 def stopped_clock(new_visit):
     visit = new_visit()
-    visit.page.clock.install()
+    visit.page.clock.install(time=0)
+    visit.page.clock.pause_at(1000)
     return visit.open().ready()
 
 
