@@ -31,14 +31,19 @@ def refusal(admission, count=1):
     return refused.value.retry_after
 
 
+def pass_places_on(admission, clock, count, seconds_each):
+    """So many requests end, one after the other, and others come in for them."""
+    for _ in range(count):
+        clock.now += seconds_each
+        admission.leave()
+        admission.enter(1)
+
+
 def busy(clock, seconds_each):
     """Two may run and two wait; all places are taken, and requests end at some pace."""
     admission = Admission(2, 2)
     admission.enter(4)
-    for _ in range(20):
-        clock.now += seconds_each
-        admission.leave()
-        admission.enter(1)
+    pass_places_on(admission, clock, 20, seconds_each)
     return admission
 
 
@@ -73,10 +78,7 @@ def test_who_asks_for_several_answers_is_told_of_as_many_places(clock):
 def test_a_place_is_forgotten_when_it_should_have_been_taken(clock):
     admission = busy(clock, 2.0)
     assert [refusal(admission) for _ in range(3)] == [2, 4, 6]
-    for _ in range(2):  # at the same pace as before
-        clock.now += 2.0
-        admission.leave()
-        admission.enter(1)
+    pass_places_on(admission, clock, 2, 2.0)  # at the same pace as before
     assert refusal(admission) == 4
 
 
@@ -95,17 +97,11 @@ def test_what_was_before_a_pause_says_nothing(clock):
         admission.leave()
     admission.enter(4)
     assert refusal(admission) == 1
-    for _ in range(3):
-        clock.now += 2.0
-        admission.leave()
-        admission.enter(1)
+    pass_places_on(admission, clock, 3, 2.0)
     assert refusal(admission) == 2
 
 
 def test_a_pace_of_long_ago_says_nothing(clock):
     admission = busy(clock, 5.0)
-    for _ in range(11):
-        clock.now += 1.0
-        admission.leave()
-        admission.enter(1)
+    pass_places_on(admission, clock, 11, 1.0)
     assert [refusal(admission) for _ in range(3)] == [1, 2, 3]
