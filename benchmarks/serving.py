@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -44,8 +44,6 @@ class Answer:
     status: int
     num_tokens: int = 0
     text: str = ""
-    seconds: float = 0.0
-    first_token: float | None = None
     left: bool = False
     error: str | None = None
     retry_after: str | None = None
@@ -94,36 +92,31 @@ class Server:
         )
 
 
-@dataclass
-class Load:
-    """Requests against a server, so many at once."""
+async def answers_to(bodies, at_once, ask):
+    """What `ask` makes of each body, in their order; so many at once."""
+    queue = list(reversed(list(enumerate(bodies))))
+    answers = [None] * len(queue)
 
-    url: str
-    at_once: int
-    answers: list = field(default_factory=list)
+    async def worker():
+        while queue:
+            index, body = queue.pop()
+            answers[index] = await ask(body)
 
-    async def run(self, bodies):
-        limits = httpx.Limits(max_connections=self.at_once)
-        queue = list(reversed(list(enumerate(bodies))))
-        self.answers = [None] * len(queue)
-        async with httpx.AsyncClient(
-            base_url=self.url, timeout=PATIENCE_SECONDS, limits=limits
-        ) as client:
+    await asyncio.gather(*(worker() for _ in range(at_once)))
+    return answers
 
-            async def worker():
-                while queue:
-                    index, body = queue.pop()
-                    self.answers[index] = await ask(client, body)
 
-            await asyncio.gather(*(worker() for _ in range(self.at_once)))
-        return self.answers
+async def full_answers(url, bodies, at_once):
+    """An :class:`Answer` to each body, so many at once."""
+    limits = httpx.Limits(max_connections=at_once)
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS, limits=limits) as client:
+        return await answers_to(bodies, at_once, lambda body: ask(client, body))
 
 
 async def ask(client, body):
     """One request; `leave_after` is the number of tokens after which the client goes."""
     body = dict(body)
     leave_after = body.pop("leave_after", None)
-    start = time.monotonic()
     while True:
         if not body.get("stream"):
             response = await client.post("/v1/completions", json=body)
@@ -131,12 +124,12 @@ async def ask(client, body):
                 break
             wait = response.headers["retry-after"]
         else:
-            answer = await stream(client, body, leave_after, start)
+            answer = await stream(client, body, leave_after)
             if answer.status != 429:
                 return answer
             wait = answer.retry_after
         await asyncio.sleep(int(wait))
-    answer = Answer(response.status_code, seconds=time.monotonic() - start)
+    answer = Answer(response.status_code)
     content = response.json()
     if answer.status == 200:
         answer.text = content["choices"][0]["text"]
@@ -146,9 +139,8 @@ async def ask(client, body):
     return answer
 
 
-async def stream(client, body, leave_after, start):
+async def stream(client, body, leave_after):
     body = {**body, "stream_options": {"include_usage": True}}
-    sent = time.monotonic()
     async with client.stream("POST", "/v1/completions", json=body) as response:
         answer = Answer(response.status_code)
         if response.status_code != 200:
@@ -166,15 +158,11 @@ async def stream(client, body, leave_after, start):
             if chunk.get("usage"):
                 answer.num_tokens = chunk["usage"]["completion_tokens"]
             for choice in chunk["choices"]:
-                if answer.first_token is None:
-                    # From when it was let in: what came before were refusals.
-                    answer.first_token = time.monotonic() - sent
                 answer.text += choice["text"]
                 num_pieces += 1
             if leave_after is not None and num_pieces >= leave_after:
                 answer.left = True
                 break
-    answer.seconds = time.monotonic() - start
     return answer
 
 
@@ -202,59 +190,45 @@ async def plain_answers(url, bodies, at_once):
     Returns:
         Tokens of each answer.
     """
-    queue = list(reversed(bodies))
-    counts = []
 
-    async def worker():
-        while queue:
-            reader, writer = await plain_request(url, queue.pop())
-            answer = await reader.read()
-            writer.close()
-            assert answer.startswith(b"HTTP/1.1 200 "), answer[:500]
-            counts.append(tokens_of(answer))
+    async def one(body):
+        reader, writer = await plain_request(url, body)
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 "), answer[:500]
+        return tokens_of(answer)
 
-    await asyncio.gather(*(worker() for _ in range(at_once)))
-    return counts
+    return await answers_to(bodies, at_once, one)
 
 
 async def plain_streams(url, bodies, at_once):
     """Streamed requests, so many at once, each asking again when it is told to.
 
     Returns:
-        An :class:`Answer` for each, without its text.
+        Of each answer its tokens and the seconds to the first, from when it was let in: what came
+        before were refusals.
     """
-    queue = list(reversed(bodies))
-    answers = []
 
     async def one(body):
         while True:
             sent = time.monotonic()
             reader, writer = await plain_request(url, body)
             head = await reader.readuntil(b"\r\n\r\n")
-            status = int(head.split()[1])
-            # From when it was let in: what came before were refusals.
-            answer, received = Answer(status), b""
+            first, received = None, b""
             while line := await reader.readline():
                 received += line
-                if answer.first_token is None and b'"text"' in line:
-                    answer.first_token = time.monotonic() - sent
+                if first is None and b'"text"' in line:
+                    first = time.monotonic() - sent
             writer.close()
-            answer.seconds = time.monotonic() - sent
-            if status == 429:
-                wait = re.search(rb"retry-after: (\d+)", head, re.IGNORECASE)
-                await asyncio.sleep(int(wait[1]))
-                continue
-            assert status == 200, head
-            assert b'"error"' not in received, received[-500:]
-            answer.num_tokens = tokens_of(received)
-            return answer
+            status = int(head.split()[1])
+            if status != 429:
+                assert status == 200, head
+                assert b'"error"' not in received, received[-500:]
+                return tokens_of(received), first
+            wait = re.search(rb"retry-after: (\d+)", head, re.IGNORECASE)
+            await asyncio.sleep(int(wait[1]))
 
-    async def worker():
-        while queue:
-            answers.append(await one(queue.pop()))
-
-    await asyncio.gather(*(worker() for _ in range(at_once)))
-    return answers
+    return await answers_to(bodies, at_once, one)
 
 
 def percentile(values, share):
@@ -350,10 +324,10 @@ def overload(options):
             start = time.perf_counter()
             answers = asyncio.run(plain_streams(server.url, bodies, at_once))
             seconds = time.perf_counter() - start
-            first = [each.first_token for each in answers]
+            first = [seconds_to_first for _, seconds_to_first in answers]
             result[name] = {
                 "clients": at_once,
-                "tokens_per_second": sum(each.num_tokens for each in answers) / seconds,
+                "tokens_per_second": sum(count for count, _ in answers) / seconds,
                 "first_token_seconds": {
                     "median": percentile(first, 0.5),
                     "p99": percentile(first, 0.99),
@@ -393,7 +367,7 @@ def soak(options):
                 if number % 3 == 0:
                     body["leave_after"] = draw.randint(1, 3)
                 bodies.append(body)
-            answers = asyncio.run(Load(server.url, at_once).run(bodies))
+            answers = asyncio.run(full_answers(server.url, bodies, at_once))
             for pair, answer in zip(chosen, answers, strict=True):
                 if answer.left:
                     kinds["left"] += 1
