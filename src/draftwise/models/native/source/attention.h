@@ -227,28 +227,45 @@ INLINE void weigh(Floats *scores, float scale, Running &running, Floats *sums, i
     running.sum += F::pack_weights(scores);
 }
 
+// Keys and values that are needed later, asked for one after the other.
 template <class T>
-INLINE void prefetch(const T *from, int64_t stride, int count, int size) {
-    for (int t = 0; t < count; ++t)
-        for (int byte = 0; byte < size * (int)sizeof(T); byte += CACHE_LINE)
-            __builtin_prefetch((const char *)(from + t * stride) + byte, 0, 2);
-}
+struct NextBlock {
+    const T *keys, *values;
+    int64_t key_stride, value_stride;
+    int key_bytes, value_bytes, left;
 
-// Ask for the block that is needed two heads later: about as long memory takes to answer.
-template <class T>
-INLINE void prefetch_ahead(const AttentionCall &call, const T *keys, const T *values,
-                           int64_t first_head, int64_t end_head, int64_t head, int64_t first,
-                           int64_t length, int block) {
-    const int64_t count_heads = end_head - first_head;
-    const int64_t ahead = head - first_head + PREFETCH_HEADS;
-    const int64_t next = first + ahead / count_heads * block;
-    const int64_t of = first_head + ahead % count_heads;
-    const int count = next < length ? least(block, length - next) : 0;
-    const int64_t at = next * call.kv_heads + of, key_size = call.key_size;
-    prefetch(keys + at * key_size, call.kv_heads * key_size, count, (int)key_size);
-    prefetch(values + at * call.value_size, call.kv_heads * call.value_size, count,
-             (int)call.value_size);
-}
+    // The block that is needed two heads later: about as long memory takes to answer.
+    NextBlock(const AttentionCall &call, const T *all_keys, const T *all_values, int64_t first_head,
+          int64_t end_head, int64_t head, int64_t first, int64_t length, int block) {
+        const int64_t count_heads = end_head - first_head;
+        const int64_t ahead = head - first_head + PREFETCH_HEADS;
+        const int64_t next = first + ahead / count_heads * block;
+        const int64_t at = next * call.kv_heads + first_head + ahead % count_heads;
+        keys = all_keys + at * call.key_size;
+        values = all_values + at * call.value_size;
+        key_stride = call.kv_heads * call.key_size;
+        value_stride = call.kv_heads * call.value_size;
+        key_bytes = (int)(call.key_size * sizeof(T));
+        value_bytes = (int)(call.value_size * sizeof(T));
+        left = next < length ? least(block, length - next) : 0;
+    }
+
+    // One key and its value.
+    void ask() {
+        if (left <= 0) return;
+        for (int byte = 0; byte < key_bytes; byte += CACHE_LINE)
+            __builtin_prefetch((const char *)keys + byte, 0, 2);
+        for (int byte = 0; byte < value_bytes; byte += CACHE_LINE)
+            __builtin_prefetch((const char *)values + byte, 0, 2);
+        keys += key_stride;
+        values += value_stride;
+        --left;
+    }
+
+    void ask_rest() {
+        while (left > 0) ask();
+    }
+};
 
 // Store the new keys or values of a segment.
 template <class T>
@@ -375,8 +392,8 @@ void attend(const AttentionCall &call, const Segment &segment, int64_t first_hea
     const int64_t length = segment.start + segment.count;
     for (int64_t first = 0; first < length; first += BLOCK)
         for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
-            prefetch_ahead(call, keys, values, first_head, end_head, kv_head, first, length,
-                           BLOCK);
+            NextBlock<T>(call, keys, values, first_head, end_head, kv_head, first, length, BLOCK)
+                .ask_rest();
             attend_block<F, CHUNKS>(call, segment, state(kv_head),
                                     keys + first * key_stride + kv_head * key_size,
                                     values + first * value_stride + kv_head * value_size, first,

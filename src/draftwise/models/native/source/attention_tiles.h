@@ -133,9 +133,10 @@ INLINE void begin_queries(const AttentionCall &call, const Segment &segment, int
 
 // Of each two keys, values interleaved: chunk by chunk those at even places, then at odd places.
 INLINE void pack_tiled_values(const BFloat16 *from, int64_t stride, int num_keys, int64_t chunks,
-                              Words *to) {
+                              Words *to, NextBlock<BFloat16> &ahead) {
     const int num_pairs = (int)rounded_up(num_keys, TILE_DEPTH) / 2;
-    for (int pair = 0; pair < num_pairs; ++pair)
+    for (int pair = 0; pair < num_pairs; ++pair) {
+        ahead.ask();
         for (int64_t c = 0; c < chunks; c += 2) {
             Words first = {}, second = {};
             const BFloat16 *here = from + 2 * pair * stride + c * LANES;
@@ -145,6 +146,7 @@ INLINE void pack_tiled_values(const BFloat16 *from, int64_t stride, int num_keys
             tile[0] = (first & 0xffffu) | (second << 16);
             tile[PAIRS] = (first >> 16) | (second & 0xffff0000u);
         }
+    }
 }
 
 // Scores of sixteen or thirty-two keys with a tile of queries.
@@ -182,7 +184,8 @@ INLINE __m512 rough_power_of_two(__m512 x) {
 // Turn the scores of some keys into weights: a row of pairs for each query. Behind the keys the rows
 // are filled up to num_rows.
 INLINE void weigh_tile(Floats *scores, int num_keys, int num_rows, int64_t first, float scale,
-                       TiledQueries &state, Floats *sums, int64_t chunks, Words *weights) {
+                       TiledQueries &state, Floats *sums, int64_t chunks, Words *weights,
+                       NextBlock<BFloat16> &ahead) {
     const Floats hidden = Floats{} + MINUS_INFINITY;
     for (int k = num_keys; k < num_rows; ++k) scores[k] = hidden;
     if (first + num_keys - 1 > state.first_last)
@@ -213,6 +216,7 @@ INLINE void weigh_tile(Floats *scores, int num_keys, int num_rows, int64_t first
     const __m512bh ones = (__m512bh)(Words{} + 0x3f803f80u);
     __m512 sum = (__m512)state.sum;
     for (int k = 0; k < num_rows; k += 2) {
+        ahead.ask();
         const __m512 even = _mm512_fmsub_ps((__m512)scores[k], factor, shift);
         const __m512 odd = _mm512_fmsub_ps((__m512)scores[k + 1], factor, shift);
         const __m512bh both =
@@ -259,7 +263,8 @@ INLINE void add_tiles(const Words *weights, const Words *values, int num_rows, i
 // One block of keys and values of one key-value head, for some tiles of queries.
 INLINE void attend_tiled_block(const AttentionCall &call, const BFloat16 *keys,
                                const BFloat16 *values, int64_t first, int num_keys,
-                               int64_t first_tile, int64_t end_tile, const TiledMemory &memory) {
+                               int64_t first_tile, int64_t end_tile, const TiledMemory &memory,
+                               NextBlock<BFloat16> &ahead) {
     const int64_t key_size = call.key_size, value_stride = call.kv_heads * call.value_size;
     const float scale = (float)(call.scale * 1.4426950408889634);  // for powers of two
     const int num_rows = (int)rounded_up(num_keys, TILE_DEPTH);
@@ -273,7 +278,7 @@ INLINE void attend_tiled_block(const AttentionCall &call, const BFloat16 *keys,
         keys = memory.keys;
         stride = key_size;
     }
-    pack_tiled_values(values, value_stride, num_keys, memory.value_chunks, memory.values);
+    pack_tiled_values(values, value_stride, num_keys, memory.value_chunks, memory.values, ahead);
     for (int64_t tile = first_tile; tile < end_tile; ++tile) {
         TiledQueries &state = memory.state(tile);
         if (state.last[state.count - 1] < first) continue;  // sees none of them
@@ -286,7 +291,7 @@ INLINE void attend_tiled_block(const AttentionCall &call, const BFloat16 *keys,
                 memory.scores + k);
         __asm__ volatile("" ::: "memory");
         weigh_tile(memory.scores, num_keys, num_rows, first, scale, state, sums,
-                   memory.value_chunks, memory.weights);
+                   memory.value_chunks, memory.weights, ahead);
         __asm__ volatile("" ::: "memory");
         int64_t c = 0;
         for (; c + 4 <= memory.value_chunks; c += 4)
@@ -350,13 +355,14 @@ void attend_tiled(const AttentionCall &call, const Segment &segment, int64_t fir
         const int64_t length = segment.start + (end - 1) / heads + 1;  // that the last one sees
         for (int64_t first = 0; first < length; first += TILED_BLOCK)
             for (int64_t head = first_head; head < end_head; ++head) {
-                prefetch_ahead(call, keys, values, first_head, end_head, head, first, length,
-                               TILED_BLOCK);
+                NextBlock<BFloat16> ahead(call, keys, values, first_head, end_head, head, first, length,
+                                      TILED_BLOCK);
                 const int64_t tile = (head - first_head) * TILES_AT_ONCE;
                 attend_tiled_block(call, keys + first * key_stride + head * key_size,
                                    values + first * value_stride + head * value_size, first,
                                    least(TILED_BLOCK, length - first), tile, tile + num_tiles,
-                                   memory);
+                                   memory, ahead);
+                ahead.ask_rest();
             }
         for_tiles(finish_queries);
     }

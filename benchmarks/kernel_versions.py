@@ -1,0 +1,91 @@
+"""Two versions of the kernels on the same weights in one process, pass by pass in turns.
+
+    git worktree add /tmp/before HEAD~1
+    python benchmarks/kernel_versions.py --before /tmp/before/src --after src --contexts 200 1000
+
+Other processes make a machine faster or slower from one second to the next; what follows one
+another at once meets the same. Printed is the median ratio of the time after to that before, with
+its standard error, and the shortest pass of either. Both versions must be called in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import random
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from draftwise import LLM, SpeculationConfig
+from draftwise.benchmark.report import write_report
+from draftwise.models.native import library
+from draftwise.profiling.passes import PassShape, PassTimer, Stage
+
+SIZES = ((1, 1), (1, 8), (8, 8), (8, 32), (8, 48), (8, 64), (32, 32), (32, 96), (32, 192))
+
+
+def kernels_of(source: Path) -> library.NativeLibrary:
+    """Compile the kernels of a source tree, or take those that were compiled before."""
+    folder = source / "draftwise/models/native/source"
+    library._SOURCES, library._MAIN = folder, folder / "library.cpp"
+    return library.NativeLibrary(ctypes.CDLL(str(library._build())))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", type=Path, required=True, help="source tree: a folder src")
+    parser.add_argument("--after", type=Path, default=Path("src"))
+    parser.add_argument("--target", default="zoo:target@200m")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[200])
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    versions = [kernels_of(arguments.before), kernels_of(arguments.after)]
+    longest = max(arguments.contexts)
+    llm = LLM(arguments.target, None, max_batch_size=32, max_model_len=longest + 64)
+    models = llm.load_models(SpeculationConfig("zoo:draft", policy="none"))
+    timer = PassTimer(models, 32, longest + 16, 7)
+    decoder: Any = models.target.model.native
+    if decoder is None:
+        raise SystemExit(f"{arguments.target} is not computed by kernels here")
+    shapes = [PassShape(*size, context) for context in arguments.contexts for size in SIZES]
+    seconds = defaultdict(list)
+    order = random.Random(0)
+    for turn in range(arguments.turns + 1):
+        for shape in order.sample(shapes, len(shapes)):
+            for version in order.sample((0, 1), 2):
+                decoder._library = versions[version]
+                taken = timer(Stage.TARGET, shape)
+                if turn:  # the first one meets cold caches
+                    seconds[shape, version].append(taken)
+    table = Table(title="time of a pass, after / before")
+    for column in ("requests", "tokens", "context", "ratio", "±", "before ms", "after ms"):
+        table.add_column(column, justify="right")
+    results = []
+    for shape in shapes:
+        before, after = seconds[shape, 0], seconds[shape, 1]
+        ratios = [b / a for a, b in zip(before, after, strict=True)]
+        row = {
+            "requests": shape.num_requests,
+            "tokens": shape.num_tokens,
+            "context": shape.context,
+            "ratio": statistics.median(ratios),
+            "standard_error": statistics.stdev(ratios) / len(ratios) ** 0.5,
+            "shortest_before_ms": 1e3 * min(before),
+            "shortest_after_ms": 1e3 * min(after),
+        }
+        results.append(row)
+        shown = [f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()]
+        table.add_row(*shown)
+    Console().print(table)
+    if arguments.output:
+        write_report(arguments.output, vars(arguments), {"results": results})
+
+
+if __name__ == "__main__":
+    main()
