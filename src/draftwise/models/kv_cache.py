@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from draftwise.errors import CacheExhaustedError
+from draftwise.models.host_memory import host_zeros
 
 if TYPE_CHECKING:
     from draftwise.models.static_steps import StaticSteps
-
-_CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -148,10 +145,7 @@ class KVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose memory, on a CPU, is not touched before it is written and starts a cache line."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    flat = np.zeros(size + _CACHE_LINE_BYTES - 1, dtype=np.uint8)
-    first = -flat.ctypes.data % _CACHE_LINE_BYTES
-    return torch.from_numpy(flat[first : first + size]).view(dtype).view(shape)
+    """Zeros, of which a CPU's memory is not touched before it is written."""
+    if device.type == "cpu":
+        return host_zeros(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)

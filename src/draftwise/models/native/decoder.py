@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from draftwise.models.host_memory import in_large_pages
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.library import NativeLibrary, native_library
 from draftwise.models.native.panels import interleaved, panels, quantized_panels
@@ -150,14 +151,14 @@ class NativeDecoder:
 
         if not self.is_quantized:
             weights = [layer.weight.detach() for layer in layers]
-            return self._keep(panels(joined(weights), library))
+            return self._keep(in_large_pages(panels(joined(weights), library)))
         matrices = [quantized_matrix(layer) for layer in layers]
         known = [each for each in matrices if each is not None]
         assert len(known) == len(layers)
         whole = QuantizedMatrix(
             joined([each.numbers for each in known]), joined([each.scales for each in known])
         )
-        return self._keep(quantized_panels(whole, library))
+        return self._keep(in_large_pages(quantized_panels(whole, library)))
 
     def _take_layer(self, to: _Layer, layer: Any) -> None:
         attention, mlp, library = layer.self_attn, layer.mlp, self._library

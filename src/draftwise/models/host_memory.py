@@ -1,0 +1,46 @@
+"""Memory of the host for what is large: caches, and weights that every pass reads."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_CACHE_LINE_BYTES = 64
+_LARGE_PAGE_BYTES = 2 << 20
+
+
+def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros whose memory is not touched before it is written and starts a cache line."""
+    size = math.prod(shape) * dtype.itemsize
+    flat = np.zeros(size + _CACHE_LINE_BYTES - 1, dtype=np.uint8)
+    first = -flat.ctypes.data % _CACHE_LINE_BYTES
+    return torch.from_numpy(flat[first : first + size]).view(dtype).view(shape)
+
+
+def in_large_pages(tensor: Tensor) -> Tensor:
+    """A contiguous tensor: a copy in large pages if it is as large as one and the system has them.
+
+    A processor looks up where each page lies, and remembers a few thousand. Weights of some hundred
+    megabytes are more pages of the usual size, and are all looked up again in every pass.
+    """
+    size = tensor.nbytes
+    if (
+        tensor.device.type != "cpu"
+        or size < _LARGE_PAGE_BYTES
+        or not hasattr(mmap, "MADV_HUGEPAGE")
+    ):
+        return tensor.contiguous()
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, size + _LARGE_PAGE_BYTES, flags=private)
+    flat = np.frombuffer(memory, dtype=np.uint8)
+    first = -flat.ctypes.data % _LARGE_PAGE_BYTES
+    # Whole pages only: the rest takes no more memory than it needs.
+    with contextlib.suppress(OSError):  # a system that knows the word and was built without them
+        memory.madvise(mmap.MADV_HUGEPAGE, first, size // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES)
+    copy = torch.from_numpy(flat[first : first + size]).view(tensor.dtype).view(tensor.shape)
+    return copy.copy_(tensor)

@@ -1,0 +1,73 @@
+"""Large tensors in the host's memory: the same numbers, and no more memory than their own."""
+
+import mmap
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftwise.models.host_memory import host_zeros, in_large_pages
+
+LARGE = 2 << 20
+
+
+def resident():
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("needs /proc")
+    return int(re.search(r"VmRSS:\s+(\d+)", status.read_text())[1]) << 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("num_bytes", [LARGE, 3 * LARGE, 2 * LARGE + 4096])
+def test_a_copy_has_the_same_numbers(num_bytes, dtype):
+    tensor = torch.arange(num_bytes // dtype.itemsize).to(dtype).view(-1, 32).t()
+    copy = in_large_pages(tensor)
+    assert torch.equal(copy, tensor)
+    assert copy.dtype == dtype
+    assert copy.is_contiguous()
+    assert copy.data_ptr() % 64 == 0
+
+
+def test_what_is_small_stays_where_it_is():
+    tensor = torch.zeros(LARGE // 4 - 1)
+    assert in_large_pages(tensor) is tensor
+    assert in_large_pages(torch.zeros(32, 64).t()).is_contiguous()
+
+
+def test_a_system_without_them(monkeypatch):
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    tensor = torch.zeros(LARGE)
+    assert in_large_pages(tensor) is tensor
+
+
+def test_a_system_that_refuses(monkeypatch):
+    class Refusing(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    tensor = torch.arange(LARGE)
+    assert torch.equal(in_large_pages(tensor), tensor)
+
+
+def test_zeros_take_no_memory_before_they_are_written():
+    before, size = resident(), 64 * LARGE
+    zeros = host_zeros((size // 4,), torch.float32)
+    assert resident() - before < 0.1 * size
+    zeros[: len(zeros) // 2] = 1
+    assert 0.4 * size < resident() - before < 0.7 * size
+    assert not zeros[len(zeros) // 2 :].any()
+
+
+def test_the_memory_of_a_copy_is_given_back():
+    """It lives as long as anything of the tensor does, and takes what the tensor takes."""
+    before, size = resident(), 64 * LARGE
+    copy = in_large_pages(torch.ones(size, dtype=torch.uint8))
+    part = copy[LARGE:]
+    del copy
+    assert part.all()
+    assert 0.9 * size < resident() - before < 1.2 * size
+    del part
+    assert resident() - before < 0.2 * size
