@@ -16,7 +16,7 @@ from draftwise.core.goodput import (
     Outlook,
     advised_draft_length,
     expected_accepted,
-    promised_goodput,
+    promises,
     worth_drafting,
 )
 from draftwise.core.traces import Traces, imagined
@@ -52,11 +52,16 @@ def value(reach, draws, outlook, verify_price, draft_price):
     return worth
 
 
+def needed(outlook, verify_price, draft_price, draws):
+    """``[draws + 1]`` at one price of a draft."""
+    return worth_drafting(outlook, verify_price, np.array([draft_price]), draws)[0]
+
+
 class TestWorthDrafting:
     @property_test
     @given(outlooks, prices, draft_prices, st.integers(1, 4))
     def test_equals_the_exact_recursion(self, outlook, verify_price, draft_price, draws):
-        thresholds = worth_drafting(outlook, verify_price, draft_price, draws)
+        thresholds = needed(outlook, verify_price, draft_price, draws)
         assert thresholds.shape == (draws + 1,)
         assert thresholds[0] == math.inf
         threshold = thresholds[draws]
@@ -74,36 +79,43 @@ class TestWorthDrafting:
 
     def test_what_hardly_pays_verification_is_off_by_less_than_a_step(self):
         """The value is flat up to c/P and rises from there: its zero lies behind the bend."""
-        threshold = worth_drafting(np.array([0.65625]), 0.625, 0.015625, 1)[1]
+        threshold = needed(np.array([0.65625]), 0.625, 0.015625, 1)[1]
         exact = (0.625 + 0.015625) / 0.65625
         assert threshold == pytest.approx(exact, rel=0.06)
 
     @property_test
     @given(outlooks, prices, draft_prices, st.floats(1.0, 3.0))
     def test_what_costs_more_pays_later(self, outlook, verify_price, draft_price, factor):
-        thresholds = worth_drafting(outlook, verify_price, draft_price, 5)
+        thresholds = needed(outlook, verify_price, draft_price, 5)
         for dearer in (
-            worth_drafting(outlook, verify_price * factor, draft_price, 5),
-            worth_drafting(outlook, verify_price, draft_price * factor, 5),
+            needed(outlook, verify_price * factor, draft_price, 5),
+            needed(outlook, verify_price, draft_price * factor, 5),
         ):
             assert (dearer >= thresholds * (1 - 1e-9)).all()
 
     @property_test
     @given(outlooks, prices, draft_prices)
     def test_more_draws_are_worth_more(self, outlook, verify_price, draft_price):
-        thresholds = worth_drafting(outlook, verify_price, draft_price, 6)
+        thresholds = needed(outlook, verify_price, draft_price, 6)
         assert (thresholds[1:] <= thresholds[:-1] * (1 + 1e-9)).all()
 
     def test_one_draw_of_one_kind(self):
         """w·α − c ≥ d, so w = (c + d)/α."""
-        thresholds = worth_drafting(np.array([0.8]), 0.3, 0.1, 1)
+        thresholds = needed(np.array([0.8]), 0.3, 0.1, 1)
         assert thresholds[1] == pytest.approx(0.5, rel=0.01)
 
+    @property_test
+    @given(outlooks, prices, st.lists(draft_prices, min_size=1, max_size=5))
+    def test_prices_do_not_meet(self, outlook, verify_price, several):
+        together = worth_drafting(outlook, verify_price, np.array(several), 4)
+        alone = [needed(outlook, verify_price, price, 4) for price in several]
+        assert together == pytest.approx(np.stack(alone), rel=1e-9)
+
     def test_what_is_free_always_pays(self):
-        assert worth_drafting(np.array([0.5]), 0.0, 0.0, 3)[1:].tolist() == [0, 0, 0]
+        assert needed(np.array([0.5]), 0.0, 0.0, 3)[1:].tolist() == [0, 0, 0]
 
     def test_what_is_never_kept_never_pays(self):
-        assert worth_drafting(np.array([0.0]), 0.1, 1e-3, 3).tolist() == [math.inf] * 4
+        assert needed(np.array([0.0]), 0.1, 1e-3, 3).tolist() == [math.inf] * 4
 
 
 @pytest.mark.parametrize(
@@ -127,7 +139,12 @@ OUTLOOK = np.array([0.05, 0.3, 0.6, 0.8, 0.9, 0.99])
 
 def constant_thresholds(reach, length):
     """Draft on from the same probability on, however many draft and may still be drawn."""
-    return lambda threshold, num_drafting: np.full(length + 1, reach)
+    return lambda threshold: np.full((64, length + 1), reach)
+
+
+def promise_of(point, *given):
+    """Of one way alone."""
+    return promises([point], *given)[0]
 
 
 def simulated_goodput(point, num_requests, costs, from_reach, outlook, num_steps, seed=0):
@@ -162,9 +179,7 @@ class TestPromisedGoodput:
         point = OperatingPoint(4, threshold)
         drafts = np.array(list(itertools.product(OUTLOOK, repeat=4)))
         traces = Traces(drafts, drafts)
-        promised = promised_goodput(
-            point, num_requests, traces, costs, constant_thresholds(0.45, 4)
-        )
+        promised = promise_of(point, num_requests, traces, costs, constant_thresholds(0.45, 4))
         simulated = simulated_goodput(
             point, num_requests, costs, 0.45, OUTLOOK, 4000 // num_requests + 300
         )
@@ -173,22 +188,27 @@ class TestPromisedGoodput:
     def test_expectations_decide_and_acceptance_counts(self):
         """A threshold keeps what is expected to be kept and gains what is."""
         traces = Traces(np.array([[0.9, 0.9], [0.2, 0.9]]), np.array([[0.5, 0.4], [1.0, 1.0]]))
-        kept = promised_goodput(
-            OperatingPoint(2, 0.5), 2, traces, LINEAR, constant_thresholds(0.5, 2)
-        )
+        kept = promise_of(OperatingPoint(2, 0.5), 2, traces, LINEAR, constant_thresholds(0.5, 2))
         assert kept.tokens == pytest.approx(2 * (1 + (0.5 + 0.5 * 0.4) / 2))
         assert kept.size == 2 * (1 + (2 + 0) / 2)
-        everything = promised_goodput(
-            OperatingPoint(2), 2, traces, LINEAR, constant_thresholds(0.5, 2)
-        )
+        everything = promise_of(OperatingPoint(2), 2, traces, LINEAR, constant_thresholds(0.5, 2))
         assert everything.tokens == pytest.approx(2 * (1 + (0.5 + 0.2 + 1 + 1) / 2))
+
+    def test_ways_do_not_meet(self):
+        """Each promises beside others what it promises alone."""
+        drafts = np.random.default_rng(0).random((40, 5))
+        given = 6, Traces(drafts, drafts[::-1]), STAIRS, constant_thresholds(0.3, 5)
+        points = [
+            OperatingPoint(*each) for each in [(0,), (3,), (5,), (5, 0.2), (4, 0.6), (2, 0.9)]
+        ]
+        assert promises(points, *given) == [promise_of(point, *given) for point in points]
 
     @property_test
     @given(st.floats(0.0, 1.0), st.integers(0, 6), st.integers(1, 40))
     def test_static_lengths_in_closed_form(self, acceptance, length, num_requests):
         traces = imagined(np.array([acceptance]), 6)
         for costs in (LINEAR, STAIRS):
-            promise = promised_goodput(
+            promise = promise_of(
                 OperatingPoint(length), num_requests, traces, costs, constant_thresholds(0.0, 6)
             )
             tokens = num_requests * (1 + expected_accepted(acceptance, length))
@@ -203,12 +223,12 @@ class TestPromisedGoodput:
         traces = imagined(outlook, 5)
         goodput = num_requests / costs.target(num_requests)
 
-        def thresholds(threshold, num_drafting):
-            draft_price = goodput * costs.draft(num_drafting) / num_drafting
-            return worth_drafting(outlook, threshold, draft_price, 5)
+        def thresholds(threshold):
+            draft_prices = [goodput * costs.draft(n) / n for n in [1, *range(1, num_requests + 1)]]
+            return worth_drafting(outlook, threshold, np.array(draft_prices), 5)
 
         def promise(point):
-            return promised_goodput(point, num_requests, traces, costs, thresholds).goodput, point
+            return promise_of(point, num_requests, traces, costs, thresholds).goodput, point
 
         by = partial(max, key=lambda each: each[0])
         return (

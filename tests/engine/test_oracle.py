@@ -32,7 +32,9 @@ def lively_prices(monkeypatch):
 
     monkeypatch.setattr(PriceBook, "price", price)
     monkeypatch.setattr(
-        PriceBook, "draft_thresholds", lambda *_: np.array([np.inf, 0.5, 0.2, 0.1, 0.0])
+        PriceBook,
+        "draft_thresholds",
+        lambda *given: np.tile([np.inf, 0.5, 0.2, 0.1, 0.0], (given[-1] + 1, 1)),
     )
 
 

@@ -5,18 +5,23 @@ from step to step, and drafts are cut, filtered and verified whole, side by side
 """
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from draftwise.core.goodput import OperatingPoint
+from draftwise.models.native.library import kernel_in_use
 from draftwise.outputs import TokenSource
+from draftwise.params import SamplingParams
 from draftwise.policies import POLICIES
+from draftwise.policies.adaptive import Adaptive
 from draftwise.policies.mixture import Mixture
 from draftwise.policies.priced import PricedPolicy
 from draftwise.policies.pricing import Price, PriceBook
 
-from .test_lossless import NOT_UNLIKELY, Case
+from .test_lossless import COLD, HOT, NOT_UNLIKELY, PLAIN, Case
 
 PRICED = [name for name, p in POLICIES.items() if issubclass(p, PricedPolicy) and p.lossless]
 
@@ -35,7 +40,9 @@ def lively_prices(monkeypatch):
     monkeypatch.setattr(
         PriceBook,
         "draft_thresholds",
-        lambda book, *_: np.array([np.inf] + [next(drafts)] * book._max_draft_length),
+        lambda book, _, count: np.array(
+            [[np.inf] + [next(drafts)] * book._max_draft_length for _ in range(count + 1)]
+        ),
     )
     monkeypatch.setattr(PriceBook, "companion_price", lambda *_: 0.0)
 
@@ -53,26 +60,97 @@ def test_whatever_is_decided_texts_follow_the_target(models, lively_prices, poli
     assert min(p_values) > NOT_UNLIKELY
 
 
+def mixed_requests(engine, count):
+    """Sampled and greedy ones, none of which needs anything of the texts before."""
+    params = [PLAIN, COLD, HOT, SamplingParams(temperature=0.0)]
+    return [
+        engine.add(
+            None,
+            [1 + seed % 3, seed % 5],
+            replace(params[seed % len(params)], max_tokens=4 + seed % 3, seed=seed),
+        )
+        for seed in range(count)
+    ]
+
+
+@pytest.fixture
+def changing_ways(monkeypatch):
+    """Begin again with the first of some ways of running."""
+
+    def begin():
+        points = itertools.cycle([(4, 0.3), (3, 0.0), (4, 0.15), (0, 0.0), (4, 0.5)])
+        monkeypatch.setattr(
+            PriceBook, "price", lambda *_: Price(OperatingPoint(*next(points)), 1.0, 0.3)
+        )
+
+    def thresholds(_, price, count):
+        return np.array([np.inf, 0.35, 0.3, 0.25, 0.2]) * (1 + np.arange(count + 1)[:, None] / 20)
+
+    monkeypatch.setattr(PriceBook, "draft_thresholds", thresholds)
+    return begin
+
+
 @pytest.mark.parametrize("policy", ["adaptive", "sv", "sv-predictable"])
-def test_a_rule_says_what_asking_says(models, monkeypatch, policy):
+def test_a_rule_says_what_asking_says(models, changing_ways, monkeypatch, policy):
     """Kernels that follow the policy's rule stop where the policy would have stopped."""
-    runs = []
+    runs, num_followed, draft_rule = [], [], Mixture.draft_rule
     for asks in (False, True):
+        changing_ways()
         with monkeypatch.context() as patch:
-            points = itertools.cycle([(4, 0.3), (3, 0.0), (4, 0.15), (0, 0.0), (4, 0.5)])
-            patch.setattr(
-                PriceBook,
-                "price",
-                lambda *_, points=points: Price(OperatingPoint(*next(points)), 1.0, 0.3),
-            )
-            patch.setattr(
-                PriceBook,
-                "draft_thresholds",
-                lambda _, price, n: np.array([np.inf, 0.35, 0.3, 0.25, 0.2]) * (1 + n / 20),
-            )
-            if asks:
-                patch.setattr(Mixture, "stop_rule", lambda _: None)
-            _, requests = Case(policy, "block", 4).sampled(models, 400, 7)
+            followed = []
+
+            def rule(self, asks=asks, followed=followed):
+                said = None if asks else draft_rule(self)
+                followed.append(said is not None)
+                return said
+
+            patch.setattr(Mixture, "draft_rule", rule)
+            engine = Case(policy, "block", 4).engine(models, 7)
+            requests = mixed_requests(engine, 400)
+            while engine.num_unfinished:
+                engine.step()
         runs.append([(r.tokens, r.stats.num_drafted, r.stats.num_verified) for r in requests])
+        num_followed.append(sum(followed))
+    if kernel_in_use() == "native":
+        assert num_followed[0] > 100
+    assert num_followed[1] == 0
     assert len({drafted for _, drafted, _ in runs[0]}) > 3
     assert runs[0] == runs[1]
+
+
+@pytest.mark.skipif(kernel_in_use() != "native", reason="rules are followed by kernels only")
+def test_what_a_rule_notes_is_what_selecting_finds(models, changing_ways, monkeypatch):
+    """The kernels' ranges are those of the policy, up to the first token that is dropped."""
+    select, lengths, bounds = Adaptive.select, [], []
+
+    def both(self, draft, judgement):
+        untouched = replace(draft, probs=None if draft.probs is None else draft.probs.clone())
+        plan = select(self, draft, judgement)
+        threshold = self._price.point.threshold
+        if judgement is not None or threshold == 0 or not any(draft.lengths):
+            return plan
+        assert self._notes.are_about(draft)
+        found = self.keep_in_range(untouched, self._expected, self.models, threshold)
+        assert plan.lengths == found.lengths
+        for request, kept in enumerate(plan.lengths):
+            decided = slice(0, min(kept + 1, draft.lengths[request]))
+            lengths.append((draft.lengths[request], kept))
+            if plan.proposals is not None:
+                mine, theirs = ([b[request, decided] for b in p.between] for p in (plan, found))
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=0.0)
+                bounds.extend(mine[0].tolist())
+                assert torch.equal(
+                    plan.filtered().proposals[request, decided],
+                    found.filtered().proposals[request, decided],
+                )
+        return plan
+
+    monkeypatch.setattr(Adaptive, "select", both)
+    changing_ways()
+    engine = Case("adaptive", "block", 4).engine(models, 7)
+    mixed_requests(engine, 400)
+    while engine.num_unfinished:
+        engine.step()
+    assert sum(kept < drafted for drafted, kept in lengths) > 50
+    assert len({kept for _, kept in lengths}) > 3
+    assert sum(0 < bound < 1 for bound in bounds) > 50

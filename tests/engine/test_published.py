@@ -72,7 +72,9 @@ def dear_tokens(monkeypatch):
     monkeypatch.setitem(assemble.__globals__, "fixed_latency", lambda: steep)
     price = Price(OperatingPoint(2, 0.72), 1.0, 0.72)
     monkeypatch.setattr(PriceBook, "price", lambda *_: price)
-    monkeypatch.setattr(PriceBook, "draft_thresholds", lambda *_: np.array([np.inf, 0.0, 0.0]))
+    monkeypatch.setattr(
+        PriceBook, "draft_thresholds", lambda *given: np.tile([np.inf, 0, 0], (given[-1] + 1, 1))
+    )
     monkeypatch.setattr(PriceBook, "companion_price", lambda *_: 0.0)
 
 

@@ -178,7 +178,7 @@ def fix_price(policy, threshold, max_length=None, draft_threshold=0.0, verify=No
     policy.prices.price = lambda *_: price
     thresholds = np.full(policy.num_speculative_tokens + 1, draft_threshold)
     thresholds[0] = np.inf
-    policy.prices.draft_thresholds = lambda *_: thresholds
+    policy.prices.draft_thresholds = lambda _, count: np.tile(thresholds, (count + 1, 1))
     policy.prices.companion_price = lambda *_: 0.0
     return policy
 

@@ -231,16 +231,15 @@ class TestDrafting:
         assert take_step(policy, World.random(3, 4)).draft.lengths == (1, 1, 1)
 
     def test_those_who_draft_share_the_pass(self):
+        """Two draft a third token where that pays for two, whatever pays for three."""
         world = World.random(4, 3, seed=5)
-        policy = fix_price(make("adaptive", 3), 0.2)
-        asked = []
-        policy.prices.draft_thresholds = lambda price, n: (
-            asked.append(n) or np.array([np.inf, 0.0, 0.0, 0.0])
-        )
-        step = take_step(policy, world, world.states(limits=[3, 3, 0, 1]))
-        drafting = [sum(length > i for length in step.draft.lengths) for i in range(3)]
-        assert drafting[0] == 3
-        assert asked == [count for count in drafting if count]
+        for alone, expected in ((np.inf, 2), (0.0, 3)):
+            policy = fix_price(make("adaptive", 3), 0.0001)
+            needed = np.zeros((5, 4))
+            needed[:3, 1] = alone
+            policy.prices.draft_thresholds = lambda *_, needed=needed: needed
+            step = take_step(policy, world, world.states(limits=[3, 3, 0, 1]))
+            assert step.draft.lengths == (expected, expected, 0, 1)
 
 
 class TestExploring:

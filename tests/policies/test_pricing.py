@@ -42,12 +42,13 @@ def simulated(book, price, num_requests, outlook, num_steps=1500):
     """Tokens per second of a way of running, by running it."""
     random = np.random.default_rng(0)
     costs, point = book._latency, price.point
+    thresholds = book.draft_thresholds(price, num_requests)
     tokens = seconds = 0.0
     for _ in range(num_steps):
         going, verified = [1.0] * num_requests, 0
         for place in range(point.max_length):
             if point.threshold:
-                needed = book.draft_thresholds(price, len(going))[point.max_length - place]
+                needed = thresholds[len(going), point.max_length - place]
                 going = [reach for reach in going if reach >= needed]
             if not going:
                 break
@@ -376,24 +377,10 @@ def test_what_was_never_priced_is_no_news():
     assert book.price(8, 0).goodput == book_for(LINEAR, INFORMATIVE).price(8, 0).goodput
 
 
-def test_thresholds_are_looked_up_again_only_when_something_changed(monkeypatch):
-    calls, compute = [], pricing.worth_drafting
-    monkeypatch.setattr(
-        pricing, "worth_drafting", lambda *args: calls.append(args) or compute(*args)
-    )
-    book = book_for(LINEAR, INFORMATIVE)
-    price = book.price(8, 0)
-    book.draft_thresholds(price, 8)
-    calls.clear()
-    first, second = (book.draft_thresholds(price, 8) for _ in range(2))
-    assert not calls
-    assert np.array_equal(first, second)
-
-
 def test_what_drafting_needs_falls_with_those_who_share_and_the_draws_left():
     book = book_for(LINEAR, ORDINARY)
     price = Price(OperatingPoint(6, 0.3), book.price(8, 0).goodput, 0.3)
-    alone, shared = (book.draft_thresholds(price, count) for count in (1, 8))
+    alone, shared = book.draft_thresholds(price, 8)[[1, 8]]
     assert (shared[1:] < alone[1:]).all()
     assert shared[0] == math.inf
     assert (np.diff(shared[1:]) <= 0).all()

@@ -8,12 +8,12 @@ and another one is drafted while what it may bring pays for a pass of the draft.
 
 The time of a pass is not convex in its tokens (kernels come in sizes), so that following the slope
 can end in a local best, far from the best. Therefore whole ways of running are compared, each with
-the goodput it promises at the acceptance that is expected: see :func:`promised_goodput`.
+the goodput it promises at the acceptance that is expected: see :func:`promises`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from draftwise.core.traces import Traces
 
 Floats = NDArray[np.float64]
-Thresholds = Callable[[float, int], Floats]
+Thresholds = Callable[[float], Floats]
 
 _SMALLEST = 1e-3
 _GRID = np.linspace(np.log(_SMALLEST), 0.0, 48)
@@ -39,7 +39,7 @@ def expected_accepted(acceptance: float, num_tokens: int) -> float:
 
 
 def worth_drafting(
-    outlook: Floats, verify_price: float, draft_price: float, max_draws: int
+    outlook: Floats, verify_price: float, draft_prices: Floats, max_draws: int
 ) -> Floats:
     """From which probability on that all tokens so far are kept one more draft pays.
 
@@ -54,32 +54,47 @@ def worth_drafting(
     Args:
         outlook: ``[n]`` equally likely values of P.
         verify_price: c, in tokens: λ times the seconds of one token more in the target's pass.
-        draft_price: d, in tokens: λ times a request's share of one draft pass.
+        draft_prices: ``[m]`` values of d, in tokens: λ times a request's share of one draft pass.
         max_draws: longest draft.
 
     Returns:
-        ``[max_draws + 1]``: entry k is the w from which V_k is positive, infinite if none is.
+        ``[m, max_draws + 1]``: entry k is the w from which V_k is positive, infinite if none is.
     """
     reach = np.exp(_GRID)
     after = reach[:, None] * outlook[None, :]
-    log_after = np.log(np.maximum(after, 1e-12))
-    gain = np.where(after >= verify_price, after - verify_price, 0.0)
-    thresholds = np.full(max_draws + 1, np.inf)
-    value = np.zeros_like(reach)
+    kept = after >= verify_price
+    gain = np.where(kept, after - verify_price, 0.0).mean(axis=1, keepdims=True)
+    later = _expected_between(after, kept)
+    value = np.zeros((max_draws + 1, len(reach), len(draft_prices)))
     for draws in range(1, max_draws + 1):
-        later = np.interp(log_after, _GRID, np.maximum(value, 0.0), left=0.0)
-        value = -draft_price + (gain + np.where(after >= verify_price, later, 0.0)).mean(axis=1)
-        positive = np.flatnonzero(value > 0)
-        if len(positive):
-            first = positive[0]
-            # The zero between two points of the grid; never above 1, where a draft begins.
-            if first == 0:
-                thresholds[draws] = 0.0
-            else:
-                share = -value[first - 1] / (value[first] - value[first - 1])
-                step = _GRID[first] - _GRID[first - 1]
-                thresholds[draws] = np.exp(_GRID[first - 1] + share * step)
-    return thresholds
+        value[draws] = gain - draft_prices + later @ np.maximum(value[draws - 1], 0.0)
+    first = np.argmax(value > 0, axis=1, keepdims=True)
+    low, high = (np.take_along_axis(value, at, 1) for at in (np.maximum(first - 1, 0), first))
+    # The zero between two points of the grid; never above 1, where a draft begins.
+    share = np.divide(-low, high - low, out=np.zeros_like(low), where=high > low)
+    zero = np.exp(_GRID[0] + (first - 1 + share) * (_GRID[1] - _GRID[0]))
+    thresholds: Floats = np.where(high > 0, np.where(first == 0, 0.0, zero), np.inf)
+    return np.ascontiguousarray(thresholds[:, 0].T)
+
+
+def _expected_between(after: Floats, counts: NDArray[np.bool_]) -> Floats:
+    """``[grid, grid]`` that turns a function on the grid into its means.
+
+    Args:
+        after: ``[grid, n]`` equally likely places of the function's argument, for each mean.
+        counts: ``[grid, n]`` where else than at those places the function is taken to be 0; it is
+            below the grid, too.
+    """
+    size, count = after.shape
+    place = (np.log(np.maximum(after, 1e-12)) - _GRID[0]) / (_GRID[1] - _GRID[0])
+    below = np.clip(place.astype(np.int64), 0, size - 2)
+    weight = (counts & (place >= 0)) / count
+    upper = weight * (place - below)
+    at = below + size * np.arange(size)[:, None]
+    means = np.zeros(size * size)
+    np.add(means, np.bincount(at.ravel(), (weight - upper).ravel(), len(means)), out=means)
+    np.add(means, np.bincount(at.ravel() + 1, upper.ravel(), len(means)), out=means)
+    return means.reshape(size, size)
 
 
 def advised_draft_length(mean_accepted: float, num_drafted: int) -> int:
@@ -156,51 +171,61 @@ class Promise:
         return self.tokens / self.seconds
 
 
-def promised_goodput(
-    point: OperatingPoint,
+def promises(
+    points: Sequence[OperatingPoint],
     num_requests: int,
     traces: Traces,
     costs: Costs,
     draft_thresholds: Thresholds,
-) -> Promise:
-    """What a way of running promises.
+) -> list[Promise]:
+    """What ways of running promise.
 
     Args:
-        point: the way.
+        points: the ways.
         num_requests: in the batch.
-        traces: drafts to try it on.
+        traces: drafts to try them on.
         costs: of passes.
-        draft_thresholds: from a verification threshold and a number of requests to the
-            probability that a draft must have reached for one more draw to pay, by draws left.
+        draft_thresholds: from a verification threshold above 0 to ``[num_requests + 1, draws + 1]``
+            probabilities that a draft must have reached for one more draw to pay, by how many
+            draft and how many draws are left.
     """
-    count = len(traces)
-    expected: Floats = np.cumprod(traces.expected[:, : point.max_length], axis=1, dtype=np.float64)
-    reached = np.minimum(np.cumprod(traces.acceptance[:, : point.max_length], axis=1), 1.0)
-    drafting = np.ones(count, dtype=bool)
-    before: Floats = np.ones(count)
-    verified = np.zeros(count)
-    gained = np.zeros(count)
-    seconds = 0.0
-    for place in range(point.max_length):
-        if point.threshold > 0 and place > 0:
-            share = max(1, round(num_requests * drafting.mean()))
-            needed = draft_thresholds(point.threshold, share)[point.max_length - place]
-            drafting &= before >= needed
-        active = float(drafting.mean())
-        if active == 0:
-            break
-        # A pass is run if anybody drafts at all.
-        runs = 1.0 - (1.0 - active) ** num_requests
-        seconds += runs * costs.draft(num_requests * active / runs)
-        before = expected[:, place]
-        drafting &= before >= point.threshold
+    lengths = np.array([point.max_length for point in points], dtype=np.int64)
+    thresholds = np.array([point.threshold for point in points])
+    longest, ways = int(lengths.max(initial=0)), np.arange(len(points))
+    needed = np.zeros((len(points), num_requests + 1, longest + 1))
+    for threshold in set(thresholds[thresholds > 0].tolist()):
+        table = draft_thresholds(threshold)
+        needed[thresholds == threshold] = table[: num_requests + 1, : longest + 1]
+    expected: Floats = np.cumprod(traces.expected[:, :longest], axis=1, dtype=np.float64)
+    reached = np.minimum(np.cumprod(traces.acceptance[:, :longest], axis=1), 1.0)
+    drafting = np.ones((len(points), len(traces)), dtype=bool)
+    verified = np.zeros(drafting.shape, dtype=np.int64)
+    gained = np.zeros(len(points))
+    seconds = np.zeros(len(points))
+    for place in range(longest):
+        left = lengths - place
+        if place > 0:
+            share = np.maximum(1, np.rint(num_requests * drafting.mean(axis=1)).astype(np.int64))
+            pays = needed[ways, share, np.maximum(left, 0)]
+            drafting &= expected[:, place - 1] >= pays[:, None]
+        drafting[left <= 0] = False
+        active = drafting.mean(axis=1)
+        for way in np.flatnonzero(active).tolist():
+            # A pass is run if anybody drafts at all.
+            runs = 1.0 - (1.0 - active[way]) ** num_requests
+            seconds[way] += runs * costs.draft(num_requests * active[way] / runs)
+        drafting &= expected[:, place] >= thresholds[:, None]
         verified += drafting
-        gained += np.where(drafting, reached[:, place], 0.0)
-    mean = num_requests * (1.0 + float(verified.mean()))
-    spread = float(np.sqrt(num_requests * verified.var()))
-    sizes = [max(float(num_requests), mean + normal * spread) for normal in _NORMAL]
-    seconds += sum(costs.target(size) for size in sizes) / len(sizes)
-    return Promise(num_requests * (1.0 + float(gained.mean())), seconds, mean, num_requests)
+        gained += drafting @ reached[:, place] / len(traces)
+    sizes = num_requests * (1.0 + verified.mean(axis=1))
+    spreads = np.sqrt(num_requests * verified.var(axis=1))
+    result = []
+    for way, (size, spread) in enumerate(zip(sizes.tolist(), spreads.tolist(), strict=True)):
+        passes = [max(float(num_requests), size + normal * spread) for normal in _NORMAL]
+        target = sum(map(costs.target, passes)) / len(passes)
+        tokens = num_requests * (1.0 + float(gained[way]))
+        result.append(Promise(tokens, float(seconds[way]) + target, size, num_requests))
+    return result
 
 
 class Outlook:

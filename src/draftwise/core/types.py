@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -55,13 +56,15 @@ class DraftSignals:
 
 
 @dataclass(frozen=True)
-class StopRule:
-    """Who goes on drafting, as numbers: nobody needs to be asked after each token.
+class DraftRule:
+    """Who goes on drafting and what is verified, as numbers: nobody is asked after each token.
 
     The acceptance of a drafted token is taken to be P = σ(w₀ + w₁l + w₂l² + w₃h + w₄h² + w₅hl +
     w₆·history + w₇·min(i, last)/last), within the bounds, with l = log max(q(x), smallest), h =
     min(H, largest) and i its position. A request goes on while the product of its P is what is
-    needed, or more.
+    needed, or more. A token is verified if P without the bounds, times the product of those before,
+    is as much as the request's threshold, or if next to nothing is needed of it; which q(x) make
+    it so lies between two values, of two ranges on either side of what is not the upper one.
 
     Attributes:
         weights: ``[2, 8]`` float64, of sampled and of greedy requests.
@@ -72,8 +75,9 @@ class StopRule:
         exempt: ``[batch]`` bool, who goes on whatever is needed.
         needed: ``[batch + 1, longest + 1]`` float64, by how many draft and how many tokens each
             may still draft.
-        expected: ``[batch, longest]`` float64, where P is written.
-        reach: ``[batch]`` float64, where the products are; begins with ones.
+        thresholds: ``[batch]`` float64; 0 verifies whatever is drafted.
+        next_to_nothing: P that is taken for granted.
+        notes: what is written while the rule is followed.
     """
 
     weights: Floats
@@ -85,8 +89,55 @@ class StopRule:
     history: Floats
     exempt: NDArray[np.bool_]
     needed: Floats
+    thresholds: Floats
+    next_to_nothing: float
+    notes: RuleNotes
+
+
+@dataclass(frozen=True)
+class RuleNotes:
+    """What came of a :class:`DraftRule`.
+
+    Attributes:
+        expected: ``[batch, longest]`` float64, P of each drafted token.
+        reach: ``[batch]`` float64, their products; begins with ones.
+        least, most: ``[batch, longest]`` float32, the q(x) between which a token is verified; begin
+            with 0 and infinity, and stay so for greedy requests.
+        kept: ``[batch]`` int64, leading tokens that are verified; -1 as long as nobody followed the
+            rule.
+    """
+
     expected: Floats
     reach: Floats
+    least: NDArray[np.float32]
+    most: NDArray[np.float32]
+    kept: NDArray[np.int64]
+
+    @classmethod
+    def blank(cls, num_requests: int, longest: int) -> RuleNotes:
+        """Before anything was drafted."""
+        return cls(
+            np.zeros((num_requests, longest)),
+            np.ones(num_requests),
+            np.zeros((num_requests, longest), dtype=np.float32),
+            np.full((num_requests, longest), np.inf, dtype=np.float32),
+            np.full(num_requests, -1, dtype=np.int64),
+        )
+
+    def are_about(self, draft: Draft) -> bool:
+        """Whether all of a draft was written by the rule."""
+        return bool((self.kept[np.asarray(draft.lengths) > 0] >= 0).all())
+
+    def part(self, indices: Sequence[int]) -> RuleNotes:
+        """A copy of those of some requests."""
+        at = np.asarray(indices, dtype=np.int64)
+        return RuleNotes(*(values[at] for values in vars(self).values()))
+
+    def put(self, indices: Sequence[int], part: RuleNotes) -> None:
+        """Take over what came of some requests."""
+        at = np.asarray(indices, dtype=np.int64)
+        for name, values in vars(self).items():
+            values[at] = getattr(part, name)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class NativeChain:
         assert native is not None
         memory = self._memory_for(max(limits))
         signals = policy.uses_draft_signals()
-        rule = policy.stop_rule() if oracle is None else None
+        rule = policy.draft_rule() if oracle is None else None
         asks = oracle is not None or (rule is None and policy.asks_while_drafting())
         if oracle is not None:
             oracle.begin(batch, active)

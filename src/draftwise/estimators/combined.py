@@ -12,6 +12,7 @@ workload by a recursive Newton step with exponential forgetting and a pull to wh
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -211,28 +212,27 @@ class SignalModel:
         enough, on either side of what is not, it is the upper one.
 
         Args:
-            entropy: ``[n]`` H of the positions.
-            history: ``[n]``.
-            position: ``[n]`` in the draft.
-            needed: ``[n]`` probability of acceptance, above 0 and below 1.
+            entropy: ``[rows, places]`` H of the positions.
+            history: ``[rows, 1]``.
+            position: ``[places]`` in the draft.
+            needed: ``[rows, places]`` probability of acceptance, above 0 and below 1.
 
         Returns:
-            ``[n]`` least and largest q(x); the least is infinite where no token is likely enough.
+            ``[rows, places]`` least and largest q(x); the least is infinite where no token is
+            likely enough.
         """
         if self.inputs is not Inputs.FREE:
             raise ValueError("what else the model sees of a token is no function of q(x)")
         w = self.weights.tolist()
         h = np.minimum(entropy, LARGEST_ENTROPY)
-        bend, slope = w[2], w[1] + w[5] * h
-        level = (h * w[4] + w[3]) * h + history * w[6] + w[0] - np.log(needed / (1 - needed))
-        level = level + np.minimum(position, LAST_POSITION) * (w[7] / LAST_POSITION)
-        first, last = _not_negative(bend, slope, level)
-        lowest = np.log(SMALLEST_TOKEN_PROB)  # whatever lies below counts as this
-        least = np.where(first <= lowest, 0.0, np.exp(np.minimum(first, 1.0)))
+        level = (h * w[4] + w[3]) * h + (history * w[6] + w[0]) - np.log(needed / (1 - needed))
+        level += np.minimum(position, LAST_POSITION) * (w[7] / LAST_POSITION)
+        first, last = _not_negative(w[2], h * w[5] + w[1], level)
+        lowest = math.log(SMALLEST_TOKEN_PROB)  # whatever lies below counts as this
         none = (first > last) | (last < lowest) | (first > 0)
-        return np.where(none, np.inf, least), np.where(
-            last >= 0, np.inf, np.exp(np.minimum(last, 0.0))
-        )
+        least = np.where(first <= lowest, 0.0, np.exp(np.minimum(first, 0.0)))
+        most = np.where(last >= 0, np.inf, np.exp(np.minimum(last, 0.0)))
+        return np.where(none, np.inf, least), most
 
     def to_tensors(self) -> dict[str, Tensor]:
         """For a file."""
@@ -270,24 +270,21 @@ class SignalModel:
 
 def _not_negative(bend: float, slope: Floats, level: Floats) -> tuple[Floats, Floats]:
     """Where bend·l² + slope·l + level ≥ 0 for l ≤ 0: from and to, the upper range of two."""
-    everywhere = np.full_like(slope, -np.inf), np.full_like(slope, np.inf)
     if abs(bend) < 1e-9:
         with np.errstate(divide="ignore", invalid="ignore"):
             zero = -level / slope
         flat = np.where(level >= 0, -np.inf, np.inf)
         first = np.where(slope > 0, zero, np.where(slope < 0, -np.inf, flat))
         return first, np.where(slope < 0, zero, np.inf)
-    inside = slope * slope - 4 * bend * level
+    inside = slope * slope - (4 * bend) * level
+    none = inside < 0
     root = np.sqrt(np.maximum(inside, 0.0))
-    ends = (-slope - root) / (2 * bend), (-slope + root) / (2 * bend)
-    low, high = np.minimum(*ends), np.maximum(*ends)
+    one, other = (-slope - root) / (2 * bend), (root - slope) / (2 * bend)
     if bend < 0:
-        return np.where(inside < 0, np.inf, low), np.where(inside < 0, -np.inf, high)
+        return np.where(none, np.inf, other), np.where(none, -np.inf, one)
     # Beyond the upper zero, or if that lies above certainty up to the lower one.
-    upper = high <= 0
-    first = np.where(upper, high, everywhere[0])
-    last = np.where(upper, everywhere[1], low)
-    return np.where(inside < 0, -np.inf, first), np.where(inside < 0, np.inf, last)
+    first = np.where(none | (other > 0), -np.inf, other)
+    return first, np.where(none | (other <= 0), np.inf, one)
 
 
 def _logistic(log_odds: Floats) -> Floats:

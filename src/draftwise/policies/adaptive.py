@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core.types import Draft, Judgement, Plan, StopRule
+from draftwise.core.types import Draft, DraftRule, Judgement, Plan
 from draftwise.estimators.combined import (
     HIGHEST,
     LARGEST_ENTROPY,
@@ -17,6 +17,7 @@ from draftwise.estimators.combined import (
 )
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, PolicyContext, Signal
+from draftwise.policies.filtering import NEXT_TO_NOTHING, keep_noted
 from draftwise.policies.priced import Floats, PricedPolicy
 
 # Tokens; the error of fewer is mostly chance.
@@ -72,13 +73,13 @@ class Adaptive(PricedPolicy):
         )
         return self.models.predict(signals, self._greedy[active])
 
-    def stop_rule(self) -> StopRule | None:
+    def draft_rule(self) -> DraftRule | None:
         """The same as numbers."""
         if not self._watches:
             return None
         exempt = np.zeros(len(self._requests), dtype=bool)
         exempt[self._explorers] = True
-        return StopRule(
+        return DraftRule(
             weights=np.stack([self.models[greedy].weights for greedy in (False, True)]),
             smallest_token_prob=SMALLEST_TOKEN_PROB,
             largest_entropy=LARGEST_ENTROPY,
@@ -88,8 +89,9 @@ class Adaptive(PricedPolicy):
             history=self._history,
             exempt=exempt,
             needed=self.needed_reach(),
-            expected=self._expected,
-            reach=self._reach,
+            thresholds=self._thresholds(self._price.point.threshold),
+            next_to_nothing=NEXT_TO_NOTHING,
+            notes=self._notes,
         )
 
     def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
@@ -98,6 +100,8 @@ class Adaptive(PricedPolicy):
         threshold = self._price.point.threshold
         if threshold == 0 or not any(draft.lengths):
             return Plan(draft.tokens, draft.lengths, draft.probs)
+        if self._notes.are_about(draft):
+            return keep_noted(draft, self._notes, self._greedy)
         return self.keep_in_range(draft, self._expected, self.models, threshold)
 
     def learn(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes, StopRule
+from draftwise.core.types import Draft, DraftRule, Judgement, Outcome, Plan, StepTimes
 
 if TYPE_CHECKING:
     from draftwise.core.latency import LatencyModel
@@ -181,7 +181,7 @@ class Policy(ABC):
         """Whether :meth:`keep_drafting` may say anything in this step."""
         return type(self).keep_drafting is not Policy.keep_drafting
 
-    def stop_rule(self) -> StopRule | None:
+    def draft_rule(self) -> DraftRule | None:
         """What :meth:`keep_drafting` would say in this step, as numbers; ``None`` if it cannot.
 
         Whoever follows the rule does not ask.

@@ -9,14 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.core.types import Draft, Judgement, Plan, RuleNotes
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 # Below this probability a filter would hardly drop anything: the token is verified as it is. What
 # decides (the threshold and the tokens before) is known before the token is drawn.
-_NOT_WORTH_FILTERING = 0.12
+NEXT_TO_NOTHING = 0.12
+# A token needs at least this probability, and at most certainty less as much.
+_LEAST_NEEDED = 1e-6
 
 
 class Scorer(Protocol):
@@ -35,10 +37,10 @@ class Scorer(Protocol):
 class RangeFinder(Protocol):
     """Which q(x) make a token likely enough."""
 
-    def __call__(
-        self, draft: Draft, rows: Integers, places: Integers, needed: Floats, greedy: bool
-    ) -> tuple[Floats, Floats]:
-        """``[n]`` least and largest q(x) at positions ``places`` of requests ``rows``."""
+    def __call__(self, needed: Floats, greedy: bool) -> tuple[Floats, Floats]:
+        """``[batch, width]`` least and largest q(x) where a token needs so much, above 0 and below
+        1, in requests that are all greedy or all are not.
+        """
 
 
 def keep_likely(
@@ -100,29 +102,51 @@ def keep_in_range(
     if not any(draft.lengths):
         return Plan(draft.tokens, draft.lengths, draft.probs)
     needed, filtered = _needed(draft, expected, thresholds)
-    least = np.zeros(filtered.shape, dtype=np.float32)
-    most = np.full(filtered.shape, np.inf, dtype=np.float32)
-    for kind in (False, True):
-        rows, places = np.nonzero(filtered & (greedy == kind)[:, None])
-        if len(rows):
-            limits = np.clip(needed[rows, places], 1e-6, 1 - 1e-6)
-            least[rows, places], most[rows, places] = find(draft, rows, places, limits, kind)
+    limits = np.minimum(np.maximum(needed, _LEAST_NEEDED), 1 - _LEAST_NEEDED)
+    any_greedy = bool(greedy.any())
+    least, most = find(limits, any_greedy)
+    if any_greedy and not greedy.all():
+        is_greedy, sampled = greedy[:, None], find(limits, False)
+        least, most = np.where(is_greedy, least, sampled[0]), np.where(is_greedy, most, sampled[1])
+    least = np.where(filtered, least, 0.0).astype(np.float32)
+    most = np.where(filtered, most, np.inf).astype(np.float32)
     drawn = draft.signals.token_probs
     if draft.probs is not None:  # the very numbers that will be compared
         q = draft.probs[:, :-1].gather(2, draft.tokens.unsqueeze(2)).squeeze(2)
-        is_greedy = torch.from_numpy(greedy).to(drawn.device).unsqueeze(1)
-        drawn = torch.where(is_greedy, drawn, q) if greedy.any() else q
+        drawn = torch.where(torch.from_numpy(greedy).to(q.device)[:, None], drawn, q)
     believed = drawn.cpu().numpy()
-    stays = ~filtered | ((believed >= least) & (believed <= most))
+    stays = (believed >= least) & (believed <= most)
     lengths = _kept(draft, stays)
     if draft.probs is None:
         return Plan(draft.tokens, lengths, None)
-    if greedy.any():
+    if any_greedy:
         _drop_greedy(draft, stays, greedy)
         least[greedy], most[greedy] = 0.0, np.inf
     device = draft.tokens.device
     between = torch.from_numpy(least).to(device), torch.from_numpy(most).to(device)
     return Plan(draft.tokens, lengths, draft.probs, between=between)
+
+
+def keep_noted(draft: Draft, notes: RuleNotes, greedy: NDArray[np.bool_]) -> Plan:
+    """:func:`keep_in_range` as it was noted while drafting.
+
+    Args:
+        draft: written by a rule.
+        notes: of the rule, for all who drafted.
+        greedy: ``[batch]`` which requests are decoded at temperature 0.
+    """
+    width, lengths = draft.tokens.shape[1], np.asarray(draft.lengths)
+    kept = np.clip(notes.kept, 0, lengths)
+    if draft.probs is None:
+        return Plan(draft.tokens, tuple(kept.tolist()), None)
+    for request in np.flatnonzero(greedy & (kept < lengths)).tolist():
+        draft.probs[request, kept[request]] = 0.0  # its only token is dropped
+    device = draft.tokens.device
+    between = tuple(
+        torch.from_numpy(np.ascontiguousarray(bound[:, :width])).to(device)
+        for bound in (notes.least, notes.most)
+    )
+    return Plan(draft.tokens, tuple(kept.tolist()), draft.probs, between=(between[0], between[1]))
 
 
 def _needed(draft: Draft, expected: Floats, thresholds: Floats) -> tuple[Floats, NDArray[np.bool_]]:
@@ -132,7 +156,7 @@ def _needed(draft: Draft, expected: Floats, thresholds: Floats) -> tuple[Floats,
     np.cumprod(expected[:, : width - 1], axis=1, out=before[:, 1:])
     needed: Floats = thresholds[:, None] / np.maximum(before, 1e-9)
     drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
-    return needed, drafted & (needed > _NOT_WORTH_FILTERING)
+    return needed, drafted & (needed > NEXT_TO_NOTHING)
 
 
 def _drop_greedy(draft: Draft, stays: NDArray[np.bool_], greedy: NDArray[np.bool_]) -> None:
@@ -155,7 +179,7 @@ def _filter(
     """Turn q into q·keep at ``n`` positions; whether the drawn tokens stay."""
     device = draft.tokens.device
     row, place = (torch.from_numpy(index).to(device) for index in (rows, places))
-    limits = np.clip(needed, 1e-6, 1 - 1e-6)
+    limits = np.clip(needed, _LEAST_NEEDED, 1 - _LEAST_NEEDED)
     log_odds = torch.from_numpy(np.log(limits / (1 - limits)).astype(np.float32)).to(device)
     keep = scores >= log_odds.unsqueeze(1)
     if draft.probs is not None:

@@ -12,12 +12,12 @@ from torch import Tensor
 from draftwise.core.random import StageUniforms
 from draftwise.core.types import (
     Draft,
+    DraftRule,
     DraftSignals,
     Judgement,
     Outcome,
     Plan,
     StepTimes,
-    StopRule,
 )
 from draftwise.errors import InvalidParameterError
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
@@ -114,9 +114,9 @@ class Mixture(Policy):
         """Whether any of those in the step does."""
         return any(policy.asks_while_drafting() for policy, _ in self._parts)
 
-    def stop_rule(self) -> StopRule | None:
+    def draft_rule(self) -> DraftRule | None:
         """Of the only policy in the step; several are asked."""
-        return self._parts[0][0].stop_rule() if len(self._parts) == 1 else None
+        return self._parts[0][0].draft_rule() if len(self._parts) == 1 else None
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Each for its own."""

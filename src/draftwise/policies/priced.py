@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.goodput import OperatingPoint
-from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
+from draftwise.core.types import Draft, Judgement, Outcome, Plan, RuleNotes, StepTimes
 from draftwise.estimators.combined import SignalModel, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
@@ -69,8 +69,8 @@ class PricedPolicy(Policy):
         self._watches = True
         self._explorers: list[int] = []
         self._max_lengths: list[int] = []
-        self._reach: Floats = np.ones(0)
-        self._expected: Floats = np.zeros((0, 0))
+        self._notes = RuleNotes.blank(0, 0)
+        self._reach, self._expected = self._notes.reach, self._notes.expected
         self._draft: Draft | None = None
         self._judgement: Judgement | None = None
 
@@ -116,8 +116,8 @@ class PricedPolicy(Policy):
             return self._max_lengths
         self._greedy = np.array([request.greedy for request in requests], dtype=bool)
         self._history = np.array([request.history for request in requests], dtype=np.float64)
-        self._reach = np.ones(num_requests)
-        self._expected = np.zeros((num_requests, gamma))
+        self._notes = RuleNotes.blank(num_requests, gamma)
+        self._reach, self._expected = self._notes.reach, self._notes.expected
         for index in drafting:
             self._max_lengths[index] = min(limits[index], point.max_length)
         for index in self._explorers:
@@ -149,7 +149,7 @@ class PricedPolicy(Policy):
         left = np.asarray(self._max_lengths)[active] - position.index - 1
         goes_on = left > 0
         if self._price.point.threshold > 0:
-            pays = self._pays(self._reach[active], left, len(active))
+            pays = self._reach[active] >= self.needed_reach()[len(active), left]
             if self._explorers:
                 pays |= np.isin(active, self._explorers)
             goes_on &= pays
@@ -166,29 +166,12 @@ class PricedPolicy(Policy):
         table = self._needed[1]
         if len(table) <= num_requests:
             if price.point.threshold > 0:
-                rows = [
-                    np.maximum(self.prices.draft_thresholds(price, n), price.point.threshold)
-                    for n in range(num_requests + 1)
-                ]
-                table = np.stack(rows)
+                table = self.prices.draft_thresholds(price, num_requests)
+                table = np.maximum(table, price.point.threshold)
             else:
                 table = np.zeros((num_requests + 1, self.num_speculative_tokens + 1))
             self._needed = price, table
         return table
-
-    def _pays(
-        self, reach: Floats, draws_left: NDArray[np.int64], num_drafting: int
-    ) -> NDArray[np.bool_]:
-        """Whether one more draw pays for requests.
-
-        Args:
-            reach: ``[n]`` probability that all tokens so far are kept.
-            draws_left: ``[n]`` draws that are still allowed.
-            num_drafting: requests that would share the draft's pass.
-        """
-        needed = self.prices.draft_thresholds(self._price, num_drafting)[draws_left]
-        pays: NDArray[np.bool_] = reach >= np.maximum(needed, self._price.point.threshold)
-        return pays
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Follow prices and estimates."""
@@ -326,13 +309,10 @@ class PricedPolicy(Policy):
         """
         assert draft.signals is not None
         uncertainty = draft.signals.entropy.cpu().double().numpy()
+        history, places = self._history[:, None], np.arange(uncertainty.shape[1], dtype=np.float64)
 
-        def find(
-            draft: Draft, rows: Integers, places: Integers, needed: Floats, greedy: bool
-        ) -> tuple[Floats, Floats]:
-            return models[greedy].range_of_likely(
-                uncertainty[rows, places], self._history[rows], places.astype(np.float64), needed
-            )
+        def find(needed: Floats, greedy: bool) -> tuple[Floats, Floats]:
+            return models[greedy].range_of_likely(uncertainty, history, places, needed)
 
         return keep_in_range(draft, expected, find, self._thresholds(threshold), self._greedy)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
+
+import numpy as np
 
 from draftwise.core.goodput import (
     Costs,
@@ -17,15 +19,13 @@ from draftwise.core.goodput import (
     OperatingPoint,
     Outlook,
     Promise,
-    promised_goodput,
+    promises,
     worth_drafting,
 )
 from draftwise.core.latency import LatencyModel
 from draftwise.core.traces import TraceMemory
 from draftwise.policies.experience import Experience, Kind, kind_of
 
-# Prices are rounded to these factors, so that drafting thresholds are computed now and then only.
-_GRAIN = 1.12
 _USUAL_ACCEPTANCE = 0.6
 _THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _OUTLOOK_VALUES = 16
@@ -156,7 +156,6 @@ class PriceBook:
         self._points = [OperatingPoint(length) for length in range(max_draft_length + 1)]
         if max_draft_length:
             self._points += [OperatingPoint(max_draft_length, each) for each in _THRESHOLDS]
-        self._thresholds = lru_cache(maxsize=1024)(self._compute_thresholds)
         self._values = self.outlook.values(_OUTLOOK_VALUES)
 
     def price(self, num_requests: int, context: int) -> Price:
@@ -215,17 +214,19 @@ class PriceBook:
         """Of the step that was priced last; 0 before any."""
         return 0.0 if self._current is None else self._current.promise.seconds
 
-    def draft_thresholds(self, price: Price, num_drafting: int) -> Floats:
+    def draft_thresholds(self, price: Price, num_requests: int) -> Floats:
         """From which probability on that all so far are kept one more draw pays.
 
         Args:
             price: of the step.
-            num_drafting: requests that would share the draft's next pass.
+            num_requests: that may share the draft's passes.
 
         Returns:
-            ``[max_draft_length + 1]`` by the number of draws that are still allowed.
+            ``[num_requests + 1, max_draft_length + 1]`` by how many share the draft's next pass,
+            and by the number of draws that are still allowed.
         """
-        return self._draft_thresholds(price.goodput, price.point.threshold, num_drafting)
+        draft_prices = price.goodput * self._draft_shares(num_requests)
+        return self._draft_thresholds(draft_prices, price.point.threshold)
 
     def companion_price(self, price: Price, num_tokens: int) -> float:
         """Tokens that a companion's pass over so many drafted tokens costs."""
@@ -313,31 +314,27 @@ class PriceBook:
             experience: with promises so far.
         """
         self._values = self.outlook.values(_OUTLOOK_VALUES)
-        self._thresholds.cache_clear()
         traces = self.traces.recall(self._values)
         costs = Costs(
             lambda tokens: self._latency.target_seconds(tokens, context),
             self._latency.draft_seconds,
         )
-        promises: dict[OperatingPoint, tuple[Promise, Promise]] = {}
+        shares = self._draft_shares(num_requests)
+        known: dict[OperatingPoint, tuple[Promise, Promise]] = {}
         # Drafting thresholds need the goodput that is looked for: at first it is a guess.
         for _ in range(1 if experience.num_steps else 2):
-            thresholds = partial(self._draft_thresholds, goodput)
-            for point in self._points:
-                promise = promised_goodput(point, num_requests, traces, costs, thresholds)
-                promises[point] = promise, experience.corrected(point, promise)
-            goodput = max(expected.goodput for _, expected in promises.values())
-        return promises
+            thresholds = partial(self._draft_thresholds, goodput * shares)
+            promised = promises(self._points, num_requests, traces, costs, thresholds)
+            for point, promise in zip(self._points, promised, strict=True):
+                known[point] = promise, experience.corrected(point, promise)
+            goodput = max(expected.goodput for _, expected in known.values())
+        return known
 
-    def _draft_thresholds(self, goodput: float, threshold: float, num_drafting: int) -> Floats:
-        seconds = self._latency.draft_seconds(num_drafting) / max(num_drafting, 1)
-        return self._thresholds(threshold, _grain(goodput * seconds))
+    def _draft_shares(self, num_requests: int) -> Floats:
+        """``[num_requests + 1]`` seconds of a draft pass for each of those who share it."""
+        seconds = [self._latency.draft_seconds(max(count, 1)) for count in range(num_requests + 1)]
+        shares: Floats = np.array(seconds) / np.maximum(np.arange(num_requests + 1), 1)
+        return shares
 
-    def _compute_thresholds(self, verify: float, draft: float) -> Floats:
-        return worth_drafting(self._values, verify, draft, self._max_draft_length)
-
-
-def _grain(value: float) -> float:
-    """Round to the next of a geometric series; tiny values to its foot."""
-    value = max(value, 1e-4)
-    return float(_GRAIN ** round(math.log(value, _GRAIN)))
+    def _draft_thresholds(self, draft_prices: Floats, threshold: float) -> Floats:
+        return worth_drafting(self._values, threshold, draft_prices, self._max_draft_length)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.core.types import Draft, DraftSignals, Judgement, StopRule
+from draftwise.core.types import Draft, DraftRule, DraftSignals, Judgement
 from draftwise.engine.drafting import ModelDraft
 from draftwise.engine.follower import Follower
 from draftwise.engine.judging import Companion
@@ -135,7 +135,7 @@ class ReplicatedDraft:
         ]
         lengths = policy.draft_lengths(states)
         limits = [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
-        signals, rule = policy.uses_draft_signals(), policy.stop_rule()
+        signals, rule = policy.uses_draft_signals(), policy.draft_rule()
         shares = self._shares.of(batch)
         busy = []
         for rank, (own, part) in enumerate(shares[1:], 1):
@@ -154,12 +154,10 @@ class ReplicatedDraft:
         for rank, answer in answers.items():
             own = shares[rank][0]
             joined.add(own, answer.draft, follower.device)
-            if not answer.by_rule:
+            if answer.notes is None:
                 asked += own
             elif rule is not None:
-                assert answer.expected is not None
-                assert answer.reach is not None
-                rule.expected[own], rule.reach[own] = answer.expected, answer.reach
+                rule.notes.put(own, answer.notes)
         draft = joined.draft()
         if asked and policy.asks_while_drafting():
             draft = _stopped(draft, policy, sorted(asked), limits)
@@ -171,15 +169,13 @@ class ReplicatedDraft:
         part: Batch,
         limits: list[int],
         signals: bool,
-        rule: StopRule | None,
+        rule: DraftRule | None,
     ) -> Drafted:
         """What a replica does, for the engine's own share."""
         own_rule = None if rule is None else part_of_rule(rule, own)
         told = Told([limits[index] for index in own], signals, own_rule)
         draft = self._own.propose(part, told)
-        if own_rule is None or not told.by_rule:
-            return Drafted(draft, False, None, None, {})
-        return Drafted(draft, True, own_rule.expected, own_rule.reach, {})
+        return Drafted(draft, own_rule.notes if own_rule and told.by_rule else None, {})
 
     def _order(
         self,
@@ -187,7 +183,7 @@ class ReplicatedDraft:
         own: list[int],
         limits: list[int],
         signals: bool,
-        rule: StopRule | None,
+        rule: DraftRule | None,
     ) -> DraftShare | None:
         """What a replica is told; ``None`` if its share has nothing to do."""
         own_limits = [limits[index] for index in own]

@@ -60,9 +60,7 @@ class Replica:
         rows = {*share.rows, *(row for row, _, _ in share.chunks)}
         return Drafted(
             draft,
-            policy.by_rule,
-            None if rule is None else rule.expected,
-            None if rule is None else rule.reach,
+            None if rule is None else rule.notes,
             {row: self._draft.cache.lengths[row] for row in rows},
         )
 

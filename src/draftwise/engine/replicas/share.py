@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from draftwise.core.random import StageUniforms, StepUniforms
 from draftwise.core.sampling import LogitControls, TokenHistory
-from draftwise.core.types import Draft, StopRule
+from draftwise.core.types import Draft, DraftRule, RuleNotes
 from draftwise.engine.scheduler import Batch
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class DraftShare:
     history: TokenHistory | None
     uniforms: StepUniforms | None
     signals: bool
-    rule: StopRule | None
+    rule: DraftRule | None
 
 
 @dataclass(frozen=True)
@@ -69,15 +66,13 @@ class Drafted:
 
     Attributes:
         draft: in the order of its rows.
-        by_rule: whether the rule was followed; else everybody drafted to the limit.
-        expected, reach: of the rule, as it left them.
+        notes: of the rule; ``None`` if there was none to follow: then everybody drafted to the
+            limit.
         lengths: of the draft's cache, by row.
     """
 
     draft: Draft
-    by_rule: bool
-    expected: Floats | None
-    reach: Floats | None
+    notes: RuleNotes | None
     lengths: dict[int, int]
 
 
@@ -113,7 +108,7 @@ def part_of_batch(batch: Batch, indices: Sequence[int], rows: set[int]) -> Batch
     )
 
 
-def part_of_rule(rule: StopRule, indices: Sequence[int]) -> StopRule:
+def part_of_rule(rule: DraftRule, indices: Sequence[int]) -> DraftRule:
     """The rule for some requests, with numbers of its own."""
     at = np.asarray(indices, dtype=np.int64)
     return replace(
@@ -121,8 +116,8 @@ def part_of_rule(rule: StopRule, indices: Sequence[int]) -> StopRule:
         greedy=rule.greedy[at],
         history=rule.history[at],
         exempt=rule.exempt[at],
-        expected=rule.expected[at],
-        reach=rule.reach[at],
+        thresholds=rule.thresholds[at],
+        notes=rule.notes.part(indices),
     )
 
 

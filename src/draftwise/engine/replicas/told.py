@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftwise.core.types import StopRule
+from draftwise.core.types import DraftRule
 from draftwise.policies.base import Policy, RequestState
 
 
@@ -19,7 +19,7 @@ class Told(Policy):
     summary = "what was decided about elsewhere"
     source = "this project"
 
-    def __init__(self, limits: Sequence[int], signals: bool, rule: StopRule | None) -> None:
+    def __init__(self, limits: Sequence[int], signals: bool, rule: DraftRule | None) -> None:
         """Take what was decided.
 
         Args:
@@ -45,7 +45,7 @@ class Told(Policy):
         """Never."""
         return False
 
-    def stop_rule(self) -> StopRule | None:
+    def draft_rule(self) -> DraftRule | None:
         """As it was told; whoever takes it follows it."""
         self.by_rule = self._rule is not None
         return self._rule

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core.sampling import LogitControls
-from draftwise.core.types import StopRule
+from draftwise.core.types import DraftRule
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.decoder import DecoderCall, NativeDecoder, located
 from draftwise.models.native.sampling import Sampling, order_memory
@@ -19,22 +19,25 @@ from draftwise.models.native.sampling import Sampling, order_memory
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class _StopRule(ctypes.Structure):
-    """``StopRule`` of ``drafting.h``."""
+class _DraftRule(ctypes.Structure):
+    """``DraftRule`` of ``drafting.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weights", "history", "greedy", "exempt")),
-        *((name, ctypes.c_void_p) for name in ("needed", "expected", "reach")),
+        *((name, ctypes.c_void_p) for name in ("needed", "thresholds", "expected", "reach")),
+        *((name, ctypes.c_void_p) for name in ("least", "most", "kept")),
         *((name, ctypes.c_double) for name in ("smallest_token_prob", "largest_entropy")),
         *((name, ctypes.c_double) for name in ("last_position", "lowest", "highest")),
+        ("next_to_nothing", ctypes.c_double),
         *((name, ctypes.c_int64) for name in ("needed_width", "expected_width")),
     )
 
     @classmethod
-    def of(cls, rule: StopRule) -> _StopRule:
+    def of(cls, rule: DraftRule) -> _DraftRule:
+        notes = rule.notes
         arrays = (
-            *(rule.weights, rule.history, rule.greedy, rule.exempt),
-            *(rule.needed, rule.expected, rule.reach),
+            *(rule.weights, rule.history, rule.greedy, rule.exempt, rule.needed, rule.thresholds),
+            *(notes.expected, notes.reach, notes.least, notes.most, notes.kept),
         )
         assert all(array.flags.c_contiguous for array in arrays)
         return cls(
@@ -43,8 +46,9 @@ class _StopRule(ctypes.Structure):
             rule.largest_entropy,
             rule.last_position,
             *rule.bounds,
+            rule.next_to_nothing,
             rule.needed.shape[1],
-            rule.expected.shape[1],
+            notes.expected.shape[1],
         )
 
 
@@ -119,7 +123,7 @@ class DraftRun:
         signals: bool,
         vocab_size: int,
         limits: Sequence[int],
-        rule: StopRule | None = None,
+        rule: DraftRule | None = None,
     ) -> None:
         """Set up.
 
@@ -161,7 +165,7 @@ class DraftRun:
         memory.broken.zero_()
         call.limits, call.lengths = self._limits.ctypes.data, memory.lengths.ctypes.data
         if rule is not None:
-            self._rule = rule, _StopRule.of(rule)
+            self._rule = rule, _DraftRule.of(rule)
             call.rule = ctypes.addressof(self._rule[1])
         self._call = call
         self._kept: list[Any] = []

@@ -2,19 +2,24 @@
 
 #pragma once
 
+#include <cmath>
+
 #include "decoder.h"
 #include "sampling.h"
 
-// StopRule of draftwise.core.types.
-struct StopRule {
+// DraftRule of draftwise.core.types.
+struct DraftRule {
     const double *weights;               // [2, 8]
     const double *history;               // [requests]
     const uint8_t *greedy, *exempt;      // [requests]
     const double *needed;                // [, needed_width] by who drafts and what is left
-    double *expected;                    // [requests, expected_width]
+    const double *thresholds;            // [requests]
+    double *expected;                    // [requests, width]
     double *reach;                       // [requests]
-    double smallest_token_prob, largest_entropy, last_position, lowest, highest;
-    int64_t needed_width, expected_width;
+    float *least, *most;                 // [requests, width]
+    int64_t *kept;                       // [requests]
+    double smallest_token_prob, largest_entropy, last_position, lowest, highest, next_to_nothing;
+    int64_t needed_width, width;
 };
 
 struct DraftCall {
@@ -25,7 +30,7 @@ struct DraftCall {
     int64_t *requests;         // [rows] that draft, index into what follows; who stops is taken out
     const int64_t *limits;     // [requests] most tokens
     int64_t *lengths;          // [requests] tokens drafted so far
-    const StopRule *rule;      // or null
+    const DraftRule *rule;      // or null
     const double *uniforms;    // [requests, uniforms_width], or null if all are greedy
     int64_t *tokens;           // [requests, width]
     float *probs;              // [requests, width + 1, vocab], or null if all are greedy
@@ -83,20 +88,72 @@ void draw_row(const DraftCall &call, const float *logits, int64_t own_vocab, int
     ++call.next_segments[4 * row + 1];
 }
 
+// Where bend l² + slope l + level is not negative for l <= 0: of two ranges the upper one.
+struct Range {
+    double first, last;
+
+    Range(double bend, double slope, double level) : first(-INFINITY), last(INFINITY) {
+        if (std::fabs(bend) < 1e-9) {
+            if (slope > 0) first = -level / slope;
+            if (slope < 0) last = -level / slope;
+            if (slope == 0 && level < 0) first = INFINITY;
+            return;
+        }
+        const double inside = slope * slope - 4 * bend * level;
+        const double root = std::sqrt(std::max(inside, 0.0));
+        const double one = (-slope - root) / (2 * bend), other = (root - slope) / (2 * bend);
+        if (bend < 0) {
+            first = inside < 0 ? INFINITY : other;
+            last = inside < 0 ? -INFINITY : one;
+        } else if (inside >= 0) {
+            // Beyond the upper zero, or if that lies above certainty up to the lower one.
+            if (other <= 0) first = other;
+            else last = one;
+        }
+    }
+};
+
+// Whether the rule has the token at a position verified, for which so much is needed; notes which
+// would be.
+bool is_likely(const DraftRule &rule, const double *w, int64_t request, int64_t position,
+               double entropy, double level, double needed, float token_prob) {
+    if (!(needed > rule.next_to_nothing)) return true;
+    constexpr double LEAST_NEEDED = 1e-6;
+    const double limit = std::min(std::max(needed, LEAST_NEEDED), 1 - LEAST_NEEDED);
+    const Range likely(w[2], w[5] * entropy + w[1], level - std::log(limit / (1 - limit)));
+    const double lowest = std::log(rule.smallest_token_prob);  // whatever lies below counts as this
+    const bool none = likely.first > likely.last || likely.last < lowest || likely.first > 0;
+    const float least = none                     ? INFINITY
+                        : likely.first <= lowest ? 0.0f
+                                                 : (float)std::exp(likely.first);
+    const float most = likely.last >= 0 ? INFINITY : (float)std::exp(likely.last);
+    if (!rule.greedy[request]) {
+        rule.least[request * rule.width + position] = least;
+        rule.most[request * rule.width + position] = most;
+    }
+    return token_prob >= least && token_prob <= most;
+}
+
 // Whether the rule lets a request go on after the token at a position.
-bool goes_on(const StopRule &rule, const DraftCall &call, int64_t request, int64_t position,
+bool goes_on(const DraftRule &rule, const DraftCall &call, int64_t request, int64_t position,
              int64_t num_drafting) {
     const int64_t place = request * call.width + position;
     const double *w = rule.weights + 8 * rule.greedy[request];
-    const double l = __builtin_log(std::max((double)call.token_probs[place], rule.smallest_token_prob));
+    const double l = std::log(std::max((double)call.token_probs[place], rule.smallest_token_prob));
     const double h = std::min((double)call.entropy[place], rule.largest_entropy);
     const double i = std::min((double)position, rule.last_position) / rule.last_position;
-    const double log_odds = w[0] + w[1] * l + w[2] * l * l + w[3] * h + w[4] * h * h + w[5] * h * l +
-                            w[6] * rule.history[request] + w[7] * i;
-    const double p = 1.0 / (1.0 + __builtin_exp(-std::min(std::max(log_odds, -30.0), 30.0)));
+    // What does not depend on the token.
+    const double level = (w[4] * h + w[3]) * h + w[6] * rule.history[request] + w[0] + w[7] * i;
+    const double log_odds = ((w[2] * l + w[5] * h) + w[1]) * l + level;
+    const double p = 1.0 / (1.0 + std::exp(-std::min(std::max(log_odds, -30.0), 30.0)));
     const double bounded = std::min(std::max(p, rule.lowest), rule.highest);
-    rule.expected[request * rule.expected_width + position] = bounded;
-    const double reach = rule.reach[request] *= bounded;
+    const double before = rule.reach[request], reach = rule.reach[request] *= bounded;
+    rule.expected[request * rule.width + position] = bounded;
+    const double needed = rule.thresholds[request] / std::max(before, 1e-9);
+    if (position == 0) rule.kept[request] = 0;
+    rule.kept[request] += rule.kept[request] == position && !call.broken[place] &&
+                          is_likely(rule, w, request, position, h, level, needed,
+                                    call.token_probs[place]);
     const int64_t left = call.limits[request] - position - 1;
     if (left <= 0) return false;
     return rule.exempt[request] || reach >= rule.needed[num_drafting * rule.needed_width + left];
