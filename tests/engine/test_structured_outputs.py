@@ -418,7 +418,8 @@ def test_replicas_leave_it_to_the_target(models, laws):
     )
     try:
         prompts, params = zip(*map(asked, range(2000)), strict=True)
-        outputs = llm.generate([*prompts, *[[2, 3]] * 8], [*params, *[SamplingParams(12)] * 8])
+        longer = [SamplingParams(12, ignore_eos=True)] * 8  # none ends before it is drafted for
+        outputs = llm.generate([*prompts, *[[2, 3]] * 8], [*params, *longer])
     finally:
         llm.close()
     free = [outputs.pop() for _ in range(8)]
