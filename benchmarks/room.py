@@ -153,7 +153,8 @@ def main() -> None:
     results: dict[str, Any] = {}
     for draft in arguments.drafts:
         companion = None if draft == arguments.companion else arguments.companion
-        speculation = SpeculationConfig(draft, companion, policy="fixed")
+        policy = "fixed" if companion is None else "sv"
+        speculation = SpeculationConfig(draft, companion, policy=policy)
         small = LLM(arguments.same_target, speculation, dtype="float32")
         prompts = chat_prompts(
             small, arguments.prompts, arguments.num_prompts, arguments.longest_prompt
