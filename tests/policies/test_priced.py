@@ -241,6 +241,15 @@ class TestDrafting:
             step = take_step(policy, world, world.states(limits=[3, 3, 0, 1]))
             assert step.draft.lengths == (expected, expected, 0, 1)
 
+    def test_what_drafting_needs_is_computed_once_for_a_price(self):
+        policy, calls = fix_price(make("adaptive", 3), 0.2), []
+        compute = policy.prices.draft_thresholds
+        policy.prices.draft_thresholds = lambda *given: calls.append(given) or compute(*given)
+        for _ in range(2):
+            take_step(policy, World.random(4, 3))
+        assert np.array_equal(policy.needed_reach(), policy.needed_reach())
+        assert len(calls) == 1
+
 
 class TestExploring:
     @each_name

@@ -92,8 +92,8 @@ def _expected_between(after: Floats, counts: NDArray[np.bool_]) -> Floats:
     upper = weight * (place - below)
     at = below + size * np.arange(size)[:, None]
     means = np.zeros(size * size)
-    np.add(means, np.bincount(at.ravel(), (weight - upper).ravel(), len(means)), out=means)
-    np.add(means, np.bincount(at.ravel() + 1, upper.ravel(), len(means)), out=means)
+    np.add.at(means, at, weight - upper)
+    np.add.at(means, at + 1, upper)
     return means.reshape(size, size)
 
 

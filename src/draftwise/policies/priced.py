@@ -70,7 +70,7 @@ class PricedPolicy(Policy):
         self._explorers: list[int] = []
         self._max_lengths: list[int] = []
         self._notes = RuleNotes.blank(0, 0)
-        self._reach, self._expected = self._notes.reach, self._notes.expected
+        self._expected = self._notes.expected
         self._draft: Draft | None = None
         self._judgement: Judgement | None = None
 
@@ -117,7 +117,7 @@ class PricedPolicy(Policy):
         self._greedy = np.array([request.greedy for request in requests], dtype=bool)
         self._history = np.array([request.history for request in requests], dtype=np.float64)
         self._notes = RuleNotes.blank(num_requests, gamma)
-        self._reach, self._expected = self._notes.reach, self._notes.expected
+        self._expected = self._notes.expected
         for index in drafting:
             self._max_lengths[index] = min(limits[index], point.max_length)
         for index in self._explorers:
@@ -145,11 +145,11 @@ class PricedPolicy(Policy):
         active = np.asarray(position.requests)
         expected = self.expect(position)
         self._expected[active, position.index] = expected
-        self._reach[active] *= expected
+        self._notes.reach[active] *= expected
         left = np.asarray(self._max_lengths)[active] - position.index - 1
         goes_on = left > 0
         if self._price.point.threshold > 0:
-            pays = self._reach[active] >= self.needed_reach()[len(active), left]
+            pays = self._notes.reach[active] >= self.needed_reach()[len(active), left]
             if self._explorers:
                 pays |= np.isin(active, self._explorers)
             goes_on &= pays

@@ -29,7 +29,7 @@ class _DraftRule(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("smallest_token_prob", "largest_entropy")),
         *((name, ctypes.c_double) for name in ("last_position", "lowest", "highest")),
         ("next_to_nothing", ctypes.c_double),
-        *((name, ctypes.c_int64) for name in ("needed_width", "expected_width")),
+        *((name, ctypes.c_int64) for name in ("needed_width", "width")),
     )
 
     @classmethod

@@ -235,8 +235,9 @@ struct NextBlock {
     int key_bytes, value_bytes, left;
 
     // The block that is needed two heads later: about as long memory takes to answer.
-    NextBlock(const AttentionCall &call, const T *all_keys, const T *all_values, int64_t first_head,
-          int64_t end_head, int64_t head, int64_t first, int64_t length, int block) {
+    NextBlock(const AttentionCall &call, const T *all_keys, const T *all_values,
+              int64_t first_head, int64_t end_head, int64_t head, int64_t first, int64_t length,
+              int block) {
         const int64_t count_heads = end_head - first_head;
         const int64_t ahead = head - first_head + PREFETCH_HEADS;
         const int64_t next = first + ahead / count_heads * block;

@@ -355,8 +355,8 @@ void attend_tiled(const AttentionCall &call, const Segment &segment, int64_t fir
         const int64_t length = segment.start + (end - 1) / heads + 1;  // that the last one sees
         for (int64_t first = 0; first < length; first += TILED_BLOCK)
             for (int64_t head = first_head; head < end_head; ++head) {
-                NextBlock<BFloat16> ahead(call, keys, values, first_head, end_head, head, first, length,
-                                      TILED_BLOCK);
+                NextBlock<BFloat16> ahead(call, keys, values, first_head, end_head, head, first,
+                                          length, TILED_BLOCK);
                 const int64_t tile = (head - first_head) * TILES_AT_ONCE;
                 attend_tiled_block(call, keys + first * key_stride + head * key_size,
                                    values + first * value_stride + head * value_size, first,

@@ -30,7 +30,7 @@ struct DraftCall {
     int64_t *requests;         // [rows] that draft, index into what follows; who stops is taken out
     const int64_t *limits;     // [requests] most tokens
     int64_t *lengths;          // [requests] tokens drafted so far
-    const DraftRule *rule;      // or null
+    const DraftRule *rule;     // or null
     const double *uniforms;    // [requests, uniforms_width], or null if all are greedy
     int64_t *tokens;           // [requests, width]
     float *probs;              // [requests, width + 1, vocab], or null if all are greedy
