@@ -14,6 +14,8 @@ from draftwise import SamplingParams
 from draftwise.core.rejection import accept as right_accept
 from draftwise.core.rejection import sample
 from draftwise.engine import verification
+from draftwise.engine.native_chain import NativeChain
+from draftwise.models.native.library import kernel_in_use
 from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES, Signal
 
@@ -41,6 +43,9 @@ PENALISED = SamplingParams(
 )
 # Each with a prompt of its own length: all of them share every batch.
 SETTINGS = (([1, 2, 3], PLAIN), ([3, 0, 2, 2, 1], COLD), ([1], HOT), ([0, 3], PENALISED))
+# None of these needs what was said before, so native kernels draft for the whole batch in one call;
+# one request that does makes a batch draft position by position.
+FREE_OF_HISTORY = SETTINGS[:3]
 
 # With the default options tiny models would not make these decide anything.
 LIVELY_OPTIONS = {"disco": {"threshold": 0.75}}
@@ -59,9 +64,12 @@ class Case:
     lenience: float = 1.0
     draft_noise: float = 0.1
     overlaps: bool = False
+    settings: tuple = SETTINGS
 
     def __str__(self):
         name = f"{self.policy}-{self.verification}-{self.num_speculative_tokens}-{self.vocab}"
+        if self.settings is FREE_OF_HISTORY:
+            name += "-by-kernels"
         return f"{name}-overlapped" if self.overlaps else name
 
     @property
@@ -87,7 +95,7 @@ class Case:
         longer = itertools.cycle([0, 0, 0, 0, 1, 1, 1, 2, 3])
         requests = []
         for seed, (prompt, params) in zip(
-            range(num_requests), itertools.cycle(SETTINGS), strict=False
+            range(num_requests), itertools.cycle(self.settings), strict=False
         ):
             params = replace(params, max_tokens=self.num_tokens + next(longer), seed=seed)
             requests.append(engine.add(None, prompt, params))
@@ -104,12 +112,12 @@ class Case:
     def first_tokens(self, requests):
         """``[settings, requests, num_tokens]`` first tokens of requests of all settings in turn."""
         first = [r.output().token_ids[: self.num_tokens] for r in requests]
-        return torch.tensor(first).view(-1, len(SETTINGS), self.num_tokens).transpose(0, 1)
+        return torch.tensor(first).view(-1, len(self.settings), self.num_tokens).transpose(0, 1)
 
     def p_values(self, models, tokens):
         """One for each setting."""
         model = models.reference(self.recipe)
-        for (prompt, params), said in zip(SETTINGS, tokens, strict=True):
+        for (prompt, params), said in zip(self.settings, tokens, strict=True):
             expected = exact_distribution(model, prompt, params, self.num_tokens).joint()
             yield chi_square_p_value(sequence_counts(said, self.vocab), expected)
 
@@ -140,6 +148,11 @@ CASES += [
     Case(name, "block", 3, num_requests=NUM_REQUESTS_OF_EACH_POLICY, overlaps=True)
     for name in ("fixed", "svip", "adaptive", "sv")
 ]
+CASES_BY_KERNELS = [
+    Case(name, "block", 3, num_requests=9_000, settings=FREE_OF_HISTORY)
+    for name in LOSSLESS
+    if POLICIES[name].needs_draft
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -152,6 +165,22 @@ def test_texts_follow_the_target(models, case):
     else:
         assert sources == {TokenSource.TARGET}
     assert all(request.stats.lossless for request in requests)
+    for p_value in case.p_values(models, tokens):
+        assert p_value > NOT_UNLIKELY
+
+
+@pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
+@pytest.mark.parametrize("case", CASES_BY_KERNELS, ids=str)
+def test_texts_drafted_by_kernels_follow_the_target(models, case, monkeypatch):
+    draft, num_drafts = NativeChain.draft, [0]
+
+    def counted(*arguments):
+        num_drafts[0] += 1
+        return draft(*arguments)
+
+    monkeypatch.setattr(NativeChain, "draft", counted)
+    tokens, _ = case.sampled(models)
+    assert num_drafts[0] > 20
     for p_value in case.p_values(models, tokens):
         assert p_value > NOT_UNLIKELY
 
