@@ -9,11 +9,9 @@ from draftwise.errors import NumericalError
 from draftwise.models import packed_model
 from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
-from draftwise.models.native import decoder as native_decoder_module
 from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.native.library import native_library
-from draftwise.models.native.panels import interleaved, panels, quantized_panels
-from draftwise.models.quantization import QuantizedMatrix
+from draftwise.models.native.panels import interleaved, panels
 
 from ..tiny_models import Recipe
 
@@ -207,67 +205,6 @@ def test_a_model_that_is_not_a_number(models, tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(NumericalError):
         load_model(str(tmp_path), "target", torch.float32, CPU)
-
-
-class TestWeightsOfEightBits:
-    """Multiplied as they are, where it takes long to read them."""
-
-    SIZES = (TILED, RECIPES[1], RECIPES[3])
-
-    @pytest.fixture(autouse=True)
-    def all_are_large(self, monkeypatch):
-        monkeypatch.setattr(native_decoder_module, "_SMALL_MODEL", 0)
-        monkeypatch.setattr(native_decoder_module, "_is_best", lambda *_: True)
-        if not native_library().multiplies_pairs:
-            pytest.skip("no kernels for them on this machine")
-
-    def load(self, models, recipe, native=True):
-        with pytest.MonkeyPatch.context() as patch:
-            if not native:
-                patch.setattr(packed_model, "native_pass", lambda _: None)
-            model = load_model(models.folder(recipe) + ":int8", "target", torch.bfloat16, CPU).model
-        assert (model.native is not None) is native
-        return model
-
-    @pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: f"{recipe.vocab}")
-    def test_the_same_model(self, models, recipe):
-        ours, theirs = (self.load(models, recipe, native) for native in (True, False))
-        assert ours.native.is_quantized
-        generator = torch.Generator().manual_seed(2)
-        for count in (1, 7, 18, 40):
-            tokens = torch.randint(0, recipe.vocab, (count,), generator=generator).tolist()
-            got, expected, plain = (
-                model.forward(model.new_cache(1, 50), tokens, [Segment(0, 0, count)], range(count))
-                for model in (ours, theirs, load(models, recipe, torch.bfloat16))
-            )
-            scale = expected.float().std()
-            error = (got.float() - expected.float()).square().mean().sqrt() / scale
-            rounding = (plain.float() - expected.float()).square().mean().sqrt() / scale
-            assert error < 0.05
-            assert rounding > 1e-3
-
-    @pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: f"{recipe.vocab}")
-    def test_a_token_is_the_same_in_any_company(self, models, recipe):
-        model = self.load(models, recipe)
-        text = torch.randint(0, recipe.vocab, (40,), generator=torch.Generator().manual_seed(1))
-        cache, alone = model.new_cache(1, 40), model.new_cache(1, 40)
-        whole = model.forward(cache, text.tolist(), [Segment(0, 0, 40)], range(40))
-        for at, token in enumerate(text.tolist()):
-            row = model.forward(alone, [token], [Segment(0, at, 1)], [0])
-            assert torch.equal(row[0], whole[at])
-
-    def test_panels_hold_numbers_and_scales(self):
-        library = native_library()
-        width = 2 * library.lanes
-        numbers = torch.randint(-127, 128, (45, 7), dtype=torch.int8)
-        scales = torch.rand(45)
-        laid_out = quantized_panels(QuantizedMatrix(numbers, scales), library)
-        assert laid_out.shape == (-(-45 // width), 8 * width + 4 * width)
-        stored = laid_out[:, : 8 * width]
-        assert torch.equal(stored[stored != 0].sort().values, numbers[numbers != 0].sort().values)
-        behind = laid_out[:, 8 * width :].contiguous().view(torch.float32).flatten()
-        assert torch.equal(behind[:45], scales)
-        assert not behind[45:].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

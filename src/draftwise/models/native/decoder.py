@@ -20,7 +20,12 @@ from torch import Tensor, nn
 from draftwise.models.host_memory import in_large_pages
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.library import NativeLibrary, native_library
-from draftwise.models.native.panels import interleaved, panels, quantized_panels
+from draftwise.models.native.narrow import (
+    are_compressible,
+    compressed_weight,
+    quantized_weight,
+)
+from draftwise.models.native.panels import interleaved, panels
 from draftwise.models.quantization import (
     QuantizedMatrix,
     forget_quantized,
@@ -31,6 +36,7 @@ _DTYPES = (torch.bfloat16, torch.float32)
 # A model of so many bytes stays in the processor's caches; for larger ones the kernels must be
 # better at reading memory than the framework's.
 _SMALL_MODEL = 32 * 2**20
+_QUANTIZED_BITS, _COMPRESSED_BITS = 8, 12
 # Numbers of a column in a tile of the matrix unit (``tiles.h``).
 _TILE_DEPTH = 32
 # Ways of stretching rotary embeddings that depend on how long the text is.
@@ -53,7 +59,7 @@ class _Model(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "layers")),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "heads", "kv_heads")),
         *((name, ctypes.c_int64) for name in ("head_size", "intermediate", "vocab")),
-        *((name, ctypes.c_int64) for name in ("is_bfloat16", "is_quantized")),
+        *((name, ctypes.c_int64) for name in ("is_bfloat16", "bits")),
         *((name, ctypes.c_double) for name in ("epsilon", "scale")),
     )
 
@@ -83,21 +89,23 @@ class NativeDecoder:
     """A model of the Llama kind, computed by our own kernels.
 
     Attributes:
-        is_quantized: whether it is multiplied by weights of 8 bits.
+        bits: in which each number of a linear layer is stored: 8 if they were quantised to whole
+            numbers, 12 if they are numbers of bfloat16 without loss.
     """
 
-    def __init__(self, model: nn.Module, library: NativeLibrary, quantized: bool = False) -> None:
+    def __init__(self, model: nn.Module, library: NativeLibrary, bits: int) -> None:
         """Take over a model; its own linear layers lose their weights.
 
         Args:
             model: of the Llama kind.
             library: the kernels.
-            quantized: multiply by the weights of 8 bits that were expanded.
+            bits: in which to store each number of a linear layer: 8 of one whose weights of 8 bits
+                were expanded, 12 of bfloat16 without loss, or all that its type has.
         """
         causal: Any = model
         decoder = causal.model
         self._library = library
-        self.is_quantized = quantized
+        self.bits = bits
         self._rotary: nn.Module = decoder.rotary_emb
         self._kept: list[Tensor] = []
         embedding = self._keep(decoder.embed_tokens.weight.detach())
@@ -125,7 +133,7 @@ class NativeDecoder:
             decoder.layers[0].mlp.gate_proj.out_features,
             self.vocab_size,
             self.dtype == torch.bfloat16,
-            quantized,
+            bits,
             decoder.norm.variance_epsilon,
             attention.scaling,
         )
@@ -149,16 +157,18 @@ class NativeDecoder:
             first, second = parts
             return interleaved(first, second, library)
 
-        if not self.is_quantized:
-            weights = [layer.weight.detach() for layer in layers]
-            return self._keep(in_large_pages(panels(joined(weights), library)))
+        if self.bits != _QUANTIZED_BITS:
+            weight = panels(joined([layer.weight.detach() for layer in layers]), library)
+            if self.bits == _COMPRESSED_BITS:
+                weight = compressed_weight(weight, library)
+            return self._keep(in_large_pages(weight))
         matrices = [quantized_matrix(layer) for layer in layers]
         known = [each for each in matrices if each is not None]
         assert len(known) == len(layers)
         whole = QuantizedMatrix(
             joined([each.numbers for each in known]), joined([each.scales for each in known])
         )
-        return self._keep(in_large_pages(quantized_panels(whole, library)))
+        return self._keep(in_large_pages(quantized_weight(whole, library)))
 
     def _take_layer(self, to: _Layer, layer: Any) -> None:
         attention, mlp, library = layer.self_attn, layer.mlp, self._library
@@ -332,14 +342,22 @@ def native_decoder(model: nn.Module) -> NativeDecoder | None:
     size = sum(each.numel() for each in model.parameters()) * weight.element_size()
     if size > _SMALL_MODEL and not (weight.dtype == torch.bfloat16 and _is_best(decoder, library)):
         return None
+    is_large = size > _SMALL_MODEL
+    return NativeDecoder(model, library, _stored_bits(model, library, weight.dtype, is_large))
+
+
+def _stored_bits(
+    model: nn.Module, library: NativeLibrary, dtype: torch.dtype, is_large: bool
+) -> int:
+    """In how many bits to store a number of the linear layers: fewer, where that saves reading."""
     layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
-    quantized = (
-        size > _SMALL_MODEL
-        and weight.dtype == torch.bfloat16
-        and library.multiplies_pairs
-        and all(quantized_matrix(each) is not None for each in layers)
-    )
-    return NativeDecoder(model, library, quantized)
+    if is_large and dtype == torch.bfloat16 and library.multiplies_pairs:
+        if all(quantized_matrix(each) is not None for each in layers):
+            return _QUANTIZED_BITS
+        weights = (each.weight for each in layers)
+        if library.multiplies_tiles and are_compressible(weights, library):
+            return _COMPRESSED_BITS
+    return 8 * dtype.itemsize
 
 
 def _is_plain(decoder: Any) -> bool:

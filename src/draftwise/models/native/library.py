@@ -64,6 +64,8 @@ class NativeLibrary:
         decode: a whole pass of a Llama.
         decoder_memory: bytes that it needs.
         accept: the acceptance law.
+        count_exponents: how often numbers of bfloat16 have each exponent.
+        compress: numbers of bfloat16 as twelve bits.
         distributions: softmax with all that goes with it.
         draft: several tokens of a draft model.
         judge: what a companion thinks of a draft.
@@ -83,6 +85,10 @@ class NativeLibrary:
         )
         self.accept = _function(library.accept, None, pointer, pointer)
         self.distributions = _function(library.distributions, None, pointer, pointer)
+        self.count_exponents = _function(library.count_exponents, None, pointer, number, pointer)
+        self.compress = _function(
+            library.compress, None, pointer, number, pointer, pointer, pointer
+        )
         self.draft = _function(library.draft, None, pointer)
         self.judge = _function(library.judge, None, pointer, pointer)
         self.lanes: int = _function(library.lanes, number)()

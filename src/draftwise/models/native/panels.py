@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.models.native.library import NativeLibrary
-from draftwise.models.quantization import QuantizedMatrix
 
 
 def panels(weight: Tensor, library: NativeLibrary) -> Tensor:
@@ -16,20 +15,12 @@ def panels(weight: Tensor, library: NativeLibrary) -> Tensor:
     width = 2 * lanes
     columns, depth = weight.shape
     if weight.dtype == torch.bfloat16 and library.multiplies_pairs:
-        return _in_pairs(weight, width)
+        return in_pairs(weight, width)
     weight = F.pad(weight, (0, 0, 0, -columns % width))
     count = len(weight) // width
     if weight.dtype == torch.bfloat16:  # a word holds numbers of two columns, a vector apart
         return weight.view(count, 2, lanes, depth).permute(0, 3, 2, 1).contiguous()
     return weight.view(count, width, depth).transpose(1, 2).contiguous()
-
-
-def quantized_panels(weight: QuantizedMatrix, library: NativeLibrary) -> Tensor:
-    """Lay out a weight of eight bits: every panel's numbers in pairs, then its columns' scales."""
-    width = 2 * library.lanes
-    numbers = _in_pairs(weight.numbers, width)
-    scales = F.pad(weight.scales, (0, -len(weight.scales) % width)).view(-1, width).contiguous()
-    return torch.cat([numbers.flatten(1), scales.view(torch.int8)], dim=1)
 
 
 def interleaved(gate: Tensor, up: Tensor, library: NativeLibrary) -> Tensor:
@@ -40,7 +31,7 @@ def interleaved(gate: Tensor, up: Tensor, library: NativeLibrary) -> Tensor:
     return joined.flatten(0, 2)
 
 
-def _in_pairs(weight: Tensor, width: int) -> Tensor:
+def in_pairs(weight: Tensor, width: int) -> Tensor:
     """``[panels, pairs, width, 2]``: a pair is two numbers of a column."""
     columns, depth = weight.shape
     weight = F.pad(weight, (0, depth % 2, 0, -columns % width))

@@ -10,7 +10,7 @@
 
 #include "attention_tasks.h"
 #include "matrix.h"
-#include "quantized.h"
+#include "narrow.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -29,7 +29,7 @@ struct DecoderModel {
     const void *head;              // in panels
     const DecoderLayer *layers;
     int64_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab;
-    int64_t is_bfloat16, is_quantized;  // quantized: matrices in panels of quantized.h
+    int64_t is_bfloat16, bits;  // bits: of a stored weight, fewer than its numbers have in narrow.h
     double epsilon, scale;
 };
 
@@ -69,7 +69,7 @@ struct Buffers {
     Number *normed, *inputs, *inner;
     T *queries, *keys, *values, *attended;
     float *scratch;
-    char *expanded;  // a panel of each thread
+    char *expanded;  // what each thread writes out
     int64_t *taken;  // [2, threads, a line]: see Pass::product
     int64_t scratch_size, expanded_bytes, bytes;
 
@@ -99,7 +99,7 @@ struct Buffers {
                                               model.kv_heads, model.head_size, model.head_size);
         take(scratch, num_threads * scratch_size);
         const int64_t deepest = std::max({model.hidden, attended_size, model.intermediate});
-        expanded_bytes = W::EXPANDS ? rounded_up(deepest, LANES) * PANEL * (int64_t)sizeof(T) : 0;
+        expanded_bytes = narrow_memory(W(), deepest);
         take(expanded, num_threads * expanded_bytes);
         take(taken, 2 * num_threads * NUMBERS_OF_LINE);
     }

@@ -2,6 +2,7 @@
 
 #include "acceptance.h"
 #include "attention_tasks.h"
+#include "compression.h"
 #include "decoder.h"
 #include "drafting.h"
 #include "sampling.h"
@@ -33,16 +34,24 @@ static bool fits_tiles(const DecoderModel &model) {
 }
 #endif
 
+#if defined(__AVX512BF16__)
+// As W multiplies them, stored in as many bits as they are.
+template <class W, class Use>
+static auto by_bits(const DecoderModel &model, const Use &use) {
+    if (model.bits == 8) return use(NarrowWeight<W, EightBits>());
+    if (model.bits == 12) return use(NarrowWeight<W, TwelveBits>());
+    return use(W());
+}
+#endif
+
 // Call something with the way in which a model's weights are multiplied.
 template <class Use>
 static auto by_weight(const DecoderModel &model, const Use &use) {
 #if defined(__AMX_BF16__)
-    if (model.is_bfloat16 && fits_tiles(model))
-        return model.is_quantized ? use(QuantizedWeight<TiledWeight>()) : use(TiledWeight());
+    if (model.is_bfloat16 && fits_tiles(model)) return by_bits<TiledWeight>(model, use);
 #endif
 #if defined(__AVX512BF16__)
-    if (model.is_bfloat16)
-        return model.is_quantized ? use(QuantizedWeight<PairedWeight>()) : use(PairedWeight());
+    if (model.is_bfloat16) return by_bits<PairedWeight>(model, use);
 #endif
     return model.is_bfloat16 ? use(WideWeight<BFloat16>()) : use(WideWeight<float>());
 }
@@ -102,4 +111,13 @@ extern "C" void judge(const JudgementCall *call, const Threads *threads) {
         for (int64_t row = me.first(call->num_rows); row < me.end(call->num_rows); ++row)
             judgement(*call, row, me.index);
     });
+}
+
+extern "C" void count_exponents(const uint16_t *numbers, int64_t size, int64_t *counts) {
+    count_exponents((const BFloat16 *)numbers, size, counts);
+}
+
+extern "C" void compress(const uint16_t *numbers, int64_t size, const uint8_t *codes, char *to,
+                         uint64_t *exceptions) {
+    compress((const BFloat16 *)numbers, size, codes, to, exceptions);
 }

@@ -25,7 +25,6 @@ struct WideWeight {
     typedef Floats Columns;
     static constexpr int DEPTH = 1;  // numbers of a row in one step
     static constexpr int BYTES = PANEL * sizeof(T);  // of a panel in one step
-    static constexpr bool EXPANDS = false;  // whether panels are written out before
 
     INLINE void load(const char *from, Columns *to) {
         if constexpr (sizeof(T) == sizeof(float))
@@ -46,7 +45,6 @@ struct PairedWeight {
     typedef Words Columns;
     static constexpr int DEPTH = 2;
     static constexpr int BYTES = PANEL * sizeof(Factor);
-    static constexpr bool EXPANDS = false;
 
     INLINE void load(const char *from, Columns *to) { memcpy(to, from, 2 * sizeof *to); }
 
@@ -131,7 +129,7 @@ void multiply_panel(const typename W::Number *x, int64_t stride, int64_t first, 
 }
 
 // x [rows, depth] with some panels of a weight; use(row, panel, left, right) gets what comes out.
-// The memory is of no use here.
+// The memory is of no use here: see narrow.h.
 template <class W, class Use>
 void multiply(W, const typename W::Number *x, int64_t stride, int64_t rows, int64_t depth,
               const void *weight, int64_t first_panel, int64_t end_panel, char *memory,

@@ -56,30 +56,36 @@ struct TileShapes {
     ~TileShapes() { _tile_release(); }
 };
 
-// Some tiles of rows with a panel; rows[i] is where the i-th begins. Every step asks for lines of what
-// follows. A panel may come in parts: sums begin and end with the first and the last of them, and
-// stay in their tiles in between.
-template <int COUNT>
-INLINE void multiply_tiles(const BFloat16 *const *rows, int64_t stride, const char *panel,
-                           int64_t steps, const char *next, int64_t next_lines, float *sums,
-                           bool begins = true, bool ends = true) {
+// The steps of a panel, each of which asks for some lines of what follows.
+struct PanelSteps {
+    const char *panel, *next;
+    int64_t next_lines;
+
+    INLINE_MEMBER const char *operator()(int64_t step) {
+        for (int64_t line = 0; line < next_lines; ++line)
+            __builtin_prefetch(next + (step * next_lines + line) * CACHE_LINE, 0, 2);
+        return panel + step * TiledWeight::BYTES;
+    }
+};
+
+// Some tiles of rows with a panel; rows[i] is where the i-th begins. panel(step) tells where a step
+// of it lies, and is asked in their order.
+template <int COUNT, class Panel>
+INLINE void multiply_tiles(const BFloat16 *const *rows, int64_t stride, int64_t steps,
+                           Panel &panel, float *sums) {
     const int64_t row_bytes = stride * (int64_t)sizeof **rows;
-    if (begins) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        if (COUNT == 3) {
-            _tile_zero(4);
-            _tile_zero(5);
-        }
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    if (COUNT == 3) {
+        _tile_zero(4);
+        _tile_zero(5);
     }
     __asm__ volatile("" ::: "memory");  // the compiler does not know what is read
     for (int64_t step = 0; step < steps; ++step) {
-        const char *left = panel + step * TiledWeight::BYTES, *right = left + TILE_BYTES;
+        const char *left = panel(step), *right = left + TILE_BYTES;
         const int64_t place = step * TILE_DEPTH;
-        for (int64_t line = 0; line < next_lines; ++line)
-            __builtin_prefetch(next + (step * next_lines + line) * CACHE_LINE, 0, 2);
         if (COUNT == 3) {
             _tile_loadd(7, left, 2 * TILE_BYTES);
             _tile_loadd(6, rows[0] + place, row_bytes);
@@ -107,7 +113,6 @@ INLINE void multiply_tiles(const BFloat16 *const *rows, int64_t stride, const ch
         _tile_dpbf16ps(1, 4, 7);
         if (COUNT == 2) _tile_dpbf16ps(3, 5, 7);
     }
-    if (!ends) return;
     _tile_stored(0, sums, 2 * TILE_BYTES);
     _tile_stored(1, sums + LANES, 2 * TILE_BYTES);
     if (COUNT > 1) {
@@ -137,18 +142,20 @@ struct TiledRows {
     int64_t tiles_of(int64_t block) const { return first_tile(block + 1) - first_tile(block); }
 };
 
-// A block of rows with a panel, from a place in it on, or a part of it: see multiply_tiles.
+// A block of rows with a panel: see multiply_tiles.
+template <class Panel>
 INLINE void multiply_block(const BFloat16 *x, int64_t stride, const TiledRows &rows, int64_t block,
-                           int64_t place, const char *panel, int64_t steps, const char *next,
-                           int64_t next_lines, float *sums, bool begins = true, bool ends = true) {
+                           int64_t steps, Panel &&panel, float *sums) {
     const BFloat16 *from[MOST_TILES];
     const int64_t tiles = rows.tiles_of(block);
     for (int64_t tile = 0; tile < tiles; ++tile)
-        from[tile] = x + rows.row_of(rows.first_tile(block) + tile) * stride + place;
-    const auto multiply = tiles == 1   ? multiply_tiles<1>
-                          : tiles == 2 ? multiply_tiles<2>
-                                       : multiply_tiles<3>;
-    multiply(from, stride, panel, steps, next, next_lines, sums, begins, ends);
+        from[tile] = x + rows.row_of(rows.first_tile(block) + tile) * stride;
+    if (tiles == 1)
+        multiply_tiles<1>(from, stride, steps, panel, sums);
+    else if (tiles == 2)
+        multiply_tiles<2>(from, stride, steps, panel, sums);
+    else
+        multiply_tiles<3>(from, stride, steps, panel, sums);
 }
 
 // Hand the sums of a block out, from a row on; the row to go on with.
@@ -176,7 +183,7 @@ void multiply_panel(const BFloat16 *x, int64_t stride, const TiledRows &rows, in
     int64_t done = rows.first;
     for (int64_t b = 0; b < rows.blocks; ++b) {
         const char *next = ahead.from + b * lines * CACHE_LINE * steps;
-        multiply_block(x, stride, rows, b, 0, panel, steps, next, lines, sums);
+        multiply_block(x, stride, rows, b, steps, PanelSteps{panel, next, lines}, sums);
         done = hand_out(rows, b, sums, done, use);
     }
 }

@@ -1,0 +1,97 @@
+"""Weights of bfloat16 stored in 16 bits, in 12 without loss, and quantised to 8: passes in turns.
+
+    python benchmarks/narrow_weights.py --output benchmarks/results/narrow_weights.json
+
+The three are loaded in one process, and a pass of each follows the other at once, so that all meet
+the same machine. Printed is the median ratio of the time to that with 16 bits, with its standard
+error, and the shortest pass of each. Logits of 12 bits must be those of 16 to the last bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from draftwise import LLM, SpeculationConfig
+from draftwise.benchmark.report import write_report
+from draftwise.engine.assembly import Models
+from draftwise.models.native import decoder
+from draftwise.models.packed_model import Segment
+from draftwise.profiling.passes import PassShape, PassTimer, Stage
+
+SIZES = ((1, 1), (1, 8), (8, 8), (8, 32), (8, 48), (16, 64), (32, 32), (32, 96), (32, 192))
+BITS = (16, 12, 8)
+
+
+def load(target: str, bits: int, capacity: int) -> Models:
+    """A target whose weights are stored so."""
+    name = f"{target}:int8" if bits == 8 else target
+    with patch.object(decoder, "are_compressible", lambda *_: bits == 12):
+        llm = LLM(name, None, dtype="bfloat16", max_batch_size=32, max_model_len=capacity)
+        models = llm.load_models(SpeculationConfig("zoo:draft", policy="none"))
+    native: Any = models.target.model.native
+    if native is None or native.bits != bits:
+        raise SystemExit(f"{name} is not computed from {bits} bits here")
+    return models
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", default="zoo:target@200m")
+    parser.add_argument("--context", type=int, default=200)
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    models = {bits: load(arguments.target, bits, arguments.context + 64) for bits in BITS}
+    tokens = [1, 2, 3]
+    logits = {
+        bits: each.target.model.forward(
+            each.target.model.new_cache(1, 8), tokens, [Segment(0, 0, 3)], range(3)
+        )
+        for bits, each in models.items()
+    }
+    if not torch.equal(logits[16], logits[12]):
+        raise SystemExit("12 bits do not say what 16 say")
+    timers = {bits: PassTimer(each, 32, arguments.context + 16, 7) for bits, each in models.items()}
+    shapes = [PassShape(*size, arguments.context) for size in SIZES]
+    seconds = defaultdict(list)
+    order = random.Random(0)
+    for turn in range(arguments.turns + 1):
+        for shape in order.sample(shapes, len(shapes)):
+            for bits in order.sample(BITS, len(BITS)):
+                took = timers[bits](Stage.TARGET, shape)
+                if turn:  # the first is not counted
+                    seconds[shape, bits].append(took)
+    table = Table("requests", "tokens", *(f"{bits} bits, ms" for bits in BITS), "12 / 16", "8 / 16")
+    rows = []
+    for shape in shapes:
+        row: dict[str, Any] = {"requests": shape.num_requests, "tokens": shape.num_tokens}
+        row |= {f"shortest_ms_{bits}": 1e3 * min(seconds[shape, bits]) for bits in BITS}
+        said = []
+        for bits in (12, 8):
+            ratios = [
+                narrow / wide
+                for narrow, wide in zip(seconds[shape, bits], seconds[shape, 16], strict=True)
+            ]
+            ratio, error = statistics.median(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
+            row |= {f"ratio_{bits}": ratio, f"error_{bits}": error}
+            said.append(f"{ratio:.3f} ± {error:.3f}")
+        shortest = [f"{row[f'shortest_ms_{bits}']:.2f}" for bits in BITS]
+        table.add_row(str(shape.num_requests), str(shape.num_tokens), *shortest, *said)
+        rows.append(row)
+    Console().print(table)
+    if arguments.output:
+        write_report(arguments.output, vars(arguments), {"results": rows})
+
+
+if __name__ == "__main__":
+    main()

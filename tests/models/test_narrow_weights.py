@@ -1,0 +1,198 @@
+"""Weights stored in fewer bits than they are multiplied in."""
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise.models import packed_model
+from draftwise.models.attention import Segment
+from draftwise.models.loading import load_model
+from draftwise.models.native import decoder, narrow
+from draftwise.models.native.library import native_library
+from draftwise.models.native.panels import panels
+from draftwise.models.quantization import QuantizedMatrix
+
+from ..tiny_models import Recipe
+from .test_native_decoder import RECIPES, TILED, load
+
+pytestmark = pytest.mark.skipif(
+    native_library() is None or not native_library().multiplies_pairs,
+    reason="no kernels for them on this machine",
+)
+
+CPU = torch.device("cpu")
+# Not whole tiles, and panels of whole groups of 128 numbers.
+UNTILED = RECIPES[3]
+# Whole tiles, of which threads take several pieces.
+LARGE = Recipe(
+    "llama", 2048, config={"hidden_size": 128, "head_dim": 64, "intermediate_size": 1344}
+)
+
+
+@pytest.fixture(autouse=True)
+def all_are_large(monkeypatch):
+    monkeypatch.setattr(decoder, "_SMALL_MODEL", 0)
+    monkeypatch.setattr(decoder, "_is_best", lambda *_: True)
+
+
+def logits_of(model, tokens):
+    rows = range(len(tokens))
+    cache = model.new_cache(1, len(tokens))
+    return model.forward(cache, tokens, [Segment(0, 0, len(tokens))], rows)
+
+
+def some_tokens(vocab, count):
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(0, vocab, (count,), generator=generator).tolist()
+
+
+class TestTwelveBits:
+    """Numbers of bfloat16, of which none is changed."""
+
+    def load(self, folder, bits, monkeypatch):
+        monkeypatch.setattr(decoder, "_stored_bits", lambda *_: bits)
+        model = load_model(str(folder), "target", torch.bfloat16, CPU).model
+        assert model.native.bits == bits
+        return model
+
+    @pytest.mark.parametrize("num_tokens", [1, 16, 17, 48, 49, 64, 100, 150, 200])
+    @pytest.mark.parametrize("recipe", [TILED, UNTILED, LARGE], ids=lambda r: str(r.vocab))
+    def test_the_same_to_the_last_bit(self, models, monkeypatch, recipe, num_tokens):
+        tokens = some_tokens(recipe.vocab, num_tokens)
+        narrow_model, wide_model = (
+            self.load(models.folder(recipe), bits, monkeypatch) for bits in (12, 16)
+        )
+        assert torch.equal(logits_of(narrow_model, tokens), logits_of(wide_model, tokens))
+
+    @pytest.mark.parametrize("num_tokens", [1, 40, 120])
+    @pytest.mark.parametrize("recipe", [TILED, UNTILED], ids=lambda r: str(r.vocab))
+    def test_rare_exponents_are_kept(self, tmp_path, monkeypatch, recipe, num_tokens):
+        model = recipe.build()
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                flat = parameter.data.flatten()
+                flat[::97] *= 2.0 ** torch.randint(-90, 1, flat[::97].shape)
+                flat[:3], flat[-3:] = 1e-40, -1e-20
+                parameter.data = flat.view_as(parameter)
+        model.save_pretrained(tmp_path)
+        tokens = some_tokens(recipe.vocab, num_tokens)
+        narrow_model, wide_model = (self.load(tmp_path, bits, monkeypatch) for bits in (12, 16))
+        assert torch.equal(logits_of(narrow_model, tokens), logits_of(wide_model, tokens))
+
+    def test_a_reader_of_the_format_finds_every_number(self):
+        """Everything that 16 bits can be, written by the kernels and read without them."""
+        numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
+        common = torch.randn(2**17, generator=torch.Generator().manual_seed(0)).bfloat16()
+        weight = torch.cat([common, numbers]).view(-1, 64)
+        laid_out = panels(weight, native_library())
+        assert torch.equal(
+            read(narrow.compressed_weight(laid_out, native_library())), bits(laid_out)
+        )
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_few_numbers_are_exceptions(self, seed):
+        weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(seed)) * 0.02
+        stored = narrow.compressed_weight(
+            panels(weight.bfloat16(), native_library()), native_library()
+        )
+        assert header_of(stored)["num_exceptions"] < weight.numel() / 2000
+        assert len(stored) < 0.76 * 2 * weight.numel() + 256
+
+    def test_who_is_stored_so(self):
+        library = native_library()
+        usual = torch.randn(64, 64).bfloat16()
+        odd = (torch.rand(64, 64) * 2.0 ** torch.randint(-60, 1, (64, 64))).bfloat16()
+        assert narrow.are_compressible([usual, 1000 * usual, torch.zeros_like(usual)], library)
+        assert not narrow.are_compressible([usual, odd], library)
+
+    @pytest.mark.skipif(
+        native_library() is None or not native_library().multiplies_tiles,
+        reason="not worth it without a matrix unit",
+    )
+    def test_large_models_are(self, models, monkeypatch):
+        def bits():
+            return load(models, TILED, torch.bfloat16).native.bits
+
+        assert bits() == 12
+        monkeypatch.setattr(decoder, "_SMALL_MODEL", 2**20)
+        assert bits() == 16
+
+
+def header_of(stored):
+    return stored[: narrow._HEADER.itemsize].numpy().view(narrow._HEADER)[0]
+
+
+def bits(numbers):
+    return numbers.flatten().view(torch.int16)
+
+
+def read(stored):
+    """``[numbers]`` bits of what ``compressed_weight`` stored."""
+    header, whole = header_of(stored), stored.numpy()
+    groups = whole[header["panels"] :]
+    groups = groups[: len(groups) // 192 * 192].reshape(-1, 192)
+    words = np.ascontiguousarray(groups[:, :64]).view(np.uint16)
+    codes = np.concatenate([words >> shift & 15 for shift in (0, 4, 8, 12)], axis=1)
+    rest = groups[:, 64:].astype(np.uint16)
+    numbers = (rest & 0x80) << 8 | rest & 0x7F | header["exponents"][codes]
+    numbers = numbers.flatten()
+    end = header["exceptions"] + 8 * header["num_exceptions"]
+    for exception in whole[header["exceptions"] : end].view(np.uint64).tolist():
+        numbers[exception >> 16] = exception & 0xFFFF
+    return torch.from_numpy(numbers.view(np.int16))
+
+
+class TestEightBits:
+    """Multiplied as they are, where it takes long to read them."""
+
+    SIZES = (TILED, RECIPES[1], RECIPES[3])
+
+    def load(self, models, recipe, native=True):
+        with pytest.MonkeyPatch.context() as patch:
+            if not native:
+                patch.setattr(packed_model, "native_pass", lambda _: None)
+            model = load_model(models.folder(recipe) + ":int8", "target", torch.bfloat16, CPU).model
+        assert (model.native is not None) is native
+        return model
+
+    @pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: f"{recipe.vocab}")
+    def test_the_same_model(self, models, recipe):
+        ours, theirs = (self.load(models, recipe, native) for native in (True, False))
+        assert ours.native.bits == 8
+        generator = torch.Generator().manual_seed(2)
+        for count in (1, 7, 18, 40):
+            tokens = torch.randint(0, recipe.vocab, (count,), generator=generator).tolist()
+            got, expected, plain = (
+                model.forward(model.new_cache(1, 50), tokens, [Segment(0, 0, count)], range(count))
+                for model in (ours, theirs, load(models, recipe, torch.bfloat16))
+            )
+            scale = expected.float().std()
+            error = (got.float() - expected.float()).square().mean().sqrt() / scale
+            rounding = (plain.float() - expected.float()).square().mean().sqrt() / scale
+            assert error < 0.05
+            assert rounding > 1e-3
+
+    @pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: f"{recipe.vocab}")
+    def test_a_token_is_the_same_in_any_company(self, models, recipe):
+        model = self.load(models, recipe)
+        text = torch.randint(0, recipe.vocab, (40,), generator=torch.Generator().manual_seed(1))
+        cache, alone = model.new_cache(1, 40), model.new_cache(1, 40)
+        whole = model.forward(cache, text.tolist(), [Segment(0, 0, 40)], range(40))
+        for at, token in enumerate(text.tolist()):
+            row = model.forward(alone, [token], [Segment(0, at, 1)], [0])
+            assert torch.equal(row[0], whole[at])
+
+    def test_numbers_and_scales_are_kept(self):
+        library = native_library()
+        width = 2 * library.lanes
+        numbers = torch.randint(-127, 128, (45, 8), dtype=torch.int8)
+        scales = torch.rand(45)
+        stored = narrow.quantized_weight(QuantizedMatrix(numbers, scales), library)
+        header, padded = header_of(stored), -(-45 // width) * width
+        laid_out = stored[header["panels"] :][: 8 * padded].view(torch.int8)
+        assert torch.equal(
+            laid_out[laid_out != 0].sort().values, numbers[numbers != 0].sort().values
+        )
+        kept = stored[header["scales"] :][: 4 * padded].view(torch.float32)
+        assert torch.equal(kept[:45], scales)
+        assert not kept[45:].any()
