@@ -2,9 +2,10 @@
 
     python benchmarks/growth.py --output benchmarks/results/growth.json --figures docs/figures
 
-The roofline is the larger of two times: what has to be read (weights once, keys and values of every
-request) at the speed of a plain memory read, and what has to be multiplied at the speed of a large
-matrix product, both measured in turns with the passes. Start-up is a process of its own.
+The roofline is the larger of two times: what has to be read (weights as they are stored, once, keys
+and values of every request) at the speed of a plain memory read, and what has to be multiplied at
+the speed of a large matrix product, both measured in turns with the passes. Start-up is a process
+of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import matplotlib
 import matplotlib.pyplot as plt
 import torch
+from stored_weights import stored_bytes
 from turns import take_turns
 
 from draftwise.benchmark.report import write_report
@@ -85,7 +87,7 @@ def measure(
     read = READ_BYTES / seconds["read"]
     multiplied = PRODUCT_ROWS * PRODUCT_SIZE**2 / seconds["multiply"]
     cached = batch * (context + tokens) * cache.bytes_per_token
-    bound_by_memory = (model.num_parameters * 2 + cached) / read
+    bound_by_memory = (stored_bytes(model) + cached) / read
     bound_by_products = batch * tokens * model.num_parameters / multiplied
     return {
         "batch_size": batch,

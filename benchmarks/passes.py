@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from stored_weights import stored_bytes
 from turns import take_turns
 
 from draftwise.benchmark.report import write_report
@@ -82,8 +83,7 @@ def measure(
     )
     medians = {name: statistics.median(every) for name, every in times.items()}
     ratios = [a / b for a, b in zip(times["native"], times["pytorch"], strict=True)]
-    parameters = models["native"].num_parameters
-    read = parameters * 2 / medians["native"] / (READ_BYTES / medians["read"])
+    read = stored_bytes(models["native"]) / medians["native"] / (READ_BYTES / medians["read"])
     return {
         "batch_size": batch_size,
         "tokens_each": tokens_each,

@@ -87,7 +87,7 @@ def test_number_of_cells():
     assert cells["5x5"] == 25
     assert cells["10x10"] == 100
     assert cells["20x20"] == 400
-    assert 150 < cells["adaptive"] <= 272
+    assert 320 < cells["adaptive"] <= 400
 
 
 def test_adaptive_cells_hold_about_as_many_records_each():
@@ -97,7 +97,7 @@ def test_adaptive_cells_hold_about_as_many_records_each():
     counts = np.bincount(grid.cells_of(records.overlap, records.agreement))
     counts = counts[counts > 0]
     assert len(counts) == grid.num_cells
-    fair = len(records) / 272
+    fair = len(records) / 400
     # A = 1 is one value that many records share: it is a cell of its own, however large.
     ordinary = counts[counts < 3 * fair]
     assert len(ordinary) >= grid.num_cells - grid.shape[0]

@@ -55,7 +55,7 @@ class TestTwelveBits:
         assert model.native.bits == bits
         return model
 
-    @pytest.mark.parametrize("num_tokens", [1, 16, 17, 48, 49, 64, 100, 150, 200])
+    @pytest.mark.parametrize("num_tokens", [1, 16, 17, 48, 49, 64, 100, 150, 200, 450])
     @pytest.mark.parametrize("recipe", [TILED, UNTILED, LARGE], ids=lambda r: str(r.vocab))
     def test_the_same_to_the_last_bit(self, models, monkeypatch, recipe, num_tokens):
         tokens = some_tokens(recipe.vocab, num_tokens)

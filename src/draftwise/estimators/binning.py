@@ -15,7 +15,7 @@ from draftwise.estimators.records import Floats
 
 # Most cells of an adaptive grid, the records that make one cell on average, and the records below
 # which bins cannot follow the data.
-_MOST_CELLS = 272
+_MOST_CELLS = 400
 _RECORDS_PER_CELL = 20
 _FEWEST_RECORDS = 500
 # Keeps exact zeros, of which top-k and top-p make many, apart from what is merely small.
@@ -113,10 +113,10 @@ def uniform_grid(rows: int, columns: int) -> Grid:
 def adaptive_grid(overlap: Floats, agreement: Floats, weight: Floats) -> Grid:
     """Bins that are narrow where records are dense.
 
-    Rows hold equal weights of records, and so do the bins of each row; a value that many records
-    share (A = 1 above all) gets a bin to itself. There are as many cells as give each 20 records,
-    at most 272 (16 rows of 17, the number of the paper's example); with fewer than 500 records,
-    5 × 5 equal ones.
+    Rows hold equal weights of records, and so do the bins of each row; a value that more records
+    share than belong in a bin (A = 1 above all) has one to itself, and the others share the rest.
+    There are as many cells as give each 20 records, at most 400, as many as 20 × 20 equal ones
+    (the paper's example has 272); with fewer than 500 records, 5 × 5 equal ones.
 
     Args:
         overlap: ``[n]`` S.
@@ -143,6 +143,8 @@ def adaptive_grid(overlap: Floats, agreement: Floats, weight: Floats) -> Grid:
 def quantile_edges(values: Floats, num_bins: int, weight: Floats | None = None) -> Floats:
     """Ascending edges between at most so many bins of about equal weight; none is empty.
 
+    A value that outweighs a bin has one to itself; the weight of the others is what is shared out.
+
     Args:
         values: ``[n]`` non-negative.
         num_bins: at most.
@@ -150,10 +152,40 @@ def quantile_edges(values: Floats, num_bins: int, weight: Floats | None = None) 
     """
     if not len(values) or (weight is not None and not weight.any()):
         return np.empty(0, dtype=np.float32)
-    shares = np.arange(1, num_bins) / num_bins
-    quantiles = np.quantile(values, shares, method="inverted_cdf", weights=weight)
-    edges: Floats = np.unique(quantiles.astype(np.float32).clip(min=_ABOVE_ZERO))
-    num_below, first = np.unique(np.searchsorted(np.sort(values), edges), return_index=True)
-    inside = first[(num_below > 0) & (num_below < len(values))]
-    occupied: Floats = edges[inside]
-    return occupied
+    values = np.where(values < _ABOVE_ZERO, 0.0, values).astype(np.float32)
+    distinct, number = np.unique(values, return_inverse=True)
+    weights = np.bincount(number, weights=weight).astype(np.float64)
+    alone = _outweigh_a_bin(weights, num_bins)
+    heavy = np.flatnonzero(alone)
+    shared = np.concatenate([[0.0], np.cumsum(np.where(alone, 0.0, weights))])
+    edges: list[float] = []
+    first, num_left = 0, num_bins
+    while num_left > 1:
+        heavy = heavy[heavy >= first]
+        is_alone = len(heavy) > 0 and heavy[0] == first
+        if is_alone:
+            end = first + 1
+        else:
+            share = (shared[-1] - shared[first]) / max(num_left - len(heavy), 1)
+            end = first + 1 + int(np.searchsorted(shared[first + 1 :], shared[first] + share))
+            if len(heavy):
+                end = min(end, int(heavy[0]))
+        if end >= len(distinct):
+            break
+        # What was never seen is not of a value's own bin, however near.
+        above = max(np.nextafter(distinct[first], np.float32(2)), np.float32(_ABOVE_ZERO))
+        edges.append(above if is_alone else distinct[end])
+        first, num_left = end, num_left - 1
+    return np.array(edges, dtype=np.float32)
+
+
+def _outweigh_a_bin(weights: NDArray[np.float64], num_bins: int) -> NDArray[np.bool_]:
+    """``[n]`` which of ``n`` values weigh more than each bin of the others."""
+    alone = np.zeros(len(weights), dtype=np.bool_)
+    while (num_left := num_bins - int(alone.sum())) > 1:
+        share = weights[~alone].sum() / num_left
+        heavier = ~alone & (weights > share)
+        if not heavier.any():
+            break
+        alone |= heavier
+    return alone

@@ -140,9 +140,7 @@ INLINE void scaled(const void *weight, int64_t panel, int64_t row, Floats left, 
 
 // A weight that is multiplied as W is, its numbers stored as N.
 template <class W, class N>
-struct NarrowWeight : W {
-    typedef N Numbers;
-};
+struct NarrowWeight : W {};
 
 // As multiply of matrix.h, with memory for a panel that is written out. The depth is even.
 template <class N, class Use>
@@ -194,18 +192,23 @@ struct StepsInTurn {
     char *place(int64_t step) const { return kept + step % STEPS_KEPT * TiledWeight::BYTES; }
 };
 
-// Those of a panel that is there, while some groups of the next are written out.
+// Those of a panel that is there, while the next is written out.
 template <class N>
 struct StepsOfPanel {
     NarrowNumbers<N> &numbers;
     const char *panel;
-    int64_t groups;
-    char *&next;
+    char *next;
+    int64_t left, at_once;  // groups of the next
 
     INLINE_MEMBER const char *operator()(int64_t step) {
+        write(least(at_once, left));
+        return panel + step * TiledWeight::BYTES;
+    }
+
+    INLINE_MEMBER void write(int64_t groups) {
         numbers.write(groups, next);
         next += groups * N::GROUP * (int64_t)sizeof(BFloat16);
-        return panel + step * TiledWeight::BYTES;
+        left -= groups;
     }
 };
 
@@ -216,30 +219,29 @@ void multiply(NarrowWeight<TiledWeight, N>, const BFloat16 *x, int64_t stride, i
               char *memory, const Use &use) {
     alignas(64) float sums[MOST_TILES * TILE_ROWS * PANEL];
     const int64_t steps = depth / TILE_DEPTH, bytes = steps * TiledWeight::BYTES;
-    for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {
-        const TiledRows tiled(start, least(ROWS_AT_ONCE, rows - start));
+    const int64_t at_once = rows_at_once(depth);
+    for (int64_t start = 0; start < rows; start += at_once) {
+        const TiledRows tiled(start, least(at_once, rows - start));
         const TileShapes shapes((int)tiled.in_tile);
         NarrowNumbers<N> numbers(weight, depth * PANEL, first_panel, end_panel);
         const bool once = tiled.blocks == 1;
-        const int64_t groups = GROUPS_OF_STEP<N> / tiled.blocks;
-        StepsInTurn<N> in_turn = {numbers, memory, 0};
         numbers.write(GROUPS_OF_STEP<N> * (once ? STEPS_AHEAD : steps), memory);
+        StepsInTurn<N> in_turn = {numbers, memory, 0};
+        const int64_t groups = (GROUPS_OF_STEP<N> + tiled.blocks - 1) / tiled.blocks;
         for (int64_t p = first_panel; p < end_panel; ++p) {
             const int64_t turn = (p - first_panel) % 2;
-            const char *panel = memory + turn * bytes;
-            char *next = memory + (1 - turn) * bytes;
+            StepsOfPanel<N> of_panel = {numbers, memory + turn * bytes, memory + (1 - turn) * bytes,
+                                        GROUPS_OF_STEP<N> * steps, groups};
             int64_t done = start;
             for (int64_t b = 0; b < tiled.blocks; ++b) {
                 if (once)
                     multiply_block(x, stride, tiled, b, steps, in_turn, sums);
                 else
-                    multiply_block(x, stride, tiled, b, steps,
-                                   StepsOfPanel<N>{numbers, panel, groups, next}, sums);
+                    multiply_block(x, stride, tiled, b, steps, of_panel, sums);
                 done = hand_out(tiled, b, sums, done, [&](int64_t row, Floats left, Floats right) {
                     scaled<N>(weight, p, row, left, right, use);
                 });
             }
-            if (!once) numbers.write((GROUPS_OF_STEP<N> - groups * tiled.blocks) * steps, next);
         }
     }
 }

@@ -14,6 +14,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 namespace {
 
 constexpr int TILE_ROWS = 16, TILE_DEPTH = 32;
@@ -188,14 +190,21 @@ void multiply_panel(const BFloat16 *x, int64_t stride, const TiledRows &rows, in
     }
 }
 
+// Rows that stay in the cache while panels pass: of a prompt, the more the less often these do.
+INLINE int64_t rows_at_once(int64_t depth) {
+    constexpr int64_t BYTES = 1 << 20, BLOCK = MOST_TILES * TILE_ROWS;
+    return std::max<int64_t>(ROWS_AT_ONCE,
+                             BYTES / (depth * (int64_t)sizeof(BFloat16)) / BLOCK * BLOCK);
+}
+
 // As multiply of matrix.h; all rows of x were written before, by whichever thread.
 template <class Use>
 void multiply(TiledWeight, const BFloat16 *x, int64_t stride, int64_t rows, int64_t depth,
               const void *weight, int64_t first_panel, int64_t end_panel, char *memory,
               const Use &use) {
-    const int64_t size = depth / TILE_DEPTH * TiledWeight::BYTES;
-    for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {
-        const TiledRows tiled(start, least(ROWS_AT_ONCE, rows - start));
+    const int64_t size = depth / TILE_DEPTH * TiledWeight::BYTES, at_once = rows_at_once(depth);
+    for (int64_t start = 0; start < rows; start += at_once) {
+        const TiledRows tiled(start, least(at_once, rows - start));
         const TileShapes shapes((int)tiled.in_tile);
         for (int64_t p = first_panel; p < end_panel; ++p) {
             const char *panel = (const char *)weight + p * size;
