@@ -21,8 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 CPU = torch.device("cpu")
-# Not whole tiles, and panels of whole groups of 128 numbers.
-UNTILED = RECIPES[3]
 # Whole tiles, of which threads take several pieces.
 LARGE = Recipe(
     "llama", 2048, config={"hidden_size": 128, "head_dim": 64, "intermediate_size": 1344}
@@ -46,6 +44,12 @@ def some_tokens(vocab, count):
     return torch.randint(0, vocab, (count,), generator=generator).tolist()
 
 
+WITH_TILES = pytest.mark.skipif(
+    native_library() is None or not native_library().multiplies_tiles,
+    reason="not stored so without a matrix unit",
+)
+
+
 class TestTwelveBits:
     """Numbers of bfloat16, of which none is changed."""
 
@@ -55,8 +59,9 @@ class TestTwelveBits:
         assert model.native.bits == bits
         return model
 
+    @WITH_TILES
     @pytest.mark.parametrize("num_tokens", [1, 16, 17, 48, 49, 64, 100, 150, 200, 450])
-    @pytest.mark.parametrize("recipe", [TILED, UNTILED, LARGE], ids=lambda r: str(r.vocab))
+    @pytest.mark.parametrize("recipe", [TILED, LARGE], ids=lambda r: str(r.vocab))
     def test_the_same_to_the_last_bit(self, models, monkeypatch, recipe, num_tokens):
         tokens = some_tokens(recipe.vocab, num_tokens)
         narrow_model, wide_model = (
@@ -64,8 +69,9 @@ class TestTwelveBits:
         )
         assert torch.equal(logits_of(narrow_model, tokens), logits_of(wide_model, tokens))
 
+    @WITH_TILES
     @pytest.mark.parametrize("num_tokens", [1, 40, 120])
-    @pytest.mark.parametrize("recipe", [TILED, UNTILED], ids=lambda r: str(r.vocab))
+    @pytest.mark.parametrize("recipe", [TILED], ids=lambda r: str(r.vocab))
     def test_rare_exponents_are_kept(self, tmp_path, monkeypatch, recipe, num_tokens):
         model = recipe.build()
         for parameter in model.parameters():
@@ -105,10 +111,7 @@ class TestTwelveBits:
         assert narrow.are_compressible([usual, 1000 * usual, torch.zeros_like(usual)], library)
         assert not narrow.are_compressible([usual, odd], library)
 
-    @pytest.mark.skipif(
-        native_library() is None or not native_library().multiplies_tiles,
-        reason="not worth it without a matrix unit",
-    )
+    @WITH_TILES
     def test_large_models_are(self, models, monkeypatch):
         def bits():
             return load(models, TILED, torch.bfloat16).native.bits

@@ -354,8 +354,9 @@ def _stored_bits(
     if is_large and dtype == torch.bfloat16 and library.multiplies_pairs:
         if all(quantized_matrix(each) is not None for each in layers):
             return _QUANTIZED_BITS
+        has_whole_tiles = all(each.in_features % _TILE_DEPTH == 0 for each in layers)
         weights = (each.weight for each in layers)
-        if library.multiplies_tiles and are_compressible(weights, library):
+        if library.multiplies_tiles and has_whole_tiles and are_compressible(weights, library):
             return _COMPRESSED_BITS
     return 8 * dtype.itemsize
 

@@ -70,12 +70,10 @@ def are_compressible(weights: Iterable[Tensor], library: NativeLibrary) -> bool:
     """Whether hardly a number of any of these has an exponent that is rare among its like.
 
     Args:
-        weights: ``[out_features, in_features]`` of bfloat16; their panels must be whole groups.
+        weights: of bfloat16.
         library: the kernels.
     """
     for weight in weights:
-        if weight.shape[1] * 2 * library.lanes % _GROUP:
-            return False
         counts = np.sort(_exponent_counts(weight.detach(), library))
         if counts[:-_NUM_CODES].sum() > _MOST_EXCEPTIONS * counts.sum():
             return False

@@ -34,24 +34,19 @@ static bool fits_tiles(const DecoderModel &model) {
 }
 #endif
 
-#if defined(__AVX512BF16__)
-// As W multiplies them, stored in as many bits as they are.
-template <class W, class Use>
-static auto by_bits(const DecoderModel &model, const Use &use) {
-    if (model.bits == 8) return use(NarrowWeight<W, EightBits>());
-    if (model.bits == 12) return use(NarrowWeight<W, TwelveBits>());
-    return use(W());
-}
-#endif
-
 // Call something with the way in which a model's weights are multiplied.
 template <class Use>
 static auto by_weight(const DecoderModel &model, const Use &use) {
 #if defined(__AMX_BF16__)
-    if (model.is_bfloat16 && fits_tiles(model)) return by_bits<TiledWeight>(model, use);
+    if (model.is_bfloat16 && fits_tiles(model)) {
+        if (model.bits == 8) return use(NarrowWeight<TiledWeight, EightBits>());
+        if (model.bits == 12) return use(NarrowWeight<TiledWeight, TwelveBits>());
+        return use(TiledWeight());
+    }
 #endif
 #if defined(__AVX512BF16__)
-    if (model.is_bfloat16) return by_bits<PairedWeight>(model, use);
+    if (model.is_bfloat16)
+        return model.bits == 8 ? use(NarrowWeight<PairedWeight, EightBits>()) : use(PairedWeight());
 #endif
     return model.is_bfloat16 ? use(WideWeight<BFloat16>()) : use(WideWeight<float>());
 }
