@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import random
-import statistics
-from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from turns import pass_turns, ratio_of_turns
 
 from draftwise import LLM, SpeculationConfig
 from draftwise.benchmark.report import write_report
@@ -54,28 +53,28 @@ def main() -> None:
     if decoder is None:
         raise SystemExit(f"{arguments.target} is not computed by kernels here")
     shapes = [PassShape(*size, context) for context in arguments.contexts for size in SIZES]
-    seconds = defaultdict(list)
-    order = random.Random(0)
-    for turn in range(arguments.turns + 1):
-        for shape in order.sample(shapes, len(shapes)):
-            for version in order.sample((0, 1), 2):
-                decoder._library = versions[version]
-                taken = timer(Stage.TARGET, shape)
-                if turn:  # the first one meets cold caches
-                    seconds[shape, version].append(taken)
+
+    def timed_by(version: int) -> Callable[[PassShape], float]:
+        def timed(shape: PassShape) -> float:
+            decoder._library = versions[version]
+            return timer(Stage.TARGET, shape)
+
+        return timed
+
+    seconds = pass_turns({each: timed_by(each) for each in (0, 1)}, shapes, arguments.turns)
     table = Table(title="time of a pass, after / before")
     for column in ("requests", "tokens", "context", "ratio", "±", "before ms", "after ms"):
         table.add_column(column, justify="right")
     results = []
     for shape in shapes:
         before, after = seconds[shape, 0], seconds[shape, 1]
-        ratios = [b / a for a, b in zip(before, after, strict=True)]
+        ratio, error = ratio_of_turns(before, after)
         row = {
             "requests": shape.num_requests,
             "tokens": shape.num_tokens,
             "context": shape.context,
-            "ratio": statistics.median(ratios),
-            "standard_error": statistics.stdev(ratios) / len(ratios) ** 0.5,
+            "ratio": ratio,
+            "standard_error": error,
             "shortest_before_ms": 1e3 * min(before),
             "shortest_after_ms": 1e3 * min(after),
         }

@@ -10,9 +10,7 @@ error, and the shortest pass of each. Logits of 12 bits must be those of 16 to t
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
-from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +18,7 @@ from unittest.mock import patch
 import torch
 from rich.console import Console
 from rich.table import Table
+from turns import pass_turns, ratio_of_turns
 
 from draftwise import LLM, SpeculationConfig
 from draftwise.benchmark.report import write_report
@@ -63,14 +62,8 @@ def main() -> None:
         raise SystemExit("12 bits do not say what 16 say")
     timers = {bits: PassTimer(each, 32, arguments.context + 16, 7) for bits, each in models.items()}
     shapes = [PassShape(*size, arguments.context) for size in SIZES]
-    seconds = defaultdict(list)
-    order = random.Random(0)
-    for turn in range(arguments.turns + 1):
-        for shape in order.sample(shapes, len(shapes)):
-            for bits in order.sample(BITS, len(BITS)):
-                took = timers[bits](Stage.TARGET, shape)
-                if turn:  # the first is not counted
-                    seconds[shape, bits].append(took)
+    ways = {bits: partial(timer, Stage.TARGET) for bits, timer in timers.items()}
+    seconds = pass_turns(ways, shapes, arguments.turns)
     table = Table("requests", "tokens", *(f"{bits} bits, ms" for bits in BITS), "12 / 16", "8 / 16")
     rows = []
     for shape in shapes:
@@ -78,11 +71,7 @@ def main() -> None:
         row |= {f"shortest_ms_{bits}": 1e3 * min(seconds[shape, bits]) for bits in BITS}
         said = []
         for bits in (12, 8):
-            ratios = [
-                narrow / wide
-                for narrow, wide in zip(seconds[shape, bits], seconds[shape, 16], strict=True)
-            ]
-            ratio, error = statistics.median(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
+            ratio, error = ratio_of_turns(seconds[shape, 16], seconds[shape, bits])
             row |= {f"ratio_{bits}": ratio, f"error_{bits}": error}
             said.append(f"{ratio:.3f} ± {error:.3f}")
         shortest = [f"{row[f'shortest_ms_{bits}']:.2f}" for bits in BITS]
