@@ -24,11 +24,11 @@ class EngineError(Exception):
     """vLLM did not start, or failed."""
 
 
-def answer(engine, prompts, params, **further):
-    """Run an engine in a process of its own."""
+def answer(engine, prompts, params, runner=1, **further):
+    """Run an engine in a process of its own, with a version of vLLM's model runner."""
     wanted = {"engine": engine, "prompts": prompts, "params": params, **further}
     done = subprocess.run(
-        [sys.executable, str(PROCESS)],
+        [sys.executable, str(PROCESS), str(runner)],
         input=json.dumps(wanted) + "\n",
         capture_output=True,
         text=True,

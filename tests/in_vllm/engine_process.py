@@ -3,6 +3,10 @@
 An engine of vLLM can hardly be ended within a process. What is asked of it: ``engine`` (arguments
 of ``vllm.LLM``), ``prompts`` (token ids), ``params`` (of ``SamplingParams``), and perhaps ``rule``
 (the name of a policy below) and ``costs`` (what steps are said to cost, whatever they do).
+
+The argument of the process is the version of vLLM's model runner. The second one is written in
+Triton; where there is nothing to compile that for, its kernels are interpreted: slowly, and with
+the same results.
 """
 
 from __future__ import annotations
@@ -14,10 +18,15 @@ import sys
 from importlib import metadata
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the proposer is looked at
-os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the drafter is looked at
+os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(sys.argv[1]) - 1)
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+if sys.argv[1] == "2":
+    import interpreted_triton
+
+    interpreted_triton.switch_on()
 
 import torch
 from vllm import LLM, SamplingParams, TokensPrompt
@@ -106,6 +115,8 @@ def run(wanted: dict[str, Any]) -> dict[str, Any]:
     if "costs" in wanted:
         say_costs(wanted["costs"])
     mend_vllm()
+    if sys.argv[1] == "2":
+        interpreted_triton.give_a_logarithm()
     llm = LLM(**wanted["engine"])
     seen: dict[str, Any] = {"overlaps": [], "drafted": 0, "sent": 0, "asked": 0, "steps": 0}
     if "worker_cls" in wanted["engine"]:
@@ -124,11 +135,12 @@ def run(wanted: dict[str, Any]) -> dict[str, Any]:
 def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
     """Count what the proposer does, and let it follow another rule."""
     core = llm.llm_engine.engine_core.engine_core
-    proposer = core.model_executor.driver_worker.worker.model_runner.drafter
-    steering = proposer.steering
+    drafter = core.model_executor.driver_worker.worker.drafter
+    drafting = drafter.drafting
+    steering = drafting.steering
     if rule is not None:
-        steering.policy = RULES[rule](worker.PolicyContext(proposer.num_speculative_tokens))
-    finish, judged = steering.finish, proposer._judged
+        steering.policy = RULES[rule](worker.PolicyContext(drafter.num_speculative_tokens))
+    finish, judged = steering.finish, drafting._judged
 
     def finish_and_count(*args):
         lengths = finish(*args)
@@ -145,7 +157,7 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
         seen["overlaps"] += judgement.overlap[drafted].tolist()
         return judgement
 
-    steering.finish, proposer._judged = finish_and_count, judge_and_keep
+    steering.finish, drafting._judged = finish_and_count, judge_and_keep
 
 
 if __name__ == "__main__":

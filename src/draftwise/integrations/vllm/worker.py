@@ -1,4 +1,4 @@
-"""Worker classes for ``--worker-cls``: vLLM's, with a proposer of ours."""
+"""Worker classes for ``--worker-cls``: vLLM's, with a drafter of ours."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from vllm.platforms import current_platform
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
-from draftwise.integrations.vllm.companion import CompanionModel
 from draftwise.integrations.vllm.compatibility import check_version, vllm_version
+from draftwise.integrations.vllm.drafting import of_first_rank
 from draftwise.integrations.vllm.passes import measure_costs
-from draftwise.integrations.vllm.proposer import SteeredProposer, of_first_rank
-from draftwise.integrations.vllm.settings import KEY, VllmSettings
+from draftwise.integrations.vllm.settings import VllmSettings
 from draftwise.integrations.vllm.steering import Steering
 from draftwise.models.fingerprint import checkpoint_fingerprint
 from draftwise.policies import PolicyContext, create_policy
@@ -30,47 +29,31 @@ _GUESSED_DRAFT = 0.1
 _MOST_TOKENS = 4096
 
 
-def steered_proposer(vllm_config: VllmConfig, device: torch.device, runner: Any) -> SteeredProposer:
-    """The proposer that takes the place of vLLM's.
+def steered_drafter(runner: Any, device: torch.device) -> Any:
+    """What takes the place of vLLM's proposer (V1 model runner) or speculator (V2).
 
     Args:
-        vllm_config: with our settings among its additional ones.
+        runner: the model runner; its models are not loaded yet.
         device: of the worker.
-        runner: its model runner.
 
     Raises:
         DraftwiseError: what is asked for cannot be had; names the setting.
     """
-    settings = VllmSettings.of(vllm_config.additional_config)
-    speculative = vllm_config.speculative_config
-    if speculative is None or speculative.method != "draft_model":
-        raise InvalidParameterError("speculative_config.method", "must be draft_model")
-    if vllm_config.scheduler_config.async_scheduling:
-        raise InvalidParameterError(
-            "async_scheduling", "drafts of different lengths need --no-async-scheduling"
-        )
-    if vllm_config.parallel_config.data_parallel_size > 1:
-        raise InvalidParameterError(
-            "data_parallel_size",
-            "ranks that share experts must draft alike; run one server per replica",
-        )
-    if speculative.use_heterogeneous_vocab or speculative.use_local_argmax_reduction:
-        raise InvalidParameterError(
-            "speculative_config",
-            "use_heterogeneous_vocab and use_local_argmax_reduction hide the draft's distribution",
-        )
-    samples = (
+    config: VllmConfig = runner.vllm_config
+    settings = VllmSettings.of(config.additional_config)
+    speculative = config.speculative_config
+    policy = settings.policy_for(
         speculative.draft_sample_method == "probabilistic"
         and speculative.rejection_sample_method == "standard"
     )
-    policy = settings.policy_for(samples)
+    drafter, companion_model = _classes(config)
     companion = None
     if settings.companion is not None and policy.uses_companion():
-        companion = CompanionModel(vllm_config, device, settings.companion)
+        companion = companion_model(config, device, settings.companion)
     profile = None if settings.profile is None else AcceptanceProfile.load(settings.profile)
     if profile is not None:
         profile.check(
-            target=checkpoint_fingerprint(vllm_config.model_config.model),
+            target=checkpoint_fingerprint(config.model_config.model),
             draft=checkpoint_fingerprint(speculative.draft_model_config.model),
             companion=None
             if settings.companion is None
@@ -84,11 +67,53 @@ def steered_proposer(vllm_config: VllmConfig, device: torch.device, runner: Any)
         has_companion=companion is not None,
     )
     steering = Steering(
-        create_policy(policy.name, context, settings.policy_options),
-        latency,
-        of_first_rank,
+        create_policy(policy.name, context, settings.policy_options), latency, of_first_rank
     )
-    return SteeredProposer(vllm_config, device, runner, steering, companion)
+    return drafter(config, device, runner, steering, companion)
+
+
+def _classes(config: VllmConfig) -> tuple[type[Any], type[Any]]:
+    """Drafter and companion; not every machine can load the modules of either model runner."""
+    if config.use_v2_model_runner:
+        from draftwise.integrations.vllm.v2.companion import CompanionModel
+        from draftwise.integrations.vllm.v2.speculator import SteeredSpeculator
+
+        return SteeredSpeculator, CompanionModel
+    from draftwise.integrations.vllm.v1 import companion, proposer
+
+    return proposer.SteeredProposer, companion.CompanionModel
+
+
+def check_config(config: VllmConfig) -> None:
+    """Refuse what vLLM can do and a steered draft model cannot.
+
+    Raises:
+        InvalidParameterError: names the setting.
+    """
+    speculative = config.speculative_config
+    if speculative is None:
+        raise InvalidParameterError("speculative_config", "missing: name a draft model")
+    if speculative.method != "draft_model":
+        raise InvalidParameterError("speculative_config.method", "must be draft_model")
+    if config.scheduler_config.async_scheduling:
+        raise InvalidParameterError(
+            "async_scheduling", "drafts of different lengths need --no-async-scheduling"
+        )
+    if config.parallel_config.data_parallel_size > 1:
+        raise InvalidParameterError(
+            "data_parallel_size",
+            "ranks that share experts must draft alike; run one server per replica",
+        )
+    if speculative.use_heterogeneous_vocab or speculative.use_local_argmax_reduction:
+        raise InvalidParameterError(
+            "speculative_config",
+            "use_heterogeneous_vocab and use_local_argmax_reduction hide the draft's distribution",
+        )
+    if speculative.enable_adaptive_verification:
+        raise InvalidParameterError(
+            "speculative_config.enable_adaptive_verification",
+            "is vLLM's own choice of what to verify; Draftwise makes that choice",
+        )
 
 
 def _latency(settings: VllmSettings) -> LatencyModel:
@@ -102,20 +127,20 @@ def _latency(settings: VllmSettings) -> LatencyModel:
 
 
 class _Steered:
-    """Puts our proposer in the place of vLLM's, as soon as there is one, and measures passes."""
+    """Puts our drafter in the place of vLLM's, as soon as there is one, and measures passes."""
 
     def init_device(self) -> None:
-        """As vLLM does, then exchange the proposer."""
+        """As vLLM does, then exchange what drafts."""
         super().init_device()  # type: ignore[misc]
-        if self.use_v2_model_runner:  # type: ignore[attr-defined]
-            raise InvalidParameterError(
-                KEY, "runs with the V1 model runner so far; set VLLM_USE_V2_MODEL_RUNNER=0"
-            )
         runner = self.model_runner  # type: ignore[attr-defined]
-        if runner.vllm_config.speculative_config is None:
-            raise InvalidParameterError("speculative_config", "missing: name a draft model")
-        if hasattr(runner, "drafter"):  # on the last stage of a pipeline
-            runner.drafter = steered_proposer(runner.vllm_config, runner.device, runner)
+        config: VllmConfig = runner.vllm_config
+        check_config(config)
+        # Only the last stage of a pipeline drafts.
+        place = "speculator" if config.use_v2_model_runner else "drafter"
+        self.drafter: Any = None
+        if getattr(runner, place, None) is not None:
+            self.drafter = steered_drafter(runner, runner.device)
+            self.drafter.take_place()
 
     def compile_or_warm_up_model(self) -> Any:
         """As vLLM does; then measure what passes cost, if nobody said it."""
@@ -131,9 +156,8 @@ class _Steered:
         # Of a pipeline the stages would have to be timed together.
         if says or config.parallel_config.pipeline_parallel_size > 1:
             return
-        proposer: SteeredProposer = runner.drafter
-        costs = measure_costs(runner, proposer, proposer.companion is not None)
-        proposer.steering.restart_costs(*costs)
+        costs = measure_costs(runner, self.drafter, self.drafter.companion is not None)
+        self.drafter.drafting.steering.restart_costs(*costs)
 
 
 if current_platform.is_cpu():

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
-from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from draftwise.core.sampling import LogitControls, beliefs
-from draftwise.core.types import Draft, Judgement
-from draftwise.engine.judging import judgement
+from draftwise.core.sampling import LogitControls
+from draftwise.core.types import Draft
 from draftwise.errors import UnsupportedModelError
-from draftwise.integrations.vllm.companion import CompanionModel, Drafted
-from draftwise.integrations.vllm.metrics import Metrics
-from draftwise.integrations.vllm.steering import Decision, Member, Steering, Verified
-from draftwise.models.native.library import library_for
-from draftwise.models.native.sampling import distributions
+from draftwise.integrations.vllm.drafting import Drafting, Enough, drafted_requests
+from draftwise.integrations.vllm.following import Integers
+from draftwise.integrations.vllm.steering import Member, Steering, Verified
+from draftwise.integrations.vllm.v1.companion import CompanionModel
 
 # Temperatures below are greedy, as in vLLM's sampler.
 _GREEDY = 1e-5
-
-
-class _Enough(Exception):  # noqa: N818
-    """Nobody goes on drafting."""
 
 
 class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
@@ -40,7 +32,7 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
     exception leaves the loop when nobody goes on. What a request has drafted beyond its end is cut.
 
     Attributes:
-        steering: with the policy.
+        drafting: asks the policy.
         companion: judges drafts; ``None`` for nobody.
         rests: whether :meth:`dummy_run` does nothing, so that the target can be timed alone.
     """
@@ -63,18 +55,19 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
             companion: judges drafts; ``None`` for nobody.
         """
         super().__init__(vllm_config, device, runner)
-        self.steering = steering
+        self.drafting = Drafting(steering)
         self.companion = companion
         self.rests = False
-        self._metrics = Metrics() if get_tp_group().is_first_rank else None
         self._runner = runner
         self._most: int = vllm_config.speculative_config.num_speculative_tokens
         self._gained: list[list[int]] = []
         self._num_sent: list[int] | None = None
-        self._began = 0.0
-        self._controls = LogitControls(torch.zeros(0), all_greedy=True)
         self._drawn: list[Tensor] = []
         self._probs: list[Tensor] = []
+
+    def take_place(self) -> None:
+        """Draft for the model runner from now on."""
+        self._runner.drafter = self
 
     def load_model(self, target_model: nn.Module) -> None:
         """Load the draft, then the companion."""
@@ -154,11 +147,14 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         slot_mappings: Any = None,
     ) -> list[list[int]]:
         """What to verify of each request in the next step; of different lengths."""
-        began = time.perf_counter()
         members = self._members(num_speculative_tokens)
-        limit = self._begin(members, common_attn_metadata, began)
-        self._began, self._drawn, self._probs = began, [], []
-        self._controls = _controls(sampling_metadata, len(members), self.device)
+        limit = self.drafting.begin(
+            members,
+            self._verified(members),
+            int(common_attn_metadata.query_start_loc_cpu[-1]),
+            _controls(sampling_metadata, len(members), self.device),
+        )
+        self._drawn, self._probs = [], []
         try:
             super().propose(
                 num_speculative_tokens=limit,
@@ -173,21 +169,16 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
                 num_rejected_tokens_gpu=num_rejected_tokens_gpu,
                 slot_mappings=slot_mappings,
             )
-        except _Enough:
+        except Enough:
             pass
         finally:
             self.num_speculative_tokens = self._most
-        draft_seconds = time.perf_counter() - began
 
-        def ask(draft: Draft) -> tuple[Judgement, float]:
-            asked = time.perf_counter()
-            judgement = self._judged(draft, members, common_attn_metadata)
-            return judgement, time.perf_counter() - asked
+        def judge(draft: Draft) -> Tensor:
+            return self._judge(draft, members, common_attn_metadata)
 
         drafts = torch.stack(self._drawn, dim=1) if self._drawn else None
-        lengths = self.steering.finish(
-            None if self.companion is None else ask, time.perf_counter, draft_seconds
-        )
+        lengths = self.drafting.finish(None if self.companion is None else judge)
         self._last_draft_probs = (
             torch.stack(self._probs, dim=1).contiguous() if self._probs else None
         )
@@ -201,30 +192,23 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor | None]:
         """Draw as vLLM does, and ask the policy."""
         logits = self.model.compute_logits(hidden_states)
-        believed = self._beliefs(logits) if self.steering.wants_beliefs else None
+        believed = self.drafting.beliefs(logits)
         tokens, probs = self._sample_from_logits(logits, sampling_metadata)
         self._drawn.append(tokens)
         if probs is not None:
             self._probs.append(probs)
-        if not self.steering.drawn(tokens, believed):
-            raise _Enough
+        self.drafting.drawn(tokens, believed)
         return tokens, probs
 
-    def _begin(self, members: list[Member], metadata: CommonAttentionMetadata, now: float) -> int:
-        """Tell what became of the last step and ask for the next; the longest draft."""
+    def _verified(self, members: list[Member]) -> dict[str, Verified]:
+        """What became of what was sent of those that generate."""
         sent = self._num_sent or [0] * len(members)
         self._num_sent = None
-        verified = {
+        return {
             member.name: Verified(length, min(length, len(gained) - 1))
             for member, length, gained in zip(members, sent, self._gained, strict=True)
             if gained
         }
-        num_read = int(metadata.query_start_loc_cpu[-1])
-        of_prompts = num_read - sum(v.num_sent + 1 for v in verified.values())
-        settled = self.steering.settle(verified, now - self._began, max(of_prompts, 0))
-        if settled is not None and self._metrics is not None:
-            self._metrics.observe(settled)
-        return self.steering.begin(members)
 
     def _members(self, most: int) -> list[Member]:
         """The requests of the step, with what they just gained."""
@@ -244,46 +228,33 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
             members.append(Member(name, num_tokens, max(num_output, 0), room, greedy))
         return members
 
-    def _judged(
+    def _judge(
         self, draft: Draft, members: list[Member], metadata: CommonAttentionMetadata
-    ) -> Judgement:
-        """S and A of a draft."""
+    ) -> Tensor:
+        """What the companion thinks of a draft."""
         assert self.companion is not None
-        batch = self._runner.input_batch
-        requests = [
-            Drafted(
-                members[row].name,
-                row,
-                np.concatenate(
-                    [
-                        batch.token_ids_cpu[row, : batch.num_tokens_no_spec[row]].astype(np.int64),
-                        np.array(self._gained[row], dtype=np.int64),
-                    ]
-                ),
-                draft.tokens[row, :length].cpu().numpy(),
+        names = [member.name for member in members]
+        texts = np.array([member.num_tokens for member in members], dtype=np.int64)
+        drafted = drafted_requests(draft, names, texts)
+        before = self._runner.input_batch.num_tokens_no_spec[: len(members)]
+        read = self._runner.input_batch.token_ids_cpu
+        # Behind what vLLM has written down of each text: what it just gained, and its draft.
+        behind = np.zeros((len(members), self._most + 1 + draft.tokens.shape[1]), dtype=np.int64)
+        for row, gained in enumerate(self._gained):
+            behind[row, : len(gained)] = gained
+        places = (texts - before)[:, None] + np.arange(draft.tokens.shape[1])
+        np.put_along_axis(behind, places, draft.tokens.cpu().numpy(), axis=1)
+
+        def tokens_at(owners: Integers, positions: Integers) -> Tensor:
+            late = positions - before[owners]
+            tokens = np.where(
+                late < 0,
+                read[owners, np.minimum(positions, read.shape[1] - 1)],
+                behind[owners, np.maximum(late, 0)],
             )
-            for row, length in enumerate(draft.lengths)
-            if length
-        ]
-        logits = self.companion.judge(requests, metadata, [member.name for member in members])
-        return judgement(logits.float(), self._controls, list(draft.lengths), None, draft)
+            return torch.from_numpy(tokens).to(self.device, self.input_ids.dtype)
 
-    def _beliefs(self, logits: Tensor) -> Tensor:
-        """``[batch, vocab]`` what the draft thinks; of greedy requests at temperature 1."""
-        library, logits = library_for(logits.device), logits.float()
-        if library is None:
-            return beliefs(logits, self._controls)
-        owner = torch.arange(len(logits))
-        return distributions(library, logits, self._controls, owner, softens_greedy=True)
-
-
-def of_first_rank(decision: Decision) -> Decision:
-    """What the first of the ranks decides that share each model."""
-    group = get_tp_group()
-    if group.world_size == 1:
-        return decision
-    agreed: Decision = group.broadcast_object(decision, src=0)
-    return agreed
+        return self.companion.judge(drafted, tokens_at, metadata, names)
 
 
 def _controls(

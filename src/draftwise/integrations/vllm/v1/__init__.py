@@ -1,0 +1,1 @@
+"""For vLLM's V1 model runner."""

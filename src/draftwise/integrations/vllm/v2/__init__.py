@@ -1,0 +1,1 @@
+"""For vLLM's V2 model runner."""

@@ -1,0 +1,103 @@
+"""The same on vLLM's V2 model runner, whose Triton kernels are interpreted where there is no GPU.
+
+That is slow, so there is less of it.
+"""
+
+import pytest
+import torch
+
+from draftwise import SamplingParams
+
+from ..core.statistics_tools import chi_square_p_value
+from ..engine.exact import exact_distribution
+from .conftest import answer, steered
+from .test_greedy import engine, long_and_short_prompts
+from .test_lossless import IMPOSSIBLE, NOT_UNLIKELY, PROMPT, TARGET, sampled, shelf
+
+__all__ = ["engine", "shelf"]
+
+GREEDY = {"temperature": 0.0, "max_tokens": 20}
+NUM_PROMPTS, NUM_REQUESTS, NUM_TOKENS = 12, 600, 3
+
+
+@pytest.fixture(scope="module")
+def prompts(zoo):
+    return long_and_short_prompts(zoo, NUM_PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def expected(engine, prompts):
+    """Of the target alone, by the first model runner."""
+    return answer(engine, prompts, GREEDY).tokens
+
+
+def test_svip(engine, zoo, prompts, expected):
+    settings = {"policy": "svip", "policy_options": {"threshold": 0.8}}
+    answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, runner=2)
+    assert answers.tokens == expected
+    assert 0 < answers.sent == answers.drafted
+
+
+def test_a_companion_that_is_the_draft(engine, zoo, prompts, expected):
+    settings = {"policy": "sv", "companion": zoo["draft"]}
+    arguments = steered(engine, zoo["draft"], settings)
+    answers = answer(arguments, prompts, GREEDY, runner=2, costs=0.05)
+    assert answers.tokens == expected
+    assert answers.asked > 5
+    assert answers.smallest_overlap > 1 - 1e-3
+
+
+def test_chunks_and_prefixes_where_tokens_are_dear(engine, zoo, prompts, expected):
+    small = {
+        **engine,
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 5,
+        "enable_prefix_caching": True,
+    }
+    settings = {"policy": "sv", "companion": zoo["companion"]}
+    answers = answer(steered(small, zoo["draft"], settings), prompts, GREEDY, runner=2, costs=0.2)
+    assert answers.tokens == expected
+    assert answers.asked > 5
+    assert answers.smallest_overlap < 0.9
+    assert 0 < answers.sent < answers.drafted
+
+
+@pytest.mark.parametrize("rule", ["by-overlap", "by-agreement"])
+def test_sampled_drafts(shelf, rule):
+    """A cut that was known before is lossless; one that looks at the token is found out.
+
+    Few requests must do. So tokens are counted that the second rule makes more likely: it sends a
+    token that the companion would draw as well, and the target takes what is left out from p.
+    """
+    draft, companion = TARGET.draft(0.1), TARGET.draft(0.6, noise_seed=5)
+    answers = sampled(shelf, {}, draft, companion, NUM_REQUESTS, NUM_TOKENS, rule=rule, runner=2)
+    assert answers.sent < answers.drafted
+    first, p = distributions(shelf, TARGET)
+    _, q = distributions(shelf, draft)
+    _, c = distributions(shelf, companion)
+    sends = q * (c >= 0.9 * q)
+    left = (p - q).clamp(min=0)
+    rejected = (sends * (1 - p / q).clamp(min=0)).sum(dim=1, keepdim=True)
+    biased = (
+        torch.minimum(sends, p * (sends > 0))
+        + rejected * left / left.sum(dim=1, keepdim=True)
+        + (q - sends).sum(dim=1, keepdim=True) * p
+    )
+    favoured = biased > p
+    share = float((first[:, None] * p * favoured).sum())
+    tokens = torch.tensor(answers.tokens)
+    count = int(favoured[tokens[:, 0], tokens[:, 1]].sum())
+    likely = chi_square_p_value(
+        torch.tensor([count, NUM_REQUESTS - count]), torch.tensor([share, 1 - share])
+    )
+    if rule == "by-overlap":
+        assert likely > NOT_UNLIKELY
+    else:
+        assert likely < IMPOSSIBLE
+
+
+def distributions(shelf, recipe):
+    """``[vocab]`` of the first token, and ``[vocab, vocab]`` of the second after each first one."""
+    tree = exact_distribution(shelf.reference(recipe), PROMPT, SamplingParams(), 2)
+    first, second = tree.conditionals
+    return first[0], second
