@@ -21,6 +21,7 @@ STAIRS = StageCost(
     (1, *(edge for step in range(1, 40) for edge in (8 * step, 8 * step + 0.01))),
     (0.010, *(round(0.006 * step + more, 6) for step in range(1, 40) for more in (0.004, 0.01))),
 )
+DEAR = StageCost((1, 100), (0.1, 10.0))
 DRAFT = StageCost((1, 4096), (0.0008, 0.002))
 
 
@@ -138,6 +139,27 @@ def test_choices_are_thought_over_after_pauses_that_double(monkeypatch):
         expected.append(expected[-1] + pause)
     assert reviews == expected
     assert last in np.diff(reviews)
+
+
+def test_another_kind_of_way_is_thought_over_again_soon(monkeypatch):
+    """A disturbed machine makes drafts look dear; that must not last for hundreds of steps."""
+    monkeypatch.setattr(experience, "_UNCERTAINTY", 0.0)
+    monkeypatch.setattr(PriceBook, "_is_overdue", lambda *_: False)
+    book = book_for(LINEAR, ORDINARY)
+    for _ in range(1500):
+        settled = book.price(4, 0).point
+    (choice,) = book._choices.values()
+    assert choice.pause == pricing._LONGEST_PAUSE
+    assert settled.max_length > 0
+    costs, book._latency = book._latency, FixedLatency(DEAR, DRAFT)
+    choice.next_review = choice.num_steps + 1
+    while book.price(4, 0).point.max_length > 0:
+        pass
+    book._latency = costs
+    steps = 1
+    while book.price(4, 0).point.max_length == 0:
+        steps += 1
+    assert steps <= 4 * pricing._SHORTEST_PAUSE
 
 
 def test_equals_are_not_exchanged(monkeypatch):

@@ -30,7 +30,8 @@ _USUAL_ACCEPTANCE = 0.6
 _THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _OUTLOOK_VALUES = 16
 # Steps after which a choice is thought over for the first time, and again: pauses double when every
-# way that may be the best was tried, or as many steps were made.
+# way that may be the best was tried, or as many steps were made; they are short again when another
+# kind of way was found to be the best.
 _FIRST_REVIEW, _SHORTEST_PAUSE, _LONGEST_PAUSE = 24, 12, 256
 _YOUTH = 256
 # Of a way that is settled one in so many steps is looked at: looking takes time.
@@ -262,6 +263,9 @@ class PriceBook:
             if way is not None:
                 choice.last_used[kind_of(way.point)] = choice.num_steps
         best = max(promises, key=goodput)
+        if kind_of(best) != kind_of(choice.best.point):
+            # What led to that may have been a pause of the machine: it is thought over again soon.
+            choice.pause = _SHORTEST_PAUSE
         unknown = [point for point in promises if self._is_overdue(choice, point)]
         choice.num_reviews += not was_tried
         if not unknown and not was_tried and choice.num_reviews % _CURIOUS_EVERY == 0:
