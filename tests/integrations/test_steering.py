@@ -165,6 +165,7 @@ def test_what_became_of_a_step():
     assert outcome.num_accepted == (3, 1, 0)
     assert outcome.failed == {2}  # it ended: nobody knows what was accepted
     assert outcome.acceptance.tolist()[:2] == [[1, 1, 1], [1, 0, 0]]
+    assert outcome.known_lengths[:2] == (3, 2)  # of the last one nothing was seen
     assert times.total == pytest.approx(0.05)
     assert not times.is_typical
     steering.begin(members(2))

@@ -234,6 +234,7 @@ class TestLearning:
             torch.arange(8.0).view(4, 2) / 8,
             frozenset({1, 2}),
             torch.arange(8.0).view(4, 2) / 16,
+            (2, 1, 1, 0),
         )
 
     def test_each_sees_what_became_of_its_own(self):
@@ -245,7 +246,13 @@ class TestLearning:
         mixture.observe(outcome, one_second())
         for policy, rows, failed in ((made[0], [0, 2], {1}), (made[1], [1, 3], {0})):
             ((part, times),) = policy.seen
-            for field in ("num_drafted", "num_verified", "num_accepted", "next_tokens"):
+            for field in (
+                "num_drafted",
+                "num_verified",
+                "num_accepted",
+                "next_tokens",
+                "num_known",
+            ):
                 whole = getattr(outcome, field)
                 assert getattr(part, field) == tuple(whole[row] for row in rows)
             assert torch.equal(part.acceptance, outcome.acceptance[rows])

@@ -357,14 +357,17 @@ class TestLearning:
 
     @each_name
     @pytest.mark.parametrize("asked", [True, False])
-    def test_drafts_are_recorded_as_they_went(self, name, asked):
-        """What the target thinks of verified tokens, and the best guess of the others."""
+    @pytest.mark.parametrize("most_known", [3, 1])
+    def test_drafts_are_recorded_as_they_went(self, name, asked, most_known):
+        """What the target thinks of tokens if that is known, and the best guess of the others."""
         policy = fix_price(make(name, 3), 0.4)
         recorded = []
         policy.prices.traces.observe = lambda *each: recorded.append(each)
         world = World.random(4, 3, seed=1, greedy=(3,))
         step = take_step(policy, world, asked=asked)
-        outcome = outcome_of(world, step)
+        assert max(step.plan.lengths) > 1
+        lengths_known = tuple(min(length, most_known) for length in step.plan.lengths)
+        outcome = replace(outcome_of(world, step), num_known=lengths_known)
         free = [
             [p_of(policy.models[row == 3], world, row, place) for place in range(drafted)]
             for row, drafted in enumerate(step.draft.lengths)
@@ -374,14 +377,12 @@ class TestLearning:
         assert number == 1
         assert lengths.tolist() == list(step.draft.lengths)
         assert not explorers
-        for row, (verified, drafted) in enumerate(
-            zip(step.plan.lengths, step.draft.lengths, strict=True)
-        ):
+        for row, (known, drafted) in enumerate(zip(lengths_known, step.draft.lengths, strict=True)):
             assert expected[row, :drafted] == pytest.approx(free[row], abs=1e-3)
-            known = outcome.reach[row, :verified].tolist()
-            assert np.cumprod(acceptance[row, :verified]) == pytest.approx(known)
-            guess = policy.believed[row, verified:drafted]
-            assert acceptance[row, verified:drafted] == pytest.approx(guess)
+            reach = outcome.reach[row, :known].tolist()
+            assert np.cumprod(acceptance[row, :known]) == pytest.approx(reach)
+            guess = policy.believed[row, known:drafted]
+            assert acceptance[row, known:drafted] == pytest.approx(guess)
 
     @pytest.mark.parametrize(
         "times",

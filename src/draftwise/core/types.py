@@ -209,6 +209,9 @@ class Outcome:
         reach: ``[batch, width]`` float32, the probability that each verified token and all before
             it are kept; 0 beyond the verification length. More than the product of ``acceptance``
             where whole blocks are verified. ``None`` as ``acceptance`` is.
+        num_known: leading tokens of each request whose ``acceptance`` is known; ``None`` for all
+            that were verified. Who sees only what was accepted knows nothing of what comes after
+            the first token that was not.
     """
 
     num_drafted: tuple[int, ...]
@@ -218,6 +221,12 @@ class Outcome:
     acceptance: Tensor | None = None
     failed: frozenset[int] = frozenset()
     reach: Tensor | None = None
+    num_known: tuple[int, ...] | None = None
+
+    @property
+    def known_lengths(self) -> tuple[int, ...]:
+        """Leading tokens of each request whose acceptance is known."""
+        return self.num_verified if self.num_known is None else self.num_known
 
 
 # Of a step, each a field of its times.

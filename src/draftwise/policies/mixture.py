@@ -195,6 +195,7 @@ class Mixture(Policy):
                 outcome.acceptance[index],
                 frozenset(at for at, i in enumerate(indices) if i in outcome.failed),
                 None if outcome.reach is None else outcome.reach[index],
+                tuple(outcome.known_lengths[i] for i in indices),
             )
             policy.observe(part, replace(times, shared=True))
 

@@ -186,30 +186,30 @@ class PricedPolicy(Policy):
             return
         acceptance = outcome.acceptance.cpu().double().numpy()
         width = acceptance.shape[1]
-        verified = np.arange(width) < np.asarray(outcome.num_verified)[:, None]
+        known = np.arange(width) < np.asarray(outcome.known_lengths)[:, None]
         drafted = np.arange(width) < np.asarray(outcome.num_drafted)[:, None]
         failed = list(outcome.failed)
-        verified[failed] = drafted[failed] = False
+        known[failed] = drafted[failed] = False
         if not drafted.any():
             return
         # Of all that was drafted: what is verified was chosen because more was expected of it.
         expected = self._expected[:, :width]
-        best_known = np.where(verified, acceptance, self.believed[:, :width])
+        best_known = np.where(known, acceptance, self.believed[:, :width])
         kept = np.cumprod(best_known, axis=1)
         reached = np.concatenate([np.ones((num_requests, 1)), kept[:, :-1]], axis=1)
         self.prices.outlook.observe(expected[drafted], reached[drafted])
         # What is gained is the acceptance law's: blocks gain more than token after token.
         reach = outcome.reach.cpu().double().numpy()
         before = np.concatenate([np.ones((num_requests, 1)), reach[:, :-1]], axis=1)
-        gained = np.where(verified, reach / np.maximum(before, 1e-9), best_known)
+        gained = np.where(known, reach / np.maximum(before, 1e-9), best_known)
         lengths = drafted.sum(axis=1)
         self.prices.traces.observe(self._num_steps, expected, gained, lengths, self._explorers)
-        rows, places = np.nonzero(verified)
+        rows, places = np.nonzero(known)
         signals = self.signals_of(draft, self._judgement, rows, places)
-        weights = reached[verified]
+        weights = reached[known]
         if self._price.point.threshold > 0:
             weights = np.where(np.isin(rows, self._explorers), _EXPLORED_WEIGHT, 1.0) * weights
-        self.learn(signals, self._greedy[rows], acceptance[verified], weights)
+        self.learn(signals, self._greedy[rows], acceptance[known], weights)
 
     def _watch_every(self, num_requests: int) -> int:
         if self._num_steps <= _APPRENTICESHIP:

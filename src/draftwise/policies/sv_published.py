@@ -85,7 +85,7 @@ class PublishedVerification(Policy):
             return
         acceptance = outcome.acceptance
         width = acceptance.shape[1]
-        lengths = acceptance.new_tensor(outcome.num_verified).unsqueeze(1)
+        lengths = acceptance.new_tensor(outcome.known_lengths).unsqueeze(1)
         valid = acceptance.new_tensor(range(width)) < lengths
         reached = acceptance.where(valid, 0.0).cumprod(dim=1).roll(1, dims=1)
         if width:

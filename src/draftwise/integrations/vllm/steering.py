@@ -219,6 +219,7 @@ class Steering:
                 acceptance,
                 missing,
                 acceptance.cumprod(dim=1),
+                tuple(min(n, m + 1) for n, m in zip(lengths, accepted, strict=True)),
             ),
             times,
         )
