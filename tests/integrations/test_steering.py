@@ -6,7 +6,7 @@ import torch
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.signals import agreement, overlap
 from draftwise.core.types import Judgement
-from draftwise.integrations.vllm.steering import Member, Steering, Verified
+from draftwise.integrations.vllm.steering import Member, Steering, Verified, verified_of
 from draftwise.policies import POLICIES, PolicyContext, create_policy
 from draftwise.policies.base import Policy
 
@@ -173,6 +173,11 @@ def test_what_became_of_a_step():
     history = [state.history for state in policy.states[-1]]
     assert history[0] > history[1] > 0.5
     assert history[1] == pytest.approx(0.6 + 0.1 * 0.4 - 0.1 * 0.64)
+
+
+def test_who_gained_nothing_is_not_known():
+    became = verified_of(["a", "b", "c", "d"], [3, 3, 0, 0], [4, 1, 1, 0])
+    assert became == {"a": Verified(3, 3), "b": Verified(3, 0), "c": Verified(0, 0)}
 
 
 def test_steps_with_prompts_are_not_typical():

@@ -70,6 +70,23 @@ class Verified:
     num_accepted: int
 
 
+def verified_of(
+    names: Sequence[str], sent: Sequence[int], gained: Sequence[int]
+) -> dict[str, Verified]:
+    """What became of what was sent, by request; of those that gained nothing nothing is known.
+
+    Args:
+        names: of the requests.
+        sent: drafted tokens of each that the target verified.
+        gained: tokens of each, the one after the accepted ones included.
+    """
+    return {
+        name: Verified(length, min(length, count - 1))
+        for name, length, count in zip(names, sent, gained, strict=True)
+        if count
+    }
+
+
 @dataclass(frozen=True)
 class Settled:
     """What became of a step, of the requests that are still there.

@@ -18,7 +18,7 @@ from draftwise.core.types import Draft
 from draftwise.errors import UnsupportedModelError
 from draftwise.integrations.vllm.drafting import Drafting, Enough, drafted_requests
 from draftwise.integrations.vllm.following import Integers
-from draftwise.integrations.vllm.steering import Member, Steering, Verified
+from draftwise.integrations.vllm.steering import Member, Steering, verified_of
 from draftwise.integrations.vllm.v1.companion import CompanionModel
 
 # Temperatures below are greedy, as in vLLM's sampler.
@@ -148,9 +148,11 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
     ) -> list[list[int]]:
         """What to verify of each request in the next step; of different lengths."""
         members = self._members(num_speculative_tokens)
+        sent, self._num_sent = self._num_sent or [0] * len(members), None
+        names = [member.name for member in members]
         limit = self.drafting.begin(
             members,
-            self._verified(members),
+            verified_of(names, sent, [len(gained) for gained in self._gained]),
             int(common_attn_metadata.query_start_loc_cpu[-1]),
             _controls(sampling_metadata, len(members), self.device),
         )
@@ -199,16 +201,6 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
             self._probs.append(probs)
         self.drafting.drawn(tokens, believed)
         return tokens, probs
-
-    def _verified(self, members: list[Member]) -> dict[str, Verified]:
-        """What became of what was sent of those that generate."""
-        sent = self._num_sent or [0] * len(members)
-        self._num_sent = None
-        return {
-            member.name: Verified(length, min(length, len(gained) - 1))
-            for member, length, gained in zip(members, sent, self._gained, strict=True)
-            if gained
-        }
 
     def _members(self, most: int) -> list[Member]:
         """The requests of the step, with what they just gained."""

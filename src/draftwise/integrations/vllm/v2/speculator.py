@@ -19,7 +19,7 @@ from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Draft
 from draftwise.integrations.vllm.drafting import Drafting, Enough, drafted_requests
 from draftwise.integrations.vllm.following import Integers
-from draftwise.integrations.vllm.steering import Member, Steering, Verified
+from draftwise.integrations.vllm.steering import Member, Steering, verified_of
 from draftwise.integrations.vllm.v2.companion import CompanionModel
 
 
@@ -159,9 +159,11 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         seq_lens, sampled, rejected = seen.cpu().numpy().astype(np.int64)
         texts = seq_lens - rejected + (sampled > 0)  # the last sampled token was not read yet
         members = self._members(input_batch, texts, sampled, most)
+        sent = input_batch.num_draft_tokens_per_req
+        num_sent = [0] * batch_size if sent is None else sent.tolist()
         limit = self.drafting.begin(
             members,
-            _verified(input_batch, sampled),
+            verified_of(input_batch.req_ids, num_sent, sampled.tolist()),
             int(input_batch.num_scheduled_tokens.sum()),
             _controls(temperature[input_batch.idx_mapping], members),
         )
@@ -277,17 +279,6 @@ class ChosenDrafts(DraftTokensHandler):  # type: ignore[misc]
             for row, count in zip(drafts.draft_token_ids, self._speculator.chosen, strict=True)
         ]
         return DraftTokenIds(drafts.req_ids, tokens)
-
-
-def _verified(input_batch: InputBatch, sampled: Integers) -> dict[str, Verified]:
-    """What became of what was sent of those that generate."""
-    sent = input_batch.num_draft_tokens_per_req
-    lengths = np.zeros(len(sampled), dtype=np.int64) if sent is None else sent
-    return {
-        name: Verified(int(length), min(int(length), int(gained) - 1))
-        for name, length, gained in zip(input_batch.req_ids, lengths, sampled, strict=True)
-        if gained
-    }
 
 
 def _controls(temperature: Tensor, members: list[Member]) -> LogitControls:
