@@ -4,11 +4,12 @@
         --companion zoo:companion --output results/goodput.json
 
 Every policy has an engine of its own on the same loaded weights, kept full: a request that ends is
-followed by the next prompt. The engines take turns of a fraction of a second, in an order that is
-shuffled every round, so that whatever else the machine does meets all alike. Counted are steps in
-which exactly the batch size generates and no prompt is read: goodput is tokens gained in them over
-their wall time. Policies that learn run some steps at every batch size before anything is counted.
-What the oracle chooses is run again without it, and its tokens are divided by the time of that.
+followed by the next prompt, and the first ones end one after the other. The engines take turns of a
+fraction of a second, in an order that is shuffled every round, so that whatever else the machine
+does meets all alike. Counted are steps in which exactly the batch size generates and no prompt is
+read: goodput is tokens gained in them over their wall time. Policies that learn run some steps at
+every batch size before anything is counted. What the oracle chooses is run again without it, and
+its tokens are divided by the time of that.
 
 Reported per workload and batch size: goodput relative to no speculation with the standard error
 over rounds, the best static draft length in hindsight, and each policy's share of the oracle. Small
@@ -33,6 +34,7 @@ from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.studies.sustained import (
     Contender,
+    begin,
     best_static,
     best_static_unbiased,
     compete,
@@ -43,6 +45,7 @@ from draftwise.studies.sustained import (
 
 STATIC = (1, 2, 3, 5, 7)
 ALL_PROMPTS = 1_000_000
+GOLDEN_RATIO = 0.618034
 
 
 def contenders(llm: LLM, arguments: argparse.Namespace) -> list[Contender]:
@@ -74,6 +77,16 @@ def speculating(
     return contender(llm, policy, config, name)
 
 
+def evenly_spread(prompts: list[list[int]]) -> list[list[int]]:
+    """In an order in which any few in a row are as long as all are.
+
+    Contenders are never at the same prompt at the same time.
+    """
+    places = sorted(range(len(prompts)), key=lambda place: place * GOLDEN_RATIO % 1)
+    order = dict(zip(places, sorted(prompts, key=len), strict=True))
+    return [order[place] for place in range(len(prompts))]
+
+
 def show(console: Console, title: str, figures: dict[str, Any]) -> None:
     best = best_static(figures)
     best_ratio = figures[best]["ratio"]
@@ -84,7 +97,7 @@ def show(console: Console, title: str, figures: dict[str, Any]) -> None:
     )
     for name in ("policy", "× none", "±", "× best static", "of oracle", "tokens", "drafted"):
         table.add_column(name, justify="left" if name == "policy" else "right")
-    for name in ("verified", "accepted", "select", "step ms"):
+    for name in ("verified", "accepted", "select", "context", "step ms"):
         table.add_column(name, justify="right")
     for name, f in figures.items():
         table.add_row(
@@ -98,6 +111,7 @@ def show(console: Console, title: str, figures: dict[str, Any]) -> None:
             f"{f['verified_per_request_step']:.2f}",
             f"{f['acceptance_rate']:.2f}",
             f"{f['share_of_time']['select']:.1%}",
+            f"{f['context_per_request']:.0f}",
             f"{f['step_ms']:.1f}",
         )
     console.print(table)
@@ -163,11 +177,10 @@ def main() -> None:
             # Files hold one kind of task after the other; the contest is about all of them.
             prompts = chat_prompts(llm, [path], ALL_PROMPTS, arguments.longest_prompt)
             random.Random(0).shuffle(prompts)
-            prompts = prompts[: arguments.num_prompts]
+            prompts = evenly_spread(prompts[: arguments.num_prompts])
             for batch_size in arguments.batch_sizes:
                 title = f"{path.stem}, temperature {sampling}, batch {batch_size}"
-                for each in everybody:
-                    each.begin(prompts, params, batch_size)
+                begin(everybody, prompts, params, batch_size)
                 with Progress(console=console, transient=True) as bar:
                     task = bar.add_task(
                         title, total=len(everybody) * (1 + num_rounds(arguments.rounds, batch_size))

@@ -1,5 +1,6 @@
 """What studies compute, on models whose answer is known in closed form."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -31,7 +32,7 @@ from draftwise.studies import (
     verification_cost,
 )
 from draftwise.studies.positions import Passage, Positions, positions_of, repeated
-from draftwise.studies.sustained import Contender, Counts, best_static, summary
+from draftwise.studies.sustained import Contender, Counts, begin, best_static, summary
 
 from ..estimators.synthetic import records_of, smooth_law, smooth_records
 from ..stand_ins import FixedLatency
@@ -439,16 +440,19 @@ def everybody():
 @pytest.mark.parametrize(("length", "max_tokens"), [(10, 7), (100, 4 * 7), (190, 10)])
 def test_answers_last_until_all_prompts_are_read(length, max_tokens):
     """100 tokens for each of 2 in chunks of 32 take 7 passes, with at most 4 tokens gained in each;
-    of 200 tokens in all 190 leave room for 10."""
-    llm = SimpleNamespace(
-        speculation=SimpleNamespace(num_speculative_tokens=3),
-        max_chunk_tokens=32,
-        engine=SimpleNamespace(max_model_len=200),
-    )
-    one = Contender("fixed:3", "fixed", llm)
-    one.begin([[0] * length, [0] * 5], SamplingParams(max_tokens=7), 2)
-    assert one.params.max_tokens == max_tokens
-    assert one.params.ignore_eos
+    of 200 tokens in all 190 leave room for 10. Answers are as long for those who gain less."""
+    engine = SimpleNamespace(max_model_len=200)
+    everybody = [
+        Contender(
+            "contender",
+            "fixed",
+            SimpleNamespace(speculation=speculation, max_chunk_tokens=32, engine=engine),
+        )
+        for speculation in (SimpleNamespace(num_speculative_tokens=3), None)
+    ]
+    begin(everybody, [[0] * length, [0] * 5], SamplingParams(max_tokens=7), 2)
+    assert [each.params.max_tokens for each in everybody] == [max_tokens] * 2
+    assert all(each.params.ignore_eos for each in everybody)
 
 
 def test_a_batch_that_is_never_full_ends():
@@ -459,6 +463,21 @@ def test_a_batch_that_is_never_full_ends():
     one.params = SamplingParams(max_tokens=2, ignore_eos=True)
     with pytest.raises(InvalidParameterError, match="a batch of 4 full"):
         one.warm_up(1)
+
+
+def test_the_first_answers_end_one_after_the_other():
+    """So that there is as much text behind the requests in every step, for every contender."""
+    llm = LLM("zoo:draft", None, "float32")
+    one = Contender("none", "none", llm)
+    one.begin([[1] * 5], SamplingParams(max_tokens=30), 4)
+    one.warm_up(1)
+    limits = [request.params.max_tokens for request in one.running.values()]
+    assert limits == [8, 15, 23, 30]
+    one.take_turn(0.2)
+    assert all(r.params.max_tokens == 30 for r in one.running.values() if r.request_id >= 4)
+    ages = sorted(request.num_output_tokens for request in one.running.values())
+    assert all(4 <= b - a <= 11 for a, b in itertools.pairwise(ages))
+    assert 5 < one.counts.context / one.counts.steps / 4 < 35
 
 
 def test_the_oracle_is_timed_by_its_replay():

@@ -21,7 +21,7 @@ from draftwise.estimators.records import Records
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.information_gain import short_name
 from draftwise.studies.study import SV, Account, Data, Finding, Study
-from draftwise.studies.sustained import compete, summary
+from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench, same_distribution
 
 QUANTISED = "draft:int8"
@@ -63,8 +63,7 @@ class CompanionChoice(Study):
             for policy in ("sv-published", "sv"):
                 (each,) = bench.contenders([policy], companion=name)
                 everybody.append(replace(each, name=f"{policy} {name}"))
-        for each in everybody:
-            each.begin(bench.prompts, bench.sampling, size)
+        begin(everybody, bench.prompts, bench.sampling, size)
         bench.status("taking turns")
         compete(everybody, s.rounds, s.turn, s.warm_up_steps, 5)
         timed = summary(everybody)

@@ -16,7 +16,7 @@ from draftwise.benchmark.style import look
 from draftwise.core.goodput import advised_draft_length, expected_accepted
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.study import LAW, Account, Data, Finding, Study
-from draftwise.studies.sustained import compete, summary
+from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
 
 _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
@@ -56,8 +56,7 @@ class Gamma(Study):
         batches = {}
         for size in sorted({min(s.batch_sizes), max(s.batch_sizes)}):
             bench.status(f"batch {size}")
-            for each in everybody:
-                each.begin(bench.prompts, bench.sampling, size)
+            begin(everybody, bench.prompts, bench.sampling, size)
             compete(everybody, s.rounds, s.turn, s.warm_up_steps, 5)
             batches[str(size)] = figures_of(summary(everybody))
         return {"batches": batches}

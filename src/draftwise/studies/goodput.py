@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from draftwise.studies.drawing import heat_map, panels, styled
 from draftwise.studies.study import SV, Account, Data, Finding, Study
-from draftwise.studies.sustained import compete, summary
+from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
 
 _POLICIES = ("fixed:2", "fixed:5", "sv-published", "adaptive", "sv")
@@ -46,8 +46,7 @@ class Goodput(Study):
             learnt = False
             for task in bench.tasks:
                 bench.status(f"{task.name}, batch {batch_size}")
-                for each in everybody:
-                    each.begin(task.prompts, bench.sampling, batch_size)
+                begin(everybody, task.prompts, bench.sampling, batch_size)
                 rounds = max(2, (s.rounds - 1) // max(1, 4 - batch_size))
                 # What was learnt at this batch size is kept from task to task.
                 steps = (0, 0) if learnt else (s.warm_up_steps, 5)

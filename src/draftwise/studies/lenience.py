@@ -21,7 +21,7 @@ from draftwise.benchmark.style import look
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Passage
 from draftwise.studies.study import LAW, Account, Data, Finding, Study
-from draftwise.studies.sustained import compete, contender, summary
+from draftwise.studies.sustained import begin, compete, contender, summary
 from draftwise.studies.workbench import Workbench
 
 VALUES = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1)
@@ -102,8 +102,7 @@ class Lenience(Study):
                 bench.speculation(_LENGTH, lenience=value, verification="token"),
                 f"{value:g}",
             )
-        for each in everybody:
-            each.begin(bench.prompts, bench.sampling, size)
+        begin(everybody, bench.prompts, bench.sampling, size)
         bench.status("taking turns")
         compete(everybody, s.rounds, s.turn, s.warm_up_steps, 5)
         rows = summary(everybody)

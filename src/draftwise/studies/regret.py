@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from draftwise.policies import POLICIES
 from draftwise.studies.drawing import heat_map, panels, styled
 from draftwise.studies.study import OWN, Account, Data, Finding, Study
-from draftwise.studies.sustained import best_static, best_static_unbiased, compete, summary
+from draftwise.studies.sustained import begin, best_static, best_static_unbiased, compete, summary
 from draftwise.studies.workbench import Workbench
 
 _STATIC = ("fixed:1", "fixed:2", "fixed:3", "fixed:5", "fixed:7")
@@ -62,8 +62,7 @@ class Regret(Study):
         warm_up_steps = s.warm_up_steps
         for size in s.batch_sizes:
             bench.status(f"batch {size}")
-            for each in everybody:
-                each.begin(bench.prompts, bench.sampling, size)
+            begin(everybody, bench.prompts, bench.sampling, size)
             compete(everybody, max(2, s.rounds // max(1, 3 - size)), s.turn, warm_up_steps, 5)
             # What was learnt of acceptance holds on; only costs are others.
             warm_up_steps = max(1, s.warm_up_steps // 2)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from draftwise.benchmark.style import legend_below, look
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.study import SVIP, Account, Data, Finding, Study
-from draftwise.studies.sustained import compete, summary
+from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
 
 _FIXED = tuple(f"fixed:{length}" for length in (2, 3, 4, 5))
@@ -45,8 +45,7 @@ class SpeedupByContext(Study):
             bench.status(f"context {length}")
             prompts = bench.prompts_of_length(length, 4)
             params = replace(bench.sampling, max_tokens=s.max_tokens)
-            for each in everybody:
-                each.begin(prompts, params, 1)
+            begin(everybody, prompts, params, 1)
             compete(everybody, s.rounds, s.turn, 5, 5)
             figures[str(length)] = summary(everybody)
         return {"contexts": figures, "limit": limit, "wanted": list(s.contexts)}

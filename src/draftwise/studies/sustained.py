@@ -1,17 +1,19 @@
 """Policies in engines that are kept full, in short turns: goodput of the decoding alone.
 
 Every policy has an engine of its own on the same loaded weights, kept full: a request that ends is
-followed by the next prompt. The engines take turns of a fraction of a second, in an order that is
-shuffled every round, so that whatever else the machine does meets all alike. Counted are steps in
-which exactly the batch size generates and no prompt is read: goodput is tokens gained in them over
-their wall time. Policies that learn run some steps before anything is counted. What the oracle
-chooses is run again without it, and its tokens are divided by the time of that.
+followed by the next prompt, and the first ones end one after the other, as if they had come one
+after the other: a step takes longer with more text behind its requests, and that should be alike
+for all. The engines take turns of a fraction of a second, in an order that is shuffled every round,
+so that whatever else the machine does meets all alike. Counted are steps in which exactly the batch
+size generates and no prompt is read: goodput is tokens gained in them over their wall time.
+Policies that learn run some steps before anything is counted. What the oracle chooses is run again
+without it, and its tokens are divided by the time of that.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,12 +50,14 @@ class Counts:
         parts: seconds by part of a step.
         steps: of the engine.
         totals: over requests: steps, tokens drafted, verified, accepted and judged.
+        context: tokens behind the requests, summed over steps.
     """
 
     rounds: list[tuple[int, float]] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     steps: int = 0
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
+    context: int = 0
 
     @property
     def tokens(self) -> int:
@@ -102,17 +106,16 @@ class Contender:
         if self._writes:
             assert self.script is not None
             self.script.clear()
-        # A request never ends by itself, so that all do the same work; and not before the prompts
-        # of the others are read, or the batch would never be full.
-        longest = max(map(len, prompts))
-        speculation = self.llm.speculation
-        per_pass = 1 if speculation is None else 1 + speculation.num_speculative_tokens
-        passes = -(-batch_size * longest // self.llm.max_chunk_tokens)
-        room = self.llm.engine.max_model_len - longest
-        max_tokens = max(params.max_tokens, min(passes * per_pass, room))
-        self.params = replace(params, ignore_eos=True, max_tokens=max_tokens)
+        # A request never ends by itself, so that all do the same work.
+        self.params = replace(params, ignore_eos=True)
         self.prompts, self.batch_size = prompts, batch_size
         self.counts = Counts()
+
+    def tokens_while_reading(self, prompts: Sequence[list[int]], batch_size: int) -> int:
+        """Most tokens that a request gains while the prompts of a whole batch are read."""
+        speculation = self.llm.speculation
+        per_step = 1 if speculation is None else 1 + speculation.num_speculative_tokens
+        return per_step * -(-batch_size * max(map(len, prompts)) // self.llm.max_chunk_tokens)
 
     def warm_up(self, num_steps: int) -> None:
         """Run without counting."""
@@ -132,6 +135,11 @@ class Contender:
             self.llm.engine.cancel(request)
         self.running, self.num_added = {}, 0
 
+    def settle(self) -> None:
+        """Run without counting until all that began together have ended: others are of all ages."""
+        first = list(self._fill())
+        self._run(lambda *_: all(request.finish_reason is not None for request in first), None)
+
     def take_turn(self, seconds: float) -> None:
         """Run until so much time was counted."""
         if self._writes:  # what is replayed are the steps of the last turn
@@ -143,9 +151,8 @@ class Contender:
         engine = self.llm.engine
         tokens, spent, not_full, steps = 0, 0.0, 0, 0
         while not is_done(steps, spent):
-            while engine.num_unfinished < self.batch_size:
-                self._add()
-            before = self._totals()
+            self._fill()
+            before, context = self._totals(), sum(len(r.tokens) for r in self.running.values())
             engine.step()
             after = self._totals()
             for key in [k for k, r in self.running.items() if r.finish_reason is not None]:
@@ -169,6 +176,7 @@ class Contender:
             spent += times.total
             if counts is not None:
                 counts.steps += 1
+                counts.context += context
                 for name in _COUNTED:
                     counts.totals[name] += after[name] - before[name]
                 for part in PARTS:
@@ -176,11 +184,20 @@ class Contender:
         if counts is not None:
             counts.rounds.append((tokens, spent))
 
+    def _fill(self) -> Iterable[Request]:
+        """As many requests as the batch has; those that run."""
+        while self.llm.engine.num_unfinished < self.batch_size:
+            self._add()
+        return self.running.values()
+
     def _add(self) -> None:
         ids = self.prompts[self.num_added % len(self.prompts)]
         params = self.params
         if params.seed is not None:
             params = replace(params, seed=params.seed + self.num_added)
+        if self.num_added < self.batch_size:
+            ends = -(-params.max_tokens * (self.num_added + 1) // self.batch_size)
+            params = replace(params, max_tokens=ends)
         request = self.llm.engine.add(None, list(ids), params)
         self.running[request.request_id] = request
         self.num_added += 1
@@ -224,6 +241,24 @@ def replayed(name: str) -> str:
     return name.replace("oracle", "replay")
 
 
+def begin(
+    everybody: Sequence[Contender],
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    batch_size: int,
+) -> None:
+    """All begin with another workload or batch size, and with answers of the same length.
+
+    They are longer than ``params`` says where the batch would never be full, or else as long as
+    there is room for: none may end before the prompts of the others are read.
+    """
+    reading = max(each.tokens_while_reading(prompts, batch_size) for each in everybody)
+    room = min(each.llm.engine.max_model_len for each in everybody) - max(map(len, prompts))
+    params = replace(params, max_tokens=max(params.max_tokens, min(reading, room)))
+    for each in everybody:
+        each.begin(prompts, params, batch_size)
+
+
 def compete(
     everybody: Sequence[Contender],
     rounds: int,
@@ -247,6 +282,7 @@ def compete(
         if steps:
             each.warm_up(steps)
             each.restart()
+            each.settle()
         progress()
     order = list(everybody)
     shuffle = random.Random(0)
@@ -295,6 +331,7 @@ def summary(everybody: Sequence[Contender]) -> dict[str, Any]:
             "acceptance_rate": own.totals["accepted"] / max(own.totals["verified"], 1),
             "share_of_time": {part: own.parts[part] / own.seconds for part in PARTS},
             "step_ms": 1e3 * seconds_per_step,
+            "context_per_request": own.context / request_steps,
         }
     return figures
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from draftwise.benchmark.style import COLOURS, HATCHES
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.study import SV, Account, Data, Finding, Study
-from draftwise.studies.sustained import Contender, compete
+from draftwise.studies.sustained import Contender, begin, compete
 from draftwise.studies.workbench import Workbench
 
 _POLICIES = ("none", "fixed:5", "sv-published:5", "sv:5")
@@ -83,8 +83,7 @@ class VerificationCost(Study):
         batches = {}
         for size in s.batch_sizes:
             bench.status(f"batch {size}")
-            for each in everybody:
-                each.begin(bench.prompts, bench.sampling, size)
+            begin(everybody, bench.prompts, bench.sampling, size)
             compete(everybody, s.rounds, 2 * s.turn, s.warm_up_steps, 5)
             batches[str(size)] = {each.name: figures_of(each, parameters) for each in everybody}
         return {"parameters": parameters, "batches": batches}
