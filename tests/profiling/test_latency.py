@@ -126,6 +126,16 @@ class TestShapes:
         assert [s.num_requests for s in shapes[Stage.DRAFT]] == [1, 2, 4]
         assert {s.context for s in shapes[Stage.COMPANION]} == {128}
 
+    def test_some_requests_of_a_large_batch_verify_one_token_more(self):
+        target = thorough_shapes(STAGES, 16, 3, [64, 128])[Stage.TARGET]
+        partly = [s for s in target if s.num_tokens % s.num_requests]
+        assert {s.num_tokens for s in partly} == {10, 14, 18, 20, 22, 28, 36, 40, 44}
+        assert {s.context for s in partly} == {64}
+        assert not any(
+            s.num_tokens % s.num_requests
+            for s in thorough_shapes(STAGES, 16, 3, [30_000])[Stage.TARGET]
+        )
+
     def test_huge_contexts_are_not_taken_by_many_requests(self):
         target = thorough_shapes(STAGES, 32, 1, [128, 30_000])[Stage.TARGET]
         assert {s.num_requests for s in target if s.context == 30_000} == {1}

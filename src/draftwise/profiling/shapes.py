@@ -9,12 +9,15 @@ from draftwise.profiling.passes import PassShape, Stage
 Shapes = dict[Stage, list[PassShape]]
 
 # Quick: few sizes, denser where a pass of few tokens turns into one whose time grows with each.
-_QUICK_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+_QUICK_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _QUICK_CONTEXTS = (64, 512)
 _QUICK_ROWS = 8
 # The price of context is the same for many short requests as for a few long ones: no more of it in
 # a pass than this, for the sake of memory and time.
 _MOST_CONTEXT = 16384
+# Time does not grow evenly where kernels take rows together: from here on batches are measured at
+# every quarter of a drafted token for each request, up to two.
+_LARGE_BATCH = 8
 
 
 def quick_shapes(
@@ -58,6 +61,8 @@ def thorough_shapes(
 ) -> Shapes:
     """Every batch size with every number of tokens per request and every context.
 
+    Of large batches passes in which only some requests verify a token more, at the shortest one.
+
     Args:
         stages: those to measure.
         max_requests: largest batch.
@@ -72,6 +77,16 @@ def thorough_shapes(
         for verified in _some(num_speculative_tokens)
         for context in contexts
         if n * context <= _MOST_CONTEXT or n == 1
+    ]
+    whole, shortest = {shape.num_tokens for shape in target}, min(contexts)
+    partly = {
+        n * quarters // 4: n
+        for n in batches
+        for quarters in range(4, 4 * min(3, num_speculative_tokens + 1))
+        if n >= _LARGE_BATCH and n * shortest <= _MOST_CONTEXT
+    }
+    target += [
+        PassShape(n, tokens, shortest) for tokens, n in partly.items() if tokens not in whole
     ]
     middle = sorted(contexts)[len(contexts) // 2]
     fitting = min(middle, max(1, _MOST_CONTEXT // max_requests))
