@@ -7,7 +7,7 @@ import torch
 from draftwise.models import packed_model
 from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
-from draftwise.models.native import decoder, narrow
+from draftwise.models.native import narrow, suitability
 from draftwise.models.native.library import native_library
 from draftwise.models.native.panels import panels
 from draftwise.models.quantization import QuantizedMatrix
@@ -29,8 +29,8 @@ LARGE = Recipe(
 
 @pytest.fixture(autouse=True)
 def all_are_large(monkeypatch):
-    monkeypatch.setattr(decoder, "_SMALL_MODEL", 0)
-    monkeypatch.setattr(decoder, "_is_best", lambda *_: True)
+    monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
+    monkeypatch.setattr(suitability, "_is_best", lambda *_: True)
 
 
 def logits_of(model, tokens):
@@ -54,7 +54,7 @@ class TestTwelveBits:
     """Numbers of bfloat16, of which none is changed."""
 
     def load(self, folder, bits, monkeypatch):
-        monkeypatch.setattr(decoder, "_stored_bits", lambda *_: bits)
+        monkeypatch.setattr(suitability, "_stored_bits", lambda *_: bits)
         model = load_model(str(folder), "target", torch.bfloat16, CPU).model
         assert model.native.bits == bits
         return model
@@ -117,7 +117,7 @@ class TestTwelveBits:
             return load(models, TILED, torch.bfloat16).native.bits
 
         assert bits() == 12
-        monkeypatch.setattr(decoder, "_SMALL_MODEL", 2**20)
+        monkeypatch.setattr(suitability, "_SMALL_MODEL", 2**20)
         assert bits() == 16
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from draftwise.models.attention import PackedBatch
 from draftwise.models.llama import LlamaForward, is_llama
-from draftwise.models.native.decoder import NativeDecoder, native_decoder
+from draftwise.models.native.decoder import NativeDecoder
+from draftwise.models.native.suitability import native_decoder
 from draftwise.models.packing import can_pack, pack_linear_layers
 from draftwise.models.quantization import forget_quantized, has_quantized_weights
 from draftwise.models.transfer import upload

@@ -14,6 +14,8 @@ from draftwise.models.native.library import NativeLibrary
 from draftwise.models.native.panels import in_pairs
 from draftwise.models.quantization import QuantizedMatrix
 
+# Of each number of a weight: quantised to whole numbers, or of bfloat16 without loss.
+QUANTIZED_BITS, COMPRESSED_BITS = 8, 12
 _HEADER = np.dtype(
     [
         *((name, np.int64) for name in ("panels", "scales", "exceptions", "num_exceptions")),
