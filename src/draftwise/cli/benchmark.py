@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import resource
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -23,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from draftwise.cli.benchmark_files import check_folder, models_of, report_of, write_files
 from draftwise.cli.benchmark_tables import show_cell, show_changes
 from draftwise.cli.options import parse_numbers, set_threads
 from draftwise.cli.shared import (
@@ -42,10 +39,8 @@ if TYPE_CHECKING:
     from draftwise.benchmark.contenders import Contender
     from draftwise.benchmark.workload import Workload
     from draftwise.llm import LLM
-    from draftwise.models.loading import LoadedModel
 
 _MODELS, _WORK, _PEERS = "Models", "Work", "Other engines"
-_GIB = 2**30
 
 
 def benchmark(
@@ -167,7 +162,7 @@ def benchmark(
     settings = dict(locals())
     del settings["console"], settings["started"]
     sizes = _sizes(batch_sizes)
-    _check_output(output)
+    check_folder(output)
     if threads is not None:
         set_threads(threads)
 
@@ -237,11 +232,11 @@ def benchmark(
         cells = _run(
             console, contenders, workloads, sizes, rounds, learning_turns, params, llm, output
         )
-        report = _report(started, settings, llm, contenders) | {"cells": cells}
+        report = report_of(started, settings, llm, contenders) | {"cells": cells}
     finally:
         for contender in contenders:
             contender.close()
-    _write(output, report)
+    write_files(output, report)
     console.print(f"written to {output}/results.json and report.html", soft_wrap=True)
     if old is not None:
         show_changes(console, changes(old, report))
@@ -264,7 +259,7 @@ def _run(
     from draftwise.benchmark.figures import Parameters, figures_of_cell
 
     cells = []
-    models = _models(llm, contenders)
+    models = models_of(llm, contenders)
     sizes_of_models = Parameters(**{role: m.num_parameters for role, m in models.items()})
     tokenizer = llm.target.tokenizer
 
@@ -303,68 +298,6 @@ def _advance(bar: Progress, task: TaskID, title: str, name: str) -> None:
     bar.update(task, advance=1, description=f"{title}: {name}")
 
 
-def _models(llm: LLM, contenders: list[Contender]) -> dict[str, LoadedModel]:
-    """All models of ours that take part, by role."""
-    from draftwise.benchmark.contenders import PolicyContender
-
-    models = {"target": llm.target}
-    for contender in contenders:
-        if isinstance(contender, PolicyContender):
-            for role in ("draft", "companion"):
-                model = getattr(contender.llm, role)
-                if model is not None:
-                    models[role] = model
-    return models
-
-
-def _report(
-    started: str, settings: dict[str, Any], llm: LLM, contenders: list[Contender]
-) -> dict[str, Any]:
-    from draftwise.benchmark.report import provenance
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if _is_mac() else 1024)
-    return {
-        "started": started,
-        "command": " ".join(["draftwise", *sys.argv[1:]]),
-        **provenance(settings),
-        "settings": {name: _portable(value) for name, value in settings.items()},
-        "models": {
-            role: {
-                "name": model.name,
-                "fingerprint": model.fingerprint,
-                "parameters": model.num_parameters,
-            }
-            for role, model in _models(llm, contenders).items()
-        },
-        "contenders": {each.name: each.describe() for each in contenders},
-        "peak_memory_gib": peak / _GIB,
-    }
-
-
-def _portable(value: Any) -> Any:
-    """Of files only their names: where they lie is no property of a result."""
-    if isinstance(value, list):
-        return [_portable(each) for each in value]
-    return value.name if isinstance(value, Path) else value
-
-
-def _is_mac() -> bool:
-    return sys.platform == "darwin"
-
-
-def _write(output: Path, report: dict[str, Any]) -> None:
-    text = json.dumps(report, indent=2, default=str)
-    (output / "results.json").write_text(text + "\n", encoding="utf-8")
-    try:
-        from draftwise.benchmark.page import write_page
-    except ImportError as error:
-        raise InvalidParameterError(
-            "output",
-            f"results.json is written; for report.html install draftwise[bench] ({error})",
-        ) from None
-    write_page(output / "report.html", json.loads(text))
-
-
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
@@ -395,12 +328,3 @@ def _folder(name: str) -> str:
     if split_name(name)[1] is not None:
         raise InvalidParameterError("peers", f"load models as they are, not {name!r}")
     return str(zoo.resolve(name)) if name.startswith("zoo:") else name
-
-
-def _check_output(output: Path) -> None:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidParameterError("output", f"cannot make {str(output)!r}: {error}") from error
-    if not os.access(output, os.W_OK):
-        raise InvalidParameterError("output", f"cannot write into {str(output)!r}")
