@@ -19,9 +19,9 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from draftwise.cli.benchmark_files import check_folder, models_of, report_of, write_files
+from draftwise.cli.benchmark_files import models_of, report_of, write_files
 from draftwise.cli.benchmark_tables import show_cell, show_changes
-from draftwise.cli.options import parse_numbers, set_threads
+from draftwise.cli.options import make_folder, parse_numbers, set_threads
 from draftwise.cli.shared import (
     RUNNING,
     TARGET_HELP,
@@ -162,7 +162,7 @@ def benchmark(
     settings = dict(locals())
     del settings["console"], settings["started"]
     sizes = _sizes(batch_sizes)
-    check_folder(output)
+    make_folder(output)
     if threads is not None:
         set_threads(threads)
 

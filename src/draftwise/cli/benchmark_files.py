@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,20 +17,6 @@ if TYPE_CHECKING:
     from draftwise.models.loading import LoadedModel
 
 _GIB = 2**30
-
-
-def check_folder(output: Path) -> None:
-    """Make the folder if there is none.
-
-    Raises:
-        InvalidParameterError: it cannot be written into.
-    """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidParameterError("output", f"cannot make {str(output)!r}: {error}") from error
-    if not os.access(output, os.W_OK):
-        raise InvalidParameterError("output", f"cannot write into {str(output)!r}")
 
 
 def models_of(llm: LLM, contenders: Sequence[Contender]) -> dict[str, LoadedModel]:

@@ -1,9 +1,11 @@
-"""Options of a command line that say more than one value."""
+"""What options of a command line say: several values in one, or where to write."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from draftwise.errors import InvalidParameterError
@@ -74,3 +76,17 @@ def set_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+
+
+def make_folder(output: Path) -> None:
+    """Make the folder that a command writes into, if there is none.
+
+    Raises:
+        InvalidParameterError: it cannot be made or written into.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidParameterError("output", f"cannot make {str(output)!r}: {error}") from error
+    if not os.access(output, os.W_OK):
+        raise InvalidParameterError("output", f"cannot write into {str(output)!r}")

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from draftwise.cli.options import parse_numbers, set_threads
+from draftwise.cli.options import make_folder, parse_numbers, set_threads
 from draftwise.cli.shared import (
     RUNNING,
     TARGET_HELP,
@@ -130,7 +130,7 @@ def study(
         return
     every = names == [_EVERY]
     names = list(STUDIES) if every else [study_class(name).name for name in names]
-    _check_output(output)
+    make_folder(output)
     if redraw:
         from draftwise.studies.writing import DATA
         from draftwise.studies.writing import redraw as draw_again
@@ -229,12 +229,3 @@ def _require_drawing() -> None:
         raise InvalidParameterError(
             "study", f"needs pictures; install draftwise[studies] ({error})"
         ) from None
-
-
-def _check_output(output: Path) -> None:
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidParameterError("output", f"cannot make {str(output)!r}: {error}") from error
-    if not os.access(output, os.W_OK):
-        raise InvalidParameterError("output", f"cannot write into {str(output)!r}")
