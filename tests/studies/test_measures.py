@@ -473,6 +473,7 @@ def test_the_first_answers_end_one_after_the_other():
     one.warm_up(1)
     limits = [request.params.max_tokens for request in one.running.values()]
     assert limits == [8, 15, 23, 30]
+    one.settle()
     one.take_turn(0.2)
     assert all(r.params.max_tokens == 30 for r in one.running.values() if r.request_id >= 4)
     ages = sorted(request.num_output_tokens for request in one.running.values())
