@@ -6,7 +6,8 @@ import torch
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.signals import agreement, overlap
 from draftwise.core.types import Judgement
-from draftwise.integrations.vllm.steering import Member, Steering, Verified, verified_of
+from draftwise.integrations.vllm.steering import Steering
+from draftwise.integrations.vllm.steps import Member, Verified, verified_of
 from draftwise.policies import POLICIES, PolicyContext, create_policy
 from draftwise.policies.base import Policy
 
@@ -240,3 +241,20 @@ def test_those_who_work_together_do_what_one_says():
             steering.settle(verified, 0.02, 0)
     assert lengths[:20] == lengths[20:]
     assert any(map(any, lengths))
+
+
+def test_what_looking_at_a_draft_costs_is_not_put_down_to_the_passes():
+    def seconds_after(watched):
+        latency, clock = costs(), Clock()
+        policy = create_policy("fixed", PolicyContext(LONGEST), {})
+        policy.uses_draft_signals = lambda: watched
+        steering = Steering(policy, latency)
+        batch, verified = members(4), {}
+        for number in range(60):
+            steering.settle(verified, 0.5, 0)
+            lengths, _ = step(steering, batch, number, clock)
+            verified = {m.name: Verified(n, 0) for m, n in zip(batch, lengths, strict=True)}
+        return latency.target_seconds(24)
+
+    assert seconds_after(watched=False) > 5 * costs().target_seconds(24)
+    assert seconds_after(watched=True) == costs().target_seconds(24)

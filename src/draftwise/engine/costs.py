@@ -41,10 +41,13 @@ class CostLearner:
         is_novice = self._num_timed <= _APPRENTICESHIP
         if self._latency is None or not (is_novice or self._num_timed % _LEARN_EVERY == 0):
             return
-        seconds = times.total - times.draft - times.companion - times.select
-        self._latency.observe_target(num_tokens, context, seconds)
-        depths = range(max(lengths, default=0))
-        drafting = [sum(length > depth for length in lengths) for depth in depths]
-        self._latency.observe_draft(drafting, times.draft)
+        # A step whose draft was looked at also takes the time for that, and where tokens are picked
+        # its rows are irregular. That is no reason to think that all passes became slower.
+        if step.draft.signals is None:
+            seconds = times.total - times.draft - times.companion - times.select
+            self._latency.observe_target(num_tokens, context, seconds)
+            depths = range(max(lengths, default=0))
+            drafting = [sum(length > depth for length in lengths) for depth in depths]
+            self._latency.observe_draft(drafting, times.draft)
         if step.judgement is not None:
             self._latency.observe_companion(sum(lengths), times.companion)

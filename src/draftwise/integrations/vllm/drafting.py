@@ -22,7 +22,8 @@ from draftwise.integrations.vllm.following import (
     pack,
 )
 from draftwise.integrations.vllm.metrics import Metrics
-from draftwise.integrations.vllm.steering import Decision, Member, Steering, Verified
+from draftwise.integrations.vllm.steering import Decision, Steering
+from draftwise.integrations.vllm.steps import Member, Verified
 from draftwise.models.native.library import library_for
 from draftwise.models.native.sampling import distributions
 

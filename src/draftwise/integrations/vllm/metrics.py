@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
-from draftwise.integrations.vllm.steering import Settled
+from draftwise.integrations.vllm.steps import Settled
 
 # Counted name, what it is, and where it comes from.
 _COUNTED = {

@@ -7,7 +7,6 @@ send. Nothing here knows of vLLM.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -17,7 +16,8 @@ from torch import Tensor
 from draftwise.core.history import AcceptanceHistory
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.signals import entropy, token_probabilities
-from draftwise.core.types import Draft, DraftSignals, Judgement, Outcome, StepTimes
+from draftwise.core.types import Draft, DraftSignals, Judgement, StepTimes
+from draftwise.integrations.vllm.steps import Member, Sent, Settled, Verified
 from draftwise.policies.base import DraftPosition, Policy, RequestState
 from draftwise.policies.priced import PricedPolicy
 
@@ -35,103 +35,6 @@ class Agree(Protocol):
 
 def _as_it_is(decision: Decision) -> Decision:
     return decision
-
-
-@dataclass(frozen=True)
-class Member:
-    """A request of a step.
-
-    Attributes:
-        name: by which the engine knows it.
-        num_tokens: tokens so far, prompt and output.
-        num_output_tokens: tokens generated so far.
-        room: most tokens that may be drafted; 0 while its prompt is being processed.
-        greedy: whether it is decoded at temperature 0.
-    """
-
-    name: str
-    num_tokens: int
-    num_output_tokens: int
-    room: int
-    greedy: bool
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What became of what was sent of a request.
-
-    Attributes:
-        num_sent: drafted tokens that the target verified: of those sent the engine may have left
-            some out.
-        num_accepted: of these.
-    """
-
-    num_sent: int
-    num_accepted: int
-
-
-def verified_of(
-    names: Sequence[str], sent: Sequence[int], gained: Sequence[int]
-) -> dict[str, Verified]:
-    """What became of what was sent, by request; of those that gained nothing nothing is known.
-
-    Args:
-        names: of the requests.
-        sent: drafted tokens of each that the target verified.
-        gained: tokens of each, the one after the accepted ones included.
-    """
-    return {
-        name: Verified(length, min(length, count - 1))
-        for name, length, count in zip(names, sent, gained, strict=True)
-        if count
-    }
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What became of a step, of the requests that are still there.
-
-    Attributes:
-        num_drafted: tokens, of all requests that the step had.
-        num_sent: of these to the target.
-        num_verified: drafted tokens that the target verified, of each request.
-        num_accepted: of these, of each request.
-        judged: whether a companion was asked.
-        expected_tokens: that the policy expected the requests to gain; as many as they gained where
-            it expects nothing.
-        times: where its time went.
-    """
-
-    num_drafted: int
-    num_sent: int
-    num_verified: tuple[int, ...]
-    num_accepted: tuple[int, ...]
-    judged: bool
-    expected_tokens: float
-    times: StepTimes
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A step whose outcome is not known yet.
-
-    Attributes:
-        members: its requests.
-        num_drafted: tokens, of each.
-        lengths: how many of these were sent to the target.
-        judged: whether a companion was asked.
-        draft_seconds, companion_seconds, select_seconds: where its time went.
-        expected: accepted tokens that the policy expects of each; ``None`` if it expects nothing.
-    """
-
-    members: list[Member]
-    num_drafted: tuple[int, ...]
-    lengths: tuple[int, ...]
-    judged: bool
-    draft_seconds: float
-    companion_seconds: float
-    select_seconds: float
-    expected: list[float] | None
 
 
 class Steering:
@@ -198,60 +101,18 @@ class Steering:
         sent, self.sent = self.sent, None
         if sent is None:
             return None
-        rows = [
-            _as_sent(verified.get(member.name), length)
-            for member, length in zip(sent.members, sent.lengths, strict=True)
-        ]
-        lengths = tuple(0 if row is None else row.num_sent for row in rows)
-        accepted = tuple(0 if row is None else row.num_accepted for row in rows)
-        missing = frozenset(index for index, row in enumerate(rows) if row is None)
-        width = max(sent.num_drafted, default=0)
-        place = torch.arange(width)
-        # All that is seen is whether a token was accepted, and of the first that was not that.
-        acceptance = (place < torch.tensor(accepted).unsqueeze(1)).float()
-        for member, row in zip(sent.members, rows, strict=True):
-            if row is not None:
-                seen = [1.0] * row.num_accepted + [0.0] * (row.num_sent > row.num_accepted)
+        fates = sent.became(verified)
+        for member, fate in zip(sent.members, fates, strict=True):
+            if fate is not None:
+                seen = [1.0] * fate.num_accepted + [0.0] * (fate.num_sent > fate.num_accepted)
                 self._histories[member.name].learn(seen)
-        target = seconds - sent.draft_seconds - sent.companion_seconds - sent.select_seconds
-        times = StepTimes(
-            draft=sent.draft_seconds,
-            companion=sent.companion_seconds,
-            select=sent.select_seconds,
-            verify=max(target, 0.0),
-            accept=0.0,
-            rest=0.0,
-            num_prompt_tokens=num_prompt_tokens,
-            # Somebody else's tokens were in the pass, or some of these were not.
-            shared=bool(missing) or len(verified) != len(sent.members),
-        )
-        if times.is_typical and target > 0:
-            self._learn_costs(sent, lengths, times)
-        self.policy.observe(
-            Outcome(
-                sent.num_drafted,
-                lengths,
-                accepted,
-                (0,) * len(rows),
-                acceptance,
-                missing,
-                acceptance.cumprod(dim=1),
-                tuple(min(n, m + 1) for n, m in zip(lengths, accepted, strict=True)),
-            ),
-            times,
-        )
-        known = [row for row in range(len(rows)) if row not in missing]
-        gained = sum(accepted) + len(known)
-        expected = sent.expected
-        return Settled(
-            sum(sent.num_drafted),
-            sum(sent.lengths),
-            tuple(lengths[row] for row in known),
-            tuple(accepted[row] for row in known),
-            sent.judged,
-            gained if expected is None else sum(1 + expected[row] for row in known),
-            times,
-        )
+        outcome = sent.outcome(fates)
+        others = bool(outcome.failed) or len(verified) != len(sent.members)
+        times = sent.times(seconds, num_prompt_tokens, others)
+        if times.is_typical and times.verify > 0:
+            self._learn_costs(sent, outcome.num_verified, times)
+        self.policy.observe(outcome, times)
+        return sent.settled(outcome, times)
 
     def begin(self, members: Sequence[Member]) -> int:
         """Begin a step: how many tokens to draft at most, for anybody."""
@@ -325,6 +186,7 @@ class Steering:
             self._members,
             draft.lengths,
             lengths,
+            draft.signals is not None,
             judgement is not None,
             draft_seconds,
             companion_seconds,
@@ -392,18 +254,16 @@ class Steering:
             )
         return Draft(tokens * drafted, lengths, None, tuple(range(-1, width - 1)), signals)
 
-    def _learn_costs(self, sent: Sent, lengths: tuple[int, ...], times: StepTimes) -> None:
+    def _learn_costs(self, sent: Sent, lengths: Sequence[int], times: StepTimes) -> None:
         if self._latency is None:
             return
-        context = sum(member.num_tokens for member in sent.members)
-        self._latency.observe_target(len(lengths) + sum(lengths), context, times.verify)
-        # A pass of the draft is for everybody, however few still draft.
-        counts = [len(sent.members)] * max(sent.num_drafted, default=0)
-        self._latency.observe_draft(counts, times.draft)
+        # What looking at a draft takes, and irregular rows, are no reason to think that all passes
+        # became slower.
+        if not sent.watched:
+            context = sum(member.num_tokens for member in sent.members)
+            self._latency.observe_target(len(lengths) + sum(lengths), context, times.verify)
+            # A pass of the draft is for everybody, however few still draft.
+            counts = [len(sent.members)] * max(sent.num_drafted, default=0)
+            self._latency.observe_draft(counts, times.draft)
         if sent.judged:
             self._latency.observe_companion(sum(sent.num_drafted), times.companion)
-
-
-def _as_sent(verified: Verified | None, length: int) -> Verified | None:
-    """What became of a request, unless it was given other tokens than were sent."""
-    return None if verified is None or verified.num_sent > length else verified

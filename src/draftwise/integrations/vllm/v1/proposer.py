@@ -18,7 +18,8 @@ from draftwise.core.types import Draft
 from draftwise.errors import UnsupportedModelError
 from draftwise.integrations.vllm.drafting import Drafting, Enough, drafted_requests
 from draftwise.integrations.vllm.following import Integers
-from draftwise.integrations.vllm.steering import Member, Steering, verified_of
+from draftwise.integrations.vllm.steering import Steering
+from draftwise.integrations.vllm.steps import Member, verified_of
 from draftwise.integrations.vllm.v1.companion import CompanionModel
 
 # Temperatures below are greedy, as in vLLM's sampler.

@@ -19,7 +19,8 @@ from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Draft
 from draftwise.integrations.vllm.drafting import Drafting, Enough, drafted_requests
 from draftwise.integrations.vllm.following import Integers
-from draftwise.integrations.vllm.steering import Member, Steering, verified_of
+from draftwise.integrations.vllm.steering import Steering
+from draftwise.integrations.vllm.steps import Member, verified_of
 from draftwise.integrations.vllm.v2.companion import CompanionModel
 
 

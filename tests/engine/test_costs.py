@@ -1,0 +1,66 @@
+"""What the latency model is told of the steps of an engine."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.types import StepTimes
+from draftwise.engine.costs import CostLearner
+
+
+def latency():
+    cost = StageCost((1.0, 64.0), (0.01, 0.04))
+    return LatencyModel(cost, cost, cost)
+
+
+def step(num_drafted, num_verified, signals=None, judgement=None):
+    requests = [SimpleNamespace(tokens=[0] * 50) for _ in num_drafted]
+    return SimpleNamespace(
+        batch=SimpleNamespace(chunks=[], generating=requests, can_draft=[True] * len(requests)),
+        draft=SimpleNamespace(lengths=num_drafted, signals=signals),
+        plan=SimpleNamespace(lengths=num_verified),
+        judgement=judgement,
+    )
+
+
+def times(draft, verify, companion=0.0):
+    return StepTimes(draft, companion, 0.0, verify, 0.0, 0.0)
+
+
+def test_plain_steps_teach_what_passes_cost():
+    model = latency()
+    learner, before = CostLearner(model, None), (model.target_seconds(16), model.draft_seconds(4))
+    for _ in range(60):
+        learner.observe(step((3,) * 4, (3,) * 4), times(draft=0.09, verify=0.05))
+    assert model.target_seconds(16) > 2 * before[0]
+    assert model.draft_seconds(4) > 2 * before[1]
+
+
+def test_what_looking_at_a_draft_costs_is_not_put_down_to_the_passes():
+    """Picked tokens make irregular passes: other ways of running are no slower for that."""
+    model = latency()
+    learner, before = CostLearner(model, None), (model.target_seconds(16), model.draft_seconds(4))
+    for _ in range(60):
+        picked = step((3, 1, 5, 2), (2, 1, 4, 0), signals=object())
+        learner.observe(picked, times(draft=0.09, verify=0.05))
+    assert (model.target_seconds(16), model.draft_seconds(4)) == before
+
+
+def test_a_companion_that_was_asked_teaches_what_it_costs():
+    model = latency()
+    learner, before = CostLearner(model, None), model.companion_seconds(12)
+    for _ in range(60):
+        judged = step((3,) * 4, (2, 1, 3, 0), signals=object(), judgement=object())
+        learner.observe(judged, times(draft=0.01, verify=0.02, companion=0.05))
+    assert model.companion_seconds(12) > 2 * before
+
+
+def test_steps_with_prompts_teach_nothing():
+    model = latency()
+    learner, before = CostLearner(model, None), model.target_seconds(16)
+    with_prompt = step((3,) * 4, (3,) * 4)
+    with_prompt.batch.chunks = [object()]
+    for _ in range(60):
+        learner.observe(with_prompt, times(draft=0.02, verify=0.2))
+    assert model.target_seconds(16) == pytest.approx(before)
