@@ -206,7 +206,7 @@ class TestPromisedGoodput:
     @property_test
     @given(st.floats(0.0, 1.0), st.integers(0, 6), st.integers(1, 40))
     def test_static_lengths_in_closed_form(self, acceptance, length, num_requests):
-        traces = imagined(np.array([acceptance]), 6)
+        traces = imagined(np.array([acceptance]), 6, 256)
         for costs in (LINEAR, STAIRS):
             promise = promise_of(
                 OperatingPoint(length), num_requests, traces, costs, constant_thresholds(0.0, 6)
@@ -220,7 +220,7 @@ class TestPromisedGoodput:
 
     def best(self, outlook, num_requests, costs):
         """The best static length and the best threshold, as goodput and point."""
-        traces = imagined(outlook, 5)
+        traces = imagined(outlook, 5, 256)
         goodput = num_requests / costs.target(num_requests)
 
         def thresholds(threshold):

@@ -19,18 +19,18 @@ def filled(expected, lengths, acceptance=None, repeats=100):
 
 
 def test_imagined_drafts_hold_every_value_equally_often():
-    drafts = imagined(OUTLOOK, 3)
+    drafts = imagined(OUTLOOK, 3, 256)
     assert drafts.expected.shape == (256, 3)
     for column in drafts.expected.T:
         assert np.array_equal(np.unique(column, return_counts=True)[1], np.full(16, 16))
     assert abs(np.corrcoef(drafts.expected.T) - np.eye(3)).max() < 0.2
-    assert np.array_equal(drafts.expected, imagined(OUTLOOK, 3).expected)
-    assert imagined(OUTLOOK, 0).expected.shape == (256, 0)
+    assert np.array_equal(drafts.expected, imagined(OUTLOOK, 3, 256).expected)
+    assert imagined(OUTLOOK, 0, 10).expected.shape == (10, 0)
 
 
 def test_without_records_drafts_are_imagined():
     recalled = TraceMemory(4).recall(OUTLOOK)
-    assert np.array_equal(recalled.expected, imagined(OUTLOOK, 4).expected)
+    assert np.array_equal(recalled.expected, imagined(OUTLOOK, 4, 256).expected)
     assert np.array_equal(recalled.acceptance, recalled.expected)
 
 
@@ -46,9 +46,10 @@ def test_complete_drafts_are_recalled_as_they_were():
 
 
 def test_what_is_imagined_makes_room_first():
-    recalled = filled([[0.3, 0.3]], [2], repeats=100).recall(OUTLOOK)
-    assert len(recalled) == 256
-    assert (recalled.expected == 0.3).all(axis=1).sum() == 100
+    recalled = filled([[0.3, 0.3]], [2], repeats=40).recall(OUTLOOK)
+    assert len(recalled) == 64
+    assert (recalled.expected == 0.3).all(axis=1).sum() == 40
+    assert len(filled([[0.3, 0.3]], [2], repeats=100).recall(OUTLOOK)) == 100
 
 
 def test_the_oldest_are_forgotten():
@@ -72,6 +73,17 @@ def test_a_draft_that_ended_goes_on_as_those_like_it_did():
     assert np.quantile(np.abs(recalled - recalled[:, :1]), 0.97) <= 0.1 + 1e-9
 
 
+def test_a_few_long_drafts_in_which_good_tokens_follow_good_ones_are_not_watered_down():
+    """Of independent tokens as good as these a draft of seven would gain half as much."""
+    random = np.random.default_rng(1)
+    memory = TraceMemory(7)
+    drafts = np.repeat(random.choice([0.3, 0.95], (80, 1)), 7, axis=1)
+    for step, draft in enumerate(drafts):
+        memory.observe(step, draft[None], draft[None], np.array([7]))
+    gained = np.cumprod(memory.recall(OUTLOOK).acceptance, axis=1).sum(axis=1).mean()
+    assert gained == pytest.approx(np.cumprod(drafts, axis=1).sum(axis=1).mean())
+
+
 def test_without_others_that_went_on_the_rest_is_imagined():
     recalled = filled([[0.5, 0.0]], [1], repeats=600).recall(OUTLOOK)
     assert (recalled.expected[:, 0] == 0.5).all()
@@ -81,7 +93,7 @@ def test_without_others_that_went_on_the_rest_is_imagined():
 def test_who_drafted_nothing_is_not_recorded():
     memory = TraceMemory(2)
     memory.observe(0, np.zeros((3, 2)), np.zeros((3, 2)), np.zeros(3, dtype=int))
-    assert np.array_equal(memory.recall(OUTLOOK).expected, imagined(OUTLOOK, 2).expected)
+    assert np.array_equal(memory.recall(OUTLOOK).expected, imagined(OUTLOOK, 2, 256).expected)
 
 
 def test_requests_of_a_large_batch_take_turns_and_some_come_first():
@@ -101,7 +113,7 @@ def test_drafts_shorter_than_the_longest_fit():
     recalled = memory.recall(OUTLOOK)
     assert isinstance(recalled, Traces)
     assert recalled.acceptance[0, :2].tolist() == [0.25, 0.25]
-    assert recalled.acceptance.shape == (256, 5)
+    assert recalled.acceptance.shape == (64, 5)
 
 
 def test_old_drafts_are_forgotten_as_long_as_enough_are_left():

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_NUM_IMAGINED = 256
+# Drafts that are imagined as long as nothing is recorded; fewer recorded ones are filled up to so
+# many. What is imagined knows nothing of good tokens that follow good ones: long drafts look worse.
+_NUM_IMAGINED, _ENOUGH_RECORDED = 256, 64
 # Recorded drafts, and how many of one step at most: a large batch in a row tells less. Drafts are
 # forgotten after so many steps, as long as enough are left: the workload changes.
 _CAPACITY = 512
@@ -24,7 +26,7 @@ _MEMORY_STEPS = 500
 _ENOUGH_RECENT = 256
 # So many must have gone on for others to be continued as they were, and a draft is continued as
 # one of so many that were alike.
-_ENOUGH = 12
+_ENOUGH = 24
 _ALIKE = 5
 
 
@@ -45,21 +47,20 @@ class Traces:
         return len(self.expected)
 
 
-def imagined(outlook: Floats, length: int) -> Traces:
+def imagined(outlook: Floats, length: int, count: int) -> Traces:
     """Drafts of independent tokens whose acceptance is predicted exactly; always the same ones.
 
-    Every column holds each value of the outlook equally often, in an order of its own.
+    Every column holds each value of the outlook about equally often, in an order of its own.
 
     Args:
         outlook: ``[n]`` equally likely acceptance probabilities.
         length: of the drafts.
+        count: how many drafts.
     """
     generator = np.random.default_rng(0)
-    repeats = -(-_NUM_IMAGINED // len(outlook))
-    columns = [
-        generator.permutation(np.tile(outlook, repeats))[:_NUM_IMAGINED] for _ in range(length)
-    ]
-    drafts = np.stack(columns, axis=1) if columns else np.ones((_NUM_IMAGINED, 0))
+    values = np.tile(outlook, -(-count // len(outlook)))
+    columns = [generator.permutation(values)[:count] for _ in range(length)]
+    drafts = np.stack(columns, axis=1) if columns else np.ones((count, 0))
     return Traces(drafts, drafts)
 
 
@@ -124,15 +125,12 @@ class TraceMemory:
             outlook: ``[n]`` equally likely acceptance probabilities, where nothing is recorded.
         """
         length = self._expected.shape[1]
-        start = imagined(outlook, length)
         rows = self._recent()
-        # What is imagined makes room until enough is recorded.
-        imaginary = _NUM_IMAGINED - len(rows) if self._count < _NUM_IMAGINED else 0
-        count = len(rows) + imaginary
-        filling = np.arange(count) % _NUM_IMAGINED
-        expected, acceptance = start.expected[filling], start.acceptance[filling]
         if not len(rows):
-            return Traces(expected, acceptance)
+            return imagined(outlook, length, _NUM_IMAGINED)
+        count = max(len(rows), _ENOUGH_RECORDED)
+        start = imagined(outlook, length, count)
+        expected, acceptance = start.expected.copy(), start.acceptance.copy()
         ends = np.full(count, length)
         ends[: len(rows)] = self._lengths[rows]
         known = np.arange(length) < ends[: len(rows), None]
