@@ -192,7 +192,7 @@ def test_tokens_and_text(client, offline):
         ),
         ("/v1/completions", {"prompt": "\ud800"}, 400, "prompt"),
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "user"}, 3]}, 400, "messages.1"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}, 3]}, 400, "messages[1]"),
         ("/tokenize", {}, 400, "prompt"),
         ("/nowhere", {}, 404, None),
     ],

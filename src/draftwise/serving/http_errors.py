@@ -25,6 +25,7 @@ from draftwise.serving.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
+from draftwise.serving.problems import explain
 
 # Status, and what OpenAI calls such an error.
 _KINDS: dict[type[DraftwiseError], tuple[int, str]] = {
@@ -77,12 +78,12 @@ async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
     """For a body that is not what the schema says; names the first field."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    # The first entry says only that it was in the body; then unions name their branches.
-    where = [str(each) for each in first["loc"][1:] if not str(each).startswith(_BRANCHES)]
-    message = first["msg"]
     if first["type"] == "json_invalid":
-        where, message = [], f"the body is not JSON: {first.get('ctx', {}).get('error', message)}"
-    return JSONResponse(_body(message, "invalid_request_error", ".".join(where) or None, 400), 400)
+        why = first.get("ctx", {}).get("error", first["msg"])
+        message, field = f"the body is not JSON: {why}", None
+    else:
+        message, field = explain(first)
+    return JSONResponse(_body(message, "invalid_request_error", field, 400), 400)
 
 
 async def answer_http(_: Request, error: Exception) -> JSONResponse:
@@ -94,9 +95,6 @@ async def answer_http(_: Request, error: Exception) -> JSONResponse:
         error.status_code,
         dict(error.headers or {}),
     )
-
-
-_BRANCHES = ("str", "list[", "float", "dict[", "constrained-", "TextPart")
 
 
 def _body(message: str, kind: str, field: str | None, status: int) -> dict[str, Any]:

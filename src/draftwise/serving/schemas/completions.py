@@ -1,0 +1,77 @@
+"""Bodies of `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator
+
+from draftwise.errors import InvalidParameterError
+from draftwise.params import MAX_LOGPROBS
+from draftwise.serving.schemas.body import (
+    TokenId,
+    check_strings,
+    check_token_ids,
+    quoted,
+    wrong,
+)
+from draftwise.serving.schemas.common import Sampling
+
+Prompts = str | list[TokenId] | list[str] | list[list[TokenId]]
+_ACCEPTED = (
+    "a string, a list of token ids, or a list of either: strings or lists of token ids, not mixed"
+)
+
+
+def _prompt(value: Any) -> Any:
+    """Check a prompt by what its first element is, so that the error is about the wrong one."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong(f"must be {_ACCEPTED}; got {quoted(value)}")
+    first = value[0] if value else ""
+    if isinstance(first, str):
+        check_strings(value)
+    elif isinstance(first, list):
+        for index, each in enumerate(value):
+            if not isinstance(each, list):
+                raise wrong(f"must be a list of token ids, got {quoted(each)}", f"[{index}]")
+            check_token_ids(each, f"[{index}]")
+    elif isinstance(first, int):
+        check_token_ids(value)
+    else:
+        raise wrong(f"must be a string, a token id or a list, got {quoted(first)}", "[0]")
+    return value
+
+
+class CompletionBody(Sampling):
+    """Body of `POST /v1/completions`."""
+
+    prompt: Annotated[
+        Prompts,
+        PlainValidator(_prompt, json_schema_input_type=Prompts),
+        Field(description="Text, tokens, or a list of prompts."),
+    ]
+    max_tokens: int = Field(16, ge=1)
+    echo: bool = Field(False, description="Write the prompt before the answer.")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    best_of: int | None = Field(None, ge=1, description="Only the same as `n`.")
+    suffix: Literal[""] | None = Field(None, description="Only empty.")
+
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to report beside each one; ``None`` for no log-probabilities."""
+        return self.logprobs
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt.
+
+        Raises:
+            InvalidParameterError: there is none.
+        """
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise InvalidParameterError("prompt", "is empty; give some text or at least one token")
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(self.prompt)

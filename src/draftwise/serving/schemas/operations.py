@@ -1,0 +1,60 @@
+"""Bodies of requests beside completions: tokens of texts, and how the server speculates."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator
+
+from draftwise.errors import InvalidParameterError
+from draftwise.serving.schemas.body import Body, TokenId, quoted, wrong
+from draftwise.serving.schemas.chat import MAX_MESSAGES, Message
+
+
+class TokenizeBody(Body):
+    """Body of `POST /tokenize`: a prompt or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, max_length=MAX_MESSAGES, fail_fast=True)
+
+
+class DetokenizeBody(Body):
+    """Body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId] = Field(fail_fast=True)
+
+
+def _lenience(value: Any) -> Any:
+    """A number, or an object of numbers; their ranges are the engine's to check."""
+    for each in value.values() if isinstance(value, dict) else [value]:
+        if isinstance(each, bool) or not isinstance(each, int | float):
+            raise wrong(
+                "must be a number, or an object from numbers of waiting requests to numbers; got "
+                + quoted(each)
+            )
+    return value
+
+
+class SpeculationChange(Body):
+    """Body of `PATCH /v1/speculation`; what is not named stays as it is."""
+
+    policy: str | None = None
+    policy_options: dict[str, Any] | None = None
+    num_speculative_tokens: int | None = Field(None, ge=0, le=64)
+    lenience: Annotated[
+        float | dict[str, float] | None,
+        PlainValidator(_lenience, json_schema_input_type=float | dict[str, float]),
+    ] = Field(None, description="A number, or a rule by the number of waiting requests.")
+
+    def changes(self) -> dict[str, Any]:
+        """What is named.
+
+        Raises:
+            InvalidParameterError: nothing is.
+        """
+        named = self.model_dump(exclude_none=True)
+        if not named:
+            raise InvalidParameterError("speculation", "names nothing to change")
+        return named

@@ -1,0 +1,218 @@
+"""What bodies may hold, and what clients are told of those that are wrong."""
+
+import json
+
+import pytest
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from draftwise.params import SamplingParams
+from draftwise.serving import documents
+from draftwise.serving.problems import explain
+from draftwise.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, SpeculationChange
+
+CHAT = [{"role": "user", "content": "Hello"}]
+# Far more than any error may take to be found.
+MANY = 500_000
+
+
+def errors(model, body):
+    """All that pydantic says of a body."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    return caught.value.errors()
+
+
+def complaint(model, body):
+    """Message and field as the client gets them."""
+    found = errors(model, body)
+    first = found[0] | {"loc": ("body", *found[0]["loc"])}
+    return explain(RequestValidationError([first]).errors()[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param", "says"),
+    [
+        (CompletionBody, {"prompt": True}, "prompt", "a list of token ids"),
+        (CompletionBody, {"prompt": ["a", 3]}, "prompt[1]", "must be a string, got 3"),
+        (CompletionBody, {"prompt": [3, "a"]}, "prompt[1]", "must be a token id"),
+        (CompletionBody, {"prompt": [3, True]}, "prompt[1]", "got true"),
+        (CompletionBody, {"prompt": [[3], [4, -1]]}, "prompt[1][1]", "got -1"),
+        (CompletionBody, {"prompt": [[3], "a"]}, "prompt[1]", "a list of token ids"),
+        (CompletionBody, {"prompt": [None]}, "prompt[0]", "got null"),
+        (CompletionBody, {"prompt": None}, "prompt", "is required"),
+        (CompletionBody, {"prompt": "a", "max_tokens": True}, "max_tokens", "an integer, got true"),
+        (CompletionBody, {"prompt": "a", "max_tokens": "5"}, "max_tokens", "an integer, got '5'"),
+        (CompletionBody, {"prompt": "a", "max_tokens": 5.0}, "max_tokens", "an integer, got 5.0"),
+        (CompletionBody, {"prompt": "a", "temperature": "1"}, "temperature", "a number, got '1'"),
+        (CompletionBody, {"prompt": "a", "temperature": True}, "temperature", "a number, got true"),
+        (CompletionBody, {"prompt": "a", "stream": 1}, "stream", "true or false, got 1"),
+        (CompletionBody, {"prompt": "a", "echo": "yes"}, "echo", "true or false, got 'yes'"),
+        (CompletionBody, {"prompt": "a", "top_k": -2}, "top_k", "greater than or equal to -1"),
+        (CompletionBody, {"prompt": "a", "suffix": "b"}, "suffix", "must be ''"),
+        (CompletionBody, {"prompt": "a", "stop": 5}, "stop", "a list of strings, got 5"),
+        (CompletionBody, {"prompt": "a", "stop": ["b", 5]}, "stop[1]", "must be a string, got 5"),
+        (CompletionBody, {"prompt": "a", "stop": ["b"] * 33}, "stop", "at most 32"),
+        (CompletionBody, {"prompt": "a", "stop": ["b" * 257]}, "stop[0]", "at most 256"),
+        (CompletionBody, {"prompt": "a", "logit_bias": [1]}, "logit_bias", "must be an object"),
+        (CompletionBody, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "'x' is no token"),
+        (CompletionBody, {"prompt": "a", "logit_bias": {"²": 1}}, "logit_bias", "is no token id"),
+        (CompletionBody, {"prompt": "a", "logit_bias": {"5": "1"}}, "logit_bias", "token 5"),
+        (CompletionBody, {"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias", "got 101"),
+        (CompletionBody, {"prompt": "a", "speculation": 1}, "speculation", "must be an object"),
+        (
+            CompletionBody,
+            {"prompt": "a", "speculation": {"policies": 1}},
+            "speculation.policies",
+            "did you mean 'policy'?",
+        ),
+        (
+            CompletionBody,
+            {"prompt": "a", "structured_outputs": {"choice": ["a", 1]}},
+            "structured_outputs.choice[1]",
+            "must be a string, got 1",
+        ),
+        (CompletionBody, [], None, "the body: must be an object"),
+        (ChatBody, {"messages": "a"}, "messages", "must be a list, got 'a'"),
+        (ChatBody, {"messages": [*CHAT, 3]}, "messages[1]", "must be an object, got 3"),
+        (ChatBody, {"messages": [{"content": "a"}]}, "messages[0].role", "is required"),
+        (ChatBody, {"messages": [{"role": 5}]}, "messages[0].role", "must be a string, got 5"),
+        (
+            ChatBody,
+            {"messages": [*CHAT * 3, {"role": "user", "content": 7}]},
+            "messages[3].content",
+            "must be a string or a list of text parts, got 7",
+        ),
+        (
+            ChatBody,
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+            "the only kind of part accepted; got 'image_url'",
+        ),
+        (
+            ChatBody,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+            "messages[0].content[0].text",
+            "must be a string, got 1",
+        ),
+        (ChatBody, {"messages": CHAT, "modalities": ["audio"]}, "modalities[0]", "must be 'text'"),
+        (ChatBody, {"messages": CHAT, "functions": [{}]}, "functions", "use tools"),
+        (ChatBody, {"messages": CHAT, "function_call": {"name": "f"}}, "function_call", "tools"),
+        (ChatBody, {"messages": CHAT, "temprature": 1}, "temprature", "mean 'temperature'?"),
+        (ChatBody, {"messages": CHAT, "zzz": 1}, "zzz", "known keys: "),
+        (DetokenizeBody, {"tokens": [1, "2"]}, "tokens[1]", "must be an integer, got '2'"),
+        (SpeculationChange, {"lenience": "1"}, "lenience", "must be a number, or an object"),
+        (SpeculationChange, {"lenience": {"0": True}}, "lenience", "got true"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_accepted(model, body, param, says):
+    message, field = complaint(model, body)
+    assert field == param
+    assert says in message
+    assert message.startswith(f"{param or 'the body'}: ")
+
+
+def test_the_name_of_an_unknown_key_stands_in_the_message_and_no_more_of_it_than_needed():
+    message, param = complaint(ChatBody, {"messages": CHAT, "top_pp": 1})
+    assert "'top_pp'" in message
+    assert param == "top_pp"
+    message, param = complaint(ChatBody, {"messages": CHAT, "x" * 10**6: 1})
+    assert len(message) < 2000
+    assert len(param) <= 80
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (CompletionBody, {"prompt": 5, "n": "a"} | {f"k{i}": 0 for i in range(MANY)}),
+        (CompletionBody, {"prompt": [1, *["a"] * MANY]}),
+        (CompletionBody, {"prompt": [[1], *[["a"]] * MANY]}),
+        (CompletionBody, {"prompt": "a", "stop": [1] * MANY}),
+        (CompletionBody, {"prompt": "a", "stop_token_ids": ["a"] * MANY}),
+        (CompletionBody, {"prompt": "a", "logit_bias": {str(i): "a" for i in range(MANY)}}),
+        (CompletionBody, {"prompt": "a", "structured_outputs": {"choice": [1] * MANY}}),
+        (ChatBody, {"messages": [1] * MANY}),
+        (ChatBody, {"messages": [{"role": "user", "content": [1] * MANY}]}),
+        (ChatBody, {"messages": CHAT, "modalities": [1] * MANY}),
+        (DetokenizeBody, {"tokens": ["a"] * MANY}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_body_that_is_wrong_in_many_places_makes_one_error(model, body):
+    assert len(errors(model, body)) == 1
+
+
+@pytest.mark.parametrize("body", [{f"k{i}": 0 for i in range(MANY)}, {"tokens": ["a"] * MANY}])
+def test_such_bodies_are_answered(client, body):
+    refused = client.post("/detokenize", json=body)
+    assert refused.status_code == 400
+    assert documents.ErrorBody.model_validate(refused.json()).error.param in ("k0", "tokens[0]")
+
+
+def test_null_counts_as_absent():
+    given = {"messages": CHAT, "n": None, "stop": None, "stream": None, "temperature": None}
+    body = ChatBody.model_validate(given | {"max_tokens": None, "logit_bias": None})
+    assert body == ChatBody.model_validate({"messages": CHAT})
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_two_numbers_turn_top_k_off(top_k):
+    body = CompletionBody.model_validate({"prompt": "a", "top_k": top_k})
+    assert body.sampling(4, 0) == SamplingParams(max_tokens=4)
+
+
+IGNORED = {
+    "store": True,
+    "service_tier": "auto",
+    "safety_identifier": "abc",
+    "prompt_cache_key": "abc",
+    "prompt_cache_retention": "24h",
+    "user": "somebody",
+    "metadata": {"a": "b"},
+}
+IGNORED_IN_CHATS = {
+    "reasoning_effort": "low",
+    "verbosity": "low",
+    "prediction": {"type": "content", "content": "Hello"},
+    "modalities": ["text"],
+    "functions": [],
+    "function_call": "none",
+}
+
+
+def test_what_asks_for_nothing_that_changes_the_answer_is_ignored(client):
+    plain = {"max_tokens": 4, "temperature": 0}
+    for path, about, ignored in (
+        ("/v1/completions", {"prompt": "Hello"}, IGNORED),
+        ("/v1/chat/completions", {"messages": CHAT}, IGNORED | IGNORED_IN_CHATS),
+    ):
+        expected = client.post(path, json=about | plain).json()["choices"]
+        answer = client.post(path, json=about | plain | ignored)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"] == expected
+
+
+def test_the_schema_says_what_is_ignored(client):
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    for name, ignored in (
+        ("CompletionBody", IGNORED),
+        ("ChatBody", {**IGNORED, **IGNORED_IN_CHATS}),
+    ):
+        body = schemas[name]
+        assert body["additionalProperties"] is False
+        for key in ignored:
+            description = body["properties"][key]["description"]
+            assert "ignored" in description or "Deprecated" in description
+
+
+def test_numbers_beyond_any_float_are_refused(client):
+    for body in (
+        '{"prompt": "a", "temperature": 1%s}',
+        '{"prompt": "a", "logit_bias": {"1": 1%s}}',
+    ):
+        content = (body % ("0" * 4000)).encode()
+        refused = client.post(
+            "/v1/completions", content=content, headers={"Content-Type": "application/json"}
+        )
+        assert refused.status_code == 400
+        assert json.loads(refused.content)["error"]["param"] in ("temperature", "logit_bias")
