@@ -16,7 +16,7 @@ NOT_INTEGERS = ["1", None, True, [1], 1.0, math.nan]
 
 # Per field: values outside its range, values of another kind, and values at its ends.
 BAD_SAMPLING = {
-    "max_tokens": [0, -1, *NOT_INTEGERS],
+    "max_tokens": [-1, *NOT_INTEGERS],
     "temperature": [-0.1, 1e-9, 1e5, *NOT_NUMBERS],
     "top_p": [0, -0.5, 1.01, *NOT_NUMBERS],
     "top_k": [-1, *NOT_INTEGERS],
@@ -43,10 +43,11 @@ BAD_SAMPLING = {
     "ignore_eos": [1, 0, "yes", None],
     "seed": [1.5, "1", True, 2**64, -(2**63) - 1],
     "logprobs": [-1, 21, 1.0, "1", True],
+    "prompt_logprobs": [-1, 21, 1.0, "1", True],
     "structured_outputs": ["json", {"regex": "a"}, True],
 }
 GOOD_SAMPLING = {
-    "max_tokens": [1, 10**9],
+    "max_tokens": [0, 1, 10**9],
     "temperature": [0, 0.0, 1e-4, 1, 2.5, 100.0],
     "top_p": [1e-9, 0.5, 1, 1.0],
     "top_k": [0, 1, 10**9],
@@ -60,6 +61,7 @@ GOOD_SAMPLING = {
     "ignore_eos": [True, False],
     "seed": [None, 0, -(2**63), 2**64 - 1],
     "logprobs": [None, 0, 20],
+    "prompt_logprobs": [None, 0, 20],
     "structured_outputs": [None, StructuredOutputs(regex="a"), StructuredOutputs(choice=["a"])],
 }
 BAD_SPECULATION = {

@@ -32,7 +32,7 @@ class TokenSource(StrEnum):
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """What the target thought of one generated token, by the softmax of its own logits.
+    """What the target thought of one token, by the softmax of its own logits.
 
     Bias, penalties, temperature, filters and structures have no part in it.
 
@@ -106,6 +106,8 @@ class RequestOutput:
         speculation: how speculation went.
         error: what went wrong, if ``finish_reason`` is ``"error"``.
         logprobs: one entry for each of ``token_ids``; ``None`` if they were not asked for.
+        prompt_logprobs: one entry for each of ``prompt_token_ids``, ``None`` for the first, which
+            nothing comes before; ``None`` if they were not asked for.
     """
 
     prompt: str | None
@@ -118,6 +120,7 @@ class RequestOutput:
     speculation: SpeculationStats
     error: DraftwiseError | None = None
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True)

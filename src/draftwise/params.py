@@ -93,7 +93,7 @@ class SamplingParams:
     """How the tokens of one request are drawn and when it ends.
 
     Attributes:
-        max_tokens: most tokens to generate, at least 1.
+        max_tokens: most tokens to generate; 0 only reads the prompt, for ``prompt_logprobs``.
         temperature: 0 for greedy decoding, otherwise (from 1e-4 to 1e4) divides the logits.
         top_p: keep the most likely tokens whose mass reaches this, in (0, 1]; 1 is off.
         top_k: keep this many most likely tokens; 0 is off.
@@ -112,6 +112,8 @@ class SamplingParams:
         logprobs: report the target's log-probability of each generated token and of this many most
             likely ones at its place, 0 … 20; ``None`` reports none.
         structured_outputs: the form that the text must have; ``None`` for any.
+        prompt_logprobs: report the target's log-probability of each prompt token but the first,
+            and of this many most likely ones at its place, 0 … 20; ``None`` reports none.
 
     Raises:
         InvalidParameterError: a value lies outside its range.
@@ -132,9 +134,10 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _integer("max_tokens", self.max_tokens, 1)
+        _integer("max_tokens", self.max_tokens, 0)
         _number("temperature", self.temperature, 0.0, LARGEST_TEMPERATURE)
         if 0 < self.temperature < _SMALLEST_TEMPERATURE:
             raise InvalidParameterError(
@@ -163,8 +166,9 @@ class SamplingParams:
             raise InvalidParameterError("ignore_eos", f"must be a bool, got {self.ignore_eos!r}")
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**64 - 1)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
             raise InvalidParameterError(
                 "structured_outputs",

@@ -161,6 +161,12 @@ def test_two_numbers_turn_top_k_off(top_k):
     assert body.sampling(4, 0) == SamplingParams(max_tokens=4)
 
 
+def test_changes_are_what_is_named():
+    given = {"lenience": {"0": 1, "8": 0.5}, "policy": None, "num_speculative_tokens": 3}
+    changes = SpeculationChange.model_validate(given).changes()
+    assert changes == {"lenience": {"0": 1, "8": 0.5}, "num_speculative_tokens": 3}
+
+
 IGNORED = {
     "store": True,
     "service_tier": "auto",

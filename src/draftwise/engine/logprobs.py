@@ -1,7 +1,9 @@
-"""What the target itself thinks of the tokens that a step gained, for the requests that ask."""
+"""What the target itself thinks of generated tokens and of prompts, for the requests that ask."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, islice
 
 import torch
@@ -11,6 +13,9 @@ from draftwise.core.types import Outcome, Plan
 from draftwise.engine.scheduler import Batch
 from draftwise.models.transfer import fetch, upload
 from draftwise.outputs import TokenLogprobs
+
+# Rows of logits that are in float32 at the same time.
+_ROWS_AT_ONCE = 64
 
 
 def token_logprobs(
@@ -43,23 +48,40 @@ def token_logprobs(
         accepted = outcome.num_accepted[index]
         rows += range(first_rows[index], first_rows[index] + accepted + 1)
         tokens += [*planned[index][:accepted], outcome.next_tokens[index]]
-    logp = logits[upload(rows, torch.long, logits.device)].float().log_softmax(dim=-1)
-    own = logp.gather(1, upload(tokens, torch.long, logits.device).unsqueeze(1))
-    rank = (logp > own).sum(dim=1) + 1
-    most = max(_num_top(batch, index) for index in asking)
-    values, best = logp.topk(min(most, logp.shape[1]), dim=1)
-    told = zip(*(each.tolist() for each in fetch(own.squeeze(1), rank, best, values)), strict=True)
+    num_top = [batch.generating[index].params.logprobs or 0 for index in asking]
+    told = _of_rows(logits[upload(rows, torch.long, logits.device)], tokens, max(num_top))
     return {
         index: [
-            TokenLogprobs(
-                logprob, place, tuple(zip(likely, numbers, strict=True))[: _num_top(batch, index)]
-            )
-            for logprob, place, likely, numbers in islice(told, outcome.num_accepted[index] + 1)
+            each if count == max(num_top) else replace(each, top=each.top[:count])
+            for each in islice(told, outcome.num_accepted[index] + 1)
         ]
-        for index in asking
+        for index, count in zip(asking, num_top, strict=True)
     }
 
 
-def _num_top(batch: Batch, index: int) -> int:
-    """How many of the most likely tokens a request asks for."""
-    return batch.generating[index].params.logprobs or 0
+def prompt_logprobs(
+    logits: Tensor, tokens: Sequence[int], num_top: int
+) -> Iterator[TokenLogprobs]:
+    """Log-probabilities of tokens of a prompt.
+
+    Args:
+        logits: ``[tokens, vocab]`` of the target, each before the token it is about.
+        tokens: of the prompt.
+        num_top: how many of the most likely tokens to report beside each.
+    """
+    for start in range(0, len(tokens), _ROWS_AT_ONCE):
+        some = slice(start, start + _ROWS_AT_ONCE)
+        yield from _of_rows(logits[some], tokens[some], num_top)
+
+
+def _of_rows(logits: Tensor, tokens: Sequence[int], num_top: int) -> Iterator[TokenLogprobs]:
+    """Of one token for each row of logits."""
+    logp = logits.float().log_softmax(dim=-1)
+    own = logp.gather(1, upload(tokens, torch.long, logits.device).unsqueeze(1))
+    rank = (logp > own).sum(dim=1) + 1
+    values, best = logp.topk(min(num_top, logp.shape[1]), dim=1)
+    told = zip(*(each.tolist() for each in fetch(own.squeeze(1), rank, best, values)), strict=True)
+    return (
+        TokenLogprobs(logprob, place, tuple(zip(likely, numbers, strict=True)))
+        for logprob, place, likely, numbers in told
+    )

@@ -31,12 +31,14 @@ class NewOutput(NamedTuple):
         texts: new text in pieces, each with where its token came from; a piece may be the rest of
             an earlier token, whose text was not certain before.
         logprobs: of the new tokens; ``None`` if they are not asked for.
+        prompt_logprobs: of the prompt, once it was read, as in :class:`RequestOutput`.
     """
 
     token_ids: list[int]
     sources: list[TokenSource]
     texts: list[tuple[str, TokenSource]]
     logprobs: list[TokenLogprobs] | None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def text(self) -> str:
@@ -60,6 +62,8 @@ class Request:
         speculation: what it asks for itself.
         history: how its recent tokens fared.
         logprobs: one entry for each token of the output; none if they are not asked for.
+        prompt_logprobs: one entry for each token of the prompt that was read, but the first; none
+            if they are not asked for.
         matcher: knows what may come next; ``None`` if its text may have any form.
     """
 
@@ -87,6 +91,7 @@ class Request:
         self.speculation = speculation
         self.history = AcceptanceHistory()
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.matcher = matcher
         self.max_total_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
         self._prompt = prompt
@@ -94,6 +99,7 @@ class Request:
         self._sources: list[TokenSource] = []
         self._text = TextBuilder(tokenizer, prompt_ids, tuple(params.stop))
         self._num_reported = 0
+        self._prompt_is_reported = False
 
     @property
     def num_output_tokens(self) -> int:
@@ -125,6 +131,9 @@ class Request:
         self, token: int, source: TokenSource, logprobs: TokenLogprobs | None = None
     ) -> bool:
         """Take one more token; True if the request ends with it, or because it cannot come."""
+        if not self.params.max_tokens:  # it only wants to know of its prompt
+            self.finish(FinishReason.LENGTH)
+            return True
         if self.matcher is not None and not self.matcher.take(token):
             self.finish(FinishReason.ERROR, self.matcher.error)
             return True
@@ -157,7 +166,10 @@ class Request:
         tokens = self.tokens[self.num_prompt_tokens + self._num_reported :]
         self._num_reported += len(tokens)
         texts = [(text, self._sources[index]) for index, text in self._text.release()]
-        return NewOutput(tokens, sources, texts, logprobs)
+        reviewed = None
+        if not self._prompt_is_reported and (self.num_output_tokens or self.finish_reason):
+            reviewed, self._prompt_is_reported = self._reviewed_prompt(), True
+        return NewOutput(tokens, sources, texts, logprobs, reviewed)
 
     def output(self) -> RequestOutput:
         """The answer as the caller sees it."""
@@ -172,4 +184,9 @@ class Request:
             speculation=self.stats,
             error=self.error,
             logprobs=None if self.params.logprobs is None else list(self.logprobs),
+            prompt_logprobs=self._reviewed_prompt(),
         )
+
+    def _reviewed_prompt(self) -> list[TokenLogprobs | None] | None:
+        """What the target thinks of the prompt, if that is asked for."""
+        return None if self.params.prompt_logprobs is None else [None, *self.prompt_logprobs]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,9 @@ from draftwise.core.sampling import (
 )
 from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.controls import history_along
+from draftwise.engine.logprobs import prompt_logprobs
 from draftwise.engine.masks import masks_along
+from draftwise.engine.request import Request
 from draftwise.engine.scheduler import Batch
 from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache
@@ -41,6 +45,8 @@ class TargetVerifier:
     def verify(self, batch: Batch, plan: Plan) -> Tensor | None:
         """Compute the target's logits.
 
+        What it thinks of prompts is noted with the requests that ask for it.
+
         Returns:
             ``[rows, vocab]``: for each generating request one row per verified token and one
             after the last, request after request. ``None`` if the step only reads prompts.
@@ -51,10 +57,16 @@ class TargetVerifier:
         tokens: list[int] = []
         segments: list[Segment] = []
         logit_rows: list[int] = []
+        reviews: list[_Review] = []
         for row in sorted(indices.keys() | chunks.keys()):
             if row in chunks:
                 request, start, end = chunks[row]
                 new, num_logits = request.tokens[start:end], int(row in indices)
+                if request.params.prompt_logprobs is not None:
+                    # The last token's logits are about the first one that is generated.
+                    about = request.tokens[start + 1 : min(end + 1, len(request.tokens))]
+                    reviews.append(_Review(request, about, len(logit_rows)))
+                    num_logits = len(new)
             else:
                 request = batch.generating[indices[row]]
                 verified = drafted[indices[row]][: plan.lengths[indices[row]]]
@@ -63,7 +75,34 @@ class TargetVerifier:
             tokens.extend(new)
             segments.append(Segment(row, start, len(new)))
             logit_rows.extend(range(len(tokens) - num_logits, len(tokens)))
-        return self._model.forward(self._cache, tokens, segments, logit_rows or None)
+        logits = self._model.forward(self._cache, tokens, segments, logit_rows or None)
+        return logits if logits is None or not reviews else _without(reviews, logits)
+
+
+class _Review(NamedTuple):
+    """Rows of logits that are about a prompt.
+
+    Attributes:
+        request: whose prompt.
+        tokens: of the prompt, one for each row.
+        first: the first of the rows.
+    """
+
+    request: Request
+    tokens: list[int]
+    first: int
+
+
+def _without(reviews: list[_Review], logits: Tensor) -> Tensor | None:
+    """Note what the target thinks of prompts; the other rows, ``None`` if there are none."""
+    others = torch.ones(len(logits), dtype=torch.bool)
+    for request, tokens, first in reviews:
+        rows = slice(first, first + len(tokens))
+        num_top = request.params.prompt_logprobs or 0
+        request.prompt_logprobs.extend(prompt_logprobs(logits[rows], tokens, num_top))
+        others[rows] = False
+    left = others.nonzero().squeeze(1).tolist()
+    return logits[upload(left, torch.long, logits.device)] if left else None
 
 
 class Acceptance:

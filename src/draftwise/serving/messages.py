@@ -102,6 +102,7 @@ class Piece:
         finish_reason: set in its last piece.
         error: why it failed, if it did.
         stats: how speculation went, in its last piece.
+        prompt_logprobs: of the prompt, in its first piece; ``None`` if they are not asked for.
     """
 
     key: int
@@ -111,6 +112,7 @@ class Piece:
     finish_reason: FinishReason | None = None
     error: DraftwiseError | None = None
     stats: SpeculationStats | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def text(self) -> str:

@@ -204,6 +204,7 @@ class EngineWorker:
             request.finish_reason,
             request.error,
             request.stats if done else None,
+            new.prompt_logprobs,
         )
 
     def _forget(self, request: Request) -> None:

@@ -54,7 +54,7 @@ class SpeculationChange(Body):
         Raises:
             InvalidParameterError: nothing is.
         """
-        named = self.model_dump(exclude_none=True)
+        named = {name: getattr(self, name) for name in sorted(self.model_fields_set)}
         if not named:
             raise InvalidParameterError("speculation", "names nothing to change")
         return named

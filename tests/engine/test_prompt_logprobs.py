@@ -1,0 +1,128 @@
+"""What the target thinks of prompts, against a plain pass of transformers over all of them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.engine import logprobs
+from draftwise.engine.lanes import shares
+from draftwise.engine.verification import TargetVerifier
+from draftwise.outputs import FinishReason
+
+from ..tiny_models import Recipe
+from .assembly import assemble_recipe, generate, varied_work
+
+RECIPE = Recipe(vocab=32, context=128, seed=8)
+
+
+@torch.no_grad()
+def assert_right(model, output, count):
+    ids = torch.tensor([output.prompt_token_ids])
+    plain = model(input_ids=ids).logits[0].log_softmax(dim=-1)
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    assert output.prompt_logprobs[0] is None
+    for told, token, logp in zip(
+        output.prompt_logprobs[1:], output.prompt_token_ids[1:], plain, strict=False
+    ):
+        assert told.logprob == pytest.approx(float(logp[token]), abs=2e-4)
+        assert told.rank == int((logp > logp[token]).sum()) + 1
+        best = logp.topk(count)
+        assert [each for each, _ in told.top] == best.indices.tolist()
+        assert [value for _, value in told.top] == pytest.approx(best.values.tolist(), abs=2e-4)
+
+
+def work(count):
+    """Requests some of which ask; some of them generate nothing."""
+    prompts, params = varied_work(count)
+    asked = (0, None, 3, 20)
+    params = [
+        replace(
+            each,
+            prompt_logprobs=asked[index % 4],
+            max_tokens=0 if index % 5 == 0 else each.max_tokens,
+        )
+        for index, each in enumerate(params)
+    ]
+    return prompts, params
+
+
+@pytest.mark.parametrize("overlaps", [False, True], ids=["whole", "halves"])
+@pytest.mark.parametrize("policy", ["none", "fixed", "sv"])
+def test_they_are_those_of_a_plain_pass(models, policy, overlaps):
+    if overlaps and (shares() is None or policy == "none"):
+        pytest.skip("nothing overlaps here")
+    engine = assemble_recipe(
+        models, RECIPE, 7, policy=policy, num_speculative_tokens=3, overlaps=overlaps
+    )
+    prompts, params = work(48)
+    outputs = generate(engine, prompts, params)
+    without = generate(engine, prompts, [replace(each, prompt_logprobs=None) for each in params])
+    engine.close()
+    for output, plain, each in zip(outputs, without, params, strict=True):
+        if policy != "sv" or each.temperature == 0:  # what "sv" learns changes what it verifies
+            assert output.token_ids == plain.token_ids
+        assert plain.prompt_logprobs is None
+        if each.max_tokens == 0:
+            assert output.token_ids == []
+            assert output.finish_reason is FinishReason.LENGTH
+        if each.prompt_logprobs is None:
+            assert output.prompt_logprobs is None
+        else:
+            assert_right(models.reference(RECIPE), output, each.prompt_logprobs)
+
+
+def test_a_prompt_is_read_chunk_by_chunk_and_only_who_asks_pays(models, monkeypatch):
+    """No pass gives more rows than a chunk has, and no row is given for who does not ask."""
+    rows = []
+    verify = TargetVerifier.verify
+
+    def watched(self, batch, plan):
+        forward = self._model.forward
+
+        def counting(cache, tokens, segments, logit_rows):
+            rows.append(len(logit_rows or ()))
+            return forward(cache, tokens, segments, logit_rows)
+
+        monkeypatch.setattr(self._model, "forward", counting)
+        try:
+            return verify(self, batch, plan)
+        finally:
+            monkeypatch.setattr(self._model, "forward", forward)
+
+    monkeypatch.setattr(TargetVerifier, "verify", watched)
+    monkeypatch.setattr(logprobs, "_ROWS_AT_ONCE", 5)
+    llm = LLM(models.folder(RECIPE), dtype="float32", max_chunk_tokens=16)
+    prompt = [(7 * i * i + i) % 32 for i in range(100)]
+    asked = llm.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=2))[0]
+    assert_right(models.reference(RECIPE), asked, 2)
+    assert rows == [16] * 6 + [4]
+    rows.clear()
+    llm.generate(prompt, SamplingParams(max_tokens=1))
+    assert rows == [0] * 6 + [1]
+
+
+def test_pieces_tell_of_the_prompt_once(models):
+    llm = LLM(
+        models.folder(RECIPE),
+        SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed"),
+        dtype="float32",
+        max_chunk_tokens=4,
+    )
+    params = SamplingParams(max_tokens=12, prompt_logprobs=1, seed=0)
+    request = llm.engine.add(None, list(range(10)), params)
+    told = []
+    while request.finish_reason is None:
+        llm.engine.step()
+        told.append(request.take_new().prompt_logprobs)
+    given = [each for each in told if each is not None]
+    assert given == [request.output().prompt_logprobs]
+    assert len(given[0]) == 10
+
+
+def test_a_prompt_of_one_token_has_nothing_to_tell(models):
+    llm = LLM(models.folder(RECIPE), dtype="float32")
+    output = llm.generate([3], SamplingParams(max_tokens=0, prompt_logprobs=2))[0]
+    assert output.prompt_logprobs == [None]
+    assert output.text == ""
