@@ -173,7 +173,7 @@ def test_tokens_and_text(client, offline):
         ("/v1/completions", {"prompt": []}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
         ("/v1/completions", {"prompt": "a", "temperature": 1e-9}, 400, "temperature"),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
         ("/v1/completions", {"prompt": "a", "tempreature": 1}, 400, "tempreature"),
         ("/v1/completions", {"prompt": "a", "model": "gpt"}, 404, "model"),
         ("/v1/completions", {"prompt": [10**6]}, 400, "prompt"),

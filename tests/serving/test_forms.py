@@ -138,3 +138,65 @@ def test_bytes_of_tokens_joined_are_the_text():
     joined = bytes(byte for token in tokenizer.encode(text) for byte in texts(token)[1])
     assert joined.decode() == text
     assert TokenTexts(None)(7) == ("token_id:7", [])
+
+
+@pytest.mark.parametrize("prompt", ["text", "tokens"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 1, 6])
+def test_an_echo_has_the_prompts_log_probabilities(client, offline, prompt, stream, max_tokens):
+    """What loglikelihood tasks of evaluation harnesses need."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=0, logprobs=2, prompt_logprobs=2)
+    expected = offline.generate(PROMPT, params)[0]
+    given = PROMPT if prompt == "text" else expected.prompt_token_ids
+    body = {"prompt": given, "max_tokens": max_tokens, "temperature": 0, "logprobs": 2}
+    body |= {"echo": True, "stream": stream}
+    if stream:
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            parts = [each["choices"][0] for each in events(response)]
+        names = parts[0]["logprobs"].keys()
+        told = {name: [v for part in parts for v in part["logprobs"][name]] for name in names}
+        text, reason = "".join(part["text"] for part in parts), parts[-1]["finish_reason"]
+    else:
+        choice = ask(client, **body).json()["choices"][0]
+        told, text, reason = choice["logprobs"], choice["text"], choice["finish_reason"]
+    assert text == PROMPT + expected.text
+    assert reason == "length"
+    assert told["token_logprobs"][0] is None
+    assert told["top_logprobs"][0] is None
+    every = [*expected.prompt_logprobs[1:], *expected.logprobs]
+    assert told["token_logprobs"][1:] == pytest.approx([e.logprob for e in every], abs=1e-4)
+    assert "".join(told["tokens"]) == text
+    for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+        assert text[offset : offset + len(token)] == token
+    for token, logprob, top in zip(
+        told["tokens"][1:], told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True
+    ):
+        assert top[token] == logprob
+        assert len(top) in (2, 3)
+
+
+def test_several_prompts_are_scored_at_once(client):
+    """Each as if it were alone, in the order asked for."""
+    prompts = [PROMPT, "def f(x):", "one two three"]
+    body = {"max_tokens": 0, "logprobs": 1, "echo": True}
+    together = ask(client, prompt=prompts, **body).json()["choices"]
+    for prompt, choice in zip(prompts, together, strict=True):
+        (alone,) = ask(client, prompt=prompt, **body).json()["choices"]
+        assert choice["logprobs"]["tokens"] == alone["logprobs"]["tokens"]
+        assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(
+            alone["logprobs"]["token_logprobs"][1:], abs=1e-4
+        )
+        assert choice["text"] == prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "about"), [("/v1/completions", {"prompt": PROMPT}), ("/v1/chat/completions", {})]
+)
+def test_nothing_is_generated_where_nothing_is_asked_for(client, path, about):
+    about = about or {"messages": CHAT}
+    answer = ask(client, path, **about, max_tokens=0).json()
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice.get("text", "") == choice.get("message", {}).get("content", "") == ""
+    assert answer["usage"]["completion_tokens"] == 0
+    assert answer["usage"]["prompt_tokens"] > 0

@@ -59,9 +59,7 @@ def token_logprobs(
     }
 
 
-def prompt_logprobs(
-    logits: Tensor, tokens: Sequence[int], num_top: int
-) -> Iterator[TokenLogprobs]:
+def prompt_logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> Iterator[TokenLogprobs]:
     """Log-probabilities of tokens of a prompt.
 
     Args:

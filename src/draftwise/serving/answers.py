@@ -27,12 +27,14 @@ class Gathered:
         token_ids: its tokens.
         logprobs: of its tokens; ``None`` if they are not asked for.
         finish_reason: why it ended.
+        prompt_logprobs: of its prompt; ``None`` if they are not asked for.
     """
 
     texts: list[tuple[str, TokenSource]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def text(self) -> str:
@@ -46,6 +48,8 @@ class Gathered:
         if piece.logprobs is not None:
             self.logprobs = [*(self.logprobs or []), *piece.logprobs]
         self.finish_reason = piece.finish_reason
+        if piece.prompt_logprobs is not None:
+            self.prompt_logprobs = piece.prompt_logprobs
 
 
 class AnswerForm(Protocol):
@@ -54,8 +58,8 @@ class AnswerForm(Protocol):
     def opening(self, number: int) -> Json | None:
         """A chunk before anything is said; ``None`` where there is none."""
 
-    def chunk(self, number: int, piece: Piece) -> Json:
-        """What a step brought an answer."""
+    def chunk(self, number: int, piece: Piece) -> Json | None:
+        """What a step brought an answer; ``None`` where nothing can be said of it yet."""
 
     def usage_chunk(self, usage: Json) -> Json:
         """The last chunk, without an answer."""
@@ -64,7 +68,7 @@ class AnswerForm(Protocol):
         """All answers at once."""
 
 
-class _Form(ABC):
+class BaseForm(ABC):
     """What both forms share."""
 
     def __init__(
@@ -97,135 +101,16 @@ class _Form(ABC):
             "logprobs": None,
             "finish_reason": None if reason is None else reason.value,
         }
-        if gained is not None and gained.logprobs is not None:
-            choice["logprobs"] = self._logprobs(number, gained.token_ids, gained.logprobs)
+        if gained is not None:
+            choice["logprobs"] = self._logprobs(number, gained)
         if self._return_tokens:
             texts = [] if gained is None else gained.texts
             choice["tokens"] = [{"text": text, "source": source.value} for text, source in texts]
         return choice
 
     @abstractmethod
-    def _logprobs(
-        self, number: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> Json:
-        """The target's log-probabilities in this form."""
-
-
-class CompletionForm(_Form):
-    """Of `/v1/completions`."""
-
-    def __init__(
-        self, model: str, return_tokens: bool, token_texts: TokenTexts, echoes: Sequence[str]
-    ) -> None:
-        """Set up.
-
-        Args:
-            model: its name.
-            return_tokens: say where each piece of text came from.
-            token_texts: of the model.
-            echoes: ``[answers]`` what stands before each answer.
-        """
-        super().__init__("text_completion", "cmpl", model, return_tokens, token_texts)
-        self._echoes = echoes
-        self._offsets = [len(echo) for echo in echoes]
-
-    def opening(self, number: int) -> Json | None:
-        """The prompt, if it is to be written before the answer."""
-        if not self._echoes[number]:
-            return None
-        choice = self._choice(number, {"text": self._echoes[number]}, None)
-        return {**self._envelope, "choices": [choice]}
-
-    def chunk(self, number: int, piece: Piece) -> Json:
-        """What a step brought an answer."""
-        choice = self._choice(number, {"text": piece.text}, piece)
-        return {**self._envelope, "choices": [choice]}
-
-    def whole(self, answers: Sequence[Gathered], usage: Json) -> Json:
-        """All answers at once."""
-        choices = [
-            self._choice(number, {"text": self._echoes[number] + answer.text}, answer)
-            for number, answer in enumerate(answers)
-        ]
-        return {**self._envelope, "choices": choices, "usage": usage}
-
-    def _logprobs(
-        self, number: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> Json:
-        """Columns: tokens, their log-probabilities, the likeliest, and where they begin."""
-        texts = [self._token_texts(token)[0] for token in token_ids]
-        offsets = []
-        for text in texts:
-            offsets.append(self._offsets[number])
-            self._offsets[number] += len(text)
-        return {
-            "tokens": texts,
-            "token_logprobs": [_finite(each.logprob) for each in logprobs],
-            "top_logprobs": [
-                {text: _finite(each.logprob)}
-                | {self._token_texts(token)[0]: _finite(logprob) for token, logprob in each.top}
-                for text, each in zip(texts, logprobs, strict=True)
-            ],
-            "text_offset": offsets,
-        }
-
-
-class ChatForm(_Form):
-    """Of `/v1/chat/completions`."""
-
-    def __init__(
-        self, model: str, return_tokens: bool, token_texts: TokenTexts, stream: bool
-    ) -> None:
-        """Set up.
-
-        Args:
-            model: its name.
-            return_tokens: say where each piece of text came from.
-            token_texts: of the model.
-            stream: in chunks.
-        """
-        kind = "chat.completion.chunk" if stream else "chat.completion"
-        super().__init__(kind, "chatcmpl", model, return_tokens, token_texts)
-
-    def opening(self, number: int) -> Json | None:
-        """Who speaks."""
-        choice = self._choice(number, {"delta": {"role": "assistant", "content": ""}}, None)
-        return {**self._envelope, "choices": [choice]}
-
-    def chunk(self, number: int, piece: Piece) -> Json:
-        """What a step brought an answer."""
-        content = {"delta": {"content": piece.text}}
-        choice = self._choice(number, content, piece)
-        return {**self._envelope, "choices": [choice]}
-
-    def whole(self, answers: Sequence[Gathered], usage: Json) -> Json:
-        """All answers at once."""
-        choices = [
-            self._choice(
-                number,
-                {"message": {"role": "assistant", "content": answer.text, "refusal": None}},
-                answer,
-            )
-            for number, answer in enumerate(answers)
-        ]
-        return {**self._envelope, "choices": choices, "usage": usage}
-
-    def _logprobs(
-        self, number: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> Json:
-        """One entry for each token, with the likeliest beside it."""
-
-        def entry(token: int, logprob: float) -> Json:
-            text, as_bytes = self._token_texts(token)
-            return {"token": text, "logprob": _finite(logprob), "bytes": as_bytes}
-
-        return {
-            "content": [
-                entry(token, each.logprob) | {"top_logprobs": [entry(*top) for top in each.top]}
-                for token, each in zip(token_ids, logprobs, strict=True)
-            ],
-            "refusal": None,
-        }
+    def _logprobs(self, number: int, gained: Piece | Gathered) -> Json | None:
+        """The target's log-probabilities in this form; ``None`` if they are not asked for."""
 
 
 def usage(num_prompt_tokens: int, progress: Sequence[Progress]) -> Json:
@@ -254,6 +139,6 @@ def usage(num_prompt_tokens: int, progress: Sequence[Progress]) -> Json:
     return counts
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
     """JSON has no infinity; OpenAI's number for what is as good as impossible."""
     return max(logprob, _IMPOSSIBLE)

@@ -18,7 +18,9 @@ from starlette.middleware import Middleware
 import draftwise
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.serving import documents
-from draftwise.serving.answers import AnswerForm, ChatForm, CompletionForm
+from draftwise.serving.answers import AnswerForm
+from draftwise.serving.chat_answers import ChatForm
+from draftwise.serving.completion_answers import CompletionForm, Echo
 from draftwise.serving.errors import UnauthorizedError
 from draftwise.serving.generation import Generation, Question
 from draftwise.serving.http_errors import (
@@ -199,10 +201,11 @@ async def _answer(
     return JSONResponse(content)
 
 
-async def _echo(service: Service, body: CompletionBody, question: Question) -> str:
+async def _echo(service: Service, body: CompletionBody, question: Question) -> Echo | None:
     """What stands before an answer."""
     if not body.echo:
-        return ""
-    if question.prompt is not None:
-        return question.prompt
-    return await service.detokenize(question.prompt_ids)
+        return None
+    text = question.prompt
+    if text is None:
+        text = await service.detokenize(question.prompt_ids)
+    return Echo(text, question.prompt_ids, question.params.prompt_logprobs is not None)

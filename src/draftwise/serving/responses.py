@@ -121,9 +121,9 @@ class EventStream(Response):
             if opening is not None:
                 yield _event(opening)
         async for number, piece in generation.pieces():
-            if not (piece.texts or piece.logprobs or piece.finish_reason):
-                continue  # a character or a possible stop string is not complete
             chunk = form.chunk(number, piece)
+            if chunk is None:
+                continue
             if options.continuous_usage_stats:
                 chunk["usage"] = usage(generation.num_prompt_tokens, generation.progress)
             yield _event(chunk)

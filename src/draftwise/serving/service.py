@@ -103,8 +103,7 @@ class Service:
         if body.best_of not in (None, body.n):
             raise InvalidParameterError("best_of", "must be the same as n, or left out")
         self._check_choices(len(body.prompts()) * body.n)
-        max_tokens = body.max_tokens
-        return await self._generation(body, list(body.prompts()), max_tokens)
+        return await self._generation(body, list(body.prompts()), body.max_tokens)
 
     async def chat(self, body: ChatBody) -> Generation:
         """What `/v1/chat/completions` asks for.
@@ -113,7 +112,9 @@ class Service:
             DraftwiseError: it cannot be answered; names the field.
         """
         self._check_choices(body.n)
-        max_tokens = body.max_completion_tokens or body.max_tokens
+        max_tokens = body.max_completion_tokens
+        if max_tokens is None:
+            max_tokens = body.max_tokens
         messages = [message.plain() for message in body.messages]
         return await self._generation(body, [messages], max_tokens)
 
@@ -168,7 +169,9 @@ class Service:
         questions = []
         for prompt in prompts:
             text, ids = await self.tokenize(prompt)
-            most = max_tokens or self.client.model.max_model_len - len(ids)
+            most = max_tokens
+            if most is None:
+                most = self.client.model.max_model_len - len(ids)
             questions += [
                 Question(text, ids, body.sampling(most, number), number == 0)
                 for number in range(body.n)

@@ -210,6 +210,7 @@ class Sampling(Body):
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             logprobs=self.num_logprobs(),
+            prompt_logprobs=self.num_prompt_logprobs(),
             structured_outputs=self.form(),
             # Negative seeds are allowed by clients; a seed is 64 bits, whatever they stand for.
             seed=None if self.seed is None else (self.seed + number) % (1 << 64),

@@ -52,15 +52,25 @@ class CompletionBody(Sampling):
         PlainValidator(_prompt, json_schema_input_type=Prompts),
         Field(description="Text, tokens, or a list of prompts."),
     ]
-    max_tokens: int = Field(16, ge=1)
+    max_tokens: int = Field(16, ge=0, description="0 only reads the prompt.")
     echo: bool = Field(False, description="Write the prompt before the answer.")
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Report each token's log-probability and so many of the most likely ones; "
+        "with `echo` those of the prompt as well.",
+    )
     best_of: int | None = Field(None, ge=1, description="Only the same as `n`.")
     suffix: Literal[""] | None = Field(None, description="Only empty.")
 
     def num_logprobs(self) -> int | None:
         """Most likely tokens to report beside each one; ``None`` for no log-probabilities."""
         return self.logprobs
+
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for each token of the prompt, which are told of if it is echoed."""
+        return self.logprobs if self.echo else None
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt.
