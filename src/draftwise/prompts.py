@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from draftwise.errors import InvalidParameterError, PromptError
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 # Spec-Bench and MT-Bench have `turns`, HumanEval `prompt`, GSM8K `question`, MBPP `text`.
@@ -87,15 +89,34 @@ def one_per_prompt(field: str, given: Any, kind: type[Any], prompts: list[Prompt
     return list(given)
 
 
-def tokenize(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int]]:
+@dataclass(frozen=True)
+class ChatFormat:
+    """How messages become a prompt.
+
+    Attributes:
+        template: Jinja text in place of the tokenizer's own template; ``None`` for its own.
+        tools: functions that the model may call, in OpenAI's form; ``None`` for none.
+        variables: further variables of the template, such as ``{"enable_thinking": False}``.
+    """
+
+    template: str | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+def tokenize(
+    tokenizer: Any, prompt: Prompt, chat: ChatFormat | None = None
+) -> tuple[str | None, list[int]]:
     """The text of a prompt, if it has one, and its tokens.
 
     Args:
         tokenizer: a Hugging Face tokenizer; ``None`` if the model has none.
         prompt: text, token ids, or messages for the chat template.
+        chat: how messages become a prompt; ``None`` for the tokenizer's own template alone.
 
     Raises:
         PromptError: it is empty or malformed, or the tokenizer for it is missing.
+        InvalidParameterError: a variable of the template has a name that it cannot have.
     """
     if not isinstance(prompt, str | Sequence):
         raise PromptError(
@@ -107,7 +128,9 @@ def tokenize(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int]]:
         return None, list(prompt)  # type: ignore[arg-type]
     if tokenizer is None:
         raise PromptError("prompt", "the target has no tokenizer; give token ids")
-    text = prompt if isinstance(prompt, str) else _render_chat(tokenizer, prompt)
+    text = (
+        prompt if isinstance(prompt, str) else _render_chat(tokenizer, prompt, chat or ChatFormat())
+    )
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -119,16 +142,69 @@ def tokenize(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int]]:
     return text, list(ids)
 
 
-def _render_chat(tokenizer: Any, messages: Any) -> str:
-    if not getattr(tokenizer, "chat_template", None):
+def load_chat_template(path: str | Path) -> str:
+    """Read a chat template.
+
+    Args:
+        path: a file with a Jinja template.
+
+    Raises:
+        InvalidParameterError: it cannot be read, is empty, or is no Jinja template.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameterError(
+            "chat_template", f"cannot read {str(path)!r}: {error}"
+        ) from error
+    if not text.strip():
+        raise InvalidParameterError("chat_template", f"{str(path)!r} is empty")
+    try:
+        from jinja2 import TemplateSyntaxError
+    except ImportError as error:
+        raise InvalidParameterError(
+            "chat_template", 'jinja2 is not installed: pip install "draftwise[serve]"'
+        ) from error
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        render_jinja_template([[{"role": "user", "content": "Hello"}]], chat_template=text)
+    except TemplateSyntaxError as error:
+        raise InvalidParameterError(
+            "chat_template", f"{str(path)!r}, line {error.lineno}: {error.message}"
+        ) from error
+    except Exception:  # a template may refuse this chat, or need what only a tokenizer has
+        return text
+    return text
+
+
+def _render_chat(tokenizer: Any, messages: Any, chat: ChatFormat) -> str:
+    if not chat.template and not getattr(tokenizer, "chat_template", None):
         raise PromptError("prompt", "the target's tokenizer has no chat template; give text")
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             raise PromptError("prompt", "each message needs a 'role' and a 'content'")
+    reserved = {"messages", "conversations", *_parameters(tokenizer.apply_chat_template)}
+    for name in chat.variables:
+        if name in reserved:
+            raise InvalidParameterError(
+                f"chat_template_kwargs.{name}", "is set by the server; use another name"
+            )
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            [dict(message) for message in messages],
+            tools=None if chat.tools is None else [dict(each) for each in chat.tools],
+            chat_template=chat.template,
+            tokenize=False,
+            add_generation_prompt=True,
+            **chat.variables,
         )
     except Exception as error:  # templates raise whatever their authors chose
         raise PromptError("prompt", f"the chat template refuses it: {error}") from error
     return text
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    """Names of the parameters of a function that are declared."""
+    every = inspect.signature(function).parameters.values()
+    return {each.name for each in every if each.kind is not each.VAR_KEYWORD}

@@ -225,3 +225,20 @@ def test_texts_can_be_held_to_a_schema(command, tmp_path):
         status, _, err = command("generate", "x", *arguments, pair=False)
         assert status == 2
         assert "json_schema" in err
+
+
+def test_a_chat_template_of_a_file(command, tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text("{% for message in messages %}head {{ message.content }}{% endfor %}")
+    options = ["--json", "--max-tokens", "8", "--dtype=float32"]
+    template = f"--chat-template={file}"
+    chat = command("generate", "abc", "--chat", template, *options)
+    plain = command("generate", "head abc", *options)
+    assert chat[0] == plain[0] == 0
+    told, expected = (json.loads(each[1])["outputs"][0] for each in (chat, plain))
+    assert told["token_ids"] == expected["token_ids"]
+    assert command("generate", "abc", template, *options)[0] == 2  # without --chat
+    file.write_text("{% for")
+    status, _, error = command("generate", "abc", "--chat", template, *options)
+    assert status == 2
+    assert "error chat_template: " in error

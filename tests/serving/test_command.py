@@ -127,6 +127,8 @@ def refused(*arguments):
         (["zoo:target", "--host", "256.0.0.1"], "port"),
         (["zoo:target", "--request-timeout", "0"], "request_timeout"),
         (["zoo:target", "--log-file", "/nowhere/log"], "log_file"),
+        (["zoo:target", "--chat-template", "/nowhere/template"], "chat_template"),
+        (["zoo:target", "--allowed-origins", "page.example"], "allowed_origins"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments, field):

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from draftwise.cli.options import read_chat_template, set_chat_template
 from draftwise.cli.shared import (
+    ChatTemplate,
     Companion,
     Device,
     Dtype,
@@ -58,6 +60,7 @@ def chat(
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
     temperature: Temperature = 0.7,
     top_p: TopP = 1.0,
+    chat_template: ChatTemplate = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
@@ -71,6 +74,9 @@ def chat(
     """
     if (target is None) == (server is None):
         raise InvalidParameterError("target", "give either a model to load or --server URL")
+    if server is not None and chat_template is not None:
+        raise InvalidParameterError("chat_template", "is the server's: draftwise serve has it")
+    template = read_chat_template(chat_template)
     try:
         from draftwise.serving.talk import LocalTalker, ServerTalker
     except ModuleNotFoundError as error:
@@ -110,6 +116,7 @@ def chat(
                     trust_remote_code=trust_remote_code,
                 )
             later.callback(llm.close)
+            set_chat_template(llm, template)
             params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p)
             talker = LocalTalker(llm, params)
         talk(console, talker, system)

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from draftwise.cli.options import parse_lenience, parse_policy_options
+from draftwise.cli.options import (
+    parse_lenience,
+    parse_policy_options,
+    read_chat_template,
+    set_chat_template,
+)
 from draftwise.cli.shared import (
     DRAWING,
     RUNNING,
     TARGET_HELP,
+    ChatTemplate,
     Companion,
     Device,
     DraftReplicas,
@@ -69,6 +75,7 @@ def generate(
             rich_help_panel=_PROMPTS,
         ),
     ] = False,
+    chat_template: ChatTemplate = None,
     target: Annotated[
         str,
         typer.Option(help=TARGET_HELP, rich_help_panel=_MODELS),
@@ -146,6 +153,9 @@ def generate(
     texts = _read_prompts(prompt, prompts, num_prompts)
     if logprobs is not None and not as_json:
         raise InvalidParameterError("logprobs", "are shown with --json only")
+    if chat_template is not None and not chat:
+        raise InvalidParameterError("chat_template", "is for chats: add --chat")
+    template = read_chat_template(chat_template)
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -183,6 +193,7 @@ def generate(
             draft_replicas=draft_replicas,
             on_status=lambda what: status.update(f"{what} …"),
         )
+    set_chat_template(llm, template)
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
     try:
         result = _run(console, llm, inputs, params, batch_size, compare)

@@ -6,9 +6,12 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftwise.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from draftwise.llm import LLM
 
 
 def parse_policy_options(given: Sequence[str]) -> dict[str, Any]:
@@ -90,3 +93,20 @@ def make_folder(output: Path) -> None:
         raise InvalidParameterError("output", f"cannot make {str(output)!r}: {error}") from error
     if not os.access(output, os.W_OK):
         raise InvalidParameterError("output", f"cannot write into {str(output)!r}")
+
+
+def read_chat_template(file: Path | None) -> str | None:
+    """The text of a chat template; ``None`` for the tokenizer's own.
+
+    Raises:
+        InvalidParameterError: it cannot be read, or is no Jinja template.
+    """
+    from draftwise.prompts import load_chat_template
+
+    return None if file is None else load_chat_template(file)
+
+
+def set_chat_template(llm: LLM, template: str | None) -> None:
+    """Let a model's chats be written by another template than its tokenizer's own."""
+    if template is not None and llm.target.tokenizer is not None:
+        llm.target.tokenizer.chat_template = template

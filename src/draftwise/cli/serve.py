@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.console import Console
 
-from draftwise.cli.options import parse_lenience, parse_policy_options
+from draftwise.cli.options import parse_lenience, parse_policy_options, read_chat_template
 from draftwise.cli.shared import (
     RUNNING,
     TARGET_HELP,
+    ChatTemplate,
     Companion,
     Device,
     DraftReplicas,
@@ -83,6 +84,16 @@ def serve(
         float,
         typer.Option(help="Seconds from arrival to the last token.", rich_help_panel=_CLIENTS),
     ] = 600.0,
+    chat_template: ChatTemplate = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Let web pages of this origin ask, such as https://example.org, or * for all; "
+            "may be repeated.",
+            rich_help_panel=_CLIENTS,
+        ),
+    ] = None,
     drain_timeout: Annotated[
         float,
         typer.Option(
@@ -195,6 +206,8 @@ def serve(
         max_prompt_tokens,
         request_timeout=request_timeout,
         drain_timeout=drain_timeout,
+        chat_template=read_chat_template(chat_template),
+        allowed_origins=tuple(allowed_origins or ()),
     )
     set_up_logs(log_file, log_level)
     tracing = set_up_tracing(otlp_endpoint)

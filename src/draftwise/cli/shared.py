@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -83,6 +84,14 @@ Lenience = Annotated[
         help="Below 1 accepts more than the target would: faster, not lossless. "
         "0:1.0,16:0.8 is 0.8 while 16 or more requests wait.",
         rich_help_panel=SPECULATION,
+    ),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A Jinja template for chats.",
+        show_default="the tokenizer's own",
     ),
 ]
 Profile = Annotated[

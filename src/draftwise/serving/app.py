@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +15,11 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 import draftwise
 from draftwise.errors import DraftwiseError, InvalidParameterError
+from draftwise.prompts import ChatFormat
 from draftwise.serving import documents
 from draftwise.serving.answers import AnswerForm
 from draftwise.serving.chat_answers import ChatForm
@@ -62,6 +65,8 @@ def create_app(service: Service) -> FastAPI:
         version=draftwise.__version__,
         description="OpenAI-compatible completions by lossless speculative decoding.",
         middleware=[
+            # First, so that refusals by the others have its headers as well.
+            *_cross_origin(service.settings.allowed_origins),
             Middleware(AccessLog),
             Middleware(BodyLimit, max_bytes=service.settings.max_body_bytes),
         ],
@@ -84,6 +89,21 @@ def create_app(service: Service) -> FastAPI:
         return FileResponse(folder / "index.html", headers=_PAGE_HEADERS)
 
     return app
+
+
+def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
+    """Let pages of these origins ask; nothing is needed if there are none."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "PATCH"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", "WWW-Authenticate", "X-Request-Id"],
+        )
+    ]
 
 
 async def _service(request: Request) -> Service:
@@ -136,6 +156,13 @@ async def models(service: Served) -> dict[str, Any]:
     return {"object": "list", "data": [service.describe_model()]}
 
 
+@_guarded.get("/v1/models/{name:path}", responses=documents.MODEL)
+async def model(name: str, service: Served) -> dict[str, Any]:
+    """The model of a name, which may hold slashes."""
+    service.check_model(name)
+    return service.describe_model()
+
+
 @_guarded.post("/v1/completions", responses=documents.COMPLETION)
 async def complete(body: CompletionBody, request: Request, service: Served) -> Response:
     """Continue a text."""
@@ -160,7 +187,7 @@ async def tokenize(body: TokenizeBody, service: Served) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidParameterError("prompt", "give either a prompt or messages")
     prompt = body.prompt or [message.plain() for message in body.messages or []]
-    _, ids = await service.tokenize(prompt)
+    _, ids = await service.tokenize(prompt, ChatFormat(variables=body.chat_template_kwargs))
     return {"count": len(ids), "max_model_len": service.client.model.max_model_len, "tokens": ids}
 
 

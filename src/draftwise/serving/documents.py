@@ -232,6 +232,7 @@ _BUSY: Responses = _errors(
 )
 COMPLETION = _of(Completion, "The answers, or a stream of them.", streamed=True) | _BUSY
 CHAT = _of(ChatCompletion, "The answers, or a stream of them.", streamed=True) | _BUSY
+MODEL = _of(ModelCard, "The model.")
 MODELS = _of(ModelList, "The models.")
 VERSION = _of(Version, "The version.")
 HEALTH = _of(Health, "It is.") | {503: {"model": Health, "description": "It is not."}}

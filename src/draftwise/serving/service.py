@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from draftwise.errors import InvalidParameterError, PromptError
-from draftwise.prompts import Prompt, tokenize
+from draftwise.prompts import ChatFormat, Prompt, tokenize
 from draftwise.serving.admission import Admission
 from draftwise.serving.client import EngineClient
 from draftwise.serving.errors import UnknownModelError
@@ -116,17 +117,27 @@ class Service:
         if max_tokens is None:
             max_tokens = body.max_tokens
         messages = [message.plain() for message in body.messages]
-        return await self._generation(body, [messages], max_tokens)
+        chat = ChatFormat(variables=body.chat_template_kwargs)
+        return await self._generation(body, [messages], max_tokens, chat)
 
-    async def tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    async def tokenize(
+        self, prompt: Prompt, chat: ChatFormat | None = None
+    ) -> tuple[str | None, list[int]]:
         """Text and tokens of a prompt.
+
+        Args:
+            prompt: text, token ids, or messages.
+            chat: how messages become a prompt.
 
         Raises:
             PromptError: it is empty, malformed or too long.
         """
         loop = asyncio.get_running_loop()
         tokenizer = self.client.model.tokenizer
-        text, ids = await loop.run_in_executor(self._tokenizing, tokenize, tokenizer, prompt)
+        chat = replace(chat or ChatFormat(), template=self.settings.chat_template)
+        text, ids = await loop.run_in_executor(
+            self._tokenizing, lambda: tokenize(tokenizer, prompt, chat)
+        )
         if len(ids) > self.max_prompt_tokens:
             raise PromptError(
                 "prompt", f"has {len(ids)} tokens; the longest has {self.max_prompt_tokens}"
@@ -163,12 +174,16 @@ class Service:
         }
 
     async def _generation(
-        self, body: Sampling, prompts: list[Any], max_tokens: int | None
+        self,
+        body: Sampling,
+        prompts: list[Any],
+        max_tokens: int | None,
+        chat: ChatFormat | None = None,
     ) -> Generation:
         self.check_model(body.model)
         questions = []
         for prompt in prompts:
-            text, ids = await self.tokenize(prompt)
+            text, ids = await self.tokenize(prompt, chat)
             most = max_tokens
             if most is None:
                 most = self.client.model.max_model_len - len(ids)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from draftwise.errors import InvalidParameterError
 from draftwise.params import SpeculationConfig
 
 _MEBIBYTE = 1 << 20
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class ServerSettings:
         max_choices: most answers of one request, over all its prompts.
         request_timeout: seconds from arrival to the last token.
         drain_timeout: seconds that running requests have to end when the server is told to stop.
+        chat_template: Jinja text in place of the tokenizer's own; ``None`` for its own.
+        allowed_origins: web pages of these origins may ask from a browser; ``"*"`` for all.
 
     Raises:
         InvalidParameterError: a value lies outside its range.
@@ -70,6 +74,8 @@ class ServerSettings:
     max_choices: int = 128
     request_timeout: float = 600.0
     drain_timeout: float = 30.0
+    chat_template: str | None = None
+    allowed_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -87,3 +93,9 @@ class ServerSettings:
                 raise InvalidParameterError(name, f"must be positive seconds, got {value!r}")
         if not all(self.api_keys):
             raise InvalidParameterError("api_key", "is empty")
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise InvalidParameterError(
+                    "allowed_origins",
+                    f"{origin!r} is no origin; give SCHEME://HOST[:PORT] without a path, or *",
+                )

@@ -103,6 +103,9 @@ class ChatBody(Sampling):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Further variables of the chat template."
+    )
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
     prediction: Ignored = None

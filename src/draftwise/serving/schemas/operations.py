@@ -17,6 +17,9 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, max_length=MAX_MESSAGES, fail_fast=True)
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Further variables of the chat template."
+    )
 
 
 class DetokenizeBody(Body):

@@ -1,0 +1,93 @@
+"""What pages of other origins may ask, and one model among those that are served."""
+
+import openai
+import pytest
+
+from draftwise.errors import InvalidParameterError
+from draftwise.serving.settings import ServerSettings
+
+from .conftest import ZOO
+from .running import running
+
+PAGE = "https://page.example"
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A server for one page of another origin, with a key and a name with slashes."""
+    settings = ServerSettings(
+        allowed_origins=(PAGE,),
+        api_keys=("key",),
+        max_body_bytes=1000,
+        served_model_name="org/some model",
+    )
+    with running(ZOO, settings) as server:
+        yield server
+
+
+def allowed(response):
+    return response.headers.get("access-control-allow-origin")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        ({"prompt": "a", "max_tokens": 1}, {"Authorization": "Bearer key"}, 200),
+        ({"prompt": "a", "max_tokens": 1}, {}, 401),
+        ({"prompt": "a" * 2000}, {"Authorization": "Bearer key"}, 413),
+        ({"prompt": 5}, {"Authorization": "Bearer key"}, 400),
+    ],
+)
+def test_a_page_may_read_answers_and_refusals(shared, body, headers, status):
+    with shared.client(headers=headers) as client:
+        for origin, expected in ((PAGE, PAGE), ("https://other.example", None)):
+            answer = client.post("/v1/completions", json=body, headers={"Origin": origin})
+            assert answer.status_code == status
+            assert allowed(answer) == expected
+
+
+def test_a_browser_is_told_what_a_page_may_send(shared):
+    asked = {
+        "Origin": PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    with shared.client() as client:
+        answer = client.options("/v1/chat/completions", headers=asked)
+        assert answer.status_code == 200
+        assert allowed(answer) == PAGE
+        assert "authorization" in answer.headers["access-control-allow-headers"]
+        other = client.options(
+            "/v1/chat/completions", headers=asked | {"Origin": "https://other.example"}
+        )
+        assert other.status_code == 400
+
+
+def test_without_origins_no_page_may_ask(client):
+    answer = client.get("/v1/models", headers={"Origin": PAGE})
+    assert answer.status_code == 200
+    assert allowed(answer) is None
+
+
+@pytest.mark.parametrize("origin", ["page.example", "https://page.example/path", "", "https://"])
+def test_what_is_no_origin(origin):
+    with pytest.raises(InvalidParameterError, match="allowed_origins"):
+        ServerSettings(allowed_origins=(origin,))
+
+
+@pytest.mark.parametrize("name", ["org/some model", "org%2Fsome%20model", "org/some%20model"])
+def test_a_model_is_found_however_its_name_is_written(shared, name):
+    with shared.client(headers={"Authorization": "Bearer key"}) as client:
+        found = client.get(f"/v1/models/{name}")
+        assert found.status_code == 200
+        assert found.json() == client.get("/v1/models").json()["data"][0]
+
+
+def test_openai_client_retrieves_a_model(server, shared):
+    for each, name in ((server, "zoo:target"), (shared, "org/some model")):
+        with openai.OpenAI(base_url=f"{each.url}/v1", api_key="key") as tools:
+            assert tools.models.retrieve(name).id == name
+            with pytest.raises(openai.NotFoundError) as refused:
+                tools.models.retrieve("org/other")
+            assert refused.value.param == "model"
+            assert "'org/other'" in refused.value.message
