@@ -85,6 +85,14 @@ def serve(
         typer.Option(help="Seconds from arrival to the last token.", rich_help_panel=_CLIENTS),
     ] = 600.0,
     chat_template: ChatTemplate = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            help="How the model writes calls of tools: hermes or llama3_json.",
+            show_default="by the chat template",
+            rich_help_panel=_CLIENTS,
+        ),
+    ] = None,
     allowed_origins: Annotated[
         list[str] | None,
         typer.Option(
@@ -207,6 +215,7 @@ def serve(
         request_timeout=request_timeout,
         drain_timeout=drain_timeout,
         chat_template=read_chat_template(chat_template),
+        tool_call_parser=tool_call_parser,
         allowed_origins=tuple(allowed_origins or ()),
     )
     set_up_logs(log_file, log_level)

@@ -47,6 +47,7 @@ from draftwise.serving.schemas import (
     TokenizeBody,
 )
 from draftwise.serving.service import Service
+from draftwise.serving.tools.preparation import prepare
 
 _CLIENT_CLOSED = 499
 # Nothing that the page needs comes from anywhere else.
@@ -175,8 +176,15 @@ async def complete(body: CompletionBody, request: Request, service: Served) -> R
 @_guarded.post("/v1/chat/completions", responses=documents.CHAT)
 async def chat(body: ChatBody, request: Request, service: Served) -> Response:
     """Answer in a chat."""
-    generation = await service.chat(body)
-    form = ChatForm(service.model_name, body.return_tokens, service.token_texts, body.stream)
+    tooling = prepare(body, service.tool_call_parser)
+    generation = await service.chat(body, tooling)
+    form = ChatForm(
+        service.model_name,
+        body.return_tokens,
+        service.token_texts,
+        body.stream,
+        [tooling.new_answer() for _ in generation.questions],
+    )
     return await _answer(request, service, body, generation, form)
 
 

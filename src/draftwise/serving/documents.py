@@ -82,17 +82,34 @@ class Completion(BaseModel):
     usage: Usage | None = None
 
 
+class FunctionCalled(BaseModel):
+    """The function of a call."""
+
+    name: str
+    arguments: str = Field(description="A JSON object.")
+
+
+class CallMade(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCalled
+
+
 class AnswerMessage(BaseModel):
     """What the model says."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: str | None
+    tool_calls: list[CallMade] | None = None
 
 
 class ChatChoice(Choice):
     """An answer in a chat."""
 
+    finish_reason: FinishReason | Literal["tool_calls"] | None  # type: ignore[assignment]
     message: AnswerMessage
     logprobs: dict[str, Any] | None
 

@@ -19,7 +19,10 @@ from draftwise.serving.schemas import ChatBody, CompletionBody, Sampling
 from draftwise.serving.settings import EngineSettings, ServerSettings
 from draftwise.serving.statistics import Statistics
 from draftwise.serving.token_texts import TokenTexts
+from draftwise.serving.tools.preparation import Tooling
+from draftwise.serving.tools.registry import recognise
 from draftwise.serving.tracing import NoTracing, Tracing
+from draftwise.structured_outputs import StructuredOutputs
 
 # A context that is full to the last token leaves room for this one.
 _AT_LEAST_ONE = 1
@@ -106,8 +109,19 @@ class Service:
         self._check_choices(len(body.prompts()) * body.n)
         return await self._generation(body, list(body.prompts()), body.max_tokens)
 
-    async def chat(self, body: ChatBody) -> Generation:
+    @property
+    def tool_call_parser(self) -> str | None:
+        """Of calls that the model makes of its own accord; ``None`` if they are not known."""
+        own = getattr(self.client.model.tokenizer, "chat_template", None)
+        template = self.settings.chat_template or own
+        return self.settings.tool_call_parser or recognise(template)
+
+    async def chat(self, body: ChatBody, tooling: Tooling) -> Generation:
         """What `/v1/chat/completions` asks for.
+
+        Args:
+            body: of the request.
+            tooling: what its tools mean.
 
         Raises:
             DraftwiseError: it cannot be answered; names the field.
@@ -117,8 +131,8 @@ class Service:
         if max_tokens is None:
             max_tokens = body.max_tokens
         messages = [message.plain() for message in body.messages]
-        chat = ChatFormat(variables=body.chat_template_kwargs)
-        return await self._generation(body, [messages], max_tokens, chat)
+        chat = ChatFormat(tools=tooling.tools, variables=body.chat_template_kwargs)
+        return await self._generation(body, [messages], max_tokens, chat, tooling.form)
 
     async def tokenize(
         self, prompt: Prompt, chat: ChatFormat | None = None
@@ -179,18 +193,20 @@ class Service:
         prompts: list[Any],
         max_tokens: int | None,
         chat: ChatFormat | None = None,
+        form: StructuredOutputs | None = None,
     ) -> Generation:
         self.check_model(body.model)
-        questions = []
+        questions: list[Question] = []
         for prompt in prompts:
             text, ids = await self.tokenize(prompt, chat)
             most = max_tokens
             if most is None:
                 most = self.client.model.max_model_len - len(ids)
-            questions += [
-                Question(text, ids, body.sampling(most, number), number == 0)
-                for number in range(body.n)
-            ]
+            for number in range(body.n):
+                params = body.sampling(most, number)
+                if form is not None:
+                    params = replace(params, structured_outputs=form)
+                questions.append(Question(text, ids, params, number == 0))
         return Generation(
             self.client,
             self._admission,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from draftwise.errors import InvalidParameterError
 from draftwise.params import SpeculationConfig
+from draftwise.serving.tools.registry import PARSERS
 
 _MEBIBYTE = 1 << 20
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
@@ -60,6 +61,8 @@ class ServerSettings:
         request_timeout: seconds from arrival to the last token.
         drain_timeout: seconds that running requests have to end when the server is told to stop.
         chat_template: Jinja text in place of the tokenizer's own; ``None`` for its own.
+        tool_call_parser: of calls that the model makes of its own accord, ``"hermes"`` or
+            ``"llama3_json"``; ``None`` for what the chat template is recognised to ask for.
         allowed_origins: web pages of these origins may ask from a browser; ``"*"`` for all.
 
     Raises:
@@ -75,6 +78,7 @@ class ServerSettings:
     request_timeout: float = 600.0
     drain_timeout: float = 30.0
     chat_template: str | None = None
+    tool_call_parser: str | None = None
     allowed_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -93,6 +97,11 @@ class ServerSettings:
                 raise InvalidParameterError(name, f"must be positive seconds, got {value!r}")
         if not all(self.api_keys):
             raise InvalidParameterError("api_key", "is empty")
+        if self.tool_call_parser not in (None, *PARSERS):
+            raise InvalidParameterError(
+                "tool_call_parser",
+                f"{self.tool_call_parser!r} is unknown; known: {', '.join(PARSERS)}",
+            )
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise InvalidParameterError(

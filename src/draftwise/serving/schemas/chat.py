@@ -10,6 +10,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.params import MAX_LOGPROBS
 from draftwise.serving.schemas.body import Body, quoted, wrong
 from draftwise.serving.schemas.common import IGNORED, Ignored, Sampling
+from draftwise.serving.schemas.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 from draftwise.structured_outputs import StructuredOutputs
 
 MAX_MESSAGES = 4096
@@ -56,11 +57,19 @@ class Message(BaseModel):
         str | None,
         PlainValidator(_content, json_schema_input_type=str | list[TextPart] | None),
     ] = None
+    tool_calls: list[ToolCall] | None = Field(
+        None, max_length=MAX_TOOLS, fail_fast=True, description="Made by the model before."
+    )
+    tool_call_id: str | None = Field(None, description="Of the call that this is the result of.")
 
     def plain(self) -> dict[str, Any]:
         """As templates want it."""
-        extra = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
-        return {**extra, "role": self.role, "content": self.content or ""}
+        told = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+        if self.tool_calls:
+            told["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            told["tool_call_id"] = self.tool_call_id
+        return {**told, "role": self.role, "content": self.content or ""}
 
 
 class JsonSchema(Body):
@@ -106,6 +115,9 @@ class ChatBody(Sampling):
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Further variables of the chat template."
     )
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ToolChoice = Field(None, description="`auto` unless it is given.")
+    parallel_tool_calls: bool = Field(True, description="False keeps the first call only.")
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
     prediction: Ignored = None

@@ -1,0 +1,99 @@
+"""Tools in bodies: functions that may be called, which of them must be, and calls of before."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, field_validator
+
+from draftwise.serving.schemas.body import Body, quoted, wrong
+
+MAX_TOOLS = 128
+_MODES = ("none", "auto", "required")
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object.")
+    strict: bool | None = Field(
+        None, description="Ignored: calls that are asked for always follow the schema."
+    )
+
+
+class Tool(Body):
+    """A tool; all of them are functions."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(BaseModel):
+    """Names a function."""
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """Asks for a call of one function."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+def _choice(value: Any) -> Any:
+    if isinstance(value, str) and value in _MODES:
+        return value
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or value.get("type") != "function":
+        raise wrong(
+            "must be 'none', 'auto', 'required' or "
+            f'{{"type": "function", "function": {{"name": "…"}}}}, got {quoted(value)}'
+        )
+    return {"type": "function", "function": {"name": name}}
+
+
+ToolChoice = Annotated[
+    Any,
+    PlainValidator(_choice, json_schema_input_type=Literal["none", "auto", "required"] | NamedTool),
+]
+
+
+class CalledFunction(BaseModel):
+    """A function as it was called."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: str
+    arguments: str = Field(description="A JSON object.")
+
+    @field_validator("arguments")
+    @classmethod
+    def _check_arguments(cls, value: str) -> str:
+        try:
+            parsed = json.loads(value or "{}")
+        except (ValueError, RecursionError) as error:
+            raise wrong(f"must be a JSON object as a string: {error}") from None
+        if not isinstance(parsed, dict):
+            raise wrong(f"must be a JSON object as a string, got {quoted(value)}")
+        return value
+
+
+class ToolCall(BaseModel):
+    """A call that the model made before."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        """As templates want it: the arguments are an object."""
+        arguments = json.loads(self.function.arguments or "{}")
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}

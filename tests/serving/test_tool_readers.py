@@ -1,0 +1,273 @@
+"""Calls in answers: each form read whole, and the same however the answer is cut into pieces."""
+
+import itertools
+import json
+
+import hypothesis
+import jsonschema_rs
+import pytest
+from hypothesis import strategies as st
+
+from draftwise.serving.tools.answer import ToolAnswer
+from draftwise.serving.tools.constrained import (
+    CallListReader,
+    NamedCallReader,
+    arguments_schema,
+    calls_schema,
+)
+from draftwise.serving.tools.events import Arguments, Call, Text
+from draftwise.serving.tools.hermes import HermesReader
+from draftwise.serving.tools.llama3_json import Llama3JsonReader
+from draftwise.serving.tools.registry import PARSERS, recognise
+
+NAMES = ["add", "get_weather"]
+ADD = '{"name": "add", "arguments": {"a": 1, "b": "}</tool>"}}'
+WEATHER = '{"name": "get_weather", "arguments": {"city": "Zürich 😀"}}'
+ADD_3 = ADD.replace("arguments", "parameters")
+WEATHER_3 = WEATHER.replace("arguments", "parameters")
+ADDED = ("add", {"a": 1, "b": "}</tool>"})
+ASKED = ("get_weather", {"city": "Zürich 😀"})
+
+
+def read(reader, pieces):
+    """The text and the calls of an answer."""
+    events = [event for piece in pieces for event in reader.read(piece)] + reader.finish()
+    text, calls = "", []
+    for event in events:
+        match event:
+            case Text(more):
+                text += more
+            case Call(name):
+                calls.append([name, ""])
+            case Arguments(more):
+                calls[-1][1] += more
+    return text, [tuple(each) for each in calls]
+
+
+def parsed(reader, answer):
+    text, calls = read(reader, [answer])
+    return text, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+HERMES = [
+    ("Hello.", "Hello.", []),
+    ("", "", []),
+    (" \n", " \n", []),
+    (f"<tool_call>\n{ADD}\n</tool_call>", "", [ADDED]),
+    (f"<tool_call>{ADD}</tool_call>\n<tool_call>{WEATHER}</tool_call>\n", "", [ADDED, ASKED]),
+    (f"Let me see.\n\n<tool_call>{ADD}</tool_call>", "Let me see.", [ADDED]),
+    (f"<tool_call>{ADD}</tool_call> and then", " and then", [ADDED]),
+    (f"<tool_call>{ADD}", "", [ADDED]),  # the closing tag is missing
+    ("<tool_call>not JSON</tool_call> on", "<tool_call>not JSON</tool_call> on", []),
+    ("<tool_call>[]</tool_call>", "<tool_call>[]</tool_call>", []),
+    ('<tool_call>{"name": "add", "arg', '<tool_call>{"name": "add", "arg', []),
+    ('<tool_call>{"name": "add"}</tool_call>', "", [("add", {})]),
+    (
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        [],
+    ),
+    (
+        '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+        [],
+    ),
+    (
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        [],
+    ),
+    (
+        f" <tool_call>x</tool_call> <tool_call>{ADD}</tool_call>",
+        " <tool_call>x</tool_call>",
+        [ADDED],
+    ),
+    ("a < b and <tool", "a < b and <tool", []),
+    ("</tool_call>", "</tool_call>", []),
+    ("<tool_call>" + "[" * 5000, "<tool_call>" + "[" * 5000, []),
+]
+LLAMA = [
+    ("Hello.", "Hello.", []),
+    ("", "", []),
+    (" \n", " \n", []),
+    (ADD_3, "", [ADDED]),
+    (f"  {ADD_3}\n", "", [ADDED]),
+    (ADD, "", [ADDED]),  # some write arguments
+    (f"{ADD_3}; {WEATHER_3}", "", [ADDED, ASKED]),
+    (f"<|python_tag|>{ADD_3}", "", [ADDED]),
+    (f"Let me see. <|python_tag|> {ADD_3};{WEATHER_3};", "Let me see.", [ADDED, ASKED]),
+    ('{"type": "function", ' + ADD_3[1:], "", [ADDED]),
+    ('{"answer": 5}', '{"answer": 5}', []),
+    ('{"name": "Tom", "age": 5}', '{"name": "Tom", "age": 5}', []),
+    ('{"name": "add", "parameters": {"a', '{"name": "add", "parameters": {"a', []),
+    ('{"name": "add"}', "", [("add", {})]),
+    ('<|python_tag|>print("a")', '<|python_tag|>print("a")', []),
+    ("<|python", "<|python", []),
+    (f"{ADD_3} and on ", " and on", [ADDED]),
+    (f"So {ADD_3}", f"So {ADD_3}", []),  # a call stands alone, or behind the tag
+    ("{ }", "{ }", []),
+    ('{"name": ' + "[" * 5000, '{"name": ' + "[" * 5000, []),
+]
+
+
+@pytest.mark.parametrize(("answer", "text", "calls"), HERMES)
+def test_hermes(answer, text, calls):
+    assert parsed(HermesReader(NAMES), answer) == (text, calls)
+
+
+@pytest.mark.parametrize(("answer", "text", "calls"), LLAMA)
+def test_llama3_json(answer, text, calls):
+    assert parsed(Llama3JsonReader(NAMES), answer) == (text, calls)
+
+
+@st.composite
+def cut(draw, answers):
+    """An answer, and pieces of it."""
+    answer = draw(answers)
+    places = sorted(draw(st.lists(st.integers(0, len(answer)), max_size=12)))
+    ends = [0, *places, len(answer)]
+    return answer, [answer[a:b] for a, b in itertools.pairwise(ends)]
+
+
+_PARTS = ["<tool_call>", "</tool_call>", "<|python_tag|>", ADD, WEATHER, ADD_3, WEATHER_3]
+_PARTS += ["{", "}", "<", ";", " ", "\n", "Hello", '{"name"', '{"a": 1}', "[", "]", ",", '"']
+mixed = st.lists(st.sampled_from(_PARTS), max_size=8).map("".join)
+answers = mixed | st.sampled_from([each[0] for each in (*HERMES, *LLAMA) if len(each[0]) < 1000])
+
+
+@pytest.mark.parametrize(
+    "new", [*PARSERS.values(), CallListReader, lambda _: NamedCallReader("add")]
+)
+@hypothesis.given(case=cut(answers))
+@hypothesis.settings(max_examples=400, deadline=None)
+def test_pieces_are_read_as_the_whole(new, case):
+    answer, pieces = case
+    whole = read(new(NAMES), [answer])
+    assert read(new(NAMES), pieces) == whole
+    assert read(new(NAMES), list(answer)) == whole
+
+
+@pytest.mark.parametrize("new", PARSERS.values())
+@hypothesis.given(answer=mixed)
+@hypothesis.settings(max_examples=300, deadline=None)
+def test_nothing_but_calls_and_what_surrounds_them_is_lost(new, answer):
+    text, calls = read(new(NAMES), [answer])
+    if not calls:
+        assert text == answer
+    for part in ("Hello", '{"a": 1}'):  # neither is part of a call, nor does a call follow in one
+        assert text.count(part) == answer.count(part)
+
+
+def test_half_a_surrogate_pair_stays_an_escape():
+    """Text with one could not be sent."""
+    call = '{"name": "add", "arguments": {"a": "\\ud800é"}}'
+    _, [(_, arguments)] = read(HermesReader(NAMES), [f"<tool_call>{call}</tool_call>"])
+    arguments.encode()
+    assert json.loads(arguments) == {"a": "\ud800é"}
+
+
+def test_a_list_of_calls():
+    answer = f"[{ADD_3}, {WEATHER_3}]"
+    assert parsed(CallListReader(NAMES), answer) == ("", [ADDED, ASKED])
+    assert parsed(CallListReader(NAMES), answer[:-10]) == (WEATHER_3[:-9], [ADDED])
+    assert parsed(CallListReader(NAMES), "[") == ("", [])
+
+
+def test_arguments_come_as_they_are_written():
+    reader = NamedCallReader("add")
+    assert reader.read("") == []
+    assert reader.read('{"a"') == [Call("add"), Arguments('{"a"')]
+    assert reader.read(": 1}") == [Arguments(": 1}")]
+    assert reader.finish() == []
+
+
+def deltas(answer, pieces):
+    """The message as OpenAI's clients put it together."""
+    content, calls = "", []
+    for number, piece in enumerate(pieces):
+        delta = answer.delta(piece, number == len(pieces) - 1)
+        content += delta.get("content", "")
+        for call in delta.get("tool_calls", []):
+            assert call["index"] in (len(calls), len(calls) - 1)
+            if call["index"] == len(calls):
+                assert call["id"].startswith("call_")
+                assert call["type"] == "function"
+                calls.append(dict(call["function"]))
+            else:
+                assert "id" not in call
+                calls[-1]["arguments"] += call["function"]["arguments"]
+    return content, calls
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_deltas_add_up_to_the_message(parallel):
+    text = f"See:\n<tool_call>{ADD}</tool_call>\n<tool_call>{WEATHER}</tool_call>"
+    message = ToolAnswer(HermesReader(NAMES), parallel).message(text)
+    assert message["content"] == "See:"
+    assert len(message["tool_calls"]) == 1 + parallel
+    assert len({call["id"] for call in message["tool_calls"]}) == 1 + parallel
+    functions = [call["function"] for call in message["tool_calls"]]
+    for pieces in ([text], list(text), [text[i : i + 7] for i in range(0, len(text), 7)]):
+        answer = ToolAnswer(HermesReader(NAMES), parallel)
+        assert deltas(answer, pieces) == ("See:", functions)
+    named = ToolAnswer(NamedCallReader("add"), parallel)
+    assert deltas(named, list('{"a": 1}')) == ("", [{"name": "add", "arguments": '{"a": 1}'}])
+
+
+def test_a_message_without_text_has_no_content():
+    assert ToolAnswer(HermesReader(NAMES), True).message(f"<tool_call>{ADD}")["content"] is None
+    assert ToolAnswer(HermesReader(NAMES), True).message("") == {"content": ""}
+
+
+NODE = {
+    "type": "object",
+    "properties": {
+        "value": {"$ref": "#/$defs/value"},
+        "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        "kind": {"enum": [{"$ref": "#/kept"}, "plain"]},
+    },
+    "required": ["value"],
+    "additionalProperties": False,
+    "$defs": {"value": {"type": "integer"}},
+}
+TEXTS = {**NODE, "$defs": {"value": {"type": "string"}}}
+
+
+def test_schemas_of_functions_keep_to_themselves():
+    """Two functions whose definitions have the same name, and one that refers to itself."""
+    schema = calls_schema([("count", NODE), ("write", TEXTS), ("stop", None)], True)
+    good = [
+        [{"name": "count", "parameters": {"value": 1, "next": {"value": 2, "next": None}}}],
+        [{"name": "write", "parameters": {"value": "a"}}, {"name": "stop", "parameters": {}}],
+        [{"name": "count", "parameters": {"value": 1, "kind": {"$ref": "#/kept"}}}],
+    ]
+    bad = [
+        [],
+        [{"name": "count", "parameters": {"value": "a"}}],
+        [{"name": "count", "parameters": {"value": 1, "next": {"value": "b"}}}],
+        [{"name": "write", "parameters": {"value": 1}}],
+        [{"name": "stop", "parameters": {"value": 1}}],
+        [{"name": "other", "parameters": {}}],
+    ]
+    assert all(jsonschema_rs.is_valid(schema, each) for each in good)
+    assert not any(jsonschema_rs.is_valid(schema, each) for each in bad)
+    single = calls_schema([("stop", None)], False)
+    assert not jsonschema_rs.is_valid(single, [{"name": "stop", "parameters": {}}] * 2)
+    assert jsonschema_rs.is_valid(arguments_schema(NODE), {"value": 1})
+
+
+@pytest.mark.parametrize(
+    ("template", "parser"),
+    [
+        ("{{ '<tool_call>' }}{% for tool in tools %}", "hermes"),
+        ('{{ \'{"name": …, "parameters": {}}\' }} Environment: ipython', "llama3_json"),
+        ('<|python_tag|> "parameters"', "llama3_json"),
+        ("<tool_call><function=name>", None),
+        ("{{ messages }}", None),
+        (None, None),
+        ({"default": "{{ messages }}", "tool_use": "<tool_call>"}, "hermes"),
+        ({"default": "<tool_call>"}, "hermes"),
+    ],
+)
+def test_templates_say_how_calls_are_written(template, parser):
+    assert recognise(template) == parser
