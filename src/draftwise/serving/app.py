@@ -19,7 +19,6 @@ from starlette.middleware.cors import CORSMiddleware
 
 import draftwise
 from draftwise.errors import DraftwiseError, InvalidParameterError
-from draftwise.prompts import ChatFormat
 from draftwise.serving import documents
 from draftwise.serving.answers import AnswerForm
 from draftwise.serving.chat_answers import ChatForm
@@ -195,7 +194,7 @@ async def tokenize(body: TokenizeBody, service: Served) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidParameterError("prompt", "give either a prompt or messages")
     prompt = body.prompt or [message.plain() for message in body.messages or []]
-    _, ids = await service.tokenize(prompt, ChatFormat(variables=body.chat_template_kwargs))
+    _, ids = await service.tokenize(prompt, body.chat())
     return {"count": len(ids), "max_model_len": service.client.model.max_model_len, "tokens": ids}
 
 

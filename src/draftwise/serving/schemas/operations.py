@@ -7,8 +7,10 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from draftwise.errors import InvalidParameterError
+from draftwise.prompts import ChatFormat
 from draftwise.serving.schemas.body import Body, TokenId, quoted, wrong
 from draftwise.serving.schemas.chat import MAX_MESSAGES, Message
+from draftwise.serving.schemas.tools import MAX_TOOLS, Tool, ToolChoice, told_tools
 
 
 class TokenizeBody(Body):
@@ -17,9 +19,17 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, max_length=MAX_MESSAGES, fail_fast=True)
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ToolChoice = Field(None, description="With `none` the model is not told of tools.")
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Further variables of the chat template."
     )
+
+    def chat(self) -> ChatFormat:
+        """How the messages become a prompt."""
+        return ChatFormat(
+            tools=told_tools(self.tools, self.tool_choice), variables=self.chat_template_kwargs
+        )
 
 
 class DetokenizeBody(Body):

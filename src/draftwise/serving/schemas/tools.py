@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, field_validator
@@ -97,3 +98,10 @@ class ToolCall(BaseModel):
         arguments = json.loads(self.function.arguments or "{}")
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}
+
+
+def told_tools(tools: Sequence[Tool], choice: Any) -> list[dict[str, Any]] | None:
+    """What a template is told of tools; ``None`` if there are none or none may be called."""
+    if not tools or choice == "none":
+        return None
+    return [tool.model_dump(exclude_none=True) for tool in tools]

@@ -16,12 +16,14 @@ from draftwise.serving.tools.events import (
 
 # Behind these keys stand values, not schemas.
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
+# One way of writing JSON, so that no small model loses itself in whitespace.
+_WRITING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     """What the arguments of a function are; none are given for a function without parameters."""
-    return {"type": "object", **parameters} if parameters else dict(_EMPTY)
+    return {"x-guidance": _WRITING, "type": "object", **(parameters or _EMPTY)}
 
 
 def calls_schema(
@@ -47,7 +49,13 @@ def calls_schema(
                 "additionalProperties": False,
             }
         )
-    schema = {"type": "array", "minItems": 1, "items": {"anyOf": kinds}, "$defs": definitions}
+    schema = {
+        "x-guidance": _WRITING,
+        "type": "array",
+        "minItems": 1,
+        "items": {"anyOf": kinds},
+        "$defs": definitions,
+    }
     return schema if parallel else schema | {"maxItems": 1}
 
 

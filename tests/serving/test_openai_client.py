@@ -1,0 +1,187 @@
+"""OpenAI's own client, called as its documentation does, against a real server."""
+
+import json
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from draftwise.llm import LLM
+from draftwise.params import SamplingParams
+from draftwise.serving.settings import ServerSettings
+
+from .conftest import ZOO
+from .running import running
+from .test_tools import ADD, TEMPLATE
+
+MODEL = "zoo:target"
+ASKED = [{"role": "user", "content": "What is 2 plus 3?"}]
+SHORT = {"model": MODEL, "max_tokens": 32, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def tools():
+    """The client of a server whose template knows of tools."""
+    with (
+        running(ZOO, ServerSettings(chat_template=TEMPLATE)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client,
+    ):
+        yield client
+
+
+def test_chat(tools):
+    answer = tools.chat.completions.create(messages=ASKED, **SHORT, store=False, user="me")
+    assert answer.object == "chat.completion"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 32
+
+
+def test_developer_messages_and_parts(tools):
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is 2 "}]},
+    ]
+    assert tools.chat.completions.create(messages=messages, **SHORT).choices[0].message.content
+
+
+def test_streamed_chat(tools):
+    expected = tools.chat.completions.create(messages=ASKED, **SHORT).choices[0].message.content
+    stream = tools.chat.completions.create(
+        messages=ASKED, **SHORT, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert said == expected
+    assert chunks[-1].usage.completion_tokens == 32
+
+
+def test_streaming_helper(tools):
+    form = {"structured_outputs": {"choice": ["The sum is five."]}}
+    with tools.chat.completions.stream(messages=ASKED, **SHORT, extra_body=form) as stream:
+        said = "".join(event.delta for event in stream if event.type == "content.delta")
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == said == "The sum is five."
+
+
+def test_logprobs(tools):
+    answer = tools.chat.completions.create(messages=ASKED, **SHORT, logprobs=True, top_logprobs=3)
+    content = answer.choices[0].logprobs.content
+    assert "".join(each.token for each in content) == answer.choices[0].message.content
+    assert all(len(each.top_logprobs) == 3 for each in content)
+
+
+def add(a, b):
+    return a + b
+
+
+def test_a_full_round_of_tools(tools):
+    """The model calls, the client computes, and the model answers with the result."""
+    messages = list(ASKED)
+    first = tools.chat.completions.create(
+        messages=messages, tools=[ADD], tool_choice="required", parallel_tool_calls=False,
+        **SHORT | {"max_tokens": 80},
+    )  # fmt: skip
+    assert first.choices[0].finish_reason == "tool_calls"
+    message = first.choices[0].message
+    assert message.content is None
+    messages.append(message)
+    for call in message.tool_calls:
+        result = add(**json.loads(call.function.arguments))
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
+    second = tools.chat.completions.create(messages=messages, tools=[ADD], **SHORT)
+    assert second.choices[0].message.role == "assistant"
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+def test_streamed_calls(tools):
+    text = 'One moment.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+    stream = tools.chat.completions.create(
+        messages=ASKED,
+        tools=[ADD],
+        stream=True,
+        extra_body={"structured_outputs": {"choice": [text]}},
+        **SHORT | {"max_tokens": 200},
+    )
+    content, calls, reason = "", {}, None
+    for chunk in stream:
+        delta = chunk.choices[0].delta
+        content += delta.content or ""
+        for call in delta.tool_calls or []:
+            known = calls.setdefault(call.index, call)
+            if known is not call:
+                known.function.arguments += call.function.arguments
+        reason = chunk.choices[0].finish_reason or reason
+    assert content == "One moment."
+    assert reason == "tool_calls"
+    assert calls[0].function.name == "add"
+    assert json.loads(calls[0].function.arguments) == {"a": 2, "b": 3}
+
+
+class Sum(BaseModel):
+    """What the answer is parsed into."""
+
+    even: bool
+    digit: int
+
+
+def test_json_schema(tools):
+    schema = {"name": "sum", "strict": True, "schema": ADD["function"]["parameters"]}
+    answer = tools.chat.completions.create(
+        messages=ASKED,
+        response_format={"type": "json_schema", "json_schema": schema},
+        **SHORT | {"max_tokens": 80},
+    )
+    assert json.loads(answer.choices[0].message.content).keys() == {"a", "b"}
+
+
+def test_parse_into_a_pydantic_model(tools):
+    options = SHORT | {"max_tokens": 200}
+    answer = tools.chat.completions.parse(messages=ASKED, response_format=Sum, **options)
+    assert isinstance(answer.choices[0].message.parsed, Sum)
+
+
+class Add(BaseModel):
+    """Adds two numbers."""
+
+    even: bool
+
+
+def test_parse_calls_into_pydantic_models(tools):
+    answer = tools.chat.completions.parse(
+        messages=ASKED,
+        tools=[openai.pydantic_function_tool(Add)],
+        tool_choice={"type": "function", "function": {"name": "Add"}},
+        **SHORT | {"max_tokens": 80},
+    )
+    (call,) = answer.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Add)
+
+
+def test_models(tools):
+    assert [model.id for model in tools.models.list()] == [MODEL]
+    assert tools.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        tools.models.retrieve("org/other")
+
+
+def test_completions_with_echo_and_logprobs(tools):
+    """The prompt's log-probabilities are those that the engine gives in this process."""
+    prompt = "Question: What is 2 plus 3?\nAnswer:"
+    answer = tools.completions.create(
+        model=MODEL, prompt=prompt, echo=True, logprobs=1, max_tokens=0
+    )
+    told = answer.choices[0].logprobs
+    assert answer.choices[0].text == "".join(told.tokens) == prompt
+    assert told.token_logprobs[0] is None
+    llm = LLM(ZOO.target, None, ZOO.dtype, max_model_len=ZOO.max_model_len)
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    expected = llm.generate(prompt, params)[0].prompt_logprobs[1:]
+    assert told.token_logprobs[1:] == pytest.approx([e.logprob for e in expected], abs=1e-4)
+
+
+def test_errors_are_the_clients_own(tools):
+    with pytest.raises(openai.BadRequestError) as refused:
+        tools.chat.completions.create(messages=ASKED, **SHORT, extra_body={"temprature": 1})
+    assert refused.value.param == "temprature"
+    assert "did you mean 'temperature'?" in refused.value.message

@@ -1,0 +1,285 @@
+"""Tools in chats: what the model is told, what answers must be, and what is refused."""
+
+import json
+
+import jsonschema_rs
+import pytest
+
+from draftwise.errors import InvalidParameterError
+from draftwise.serving import documents
+from draftwise.serving.settings import ServerSettings
+
+from .conftest import ZOO
+from .running import running
+from .test_completions import CHAT, ask, events
+
+PATH = "/v1/chat/completions"
+# What Hermes' and Qwen's templates do, in short.
+TEMPLATE = (
+    "{% for tool in tools or [] %}"
+    "Tool {{ tool.function.name }}: {{ tool | tojson }}{{ '\\n' }}"
+    "{% endfor %}"
+    "{% for message in messages %}"
+    "{% if message.role == 'tool' %}"
+    "Result of {{ message.tool_call_id }}: {{ message.content }}"
+    "{% else %}"
+    "{{ message.role }}: {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}"
+    "<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}{% endif %}{{ '\\n' }}"
+    "{% endfor %}"
+    "assistant:"
+)
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "integer", "minimum": 0, "maximum": 99},
+                "b": {"type": "integer", "minimum": 0, "maximum": 99},
+            },
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME = {"type": "function", "function": {"name": "get_time"}}
+TOOLS = [ADD, TIME]
+NAMED = {"type": "function", "function": {"name": "add"}}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'},
+}
+TALKS = [
+    *CHAT,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "5"},
+]
+
+
+@pytest.fixture(scope="module")
+def tooled():
+    """A server whose template knows of tools, as Hermes' does."""
+    with running(ZOO, ServerSettings(chat_template=TEMPLATE)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(tooled):
+    with tooled.client() as client:
+        yield client
+
+
+def said(text):
+    """Make the model say something, whatever it thinks."""
+    return {"structured_outputs": {"choice": [text]}, "max_tokens": 200, "temperature": 0}
+
+
+def whole(client, **body):
+    """The answer's message, why it ended, and that it is in the promised form."""
+    response = ask(client, PATH, **body)
+    assert response.status_code == 200, response.text
+    choice = documents.ChatCompletion.model_validate(response.json()).choices[0]
+    return choice.message, choice.finish_reason
+
+
+def streamed(client, **body):
+    """Content, calls as (name, arguments), and why it ended."""
+    content, calls, reason = "", {}, None
+    with client.stream("POST", PATH, json={**body, "stream": True}) as response:
+        for each in events(response):
+            (choice,) = each["choices"]
+            delta = choice["delta"]
+            content += delta.get("content") or ""
+            assert "<tool" not in content
+            for call in delta.get("tool_calls", []):
+                if call["index"] not in calls:
+                    assert call["id"]
+                    calls[call["index"]] = [call["function"]["name"], ""]
+                calls[call["index"]][1] += call["function"]["arguments"]
+            reason = choice["finish_reason"] or reason
+    assert list(calls) == list(range(len(calls)))
+    return content, [tuple(each) for each in calls.values()], reason
+
+
+def written(client, **body):
+    """The prompt that a chat becomes, which has as many tokens as an answer to it says."""
+    tokens = ask(client, "/tokenize", **body).json()["tokens"]
+    usage = ask(client, PATH, **body, max_tokens=0).json()["usage"]
+    assert usage["prompt_tokens"] == len(tokens)
+    return ask(client, "/detokenize", tokens=tokens).json()["prompt"]
+
+
+def test_the_template_is_told_of_tools_calls_and_results(client):
+    def with_tools(tools, tail):
+        listed = "".join(f"Tool {t['function']['name']}: {json.dumps(t)}\n" for t in tools)
+        return listed + f"user: {CHAT[0]['content']}\n" + tail
+
+    asked = with_tools(TOOLS, "assistant:")
+    assert written(client, messages=CHAT, tools=TOOLS) == asked
+    called = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+    told = f"assistant: {called}\nResult of call_1: 5\nassistant:"
+    assert written(client, messages=TALKS, tools=[ADD]) == with_tools([ADD], told)
+    without = with_tools([], "assistant:")
+    for none in ({}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": None}):
+        assert written(client, messages=CHAT, **none) == without
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (
+            "Let me see.\n<tool_call>\n"
+            '{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>',
+            "Let me see.",
+            [("add", {"a": 2, "b": 3})],
+        ),
+        (
+            '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>\n'
+            '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>',
+            None,
+            [("get_time", {}), ("add", {"a": 1, "b": 1})],
+        ),
+        ("<tool_call>nothing</tool_call>", "<tool_call>nothing</tool_call>", []),
+        ("There are 5 apples.", "There are 5 apples.", []),
+    ],
+)
+def test_calls_that_the_model_makes_are_read(client, text, content, calls):
+    body = {"messages": CHAT, "tools": TOOLS, **said(text)}
+    message, reason = whole(client, **body)
+    assert message.content == content
+    made = message.tool_calls or []
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in made] == calls
+    assert reason == ("tool_calls" if calls else "stop")
+    if "nothing" not in text:
+        expected = [(c.function.name, c.function.arguments) for c in made]
+        assert streamed(client, **body) == (content or "", expected, reason)
+    one, _ = whole(client, **body, parallel_tool_calls=False)
+    assert len(one.tool_calls or []) == min(1, len(calls))
+
+
+def test_without_tools_tags_are_text(client):
+    text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    for none in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+        message, reason = whole(client, messages=CHAT, **none, **said(text))
+        assert (message.content, message.tool_calls, reason) == (text, None, "stop")
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_calls_that_must_be_made_follow_their_schema(server, tooled, choice, temperature):
+    """Also with a template that knows nothing of tools."""
+    for each in (server, tooled):
+        with each.client() as client:
+            body = {"messages": CHAT, "tools": TOOLS, "tool_choice": choice, "max_tokens": 80}
+            body |= {"temperature": temperature, "seed": 3, "parallel_tool_calls": False}
+            message, reason = whole(client, **body)
+            (call,) = message.tool_calls
+            arguments = json.loads(call.function.arguments)
+            schemas = {t["function"]["name"]: t["function"].get("parameters", {}) for t in TOOLS}
+            jsonschema_rs.validate(schemas[call.function.name], arguments)
+            assert message.content is None
+            assert reason == "tool_calls"
+            if choice is NAMED:
+                assert call.function.name == "add"
+            if temperature == 0:
+                expected = [(call.function.name, call.function.arguments)]
+                assert streamed(client, **body) == ("", expected, "tool_calls")
+
+
+def test_several_answers_call_each_by_themselves(client):
+    body = {"messages": CHAT, "tools": [ADD], "tool_choice": "required", "max_tokens": 80}
+    answer = ask(client, PATH, **body, n=3, seed=1, parallel_tool_calls=False).json()
+    ids = [choice["message"]["tool_calls"][0]["id"] for choice in answer["choices"]]
+    assert len(set(ids)) == 3
+
+
+def test_a_call_that_is_cut_off_ends_by_its_length(client):
+    body = {"messages": CHAT, "tools": [ADD], "max_tokens": 10, "temperature": 0}
+    message, reason = whole(client, **body, tool_choice="required")
+    assert (message.tool_calls, reason) == (None, "length")
+    assert '[{"name": "add", "parameters": {'.startswith("[" + message.content)
+    message, reason = whole(client, **body, tool_choice=NAMED)
+    assert reason == "length"
+    with pytest.raises(ValueError, match=r"line 1"):
+        json.loads(message.tool_calls[0].function.arguments)
+
+
+def test_a_parser_is_chosen_for_templates_that_are_not_recognised(server):
+    text = '{"name": "add", "parameters": {"a": 2, "b": 3}}'
+    body = {"messages": CHAT, "tools": TOOLS, **said(text)}
+    with server.client() as client:  # the zoo's own template: no parser
+        message, _ = whole(client, **body)
+        assert (message.content, message.tool_calls) == (text, None)
+    settings = ServerSettings(tool_call_parser="llama3_json")
+    with running(ZOO, settings) as other, other.client() as client:
+        message, reason = whole(client, **body)
+        assert [json.loads(c.function.arguments) for c in message.tool_calls] == [{"a": 2, "b": 3}]
+        assert (message.content, reason) == (None, "tool_calls")
+    with pytest.raises(InvalidParameterError, match="hermes, llama3_json"):
+        ServerSettings(tool_call_parser="xml")
+
+
+def calling(arguments):
+    call = {**CALL, "function": {"name": "add", "arguments": arguments}}
+    return [*CHAT, {"role": "assistant", "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"tools": "add"}, "tools", "must be a list"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
+        ({"tools": [{**TIME, "function": {"name": "a b"}}]}, "tools[0].function.name", "match"),
+        ({"tools": [ADD, ADD]}, "tools[1].function.name", "there twice"),
+        ({"tools": [TIME] * 129}, "tools", "at most 128"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "'required' or"),
+        ({"tools": TOOLS, "tool_choice": {"name": "add"}}, "tool_choice", "'required' or"),
+        (
+            {"tools": [TIME], "tool_choice": NAMED},
+            "tool_choice",
+            "'add' is not among the tools",
+        ),
+        ({"tool_choice": "required"}, "tools", "is empty"),
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+            },
+            "tool_choice",
+            "another form",
+        ),
+        ({"messages": calling("[1]")}, "messages[1].tool_calls[0].function.arguments", "object"),
+        ({"messages": calling("{")}, "messages[1].tool_calls[0].function.arguments", "JSON"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [5]}]},
+            "messages[0].tool_calls[0]",
+            "must be an object, got 5",
+        ),
+        (
+            {"messages": [{"role": "tool", "tool_call_id": 5}]},
+            "messages[0].tool_call_id",
+            "must be a string, got 5",
+        ),
+    ],
+)
+def test_what_is_wrong_with_tools_is_named(client, body, param, says):
+    refused = ask(client, PATH, **{"messages": CHAT, **body})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert error["param"] == param
+    assert says in error["message"]
+
+
+def test_a_schema_that_cannot_be_followed_is_refused(client):
+    wrong = {"name": "add", "parameters": {"properties": {"a": {"type": "no such"}}}}
+    tools = [{"type": "function", "function": wrong}]
+    refused = ask(client, PATH, messages=CHAT, tools=tools, tool_choice="required")
+    assert refused.status_code == 400
+    assert ask(client, PATH, messages=CHAT, tools=tools, max_tokens=1).status_code == 200
