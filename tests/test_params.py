@@ -43,6 +43,7 @@ BAD_SAMPLING = {
     "ignore_eos": [1, 0, "yes", None],
     "seed": [1.5, "1", True, 2**64, -(2**63) - 1],
     "logprobs": [-1, 21, 1.0, "1", True],
+    "min_tokens": [-1, 129, *NOT_INTEGERS],
     "prompt_logprobs": [-1, 21, 1.0, "1", True],
     "structured_outputs": ["json", {"regex": "a"}, True],
 }
@@ -61,6 +62,7 @@ GOOD_SAMPLING = {
     "ignore_eos": [True, False],
     "seed": [None, 0, -(2**63), 2**64 - 1],
     "logprobs": [None, 0, 20],
+    "min_tokens": [0, 1, 128],
     "prompt_logprobs": [None, 0, 20],
     "structured_outputs": [None, StructuredOutputs(regex="a"), StructuredOutputs(choice=["a"])],
 }

@@ -114,6 +114,9 @@ class SamplingParams:
         structured_outputs: the form that the text must have; ``None`` for any.
         prompt_logprobs: report the target's log-probability of each prompt token but the first,
             and of this many most likely ones at its place, 0 … 20; ``None`` reports none.
+        min_tokens: no end-of-sequence or stop token comes before this many other tokens, and no
+            stop string is looked for in their text, at most ``max_tokens``. A text that must have
+            a form ends all the same where the form leaves nothing else.
 
     Raises:
         InvalidParameterError: a value lies outside its range.
@@ -135,9 +138,15 @@ class SamplingParams:
     logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = None
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 0)
+        _integer("min_tokens", self.min_tokens, 0)
+        if self.min_tokens > self.max_tokens:
+            raise InvalidParameterError(
+                "min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}"
+            )
         _number("temperature", self.temperature, 0.0, LARGEST_TEMPERATURE)
         if 0 < self.temperature < _SMALLEST_TEMPERATURE:
             raise InvalidParameterError(

@@ -50,6 +50,8 @@ def process(logits, ids, output, params):
         params: sampling parameters.
     """
     logits = logits.clone()
+    if output.shape[1] < params.min_tokens:
+        logits[:, list(params.stop_token_ids)] = float("-inf")
     for token, bias in params.logit_bias.items():
         logits[:, token] += bias
     if params.repetition_penalty != 1.0:

@@ -26,7 +26,10 @@ class Known:
 
 
 def request(num_tokens=None):
-    return SimpleNamespace(matcher=None if num_tokens is None else Known(num_tokens))
+    matcher = None if num_tokens is None else Known(num_tokens)
+    return SimpleNamespace(
+        matcher=matcher, is_masked=matcher is not None, must_go_on=lambda num_drafted: False
+    )
 
 
 @pytest.mark.parametrize("vocab", [8, 13, 32, 37, 64])

@@ -235,3 +235,19 @@ def test_health_version_and_metrics(client):
         assert name in text
     stats = documents.StatisticsState.model_validate(client.get("/v1/stats").json())
     assert stats.uptime_seconds > 0
+
+
+def test_an_answer_is_as_long_as_it_must_be(client, offline):
+    """Neither a token nor a string ends it early, streamed or whole."""
+    whole = ask(client, prompt=PROMPT, max_tokens=24, temperature=0).json()["choices"][0]["text"]
+    token = offline.tokenize(whole)[3]
+    ends = {"stop_token_ids": [token], "stop": [whole[:2]], "max_tokens": 24, "temperature": 0}
+    short = ask(client, prompt=PROMPT, **ends).json()
+    assert short["usage"]["completion_tokens"] < 12
+    long = ask(client, prompt=PROMPT, **ends, min_tokens=12).json()
+    assert long["usage"]["completion_tokens"] >= 12
+    alone = {"speculation": {"enabled": False}}
+    again = ask(client, prompt=PROMPT, **ends, **alone, min_tokens=12).json()
+    assert again["choices"][0]["text"] == long["choices"][0]["text"]
+    refused = ask(client, prompt=PROMPT, max_tokens=4, min_tokens=5)
+    assert refused.json()["error"]["param"] == "min_tokens"

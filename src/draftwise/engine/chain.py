@@ -126,7 +126,7 @@ class DraftChain:
             self._follower.has_static_steps(step_size(len(batch.generating)))
             if len(batch.generating) <= LARGEST_STEP and batch.controls.bias is None
             else False
-        ) and not (batch.controls.uses_history or batch.any_has_form(active))
+        ) and not (batch.controls.uses_history or batch.any_is_masked(active))
 
     @torch.inference_mode()
     def draft(

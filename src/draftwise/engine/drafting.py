@@ -147,11 +147,9 @@ class _DraftWriter:
         self._uses_signals = signals
         self.lengths = [0] * num_requests
         self.num_tokens = 0
-        # Of the texts that must have a form: what may come next depends on what was drawn.
+        # Of the requests that are masked: what may come next depends on what was drawn.
         self._drafted: dict[int, list[int]] = {
-            index: []
-            for index, request in enumerate(batch.generating)
-            if request.matcher is not None
+            index: [] for index, request in enumerate(batch.generating) if request.is_masked
         }
 
     def conditions(self, active: list[int]) -> tuple[LogitControls, TokenHistory | None]:

@@ -79,7 +79,7 @@ class Companion:
             position = torch.arange(len(logits), device=logits.device) - (ends - extents)[owner]
             history = history_along(batch.history, draft.tokens, extents, owner, position)
         mask = None
-        if batch.has_forms:
+        if batch.has_masks:
             mask = masks_along(batch.generating, drafted, lengths, self._vocab_size, logits.device)
         return judgement(logits, batch.controls, lengths, history, draft, mask)
 

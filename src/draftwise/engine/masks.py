@@ -1,4 +1,9 @@
-"""Which tokens may come next for the rows of a batch, some of whose texts must have a form."""
+"""Which tokens may come next for the rows of a batch.
+
+Those are the tokens by which a text that must have a form goes on, and no token that ends a text
+which is to be longer. Both depend on the text and on what is drafted behind it alone, so that
+draft, companion and target are masked alike.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwise.engine.matcher import token_bits
 from draftwise.engine.request import Request
 from draftwise.models.transfer import upload
 
@@ -16,7 +22,7 @@ from draftwise.models.transfer import upload
 def next_masks(
     places: Iterable[tuple[Request, Sequence[int]]], vocab_size: int, device: torch.device
 ) -> Tensor:
-    """The tokens that may come at some places; all of them for a request without a form.
+    """The tokens that may come at some places; all of them for a request that is not masked.
 
     Args:
         places: ``[rows]`` a request, and the tokens drafted behind its text up to the place.
@@ -33,6 +39,11 @@ def next_masks(
             allowed = request.matcher.allowed(drafted)[: len(row)]
             row[: len(allowed)] = allowed
             row[len(allowed) :] = 0
+        if request.must_go_on(len(drafted)):
+            others = row & ~token_bits(request.stop_token_ids, len(row))
+            # A form that leaves nothing but its end is complete, however short the text is.
+            if others.any():
+                row[:] = others
     # Bytes travel, and each is looked up where it arrives: faster than to take bits apart.
     packed = upload(torch.from_numpy(bits), torch.uint8, device).int().flatten()
     return _bytes(device).index_select(0, packed).view(len(listed), -1)[:, :vocab_size]
@@ -55,10 +66,10 @@ def masks_along(
         device: where the logits are.
 
     Returns:
-        ``[sum of counts, vocab]`` float32 as of :func:`next_masks`; ``None`` if no text must have a
-        form.
+        ``[sum of counts, vocab]`` float32 as of :func:`next_masks`; ``None`` if no request is
+        masked.
     """
-    if all(request.matcher is None for request in requests):
+    if not any(request.is_masked for request in requests):
         return None
     places = (
         (request, tokens[:place])

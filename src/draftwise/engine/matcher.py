@@ -60,7 +60,7 @@ class Matcher:
         self._field = field
         self._said: list[int] = []
         self._drafted: list[int] = []
-        self._eos = _bits(eos_token_ids, len(self._grammar.compute_bitmask()))
+        self._eos = token_bits(eos_token_ids, len(self._grammar.compute_bitmask()))
         self._places = [self._here()]
         self.is_complete = False
         self.error = self._error(self._places[0])
@@ -146,7 +146,7 @@ def _problem(message: str) -> str:
 
 
 @lru_cache
-def _bits(tokens: frozenset[int], size: int) -> Bits:
+def token_bits(tokens: frozenset[int], size: int) -> Bits:
     """``[size]`` bytes with the bits of some tokens."""
     return np.packbits(np.isin(np.arange(8 * size), list(tokens)), bitorder="little")
 

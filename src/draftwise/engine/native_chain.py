@@ -34,7 +34,7 @@ class NativeChain:
             self._follower.model.native is not None
             and controls.bias is None
             and not controls.uses_history
-            and not batch.any_has_form(active)
+            and not batch.any_is_masked(active)
         )
 
     @torch.inference_mode()

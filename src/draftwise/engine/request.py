@@ -65,6 +65,7 @@ class Request:
         prompt_logprobs: one entry for each token of the prompt that was read, but the first; none
             if they are not asked for.
         matcher: knows what may come next; ``None`` if its text may have any form.
+        stop_token_ids: tokens that end its text, from ``min_tokens`` on.
     """
 
     def __init__(
@@ -95,9 +96,9 @@ class Request:
         self.matcher = matcher
         self.max_total_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
         self._prompt = prompt
-        self._stop_token_ids = stop_token_ids
+        self.stop_token_ids = stop_token_ids
         self._sources: list[TokenSource] = []
-        self._text = TextBuilder(tokenizer, prompt_ids, tuple(params.stop))
+        self._text = TextBuilder(tokenizer, prompt_ids, tuple(params.stop), params.min_tokens)
         self._num_reported = 0
         self._prompt_is_reported = False
 
@@ -105,6 +106,16 @@ class Request:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether some tokens may not come next."""
+        return self.matcher is not None or self.must_go_on()
+
+    def must_go_on(self, num_drafted: int = 0) -> bool:
+        """Whether no token may end the text behind so many drafted tokens."""
+        is_early = self.num_output_tokens + num_drafted < self.params.min_tokens
+        return is_early and bool(self.stop_token_ids)
 
     def state(self, draft_limit: int) -> RequestState:
         """What a policy may know."""
@@ -142,7 +153,7 @@ class Request:
         if logprobs is not None:
             self.logprobs.append(logprobs)
         self.stats.num_tokens += 1
-        if token in self._stop_token_ids:
+        if token in self.stop_token_ids:
             self._text.add_silent(token)
             self.finish(FinishReason.STOP)
         elif self._text.add(token) or (self.matcher is not None and self.matcher.is_complete):

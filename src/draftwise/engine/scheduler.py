@@ -72,13 +72,13 @@ class Batch:
         return sum(chunk.end - chunk.start for chunk in self.chunks)
 
     @property
-    def has_forms(self) -> bool:
-        """Whether some text must have a form."""
-        return any(request.matcher is not None for request in self.generating)
+    def has_masks(self) -> bool:
+        """Whether some tokens may not come next for some request."""
+        return any(request.is_masked for request in self.generating)
 
-    def any_has_form(self, indices: Iterable[int]) -> bool:
-        """Whether the text of one of some requests must have a form."""
-        return any(self.generating[index].matcher is not None for index in indices)
+    def any_is_masked(self, indices: Iterable[int]) -> bool:
+        """Whether some tokens may not come next for one of some requests."""
+        return any(self.generating[index].is_masked for index in indices)
 
     def states(self, draft_context: int) -> list[RequestState]:
         """What a policy may know of ``generating``.

@@ -18,12 +18,29 @@ class TextBuilder:
         pieces: what each token added to ``text``.
     """
 
-    def __init__(self, tokenizer: Any, prompt_ids: list[int], stop: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt_ids: list[int],
+        stop: tuple[str, ...],
+        min_tokens: int = 0,
+    ) -> None:
+        """Begin with an empty text.
+
+        Args:
+            tokenizer: a fast tokenizer; ``None`` for no text.
+            prompt_ids: tokens of the prompt.
+            stop: strings that end the text.
+            min_tokens: stop strings are looked for behind the text of so many tokens.
+        """
         self.text = ""
         self.pieces: list[str] = []
         self._backend = None if tokenizer is None else tokenizer.backend_tokenizer
         self._stop = stop
         self._longest_stop = max(map(len, stop), default=0)
+        self._min_tokens = min_tokens
+        # How much of the text no stop string is looked for in.
+        self._exempt = 0
         self._released = 0
         # Where in the pieces the released text ends: which piece, and how much of it.
         self._piece, self._offset = 0, 0
@@ -77,16 +94,19 @@ class TextBuilder:
 
     def _held_back(self) -> int:
         """Length of the longest end of the text with which a stop string begins."""
-        for length in range(min(self._longest_stop - 1, len(self.text)), 0, -1):
+        for length in range(min(self._longest_stop - 1, len(self.text) - self._exempt), 0, -1):
             tail = self.text[-length:]
             if any(stop.startswith(tail) for stop in self._stop):
                 return length
         return 0
 
     def _append(self, piece: str) -> bool:
-        search_from = max(0, len(self.text) - self._longest_stop + 1)
+        search_from = max(self._exempt, len(self.text) - self._longest_stop + 1)
         self.text += piece
         self.pieces.append(piece)
+        if len(self.pieces) <= self._min_tokens:
+            self._exempt = len(self.text)
+            return False
         found = [at for stop in self._stop if (at := self.text.find(stop, search_from)) >= 0]
         if not found:
             return False

@@ -128,7 +128,7 @@ class Acceptance:
         if batch.history is not None:
             history = history_along(batch.history, plan.tokens, lengths, owner, position)
         mask = None
-        if batch.has_forms:
+        if batch.has_masks:
             counts = [length + 1 for length in plan.lengths]
             drafted = plan.tokens.tolist()
             mask = masks_along(batch.generating, drafted, counts, logits.shape[1], logits.device)

@@ -111,7 +111,7 @@ class ReplicatedDraft:
     and the policy is asked afterwards, position by position, with the signals that it would have
     seen: what it would have stopped before is cut, as if it had never been drawn.
 
-    Nothing is drafted for requests whose text must have a form: replicas do not know what may come.
+    Nothing is drafted for requests that are masked: replicas do not know what may come.
     """
 
     def __init__(self, shares: Shares, vocab_size: int) -> None:
@@ -128,7 +128,7 @@ class ReplicatedDraft:
         """Draft as far as the policy wants, at most to each request's limit."""
         follower, replicas = self._shares.draft, self._shares.replicas
         states = [
-            state._replace(draft_limit=0) if request.matcher is not None else state
+            state._replace(draft_limit=0) if request.is_masked else state
             for state, request in zip(
                 batch.states(follower.capacity), batch.generating, strict=True
             )

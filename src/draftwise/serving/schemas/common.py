@@ -143,6 +143,9 @@ class Sampling(Body):
         default_factory=list, max_length=MAX_STOP_TOKENS, fail_fast=True
     )
     ignore_eos: bool = False
+    min_tokens: int = Field(
+        0, ge=0, description="No token, and no stop string, ends the answer before so many tokens."
+    )
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
@@ -209,6 +212,7 @@ class Sampling(Body):
             stop=tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
             logprobs=self.num_logprobs(),
             prompt_logprobs=self.num_prompt_logprobs(),
             structured_outputs=self.form(),
