@@ -128,6 +128,7 @@ def refused(*arguments):
         (["zoo:target", "--request-timeout", "0"], "request_timeout"),
         (["zoo:target", "--log-file", "/nowhere/log"], "log_file"),
         (["zoo:target", "--chat-template", "/nowhere/template"], "chat_template"),
+        (["zoo:target", "--tool-call-parser", "xml"], "tool_call_parser"),
         (["zoo:target", "--allowed-origins", "page.example"], "allowed_origins"),
     ],
 )

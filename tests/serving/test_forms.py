@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import jsonschema_rs
 import openai
@@ -10,7 +11,10 @@ from transformers import AutoTokenizer
 
 from draftwise.llm import LLM
 from draftwise.models.loading import locate
+from draftwise.outputs import TokenLogprobs, TokenSource
 from draftwise.params import SamplingParams
+from draftwise.serving.completion_answers import CompletionForm, Echo
+from draftwise.serving.messages import Piece
 from draftwise.serving.token_texts import TokenTexts
 
 from .conftest import ZOO
@@ -119,6 +123,16 @@ def test_a_form_streams_as_it_is_whole(client):
         ),
         (
             "/v1/chat/completions",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "no such"}},
+                }
+            },
+            "response_format",
+        ),
+        (
+            "/v1/chat/completions",
             {"response_format": FORMAT, "structured_outputs": {"regex": "a"}},
             "structured_outputs",
         ),
@@ -200,3 +214,21 @@ def test_nothing_is_generated_where_nothing_is_asked_for(client, path, about):
     assert choice.get("text", "") == choice.get("message", {}).get("content", "") == ""
     assert answer["usage"]["completion_tokens"] == 0
     assert answer["usage"]["prompt_tokens"] > 0
+
+
+def test_a_token_before_the_text_of_an_echo_takes_no_room():
+    """As of tokenizers that begin every text with a special token."""
+
+    def texts(token):
+        return ["<s>", "one", " two", "!"][token], []
+
+    echo = Echo("one two", [0, 1, 2], waits=True)
+    form = CompletionForm("name", False, texts, [echo])
+    told = [TokenLogprobs(-float(i), 1, ()) for i in range(4)]
+    piece = Piece(0, [3], [("!", TokenSource.TARGET)], told[3:], None)
+    piece = replace(piece, prompt_logprobs=[None, *told[1:3]])
+    choice = form.chunk(0, piece)["choices"][0]
+    assert choice["text"] == "one two!"
+    assert choice["logprobs"]["tokens"] == ["<s>", "one", " two", "!"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 3, 7]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -2.0, -3.0]

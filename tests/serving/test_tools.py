@@ -282,4 +282,5 @@ def test_a_schema_that_cannot_be_followed_is_refused(client):
     tools = [{"type": "function", "function": wrong}]
     refused = ask(client, PATH, messages=CHAT, tools=tools, tool_choice="required")
     assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools"
     assert ask(client, PATH, messages=CHAT, tools=tools, max_tokens=1).status_code == 200

@@ -85,7 +85,7 @@ class CompletionForm(BaseForm):
         if echo is not None and gained.prompt_logprobs is not None:
             tokens, logprobs = [*echo.token_ids, *tokens], [*gained.prompt_logprobs, *logprobs]
             before = [self._token_texts(token)[0] for token in echo.token_ids]
-            texts, offsets = [*before, *texts], [*_offsets(before, 0)[0], *offsets]
+            texts, offsets = [*before, *texts], [*_places(before, echo.text), *offsets]
         return {
             "tokens": texts,
             "token_logprobs": [each and finite(each.logprob) for each in logprobs],
@@ -106,3 +106,11 @@ def _offsets(texts: Sequence[str], start: int) -> tuple[list[int], int]:
         offsets.append(start)
         start += len(text)
     return offsets, start
+
+
+def _places(texts: Sequence[str], prompt: str) -> list[int]:
+    """Where the texts of a prompt's tokens begin in it."""
+    if not texts or prompt.startswith(texts[0]):
+        return _offsets(texts, 0)[0]
+    # The tokenizer has put a token before the text, which it is no part of.
+    return [0, *_offsets(texts[1:], 0)[0]]

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeGuard
 
-from draftwise.errors import DraftwiseError
+from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.outputs import FinishReason, SpeculationStats
 from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.serving.admission import Admission
@@ -75,6 +75,7 @@ class Generation:
         timeout: float,
         tracing: Tracing,
         model: str,
+        form_field: str | None = None,
     ) -> None:
         """Set up; nothing is asked for yet.
 
@@ -87,11 +88,13 @@ class Generation:
             timeout: seconds from now to the last token.
             tracing: is told how it went.
             model: its name there.
+            form_field: of the body, that says what form the answers have; errors of the form name
+                it. ``None`` for ``structured_outputs``.
         """
         self.questions = questions
         self.progress = [Progress() for _ in questions]
         self._client, self._admission, self._metrics = client, admission, metrics
-        self._speculation = speculation
+        self._speculation, self._form_field = speculation, form_field
         self._arrived = time.monotonic()
         self._timeout = timeout
         self._span = tracing.begin(model, self.num_prompt_tokens, len(questions))
@@ -136,6 +139,8 @@ class Generation:
                 await request.added()
         except BaseException as error:
             self._end(error)
+            if self._form_field is not None and _is_about_form(error):
+                raise InvalidParameterError(self._form_field, error.message) from error
             raise
         return self
 
@@ -213,3 +218,8 @@ class Generation:
                 failed = self._error is not None or isinstance(error, DraftwiseError)
                 reason = FinishReason.ERROR if failed else FinishReason.CANCELLED
             self._metrics.ended(reason, time.monotonic() - self._arrived, progress.num_tokens)
+
+
+def _is_about_form(error: BaseException) -> TypeGuard[InvalidParameterError]:
+    """Whether an error is about the form that an answer must have."""
+    return isinstance(error, InvalidParameterError) and error.field.startswith("structured_outputs")

@@ -216,6 +216,7 @@ class Service:
             self.settings.request_timeout,
             self._tracing,
             self.model_name,
+            body.form_field() if form is None else "tools",
         )
 
     def _check_choices(self, count: int) -> None:

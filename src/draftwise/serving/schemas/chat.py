@@ -135,6 +135,11 @@ class ChatBody(Sampling):
             return None
         return self.top_logprobs or 0
 
+    def form_field(self) -> str | None:
+        """Which field says what form the answer has; ``None`` for ``structured_outputs``."""
+        wanted = self.response_format
+        return None if wanted is None or wanted.type == "text" else "response_format"
+
     def form(self) -> StructuredOutputs | None:
         """What form the answer has.
 

@@ -189,6 +189,10 @@ class Sampling(Body):
         """
         return None if self.structured_outputs is None else self.structured_outputs.checked()
 
+    def form_field(self) -> str | None:
+        """Which field says it; ``None`` for ``structured_outputs``."""
+        return None
+
     def sampling(self, max_tokens: int, number: int) -> SamplingParams:
         """How one answer is drawn.
 
