@@ -76,6 +76,12 @@ known = st.sampled_from(
         "stream_options",
         "stop_token_ids",
         "response_format",
+        "tools",
+        "tool_choice",
+        "chat_template_kwargs",
+        "logprobs",
+        "echo",
+        "min_tokens",
     ]
 )
 
