@@ -1,5 +1,6 @@
 """What bodies may hold, and what clients are told of those that are wrong."""
 
+import dataclasses
 import json
 
 import pytest
@@ -179,6 +180,13 @@ def test_null_counts_as_absent():
     given = {"messages": CHAT, "n": None, "stop": None, "stream": None, "temperature": None}
     body = ChatBody.model_validate(given | {"max_tokens": None, "logit_bias": None})
     assert body == ChatBody.model_validate({"messages": CHAT})
+
+
+def test_bodies_have_the_words_of_sampling_parameters():
+    """But one: the log-probabilities of a prompt are asked for by `echo` with `logprobs`."""
+    words = {field.name for field in dataclasses.fields(SamplingParams)} - {"prompt_logprobs"}
+    for model in (CompletionBody, ChatBody):
+        assert words <= model.model_fields.keys()
 
 
 @pytest.mark.parametrize("top_k", [0, -1])

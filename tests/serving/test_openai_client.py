@@ -185,3 +185,20 @@ def test_errors_are_the_clients_own(tools):
         tools.chat.completions.create(messages=ASKED, **SHORT, extra_body={"temprature": 1})
     assert refused.value.param == "temprature"
     assert "did you mean 'temperature'?" in refused.value.message
+
+
+def test_streaming_helper_with_tools(tools):
+    """Accumulates a call whose arguments come in pieces."""
+    with tools.chat.completions.stream(
+        messages=ASKED,
+        tools=[openai.pydantic_function_tool(Add)],
+        tool_choice={"type": "function", "function": {"name": "Add"}},
+        **SHORT | {"max_tokens": 80},
+    ) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert "tool_calls.function.arguments.done" in kinds
+    (call,) = final.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Add)
+    assert final.choices[0].finish_reason == "tool_calls"
