@@ -21,7 +21,7 @@ from rich.progress import (
 
 from draftwise.cli.benchmark_files import models_of, report_of, write_files
 from draftwise.cli.benchmark_tables import show_cell, show_changes
-from draftwise.cli.options import make_folder, parse_numbers, set_threads
+from draftwise.cli.options import check_max_tokens, make_folder, parse_numbers, set_threads
 from draftwise.cli.shared import (
     RUNNING,
     TARGET_HELP,
@@ -179,7 +179,11 @@ def benchmark(
     old = None if compare is None else load_report(compare)
     settings["threads"] = torch.get_num_threads()
     params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+        max_tokens=check_max_tokens(max_tokens),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
     )
     speculation = SpeculationConfig(
         draft=draft,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from draftwise.cli.options import read_chat_template, set_chat_template
+from draftwise.cli.options import check_max_tokens, read_chat_template, set_chat_template
 from draftwise.cli.shared import (
     ChatTemplate,
     Companion,
@@ -76,6 +76,7 @@ def chat(
         raise InvalidParameterError("target", "give either a model to load or --server URL")
     if server is not None and chat_template is not None:
         raise InvalidParameterError("chat_template", "is the server's: draftwise serve has it")
+    check_max_tokens(max_tokens)
     template = read_chat_template(chat_template)
     try:
         from draftwise.serving.talk import LocalTalker, ServerTalker

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from draftwise.cli.options import (
+    check_max_tokens,
     parse_lenience,
     parse_policy_options,
     read_chat_template,
@@ -157,7 +158,7 @@ def generate(
         raise InvalidParameterError("chat_template", "is for chats: add --chat")
     template = read_chat_template(chat_template)
     params = SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=check_max_tokens(max_tokens),
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,

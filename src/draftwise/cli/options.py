@@ -95,6 +95,17 @@ def make_folder(output: Path) -> None:
         raise InvalidParameterError("output", f"cannot write into {str(output)!r}")
 
 
+def check_max_tokens(max_tokens: int) -> int:
+    """The number itself; a command that shows text generates at least one token of it.
+
+    Raises:
+        InvalidParameterError: it is less than 1.
+    """
+    if max_tokens < 1:
+        raise InvalidParameterError("max_tokens", f"must be at least 1, got {max_tokens}")
+    return max_tokens
+
+
 def read_chat_template(file: Path | None) -> str | None:
     """The text of a chat template; ``None`` for the tokenizer's own.
 
