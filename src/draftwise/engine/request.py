@@ -110,6 +110,9 @@ class Request:
     @property
     def is_masked(self) -> bool:
         """Whether some tokens may not come next."""
+        # Asked of every request in every step: most have neither.
+        if self.matcher is None and not self.params.min_tokens:
+            return False
         return self.matcher is not None or self.must_go_on()
 
     def must_go_on(self, num_drafted: int = 0) -> bool:
