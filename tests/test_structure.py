@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "errors": set(),
     "params": {"core", "errors", "structured_outputs"},
     "outputs": {"errors"},
+    "processes": set(),
     "prompts": {"errors"},
     "structured_outputs": {"errors"},
     "estimators": {"core", "errors"},
@@ -32,6 +33,7 @@ MAY_IMPORT = {
         "outputs",
         "params",
         "policies",
+        "processes",
         "structured_outputs",
     },
     "profiling": {

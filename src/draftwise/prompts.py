@@ -15,6 +15,10 @@ Prompt = str | Sequence[int] | Sequence[Message]
 # Spec-Bench and MT-Bench have `turns`, HumanEval `prompt`, GSM8K `question`, MBPP `text`.
 _KEYS = ("prompt", "question", "turns", "text")
 
+# Text has about four characters per token, so a beginning of eight per token tells enough.
+_CHARACTERS_PER_TOKEN = 8
+_TOKENS_AT_A_CUT = 256
+
 
 def load_prompts(path: str | Path, num_prompts: int | None = None) -> list[str]:
     """Read prompts from a file of JSON lines.
@@ -87,15 +91,23 @@ def one_per_prompt(field: str, given: Any, kind: type[Any], prompts: list[Prompt
     return list(given)
 
 
-def tokenize(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int]]:
+def is_tokens(prompt: Prompt) -> bool:
+    """Whether a prompt is given as token ids."""
+    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
+
+
+def tokenize(
+    tokenizer: Any, prompt: Prompt, *, max_tokens: int | None = None
+) -> tuple[str | None, list[int]]:
     """The text of a prompt, if it has one, and its tokens.
 
     Args:
         tokenizer: a Hugging Face tokenizer; ``None`` if the model has none.
         prompt: text, token ids, or messages for the chat template.
+        max_tokens: a text that certainly has more tokens is refused without tokenizing all of it.
 
     Raises:
-        PromptError: it is empty or malformed, or the tokenizer for it is missing.
+        PromptError: it is empty, malformed or far too long, or the tokenizer for it is missing.
     """
     if not isinstance(prompt, str | Sequence):
         raise PromptError(
@@ -114,9 +126,32 @@ def tokenize(tokenizer: Any, prompt: Prompt) -> tuple[str | None, list[int]]:
         raise PromptError(
             "prompt", f"is no valid text: half of a surrogate pair at character {error.start}"
         ) from error
+    if max_tokens is not None:
+        _refuse_far_too_long(tokenizer, text, max_tokens)
     # A chat template writes its own special tokens.
     ids = tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]
     return text, list(ids)
+
+
+def _refuse_far_too_long(tokenizer: Any, text: str, max_tokens: int) -> None:
+    """Tokenize beginnings of a long text, each twice as long as the last.
+
+    A beginning has at most a few tokens more than the same characters have within the whole text,
+    because only the token at the cut can change.
+
+    Raises:
+        PromptError: a beginning has too many tokens already.
+    """
+    length = _CHARACTERS_PER_TOKEN * max_tokens
+    while length < len(text):
+        ids = tokenizer(text[:length], add_special_tokens=False)["input_ids"]
+        if len(ids) > max_tokens + _TOKENS_AT_A_CUT:
+            raise PromptError(
+                "prompt",
+                f"is too long: its first {length} of {len(text)} characters have {len(ids)} "
+                f"tokens; the longest prompt has {max_tokens}",
+            )
+        length *= 2
 
 
 def _render_chat(tokenizer: Any, messages: Any) -> str:

@@ -190,7 +190,7 @@ def test_tokens_and_text(client, offline):
             400,
             "speculation.lenience",
         ),
-        ("/v1/completions", {"prompt": "\ud800"}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "\ud800"}, 400, "body"),
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}, 3]}, 400, "messages.1"),
         ("/tokenize", {}, 400, "prompt"),

@@ -21,6 +21,7 @@ from draftwise.cli.serve import serve
 from draftwise.cli.study import study
 from draftwise.cli.vllm_serve import vllm_serve
 from draftwise.errors import DraftwiseError
+from draftwise.processes import end_quickly
 
 app = typer.Typer(
     add_completion=False,
@@ -67,6 +68,7 @@ def main() -> None:
 
     A request to end is followed as ctrl-C is: other processes that were started are ended too.
     """
+    end_quickly()
     before = signal.signal(signal.SIGTERM, _end)
     try:
         with only_our_warnings() as warned:

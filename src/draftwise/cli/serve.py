@@ -90,6 +90,13 @@ def serve(
             rich_help_panel=_CLIENTS,
         ),
     ] = 30.0,
+    step_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds after which an engine that does not respond is replaced.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = 120.0,
     max_batch_size: Annotated[
         int, typer.Option(help="Requests that run at once.", rich_help_panel=RUNNING)
     ] = 32,
@@ -195,6 +202,7 @@ def serve(
         max_prompt_tokens,
         request_timeout=request_timeout,
         drain_timeout=drain_timeout,
+        step_timeout=step_timeout,
     )
     set_up_logs(log_file, log_level)
     tracing = set_up_tracing(otlp_endpoint)

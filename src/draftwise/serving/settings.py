@@ -57,6 +57,7 @@ class ServerSettings:
         max_choices: most answers of one request, over all its prompts.
         request_timeout: seconds from arrival to the last token.
         drain_timeout: seconds that running requests have to end when the server is told to stop.
+        step_timeout: seconds after which an engine that does not respond is replaced.
 
     Raises:
         InvalidParameterError: a value lies outside its range.
@@ -70,6 +71,7 @@ class ServerSettings:
     max_choices: int = 128
     request_timeout: float = 600.0
     drain_timeout: float = 30.0
+    step_timeout: float = 120.0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -81,7 +83,7 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidParameterError(name, f"must be at least {least}, got {value!r}")
-        for name in ("request_timeout", "drain_timeout"):
+        for name in ("request_timeout", "drain_timeout", "step_timeout"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise InvalidParameterError(name, f"must be positive seconds, got {value!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -13,7 +14,8 @@ from draftwise.errors import DraftwiseError
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
 from draftwise.policies import POLICIES
-from draftwise.serving.errors import EngineLostError
+from draftwise.processes import end_quickly, end_with_parent
+from draftwise.serving.errors import EngineFaultError, EngineLostError
 from draftwise.serving.messages import (
     Add,
     Ask,
@@ -22,11 +24,14 @@ from draftwise.serving.messages import (
     Failed,
     Load,
     Piece,
+    Ping,
     Ready,
     StepFigures,
     Turn,
 )
 from draftwise.serving.settings import EngineSettings
+
+_LOG = logging.getLogger("draftwise.serving")
 
 
 def run(connection: Connection, settings: EngineSettings) -> None:
@@ -34,6 +39,8 @@ def run(connection: Connection, settings: EngineSettings) -> None:
     # Only the server decides when to end; ctrl-C reaches every process of the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with_parent()
+    end_quickly()
     try:
         llm = load(settings)
     except DraftwiseError as error:
@@ -143,8 +150,10 @@ class EngineWorker:
                     if changes:
                         self._llm.change_speculation(**changes)
                     turn.answers.append((call, self._describe()))
-                except DraftwiseError as error:
-                    turn.answers.append((call, error))
+                except Exception as error:
+                    turn.answers.append((call, _typed(error)))
+            case Ping():
+                pass  # every turn is reported
             case _:
                 self._stopped = True
 
@@ -153,8 +162,9 @@ class EngineWorker:
             request = self._llm.engine.add(
                 command.prompt, command.prompt_ids, command.params, command.speculation
             )
-        except DraftwiseError as error:
-            turn.refused.append((command.key, error))
+        except Exception as error:
+            # Nothing was queued: whatever is wrong with this request, the others go on.
+            turn.refused.append((command.key, _typed(error)))
             return
         self._requests[command.key] = request
         self._keys[request.request_id] = command.key
@@ -254,6 +264,14 @@ class EngineWorker:
             engine.lenience,
             engine.policies.default.calibration_error,
         )
+
+
+def _typed(error: Exception) -> DraftwiseError:
+    """An error that the server can report; anything unexpected is logged with its traceback."""
+    if isinstance(error, DraftwiseError):
+        return error
+    _LOG.exception("the engine refused a command for an unexpected reason", exc_info=error)
+    return EngineFaultError("engine", f"failed unexpectedly: {type(error).__name__}: {error}")
 
 
 def _count(positions: list[int], number: int) -> None:
