@@ -123,7 +123,7 @@ async def health(service: Served) -> Response:
 @_open.get("/metrics", responses=documents.METRICS)
 async def metrics(service: Served) -> Response:
     """What is counted, in Prometheus' text format."""
-    return Response(service.metrics.text(), media_type=documents.PROMETHEUS)
+    return Response(service.metrics_text(), media_type=documents.PROMETHEUS)
 
 
 @_open.get("/version", responses=documents.VERSION)

@@ -79,6 +79,11 @@ class Service:
             )
         return self.client.health
 
+    def metrics_text(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        self.metrics.engine_is_up(self.client.health.is_ok)
+        return self.metrics.text()
+
     @property
     def model_name(self) -> str:
         """What clients call the model."""

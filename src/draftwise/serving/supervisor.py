@@ -151,7 +151,6 @@ class Supervisor:
     def _look(self) -> None:
         if self._link is None or not self.is_ready:
             return
-        self._metrics.engine_is_up(self.health(is_busy=True).is_ok)
         if self._liveness.is_lost:
             self._link.lose(f"it did not respond for {self._step_timeout:g} seconds")
         elif self._liveness.asked():
@@ -175,7 +174,6 @@ class Supervisor:
                 self._listener.engine_reported(report)
             case Ready():
                 self.is_ready = True
-                self._metrics.engine_is_up(True)
                 self._pause = _FIRST_PAUSE_SECONDS
                 self._listener.engine_is_ready(report)
                 if self._first is not None and not self._first.done():
@@ -193,7 +191,6 @@ class Supervisor:
         if self.is_closing or link is not self._link:
             return
         was_ready, self.is_ready = self.is_ready, False
-        self._metrics.engine_is_up(False)
         self._link = None
         if self._first is not None and not self._first.done():
             self._first.set_exception(
