@@ -14,13 +14,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 
+import httpx
 import pytest
 
-from draftwise.params import RequestSpeculation
+from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.serving import service as service_module
 from draftwise.serving import supervisor as supervisor_module
+from draftwise.serving.messages import Add
+from draftwise.serving.preparation import GrammarThread
 from draftwise.serving.settings import ServerSettings
+from draftwise.structured_outputs import StructuredOutputs
 
 from .conftest import ZOO
 from .running import PATIENCE_SECONDS, running
@@ -245,6 +250,76 @@ def test_another_engine_is_tried_until_one_starts(shared, monkeypatch):
     until_health_is(server, GONE)
     answers_again(server, expected)
     assert len(tries) == 3
+
+
+def with_grammar(**form):
+    return {"prompt": "Once", "max_tokens": 3, "temperature": 0, "structured_outputs": form}
+
+
+class TestGrammars:
+    """They are compiled in a thread of the engine's process."""
+
+    def test_one_that_takes_long_delays_nobody_else(self, shared):
+        """A request that comes later is answered before."""
+        server, _ = shared
+        slow = [f"answer {number}" for number in range(15_000)]
+        order = []
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(post, server, with_grammar(choice=slow))
+            first.add_done_callback(lambda _: order.append("slow"))
+            until(lambda: server.service.num_inside == 1)
+            second = pool.submit(post, server, SHORT)
+            second.add_done_callback(lambda _: order.append("plain"))
+            assert second.result(PATIENCE_SECONDS).status_code == 200
+            assert first.result(PATIENCE_SECONDS).status_code == 200
+        assert order == ["plain", "slow"]
+
+    def test_one_that_is_given_up_while_it_is_compiled_is_not_run(self, shared):
+        server, expected = shared
+        slow = "((((d{1000}){1000}){1000}))"
+        with server.client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json=with_grammar(regex=slow), timeout=0.2)
+        until(lambda: server.service.num_inside == 0)
+        answers_again(server, expected)
+        until(lambda: num_inside(server) == 0)
+
+    @pytest.mark.parametrize(
+        ("form", "message"),
+        [
+            ({"choice": [str(number) for number in range(60_000)]}, "characters"),
+            ({"regex": "a" * 300_000}, "characters"),
+            ({"regex": "(a|aa)*" * 2000}, "cannot be followed"),
+            ({"grammar": "start: ("}, "structured_outputs.grammar"),
+        ],
+    )
+    def test_one_that_cannot_be_had_is_refused(self, shared, form, message):
+        server, expected = shared
+        answer = post(server, with_grammar(**form))
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert message in f"{error['param']} {error['message']}"
+        answers_again(server, expected)
+
+
+def test_a_panic_while_a_grammar_is_compiled_is_an_error_of_its_request():
+    """Rust libraries raise what is no Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    class Compiler:
+        def matcher(self, form):
+            raise Panic(form)
+
+    thread = GrammarThread(Compiler())
+    form = StructuredOutputs(json_object=True)
+    for key in range(3):
+        params = SamplingParams(structured_outputs=form)
+        thread.submit(Add(key, None, [1], params, RequestSpeculation()))
+        assert wait([thread.readable], PATIENCE_SECONDS)
+        (prepared,) = thread.take()
+        assert prepared.command.key == key
+        assert isinstance(prepared.error, Panic)
 
 
 def test_nothing_watches_an_engine_any_more():

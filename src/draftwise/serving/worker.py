@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from draftwise.core.types import PARTS
@@ -29,6 +29,7 @@ from draftwise.serving.messages import (
     StepFigures,
     Turn,
 )
+from draftwise.serving.preparation import GrammarThread
 from draftwise.serving.settings import EngineSettings
 
 _LOG = logging.getLogger("draftwise.serving")
@@ -94,6 +95,8 @@ class EngineWorker:
         self._requests: dict[int, Request] = {}
         self._keys: dict[int, int] = {}
         self._counted: dict[int, SpeculationStats] = {}
+        self._grammars = GrammarThread(llm.engine.grammars)
+        self._preparing: set[int] = set()
         self._stopped = False
 
     def run(self) -> None:
@@ -130,17 +133,27 @@ class EngineWorker:
         """Follow all commands that came meanwhile; without requests, wait for one."""
         turn = Turn()
         patience = 0 if self._requests else None
-        while not self._stopped and self._connection.poll(patience):
-            command: Command = self._connection.recv()
-            self._follow(command, turn)
+        while not self._stopped:
+            ready = wait([self._connection, self._grammars.readable], patience)
+            if not ready:
+                break
+            if self._connection in ready:
+                command: Command = self._connection.recv()
+                self._follow(command, turn)
+            if self._grammars.readable in ready:
+                self._add_prepared(turn)
             patience = 0
         return turn
 
     def _follow(self, command: Command, turn: Turn) -> None:
         match command:
+            case Add(key) if self._grammars.needs(command):
+                self._preparing.add(key)
+                self._grammars.submit(command)
             case Add():
                 self._add(command, turn)
             case Cancel(key):
+                self._preparing.discard(key)
                 request = self._requests.get(key)
                 if request is not None:
                     self._llm.engine.cancel(request)
@@ -156,6 +169,17 @@ class EngineWorker:
                 pass  # every turn is reported
             case _:
                 self._stopped = True
+
+    def _add_prepared(self, turn: Turn) -> None:
+        """Add the requests whose grammars are compiled, unless they were cancelled meanwhile."""
+        for command, error in self._grammars.take():
+            if command.key not in self._preparing:
+                continue
+            self._preparing.remove(command.key)
+            if error is None:
+                self._add(command, turn)
+            else:
+                turn.refused.append((command.key, _typed(error)))
 
     def _add(self, command: Add, turn: Turn) -> None:
         try:
@@ -266,7 +290,7 @@ class EngineWorker:
         )
 
 
-def _typed(error: Exception) -> DraftwiseError:
+def _typed(error: BaseException) -> DraftwiseError:
     """An error that the server can report; anything unexpected is logged with its traceback."""
     if isinstance(error, DraftwiseError):
         return error
