@@ -159,3 +159,15 @@ def test_logs_say_nothing_of_prompts(tmp_path):
     assert ours[0]["status"] == 200
     assert any(line["message"] == "the engine is ready" for line in lines)
     assert os.stat(log).st_size == len(text.encode())
+
+
+def test_a_pipe_that_nobody_reads_costs_log_lines_and_nothing_else(address):
+    """A pipe holds 64 kB; each request writes a line of 150 bytes or more."""
+    process, url = address
+    with httpx.Client(base_url=url, timeout=PATIENCE_SECONDS) as client:
+        for _ in range(1000):
+            assert client.get("/version").status_code == 200
+        body = {"prompt": "Once", "max_tokens": 4}
+        assert client.post("/v1/completions", json=body).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_SECONDS) == 0
