@@ -69,6 +69,7 @@ class Service:
         """End the engine."""
         await self.client.close()
         self._tokenizing.close()
+        await asyncio.to_thread(self._tracing.close)
 
     def health(self) -> Health:
         """Whether requests are answered now."""
