@@ -9,6 +9,7 @@ from typing import Any
 
 from draftwise.building import BuildSettings, EngineBuilder
 from draftwise.engine.assembly import EngineOptions, Models
+from draftwise.engine.call import Call
 from draftwise.engine.engine import Engine
 from draftwise.engine.memory import cache_bytes
 from draftwise.engine.request import Request
@@ -24,7 +25,10 @@ Speculations = RequestSpeculation | Sequence[RequestSpeculation] | None
 class LLM:
     """A target model, and perhaps a draft that makes it faster without changing what it says.
 
-    Not safe to call from several threads at once.
+    Safe to call from several threads. Their requests run in one batch: a step that one thread takes
+    advances the requests of all of them. An exception in one thread ends its own requests only,
+    unless the step itself failed: then all requests of that time end with an
+    :class:`~draftwise.errors.EngineError`.
 
     Attributes:
         target: the loaded target model.
@@ -32,7 +36,9 @@ class LLM:
         companion: the loaded companion model, if any.
         speculation: how it speculates, ``None`` for target-only decoding.
         max_chunk_tokens: prompt tokens processed per step.
-        engine: the engine underneath, for callers that run the step loop themselves.
+        engine: the engine underneath, for callers that run the step loop themselves. It is safe to
+            use beside :meth:`generate` and :meth:`stream`; see its class for what such a loop must
+            do.
     """
 
     def __init__(
@@ -198,17 +204,17 @@ class LLM:
                 first error is raised).
         """
         each = as_list(prompts)
-        requests = self._add_all(each, sampling, speculation)
-        unfinished = {request for request in requests if isinstance(request, Request)}
+        call = Call(self.engine)
         try:
-            while unfinished:
-                advanced = [request for request in self.engine.step() if request in unfinished]
+            requests = self._add_all(call, each, sampling, speculation)
+            if on_step is None:
+                call.finish()
+            while not call.is_over:
+                advanced = call.advance(_itself)
                 if on_step is not None:
                     on_step(advanced)
-                unfinished -= {r for r in unfinished if r.finish_reason is not None}
-        except BaseException:
-            self._cancel_all(requests)
-            raise
+        finally:
+            call.cancel()
         outputs = [
             _failed(prompt, request) if isinstance(request, DraftwiseError) else request.output()
             for prompt, request in zip(each, requests, strict=True)
@@ -229,55 +235,71 @@ class LLM:
         The pieces of a prompt joined are the text :meth:`generate` would return. Closing the
         iterator early cancels what is left.
         """
-        requests = self._add_all(as_list(prompts), sampling, speculation)
-        unfinished: dict[int, Request] = {}
+        call = Call(self.engine)
+        index_of: dict[Request, int] = {}
+
+        def piece(request: Request) -> StreamPiece:
+            new = request.take_new()
+            return StreamPiece(
+                index_of[request],
+                new.text,
+                new.token_ids,
+                request.finish_reason,
+                request.error,
+                new.sources,
+                new.logprobs,
+            )
+
         try:
+            requests = self._add_all(call, as_list(prompts), sampling, speculation)
             for index, request in enumerate(requests):
                 if isinstance(request, DraftwiseError):
                     yield StreamPiece(index, "", [], FinishReason.ERROR, request)
                 else:
-                    unfinished[index] = request
-            while unfinished:
-                self.engine.step()
-                for index, request in list(unfinished.items()):
-                    new = request.take_new()
-                    reason = request.finish_reason
-                    if new.token_ids or reason is not None:
-                        yield StreamPiece(
-                            index,
-                            new.text,
-                            new.token_ids,
-                            reason,
-                            request.error,
-                            new.sources,
-                            new.logprobs,
-                        )
-                    if reason is not None:
-                        del unfinished[index]
+                    index_of[request] = index
+            while not call.is_over:
+                yield from call.advance(piece)
         finally:
-            self._cancel_all(requests)
+            call.cancel()
 
     def _add_all(
         self,
+        call: Call,
         prompts: list[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         speculation: Speculations,
     ) -> list[Request | DraftwiseError]:
+        """Queue what can be served, as part of a call; an error for what cannot."""
         each = one_per_prompt("sampling", sampling, SamplingParams, prompts)
         ways = one_per_prompt("speculation", speculation, RequestSpeculation, prompts)
+        read = [self._read(prompt, params) for prompt, params in zip(prompts, each, strict=True)]
         requests: list[Request | DraftwiseError] = []
-        for prompt, params, way in zip(prompts, each, ways, strict=True):
-            try:
-                text, ids = tokenize(self.target.tokenizer, prompt)
-                requests.append(self.engine.add(text, ids, params, way))
-            except DraftwiseError as error:
-                requests.append(error)
+        with self.engine.turns:
+            for known, params, way in zip(read, each, ways, strict=True):
+                if isinstance(known, DraftwiseError):
+                    requests.append(known)
+                    continue
+                try:
+                    request = self.engine.add(*known, params, way)
+                except DraftwiseError as error:
+                    requests.append(error)
+                else:
+                    call.add(request)
+                    requests.append(request)
         return requests
 
-    def _cancel_all(self, requests: Sequence[Request | DraftwiseError]) -> None:
-        for request in requests:
-            if isinstance(request, Request):
-                self.engine.cancel(request)
+    def _read(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> tuple[str | None, list[int]] | DraftwiseError:
+        """A prompt's text and tokens. What takes long is done here, while others take steps."""
+        try:
+            with self._builder.tokenizing:
+                known = tokenize(self.target.tokenizer, prompt)
+            if params.structured_outputs is not None:
+                self.engine.grammars.matcher(params.structured_outputs)  # is kept
+        except DraftwiseError as error:
+            return error
+        return known
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         """The tokens that :meth:`generate` makes of one prompt.
@@ -285,7 +307,12 @@ class LLM:
         Raises:
             PromptError: it is empty or malformed, or the tokenizer for it is missing.
         """
-        return tokenize(self.target.tokenizer, prompt)[1]
+        with self._builder.tokenizing:
+            return tokenize(self.target.tokenizer, prompt)[1]
+
+
+def _itself(request: Request) -> Request:
+    return request
 
 
 def _ignore(status: str) -> None:

@@ -146,6 +146,12 @@ class Overlap:
         ahead.clock.start_again()
         return ahead, self._verified(verifier, ahead)
 
+    def abandon(self) -> None:
+        """Forget what is ahead, once neither lane works on anything any more."""
+        for lane in (self._large, self._small):
+            lane.submit(lambda: None).result()
+        self.ahead = None
+
     def close(self) -> None:
         """End the lanes."""
         self._large.close()

@@ -13,7 +13,12 @@ from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.core.types import Outcome, Plan
 from draftwise.engine.controls import HistoryStore, batch_controls
 from draftwise.engine.request import NO_ROW, Request
-from draftwise.errors import CacheExhaustedError, NumericalError
+from draftwise.errors import (
+    CacheExhaustedError,
+    DraftwiseError,
+    EngineError,
+    NumericalError,
+)
 from draftwise.models.kv_cache import KVCache
 from draftwise.outputs import FinishReason, TokenLogprobs, TokenSource
 from draftwise.policies.base import RequestState
@@ -122,7 +127,7 @@ class Scheduler:
             max_draft_length: longest draft of any step.
             max_cached_tokens: tokens that may be reserved at once.
         """
-        self._caches = caches
+        self._caches: Sequence[KVCache] = caches
         self._histories = histories
         self._vocab_size = vocab_size
         self._max_chunk_tokens = max_chunk_tokens
@@ -133,6 +138,9 @@ class Scheduler:
         self._running: dict[int, Request] = {}
         self._free_rows = list(range(caches[0].num_rows))
         self._controls: dict[int | None, tuple[tuple[int, ...], LogitControls]] = {}
+        self._changing: Request | None = None
+        # Lengths of the followers' caches before the step of each row.
+        self._before = [[0] * cache.num_rows for cache in caches[1:]]
 
     @property
     def num_unfinished(self) -> int:
@@ -160,9 +168,59 @@ class Scheduler:
 
     def cancel(self, request: Request) -> None:
         """End a request wherever it is."""
+        self.end(request, FinishReason.CANCELLED)
+
+    def end(
+        self, request: Request, reason: FinishReason, error: DraftwiseError | None = None
+    ) -> None:
+        """End a request wherever it is, unless it has ended."""
         if request.finish_reason is None:
-            request.finish(FinishReason.CANCELLED)
+            self._changing = request
+            request.finish(reason, error)
             self._retire(request)
+            self._changing = None
+
+    def end_all(self, error: DraftwiseError) -> None:
+        """End all requests with an error."""
+        for request in [*self._running.values(), *self._waiting]:
+            self.end(request, FinishReason.ERROR, error)
+
+    def recover(self) -> None:
+        """Return to the state between two steps, after an exception at any place of one.
+
+        What the caches hold beyond a request's tokens is forgotten. Only a request whose own state
+        was being changed ends with an error.
+        """
+        broken, self._changing = self._changing, None
+        if broken is not None and broken.finish_reason is None:
+            broken.finish(
+                FinishReason.ERROR, EngineError("engine", "a step was interrupted; send it again")
+            )
+        running = {}
+        for row, request in self._running.items():
+            if request.finish_reason is not None:
+                request.row = NO_ROW
+                continue
+            running[row], request.row = request, row
+            valid = len(request.tokens) - 1
+            target_cache, *followers = self._caches
+            target_cache.truncate(row, valid)
+            for cache, before in zip(followers, self._before, strict=True):
+                cache.truncate(row, min(valid, before[row]))
+        admitted = set(running.values())
+        self._running = running
+        self._waiting = deque(
+            r for r in self._waiting if r not in admitted and r.finish_reason is None
+        )
+        self._free_rows = sorted(set(range(self._caches[0].num_rows)) - running.keys())
+        self._reserved_tokens = sum(r.max_total_tokens for r in running.values())
+        self._controls.clear()
+
+    def close(self) -> None:
+        """Let go of the caches; no request is left."""
+        self._caches, self._before = (), []
+        self._controls.clear()
+        self._histories.close()
 
     @property
     def num_waiting(self) -> int:
@@ -183,6 +241,7 @@ class Scheduler:
                 have nothing to do.
         """
         self._admit()
+        self._remember_lengths(half)
         running = [self._running[row] for row in sorted(self._running)]
         if half is not None:
             running = [request for request in running if request.row % 2 == half]
@@ -237,6 +296,7 @@ class Scheduler:
         planned = plan.tokens.tolist()
         acceptance = [] if outcome.acceptance is None else outcome.acceptance.tolist()
         for index, request in enumerate(batch.generating):
+            self._changing = request
             if index in outcome.failed:
                 request.finish(
                     FinishReason.ERROR,
@@ -249,6 +309,7 @@ class Scheduler:
                 self._append(request, index, planned[index], outcome, num_own, logprobs.get(index))
             if request.finish_reason is not None:
                 self._retire(request)
+            self._changing = None
         return batch.generating
 
     def _append(
@@ -294,14 +355,23 @@ class Scheduler:
             request = self._waiting[0]
             if self._reserved_tokens + request.max_total_tokens > self.max_cached_tokens:
                 return
-            self._waiting.popleft()
-            request.row = heapq.heappop(self._free_rows)
-            self._reserved_tokens += request.max_total_tokens
-            self._running[request.row] = request
+            row = self._free_rows[0]
             for cache in self._caches:
-                cache.clear(request.row)
+                cache.clear(row)
             if request.params.uses_penalties:
-                self._histories.begin(request.row, request.tokens)
+                self._histories.begin(row, request.tokens)
+            # A request that is interrupted here is in one of the two, or in both.
+            self._running[row] = request
+            request.row = row
+            self._waiting.popleft()
+            heapq.heappop(self._free_rows)
+            self._reserved_tokens += request.max_total_tokens
+
+    def _remember_lengths(self, half: int | None) -> None:
+        """What the followers have read of texts, before a step lets them read drafts."""
+        rows = slice(None) if half is None else slice(half, None, 2)
+        for before, cache in zip(self._before, self._caches[1:], strict=True):
+            before[rows] = cache.lengths[rows]
 
     def _prompt_chunks(self, running: list[Request]) -> list[PromptChunk]:
         """Share the step's prompt tokens out in order of arrival; the result is by row."""
