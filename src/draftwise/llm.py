@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 from draftwise.building import BuildSettings, EngineBuilder
@@ -13,13 +15,23 @@ from draftwise.engine.call import Call
 from draftwise.engine.engine import Engine
 from draftwise.engine.memory import cache_bytes
 from draftwise.engine.request import Request
-from draftwise.errors import DraftwiseError, InvalidParameterError
+from draftwise.errors import ClosedError, DraftwiseError, InvalidParameterError
+from draftwise.models.host_memory import return_free_memory
 from draftwise.models.loading import LoadedModel, resolve_device, resolve_dtype
 from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, StreamPiece
 from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize
 
 Speculations = RequestSpeculation | Sequence[RequestSpeculation] | None
+
+
+@dataclass(frozen=True)
+class _Open:
+    """What an ``LLM`` holds until it is closed."""
+
+    builder: EngineBuilder
+    engine: Engine
+    models: Models
 
 
 class LLM:
@@ -113,7 +125,7 @@ class LLM:
         place = resolve_device(device)
         number = resolve_dtype(dtype, place)
 
-        self._builder = EngineBuilder(
+        builder = EngineBuilder(
             target,
             max_model_len,
             BuildSettings(
@@ -127,12 +139,9 @@ class LLM:
             ),
         )
         self.max_chunk_tokens = max_chunk_tokens
-        self.target = self._builder.target
-        self.draft: LoadedModel | None = None
-        self.companion: LoadedModel | None = None
-        self.engine: Engine
         self.speculation: SpeculationConfig | None
-        self._set_speculation(speculation)
+        self._open: _Open | None = None
+        self._set_builder(builder, Models(builder.target), speculation)
 
     def with_speculation(self, speculation: SpeculationConfig | None) -> LLM:
         """Another ``LLM`` on the same loaded target that speculates in another way.
@@ -140,7 +149,7 @@ class LLM:
         Weights are shared; caches and requests are not.
         """
         other = copy(self)
-        other._set_speculation(speculation)
+        other._set_builder(self._builder, self._models, speculation)
         return other
 
     def change_speculation(self, **changes: Any) -> None:
@@ -166,17 +175,76 @@ class LLM:
         return self._builder.load_models(speculation, self._models)
 
     @property
-    def _models(self) -> Models:
-        return Models(self.target, self.draft, self.companion)
+    def target(self) -> LoadedModel:
+        """The loaded target model."""
+        return self._models.target
 
-    def _set_speculation(self, speculation: SpeculationConfig | None) -> None:
-        self.engine, models = self._builder.build(speculation, self._models)
+    @property
+    def draft(self) -> LoadedModel | None:
+        """The loaded draft model, if any."""
+        return self._models.draft
+
+    @property
+    def companion(self) -> LoadedModel | None:
+        """The loaded companion model, if any."""
+        return self._models.companion
+
+    @property
+    def engine(self) -> Engine:
+        """The engine underneath."""
+        return self._parts.engine
+
+    @property
+    def _models(self) -> Models:
+        return self._parts.models
+
+    @property
+    def _builder(self) -> EngineBuilder:
+        return self._parts.builder
+
+    @property
+    def _parts(self) -> _Open:
+        if self._open is None:
+            raise ClosedError("LLM", "it was closed; load the models anew")
+        return self._open
+
+    def _set_builder(
+        self, builder: EngineBuilder, at_hand: Models, speculation: SpeculationConfig | None
+    ) -> None:
+        engine, models = builder.build(speculation, at_hand)
+        self._open = _Open(builder, engine, models)
         self.speculation = speculation
-        self.draft, self.companion = models.draft, models.companion
 
     def close(self) -> None:
-        """End the threads and processes that were started for it; most have none."""
-        self.engine.close()
+        """Give back the memory of models and caches, and end threads and processes.
+
+        Requests of other threads end with a :class:`~draftwise.errors.ClosedError`, as does every
+        use from then on. Another ``LLM`` made by :meth:`with_speculation` keeps what it shares with
+        this one. ``del llm`` gives the memory back as well; closing twice does no harm.
+        """
+        if self._open is not None:
+            self._open.engine.close()
+            self._open = None
+            return_free_memory()
+
+    def __enter__(self) -> LLM:
+        """Itself; it is closed at the end of the ``with`` block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """See :meth:`close`."""
+        self.close()
+
+    def __del__(
+        self,
+        # Names of modules may be gone when the interpreter ends.
+        is_ending: Callable[[], bool] = sys.is_finalizing,
+        give_back: Callable[[], None] = return_free_memory,
+    ) -> None:
+        # The engine may have another owner, so it is not closed.
+        if getattr(self, "_open", None) is not None and not is_ending():
+            self._open = None
+            give_back()
 
     def generate(
         self,

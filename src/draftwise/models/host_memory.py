@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import math
 import mmap
+from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 import torch
@@ -44,3 +48,24 @@ def in_large_pages(tensor: Tensor) -> Tensor:
         memory.madvise(mmap.MADV_HUGEPAGE, first, size // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES)
     copy = torch.from_numpy(flat[first : first + size]).view(tensor.dtype).view(tensor.shape)
     return copy.copy_(tensor)
+
+
+def return_free_memory() -> None:
+    """Give memory that was freed back to the system.
+
+    glibc keeps what lies below something that is still in use, which after a model was dropped is
+    most of its weights. Other allocators are left alone.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, TypeError, AttributeError):
+        return None
+    trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+    return cast(Callable[[int], int], trim)
