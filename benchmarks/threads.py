@@ -3,8 +3,8 @@
     python benchmarks/threads.py soak --seconds 120
     python benchmarks/threads.py speed --output benchmarks/results/threads.json
 
-``soak`` has eight threads generate, stream and cancel at random and compares every text with the one
-that a single thread got from the same request; it ends with status 1 at the first difference.
+``soak`` has eight threads generate, stream and cancel at random and compares every text with the
+one that a single thread got from the same request; it ends with status 1 at the first difference.
 ``speed`` lets one caller with all requests and eight callers with a share each take turns.
 """
 
@@ -50,7 +50,9 @@ def mixed_work(count: int, greedy: bool = False) -> list[Work]:
     return work
 
 
-def soak(llm: LLM, work: list[Work], seconds: float, num_threads: int = NUM_THREADS) -> Counter[str]:
+def soak(
+    llm: LLM, work: list[Work], seconds: float, num_threads: int = NUM_THREADS
+) -> Counter[str]:
     """Compare texts from many threads with those from one; returns how often what was done.
 
     Raises:

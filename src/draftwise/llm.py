@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
+
+import torch
 
 from draftwise.building import BuildSettings, EngineBuilder
 from draftwise.engine.assembly import EngineOptions, Models
@@ -21,6 +24,7 @@ from draftwise.models.loading import LoadedModel, resolve_device, resolve_dtype
 from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, StreamPiece
 from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize
+from draftwise.values import boolean, integer, number, path_name, shown
 
 Speculations = RequestSpeculation | Sequence[RequestSpeculation] | None
 
@@ -55,10 +59,10 @@ class LLM:
 
     def __init__(
         self,
-        target: str,
+        target: str | PathLike[str],
         speculation: SpeculationConfig | Mapping[str, Any] | None = None,
-        dtype: str = "auto",
-        device: str = "auto",
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
         max_batch_size: int = 32,
         max_model_len: int | None = None,
         *,
@@ -72,13 +76,14 @@ class LLM:
         """Load the models.
 
         Args:
-            target: a folder, a hub id or a zoo name such as ``"zoo:target"``; with ``:int8`` behind
-                it the weights of its linear layers are rounded to 8 bits, which makes it another
-                model, of half the size.
+            target: a folder (a string or a path), a hub id or a zoo name such as
+                ``"zoo:target"``; with ``:int8`` behind it the weights of its linear layers are
+                rounded to 8 bits, which makes it another model, of half the size.
             speculation: how to speculate; ``None`` for target-only decoding. A mapping may use
                 vLLM's key names.
-            dtype: ``"auto"``, ``"bfloat16"``, ``"float16"`` or ``"float32"``.
-            device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+            dtype: ``"auto"``, ``"bfloat16"``, ``"float16"`` or ``"float32"``, or a
+                :class:`torch.dtype`.
+            device: ``"auto"``, ``"cpu"`` or ``"cuda"``, or a :class:`torch.device`.
             max_batch_size: requests that run at once; more wait.
             max_model_len: longest prompt and output together; ``None`` for the target's own.
             max_chunk_tokens: prompt tokens processed per step.
@@ -96,40 +101,35 @@ class LLM:
         Raises:
             DraftwiseError: a typed error that names the argument at fault.
         """
-        if not isinstance(target, str) or not target:
-            raise InvalidParameterError("target", f"must name a model, got {target!r}")
+        target = path_name("target", target, "model")
         if isinstance(speculation, Mapping):
             speculation = SpeculationConfig.from_dict(speculation)
         if not isinstance(speculation, SpeculationConfig | None):
             raise InvalidParameterError(
-                "speculation", f"must be a SpeculationConfig or a mapping, got {speculation!r}"
+                "speculation", f"must be a SpeculationConfig or a mapping, got {shown(speculation)}"
             )
-        for name, value in (
-            ("max_batch_size", max_batch_size),
-            ("max_chunk_tokens", max_chunk_tokens),
-            ("draft_replicas", draft_replicas),
-            ("max_model_len", 1 if max_model_len is None else max_model_len),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidParameterError(name, f"must be a positive integer, got {value!r}")
-        if cache_gib is not None and (
-            isinstance(cache_gib, bool)
-            or not isinstance(cache_gib, int | float)
-            or not 0 < cache_gib < math.inf
-        ):
+        max_batch_size = integer("max_batch_size", max_batch_size, 1)
+        max_chunk_tokens = integer("max_chunk_tokens", max_chunk_tokens, 1)
+        draft_replicas = integer("draft_replicas", draft_replicas, 1)
+        if max_model_len is not None:
+            max_model_len = integer("max_model_len", max_model_len, 1)
+        if cache_gib is not None:
+            cache_gib = number("cache_gib", cache_gib, 0.0, math.inf, low_open=True)
+        if overlap is not None and not isinstance(overlap, bool):
             raise InvalidParameterError(
-                "cache_gib", f"must be a positive, finite number, got {cache_gib!r}"
+                "overlap", f"must be true, false or None, got {shown(overlap)}"
             )
-        if overlap not in (None, True, False):
-            raise InvalidParameterError("overlap", f"must be true, false or None, got {overlap!r}")
+        boolean("trust_remote_code", trust_remote_code)
+        if on_status is not None and not callable(on_status):
+            raise InvalidParameterError("on_status", f"must be callable, got {shown(on_status)}")
         place = resolve_device(device)
-        number = resolve_dtype(dtype, place)
+        resolved = resolve_dtype(dtype, place)
 
         builder = EngineBuilder(
             target,
             max_model_len,
             BuildSettings(
-                number,
+                resolved,
                 place,
                 trust_remote_code,
                 EngineOptions(max_batch_size, max_chunk_tokens, cache_bytes(cache_gib, place)),
@@ -256,8 +256,10 @@ class LLM:
         """Generate for all prompts, batched, and return the answers in their order.
 
         Args:
-            prompts: one prompt or a list: strings, lists of token ids, or lists of chat messages
-                (``{"role": …, "content": …}``, through the target's chat template).
+            prompts: one prompt or a list: strings, token ids (a list, tuple or range of integers,
+                or a NumPy array or tensor of an integer type; one of two dimensions is several
+                prompts), or lists of chat messages (``{"role": …, "content": …}``, through the
+                target's chat template).
             sampling: one for all, or one per prompt.
             on_step: called after every step with the requests that gained tokens, for progress.
             speculation: how requests speculate where it differs from :attr:`speculation`; one for

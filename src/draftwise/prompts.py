@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from draftwise.errors import InvalidParameterError, PromptError
+from draftwise.values import is_integer, shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 Message = Mapping[str, str]
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | np.ndarray[Any, Any] | Tensor"
 
 # Spec-Bench and MT-Bench have `turns`, HumanEval `prompt`, GSM8K `question`, MBPP `text`.
 _KEYS = ("prompt", "question", "turns", "text")
@@ -61,19 +66,73 @@ def _prompt(line: str, where: str) -> str:
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt becomes a list of one; a list of ids or of messages is one prompt."""
+    """One prompt becomes a list of one; a list of ids or of messages is one prompt.
+
+    Raises:
+        PromptError: it is neither a prompt nor a list.
+    """
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
-        raise PromptError(
-            "prompt",
-            f"must be a string, token ids, messages or a list of these, got "
-            f"{type(prompts).__name__}",
-        )
+    if _is_array(prompts):
+        array: Any = prompts
+        return list(array) if array.ndim == 2 else [array]
+    if isinstance(prompts, bytes | bytearray | memoryview | Mapping | set | frozenset):
+        raise _not_a_prompt(prompts)
+    if not isinstance(prompts, Iterable):
+        raise _not_a_prompt(prompts)
     items = list(prompts)
-    if items and isinstance(items[0], int | Mapping):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
+    if items and _belongs_to_a_prompt(items[0]):
+        return [items]
+    return items
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is an array of NumPy, a tensor, or one of their kind."""
+    return all(hasattr(value, name) for name in ("dtype", "ndim", "tolist"))
+
+
+def _belongs_to_a_prompt(item: Any) -> bool:
+    """Whether what it is in is one prompt: it is a number or a message."""
+    if _is_array(item):
+        return bool(item.ndim == 0)
+    return isinstance(item, int | float) or (isinstance(item, Mapping) and "input_ids" not in item)
+
+
+def _not_a_prompt(value: object) -> PromptError:
+    hint = ""
+    if isinstance(value, Mapping) and "input_ids" in value:
+        hint = "; pass its ['input_ids']"
+    elif isinstance(value, Mapping):
+        hint = "; put the message into a list"
+    elif isinstance(value, bytes | bytearray | memoryview):
+        hint = "; decode it, or pass list(...) of it if its bytes are token ids"
+    return PromptError(
+        "prompt",
+        f"must be a string, token ids, messages or a list of these, got "
+        f"{type(value).__name__}{hint}",
+    )
+
+
+def _as_ids_or_messages(prompt: Any) -> list[Any]:
+    """Plain integers, or whatever is in a list that begins with a message."""
+    items: list[Any]
+    if _is_array(prompt):
+        if prompt.ndim != 1:
+            raise PromptError("prompt", f"token ids have one dimension, got {prompt.ndim}")
+        kind, items = f"{type(prompt).__name__} of {prompt.dtype}", prompt.tolist()
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray | memoryview):
+        kind, items = "", list(prompt)
+        if items and isinstance(items[0], Mapping):
+            return items
+    else:
+        raise _not_a_prompt(prompt)
+    if all(type(item) is int for item in items):
+        return items
+    ids = [item.item() if _is_array(item) and item.ndim == 0 else item for item in items]
+    for item in ids:
+        if not is_integer(item):
+            raise PromptError("prompt", f"token ids must be integers, got {kind or shown(item)}")
+    return [int(item) for item in ids]
 
 
 def one_per_prompt(field: str, given: Any, kind: type[Any], prompts: list[Prompt]) -> list[Any]:
@@ -109,14 +168,12 @@ def tokenize(
     Raises:
         PromptError: it is empty, malformed or far too long, or the tokenizer for it is missing.
     """
-    if not isinstance(prompt, str | Sequence):
-        raise PromptError(
-            "prompt", f"must be a string, token ids or messages, got {type(prompt).__name__}"
-        )
+    if not isinstance(prompt, str):
+        prompt = _as_ids_or_messages(prompt)
     if not prompt:
         raise PromptError("prompt", "is empty; give some text or at least one token")
     if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
-        return None, list(prompt)  # type: ignore[arg-type]
+        return None, prompt
     if tokenizer is None:
         raise PromptError("prompt", "the target has no tokenizer; give token ids")
     text = prompt if isinstance(prompt, str) else _render_chat(tokenizer, prompt)
@@ -129,7 +186,7 @@ def tokenize(
     if max_tokens is not None:
         _refuse_far_too_long(tokenizer, text, max_tokens)
     # A chat template writes its own special tokens.
-    ids = tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]
+    ids = tokenizer(text, add_special_tokens=isinstance(prompt, str), verbose=False)["input_ids"]
     return text, list(ids)
 
 
@@ -144,7 +201,7 @@ def _refuse_far_too_long(tokenizer: Any, text: str, max_tokens: int) -> None:
     """
     length = _CHARACTERS_PER_TOKEN * max_tokens
     while length < len(text):
-        ids = tokenizer(text[:length], add_special_tokens=False)["input_ids"]
+        ids = tokenizer(text[:length], add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) > max_tokens + _TOKENS_AT_A_CUT:
             raise PromptError(
                 "prompt",

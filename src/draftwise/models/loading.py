@@ -55,24 +55,30 @@ class LoadedModel:
     fingerprint: str
 
 
-def resolve_device(device: str) -> torch.device:
+def resolve_device(device: str | torch.device) -> torch.device:
     """``"auto"`` is CUDA where there is one, otherwise the CPU."""
+    if not isinstance(device, str | torch.device):
+        raise InvalidParameterError("device", f"must name a device, got {device!r}")
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise InvalidParameterError("device", f"{device!r} is not available: {error}") from error
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidParameterError(
+            "device", f"{str(device)!r} is not available: {error}"
+        ) from error
     return resolved
 
 
-def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     """``"auto"`` is bfloat16 where the machine computes in it, otherwise float32."""
+    if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
+        return dtype
     if dtype == "auto":
         fast = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return torch.bfloat16 if fast else torch.float32
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise InvalidParameterError("dtype", f"must be auto, {', '.join(_DTYPES)}; got {dtype!r}")
     return _DTYPES[dtype]
 
