@@ -16,6 +16,7 @@ from draftwise.engine.overlap import Interference, OverlapOptions
 from draftwise.engine.turns import Turns
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
+from draftwise.models.imports import quiet_import
 from draftwise.models.loading import (
     LoadedModel,
     check_same_vocabulary,
@@ -172,7 +173,7 @@ class EngineBuilder:
     ) -> LoadedModel:
         settings = self._settings
         settings.on_status(f"loading {name}")
-        with _LOADING:
+        with _LOADING, quiet_import():
             return load_model(
                 name,
                 role,

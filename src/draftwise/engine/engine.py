@@ -118,6 +118,7 @@ class Engine:
     @property
     def policies(self) -> Mixture:
         """Those that decide how much is drafted and verified; of the first half of the batch."""
+        self._check_usable()
         return self._sides[0].policies
 
     @property
