@@ -162,7 +162,9 @@ class LLM:
         Raises:
             InvalidParameterError: see :meth:`draftwise.engine.engine.Engine.change_speculation`.
         """
-        self.speculation = self.engine.change_speculation(**changes)
+        engine = self.engine
+        with engine.turns:
+            self.speculation = engine.change_speculation(**changes)
 
     def load_models(self, speculation: SpeculationConfig) -> Models:
         """The target with the draft and companion that a configuration names.
