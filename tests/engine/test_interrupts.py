@@ -16,12 +16,14 @@ PROGRAM = """
 import os, random, signal, sys, threading, time
 from draftwise import LLM, SamplingParams
 from draftwise.errors import EngineError
-from draftwise.outputs import FinishReason
 
-target, draft, overlap, num_signals = sys.argv[1], sys.argv[2], sys.argv[3] == "True", int(sys.argv[4])
+target, draft = sys.argv[1:3]
+overlap, num_signals = sys.argv[3] == "True", int(sys.argv[4])
 speculation = {"draft": draft, "policy": "fixed", "num_speculative_tokens": 3}
 llm = LLM(target, speculation, "float32", max_batch_size=6, max_chunk_tokens=16, overlap=overlap)
-work = [([1 + i, 2, 3] * (1 + i % 4), SamplingParams(max_tokens=20 + 5 * i, seed=i)) for i in range(8)]
+work = [
+    ([1 + i, 2, 3] * (1 + i % 4), SamplingParams(max_tokens=20 + 5 * i, seed=i)) for i in range(8)
+]
 expected = [llm.generate([prompt], params)[0].token_ids for prompt, params in work]
 stop, problems, counts = threading.Event(), [], {"equal": 0, "cut": 0, "interrupted": 0}
 

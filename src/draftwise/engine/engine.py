@@ -15,13 +15,14 @@ from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
 from draftwise.engine.admission import check_params, check_prompt
 from draftwise.engine.assembly import EngineOptions, Models, assemble
+from draftwise.engine.batch import Batch
 from draftwise.engine.controls import HistoryStore
 from draftwise.engine.costs import CostLearner
 from draftwise.engine.grammars import GrammarCompiler
 from draftwise.engine.logprobs import token_logprobs
 from draftwise.engine.overlap import Overlap
 from draftwise.engine.request import Request
-from draftwise.engine.scheduler import Batch, Scheduler
+from draftwise.engine.scheduler import Scheduler
 from draftwise.engine.side import PreparedStep
 from draftwise.engine.stopwatch import Stopwatch
 from draftwise.engine.turns import Turns

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from draftwise.core.latency import LatencyModel
+from draftwise.engine.batch import Batch
 from draftwise.engine.lanes import Lane, shares
-from draftwise.engine.scheduler import Batch
 from draftwise.engine.side import PreparedStep, Side
 from draftwise.engine.stopwatch import Stopwatch
 from draftwise.engine.verification import TargetVerifier

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
-from draftwise.core.random import StepUniforms, step_uniforms
-from draftwise.core.sampling import LogitControls, TokenHistory
+from draftwise.core.random import step_uniforms
+from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Outcome, Plan
+from draftwise.engine.batch import Batch, PromptChunk
 from draftwise.engine.controls import HistoryStore, batch_controls
 from draftwise.engine.request import NO_ROW, Request
 from draftwise.errors import (
@@ -21,80 +20,6 @@ from draftwise.errors import (
 )
 from draftwise.models.kv_cache import KVCache
 from draftwise.outputs import FinishReason, TokenLogprobs, TokenSource
-from draftwise.policies.base import RequestState
-
-
-class PromptChunk(NamedTuple):
-    """A piece of a prompt that this step processes.
-
-    Attributes:
-        request: whose prompt.
-        start: position of its first token.
-        end: one past its last.
-    """
-
-    request: Request
-    start: int
-    end: int
-
-    @property
-    def completes_prompt(self) -> bool:
-        """Whether the request gets its first token from this step."""
-        return self.end == len(self.request.tokens)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One step's work.
-
-    Attributes:
-        chunks: pieces of prompts, by row.
-        generating: requests that gain tokens in this step, by row: those whose prompt is done,
-            and those whose prompt is completed by a chunk of this step.
-        can_draft: for each of ``generating``, whether its prompt was done before the step.
-        controls: sampling parameters of ``generating``.
-        history: tokens of ``generating`` so far, if a penalty needs them.
-        uniforms: random numbers of ``generating``, ``None`` if all are greedy.
-        lenience: of ``generating``, 1 for exactly the target's distribution.
-    """
-
-    chunks: list[PromptChunk]
-    generating: list[Request]
-    can_draft: list[bool]
-    controls: LogitControls
-    history: TokenHistory | None
-    uniforms: StepUniforms | None
-    lenience: list[float]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.chunks and not self.generating
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Prompt tokens that the step processes."""
-        return sum(chunk.end - chunk.start for chunk in self.chunks)
-
-    @property
-    def has_forms(self) -> bool:
-        """Whether some text must have a form."""
-        return any(request.matcher is not None for request in self.generating)
-
-    def any_has_form(self, indices: Iterable[int]) -> bool:
-        """Whether the text of one of some requests must have a form."""
-        return any(self.generating[index].matcher is not None for index in indices)
-
-    def states(self, draft_context: int) -> list[RequestState]:
-        """What a policy may know of ``generating``.
-
-        Args:
-            draft_context: longest context of the draft model, 0 if there is none.
-        """
-        return [
-            request.state(request.draft_limit(draft_context) if can_draft else 0)
-            for request, can_draft in zip(self.generating, self.can_draft, strict=True)
-        ]
 
 
 class Scheduler:
