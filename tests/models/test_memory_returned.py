@@ -130,6 +130,17 @@ class TestClosed:
         assert len(request.output().token_ids) == 12
 
 
+@pytest.mark.parametrize("captures", [False, True])
+def test_memory_of_a_gpu(monkeypatch, captures):
+    """It cannot be freed while a graph is being captured."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
+    host_memory.return_free_memory()
+    assert len(calls) == (not captures)
+
+
 def test_systems_that_have_no_glibc(monkeypatch):
     class Library:
         def __init__(self, name):

@@ -1,4 +1,4 @@
-"""Memory of the host for what is large: caches, and weights that every pass reads."""
+"""Memory for what is large: caches, and weights that every pass reads; and giving it back."""
 
 from __future__ import annotations
 
@@ -51,11 +51,13 @@ def in_large_pages(tensor: Tensor) -> Tensor:
 
 
 def return_free_memory() -> None:
-    """Give memory that was freed back to the system.
+    """Give memory that was freed back to the system, and that of a GPU to other processes.
 
     glibc keeps what lies below something that is still in use, which after a model was dropped is
-    most of its weights. Other allocators are left alone.
+    most of its weights. PyTorch keeps all memory of a GPU. Other allocators are left alone.
     """
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.empty_cache()
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
