@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
-from turns import take_turns
+from turns import ratio_of_turns, take_turns
 
 from draftwise import LLM, SamplingParams
 from draftwise.benchmark.report import write_report
@@ -151,6 +150,12 @@ def main() -> int:
         print(f"{options.policy}: no difference in {options.seconds:g} s:", dict(counts))
         return 0
     work = mixed_work(32)
+    compare_speed(llm, work, options)
+    return 0
+
+
+def compare_speed(llm: LLM, work: list[Work], options: argparse.Namespace) -> None:
+    """Print, and write if asked to, how one caller and eight compare."""
     seconds_of(llm, work, 1)
     memory = {"one": resident_mib()}
     taken = take_turns(
@@ -159,14 +164,14 @@ def main() -> int:
             "eight": lambda: seconds_of(llm, work, NUM_THREADS),
         },
         options.rounds,
+        num_untimed=1,
     )
     memory["eight"] = resident_mib()
-    ratio = statistics.median(a / b for a, b in zip(taken["one"], taken["eight"], strict=True))
-    print(f"speed of eight callers relative to one: {ratio:.3f}; MiB resident: {memory}")
+    speed, error = ratio_of_turns(taken["eight"], taken["one"])
+    print(f"speed of eight callers relative to one: {speed:.3f} ± {error:.3f}; MiB: {memory}")
     if options.output is not None:
-        figures = {"milliseconds": taken, "speed_of_eight": ratio, "mib": memory}
+        figures = {"milliseconds": taken, "speed_of_eight": [speed, error], "mib": memory}
         write_report(options.output, vars(options), figures)
-    return 0
 
 
 if __name__ == "__main__":
