@@ -224,9 +224,10 @@ class LLM:
         use from then on. Another ``LLM`` made by :meth:`with_speculation` keeps what it shares with
         this one. ``del llm`` gives the memory back as well; closing twice does no harm.
         """
-        if self._open is not None:
-            self._open.engine.close()
-            self._open = None
+        parts, self._open = self._open, None
+        if parts is not None:
+            parts.engine.close()
+            del parts
             return_free_memory()
 
     def __enter__(self) -> LLM:
@@ -272,6 +273,7 @@ class LLM:
             and its ``error`` set; the others are not affected.
 
         Raises:
+            ClosedError: it was closed, before or meanwhile.
             DraftwiseError: the arguments as a whole are wrong, or every single prompt failed (the
                 first error is raised).
         """

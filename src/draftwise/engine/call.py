@@ -37,6 +37,8 @@ class Call:
 
     def finish(self) -> None:
         """Step until all requests have ended."""
+        if self.is_over:
+            return
         engine, turns = self._engine, self._engine.turns
         running, depth = list(self._seen), self._engine.turns.depth
 
