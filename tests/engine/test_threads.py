@@ -16,7 +16,7 @@ from ..tiny_models import Recipe
 
 RECIPE = Recipe(vocab=32, seed=11, tokenizer=True, config={"eos_token_id": 1})
 LONG = SamplingParams(max_tokens=50, seed=1, ignore_eos=True)
-SHORT = SamplingParams(max_tokens=10, seed=2)
+SHORT = SamplingParams(max_tokens=10, seed=2, ignore_eos=True)
 SOON = 60.0  # a guard against hanging, not a measure
 
 

@@ -56,7 +56,8 @@ def return_free_memory() -> None:
     glibc keeps what lies below something that is still in use, which after a model was dropped is
     most of its weights. PyTorch keeps all memory of a GPU. Other allocators are left alone.
     """
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if is_used and not torch.cuda.is_current_stream_capturing():
         torch.cuda.empty_cache()
     trim = _malloc_trim()
     if trim is not None:
