@@ -221,7 +221,7 @@ def test_bodies_that_are_no_json(client, content):
 
 def test_health_version_and_metrics(client):
     ask(client, prompt=PROMPT, max_tokens=8)
-    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/health").json() == {"status": "ok", "reason": None}
     assert client.get("/version").json()["version"]
     text = client.get("/metrics").text
     for name in (
