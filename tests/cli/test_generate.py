@@ -137,20 +137,20 @@ def test_policy_none_needs_no_draft(command, models):
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        (["head", "--temperature", "-1"], "temperature"),
-        (["head", "--top-p", "0"], "top_p"),
-        (["head", "--max-tokens", "0"], "max_tokens"),
-        (["head", "--num-speculative-tokens", "65"], "num_speculative_tokens"),
-        (["head", "--policy", "fixd"], "policy"),
-        (["head", "--dtype", "int3"], "dtype"),
-        (["head", "--batch-size", "0"], "max_batch_size"),
-        (["head", "--draft-replicas", "0"], "draft_replicas"),
+        (["head", "--temperature", "-1"], "--temperature"),
+        (["head", "--top-p", "0"], "--top-p"),
+        (["head", "--max-tokens", "0"], "--max-tokens"),
+        (["head", "--num-speculative-tokens", "65"], "--num-speculative-tokens"),
+        (["head", "--policy", "fixd"], "--policy"),
+        (["head", "--dtype", "int3"], "--dtype"),
+        (["head", "--batch-size", "0"], "--batch-size"),
+        (["head", "--draft-replicas", "0"], "--draft-replicas"),
         (["head", "--prompts", "file.jsonl"], "prompt"),
-        (["--prompts", "/does/not/exist.jsonl"], "prompts"),
+        (["--prompts", "/does/not/exist.jsonl"], "--prompts"),
         ([], "prompt"),
         ([""], "prompt"),
         (["a c" * 80], "prompt"),
-        (["head", "--chat", "--max-model-len", "97"], "max_model_len"),
+        (["head", "--chat", "--max-model-len", "97"], "--max-model-len"),
     ],
 )
 def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):
@@ -224,4 +224,4 @@ def test_texts_can_be_held_to_a_schema(command, tmp_path):
         schema.write_text(content)
         status, _, err = command("generate", "x", *arguments, pair=False)
         assert status == 2
-        assert "json_schema" in err
+        assert "--json-schema" in err

@@ -123,11 +123,11 @@ def refused(*arguments):
     ("arguments", "field"),
     [
         (["zoo:none", "--port", "0"], "target"),
-        (["zoo:target", "--companion", "zoo:companion"], "draft"),
-        (["zoo:target", "--draft", "zoo:draft", "--policy", "no"], "policy"),
-        (["zoo:target", "--host", "256.0.0.1"], "port"),
-        (["zoo:target", "--request-timeout", "0"], "request_timeout"),
-        (["zoo:target", "--log-file", "/nowhere/log"], "log_file"),
+        (["zoo:target", "--companion", "zoo:companion"], "--draft"),
+        (["zoo:target", "--draft", "zoo:draft", "--policy", "no"], "--policy"),
+        (["zoo:target", "--host", "256.0.0.1"], "--port"),
+        (["zoo:target", "--request-timeout", "0"], "--request-timeout"),
+        (["zoo:target", "--log-file", "/nowhere/log"], "--log-file"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments, field):

@@ -12,6 +12,7 @@ from rich.console import Console
 import draftwise
 from draftwise.cli.benchmark import benchmark
 from draftwise.cli.chat import chat
+from draftwise.cli.flags import FlaggingCommand
 from draftwise.cli.generate import generate
 from draftwise.cli.policies import policies
 from draftwise.cli.profile import profile
@@ -47,16 +48,16 @@ def _root(
     """Lossless speculative decoding: the same text, sooner."""
 
 
-app.command()(generate)
-app.command()(policies)
-app.command()(profile)
-app.command()(profile_latency)
-app.command()(benchmark)
-app.command()(study)
-app.command()(serve)
-app.command()(chat)
+app.command(cls=FlaggingCommand)(generate)
+app.command(cls=FlaggingCommand)(policies)
+app.command(cls=FlaggingCommand)(profile)
+app.command(cls=FlaggingCommand)(profile_latency)
+app.command(cls=FlaggingCommand)(benchmark)
+app.command(cls=FlaggingCommand)(study)
+app.command(cls=FlaggingCommand)(serve)
+app.command(cls=FlaggingCommand)(chat)
 # What stands behind -- is for another program.
-app.command(context_settings={"allow_extra_args": True})(vllm_serve)
+app.command(cls=FlaggingCommand, context_settings={"allow_extra_args": True})(vllm_serve)
 
 
 def _end(number: int, frame: object) -> NoReturn:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from draftwise.cli.defaults import speculation_of
 from draftwise.cli.shared import (
     Companion,
     Device,
@@ -30,6 +31,7 @@ _HELP = "/reset begins anew, /quit ends (so does ctrl-D), ctrl-C stops an answer
 
 
 def chat(
+    context: typer.Context,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -87,18 +89,19 @@ def chat(
             later.callback(remote.close)
         else:
             from draftwise.llm import LLM
-            from draftwise.params import SamplingParams, SpeculationConfig
+            from draftwise.params import SamplingParams
 
-            speculation = None
-            if draft is not None:
-                speculation = SpeculationConfig(
-                    draft,
-                    companion,
-                    policy,
-                    profile=profile,
-                    latency_profile=latency_profile,
-                    num_speculative_tokens=num_speculative_tokens,
-                )
+            speculation = speculation_of(
+                context,
+                draft,
+                {
+                    "companion": companion,
+                    "policy": policy,
+                    "profile": profile,
+                    "latency_profile": latency_profile,
+                    "num_speculative_tokens": num_speculative_tokens,
+                },
+            )
             with console.status(f"loading {target} …"):
                 llm = LLM(
                     str(target),

@@ -9,14 +9,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from draftwise.cli.defaults import Zoo, choose_models
 from draftwise.cli.shared import (
     DRAWING,
+    MODELS,
     RUNNING,
-    TARGET_HELP,
     Device,
+    Draft,
     Dtype,
     MaxModelLen,
     MinP,
+    Target,
     Temperature,
     TopK,
     TopP,
@@ -32,8 +35,6 @@ if TYPE_CHECKING:
     from draftwise.profiling.acceptance import Collection
     from draftwise.prompts import Prompt
 
-_MODELS = "Models"
-
 
 def profile(
     prompts: Annotated[
@@ -47,20 +48,18 @@ def profile(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")
     ] = Path("profile.safetensors"),
-    target: Annotated[str, typer.Option(help=TARGET_HELP, rich_help_panel=_MODELS)] = "zoo:target",
-    draft: Annotated[
-        str, typer.Option(help="The model that writes ahead.", rich_help_panel=_MODELS)
-    ] = "zoo:draft",
+    target: Target = None,
+    draft: Draft = None,
     companion: Annotated[
         str | None,
         typer.Option(
             help="The model that judges; draft:int8 is the draft quantised. Without one, only "
             "what the draft knows of itself is profiled.",
-            rich_help_panel=_MODELS,
+            rich_help_panel=MODELS,
         ),
     ] = None,
     num_speculative_tokens: Annotated[
-        int, typer.Option(help="Tokens drafted per step.", min=1, rich_help_panel=_MODELS)
+        int, typer.Option(help="Tokens drafted per step.", min=1, rich_help_panel=MODELS)
     ] = 8,
     max_tokens: Annotated[
         int, typer.Option(help="Most tokens to generate per prompt.", rich_help_panel=DRAWING)
@@ -96,8 +95,8 @@ def profile(
 
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")
-    if draft == "none":
-        raise InvalidParameterError("draft", "a profile is about what a draft proposes; name one")
+    models = choose_models(Zoo(), target, draft, companion)
+    proposer = models.require_draft("a profile is about what a draft proposes")
     texts = load_prompts(prompts, num_prompts)
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -108,17 +107,17 @@ def profile(
         seed=seed,
     )
     speculation = SpeculationConfig(
-        draft=draft,
-        companion=companion,
+        draft=proposer,
+        companion=models.companion,
         policy="fixed",
         num_speculative_tokens=num_speculative_tokens,
     )
     console = Console(highlight=False)
-    with console.status(f"loading {target}, {draft} …"):
+    with console.status(f"loading {models.target}, {proposer} …"):
         from draftwise.llm import LLM
 
         llm = LLM(
-            target,
+            models.target,
             None,
             dtype=dtype,
             device=device,
@@ -126,9 +125,9 @@ def profile(
             max_model_len=max_model_len,
             trust_remote_code=trust_remote_code,
         )
-        models = llm.load_models(speculation)
+        loaded = llm.load_models(speculation)
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
-    _profile(console, llm, models, inputs, sampling, num_speculative_tokens, batch_size, output)
+    _profile(console, llm, loaded, inputs, sampling, num_speculative_tokens, batch_size, output)
 
 
 def _profile(
@@ -141,7 +140,7 @@ def _profile(
     batch_size: int,
     output: Path,
 ) -> None:
-    from draftwise.cli.render import progress
+    from draftwise.cli.live import progress
     from draftwise.estimators.fits import estimator_fits
     from draftwise.estimators.profile import fit_profile
     from draftwise.profiling.acceptance import collect

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from draftwise.cli.defaults import speculation_of
 from draftwise.cli.options import parse_lenience, parse_policy_options
 from draftwise.cli.shared import (
     RUNNING,
@@ -29,13 +30,11 @@ from draftwise.cli.shared import (
 )
 from draftwise.errors import InvalidParameterError
 
-if TYPE_CHECKING:
-    from draftwise.core.rejection import VerificationMethod
-
 _CLIENTS, _NETWORK, _LOGS = "Clients", "Network", "Logs"
 
 
 def serve(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP, show_default=False)],
     draft: Annotated[
         str | None,
@@ -162,24 +161,22 @@ def serve(
         raise InvalidParameterError(
             "serve", f"{error.name} is missing: pip install 'draftwise[serve]'"
         ) from error
-    from draftwise.params import SpeculationConfig
     from draftwise.serving.settings import EngineSettings, ServerSettings
 
-    speculation = None
-    if draft is not None:
-        speculation = SpeculationConfig(
-            draft=draft,
-            companion=companion,
-            policy=policy,
-            policy_options=parse_policy_options(policy_option or ()),
-            profile=profile,
-            latency_profile=latency_profile,
-            num_speculative_tokens=num_speculative_tokens,
-            lenience=parse_lenience(lenience),
-            verification=cast("VerificationMethod", verification),
-        )
-    elif companion is not None or policy is not None:
-        raise InvalidParameterError("draft", "missing: without one there is no speculation")
+    speculation = speculation_of(
+        context,
+        draft,
+        {
+            "companion": companion,
+            "policy": policy,
+            "policy_options": parse_policy_options(policy_option or ()),
+            "profile": profile,
+            "latency_profile": latency_profile,
+            "num_speculative_tokens": num_speculative_tokens,
+            "lenience": parse_lenience(lenience),
+            "verification": verification,
+        },
+    )
     engine = EngineSettings(
         target,
         speculation,

@@ -52,8 +52,10 @@ class CompanionChoice(Study):
         s = bench.settings
         size = sorted(s.batch_sizes)[len(s.batch_sizes) // 2]
         target = same_distribution(s.target)
-        others = [name for name in dict.fromkeys([s.companion, *s.models]) if name != target]
-        companions = [QUANTISED, *(name for name in others if name != s.draft)]
+        others = [s.companion, *s.models]
+        companions = dict.fromkeys(
+            [QUANTISED, *(name for name in others if name and name not in (target, s.draft))]
+        )
         told = bench.collection(s.draft, target, target).records
         rows = {
             name: knowledge(bench.collection(companion=name).records, told) for name in companions

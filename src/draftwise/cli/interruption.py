@@ -1,0 +1,52 @@
+"""Ctrl-C as a request to stop between two steps."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Interruption:
+    """Whether the user has asked to stop."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def ask(self) -> None:
+        """Stop at the next check, or at once if asked a second time.
+
+        Raises:
+            KeyboardInterrupt: it was asked before.
+        """
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+    def check(self) -> None:
+        """Stop here if asked to.
+
+        Raises:
+            KeyboardInterrupt: it was asked.
+        """
+        if self._asked:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interruptible() -> Iterator[Interruption]:
+    """Let ctrl-C stop the program only where it checks for it; a second one stops it at once.
+
+    A step that is left halfway would leave requests in a state that nobody can show. Where ctrl-C
+    is ignored or handled by somebody else, nothing changes.
+    """
+    interruption = Interruption()
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield interruption
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: interruption.ask())
+    try:
+        yield interruption
+    finally:
+        signal.signal(signal.SIGINT, before)
