@@ -113,6 +113,20 @@ def test_a_study_without_a_companion(name, settings, bench_without_companion):
     assert "nan" not in study().tell(data).text
 
 
+def test_the_quantised_draft_may_be_the_only_companion(settings):
+    bench = Workbench(replace(settings, companion="draft:int8", models=(settings.draft,)))
+    study = study_class("companion-choice")()
+    study.check_models(bench.settings)
+    try:
+        account = study.tell(json.loads(json.dumps(study.measure(bench))))
+    finally:
+        bench.close()
+    assert [each.source for each in account.findings] == [
+        "The quantised draft serves as a companion.",
+        "The choice matters less than having one.",
+    ]
+
+
 def test_what_needs_a_companion_says_so(settings):
     alone = replace(settings, companion=None)
     for name, study in STUDIES.items():
