@@ -23,6 +23,7 @@ from draftwise.errors import (
 )
 from draftwise.models.attention import ATTENTION_NAME
 from draftwise.models.fingerprint import model_fingerprint
+from draftwise.models.hub import find_on_hub
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.quantization import expand_weights, quantize_linear_layers
@@ -107,7 +108,8 @@ def load_model(
         quantization: ``"int8"`` or ``"int4"`` for weights of so many bits.
 
     Raises:
-        ModelNotFoundError: nothing is found under the name, or no safetensors weights are.
+        ModelNotFoundError: nothing is found under the name, or no safetensors weights are; or the
+            hub cannot be reached and the model is not in the local cache.
         UnsupportedModelError: the architecture or a setting cannot be served.
     """
     limit_kernel_cache()
@@ -115,6 +117,8 @@ def load_model(
         name, quantization = split_name(name)
     with _no_progress_bars():
         source = locate(name, role)
+        if not Path(source).is_dir():
+            source = find_on_hub(source, role)
         shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         try:
             config = AutoConfig.from_pretrained(source, **shared)
