@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from draftwise.cli.defaults import Zoo, choose_models, speculation_of
+from draftwise.cli.interruption import EXIT_STATUS, reader_may_be_gone
 from draftwise.cli.options import parse_lenience, parse_policy_options
 from draftwise.cli.shared import (
     DRAWING,
@@ -166,11 +167,6 @@ def generate(
     )
     if compare:
         models.require_draft("--compare sets speculation beside the target alone")
-    if models.draft_is_missing and policy is None:
-        typer.echo(
-            "no draft: the target decodes alone, without speculation; name one with --draft DRAFT",
-            err=True,
-        )
     console = Console(stderr=as_json, highlight=False)
     with console.status("starting …") as status:
         from draftwise.cli.generation import compare_prompts, run_prompts
@@ -188,6 +184,11 @@ def generate(
             draft_replicas=draft_replicas,
             on_status=lambda what: status.update(f"{what} …"),
         )
+    if models.draft_is_missing and policy is None:
+        typer.echo(
+            "no draft: the target decodes alone, without speculation; name one with --draft DRAFT",
+            err=True,
+        )
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
     try:
         if compare:
@@ -198,8 +199,9 @@ def generate(
         llm.close()
     if as_json:
         result = done.result | {"warnings": context.obj}
-        typer.echo(json.dumps(result, ensure_ascii=False))
+        with reader_may_be_gone(done.interrupted):
+            typer.echo(json.dumps(result, ensure_ascii=False))
     if done.interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(EXIT_STATUS)
     if any(output["error"] for output in done.result["outputs"]):
         raise typer.Exit(2)

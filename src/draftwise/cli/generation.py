@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from draftwise.benchmark.measure import OnStep, Run, compare, timed_generate, with_seeds
-from draftwise.cli.interruption import interruptible
+from draftwise.cli.interruption import interruptible, reader_may_be_gone
 from draftwise.cli.live import Answers, Typist, progress
 from draftwise.cli.render import describe, show_comparison, show_summary
 from draftwise.engine.request import Request
@@ -67,8 +67,9 @@ def run_prompts(
     interrupted = run is None
     if run is None:
         run = Run(answers.outputs(), perf_counter() - start)
-    typist.finish(run.outputs)
-    show_summary(console, llm, run)
+    with reader_may_be_gone(interrupted):
+        typist.finish(run.outputs)
+        show_summary(console, llm, run)
     return Generated(describe(llm, run), interrupted)
 
 
@@ -108,7 +109,8 @@ def compare_prompts(
         )
     if comparison is None:
         run = Run(answers.outputs(), perf_counter() - start)
-        Typist(console, answers).finish(run.outputs)
+        with reader_may_be_gone(interrupted=True):
+            Typist(console, answers).finish(run.outputs)
         return Generated(describe(llm, run), interrupted=True)
     Typist(console, Answers()).finish(comparison.speculative.outputs)
     show_comparison(console, llm, comparison, batch_size)

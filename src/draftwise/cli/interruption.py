@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import typer
+
+EXIT_STATUS = 128 + signal.SIGINT
 
 
 class Interruption:
@@ -50,3 +56,20 @@ def interruptible() -> Iterator[Interruption]:
         yield interruption
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def reader_may_be_gone(interrupted: bool) -> Iterator[None]:
+    """Print after ctrl-C, which in a terminal ends the program that reads the output as well.
+
+    Raises:
+        typer.Exit: there was an interruption and nobody reads any more.
+    """
+    try:
+        yield
+    except (BrokenPipeError, SystemExit):  # the latter is rich's answer to the former
+        if not interrupted:
+            raise
+        # What is still buffered has to go somewhere when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_STATUS) from None
