@@ -225,3 +225,59 @@ def test_texts_can_be_held_to_a_schema(command, tmp_path):
         status, _, err = command("generate", "x", *arguments, pair=False)
         assert status == 2
         assert "--json-schema" in err
+
+
+def test_a_target_of_ones_own_runs_alone(command, models):
+    """Nothing of the zoo is loaded beside it, and how to get drafts is said."""
+    arguments = ["generate", "head", "--target", models.folder(TARGET), "--max-tokens", "4"]
+    status, out, err = command(*arguments, "--json", pair=False, policy=None)
+    assert status == 0
+    assert err.splitlines()[0].startswith("no draft: ")
+    assert "--draft" in err.splitlines()[0]
+    result = json.loads(out)
+    assert (result["draft"], result["policy"]) == (None, "none")
+    assert len(result["outputs"][0]["token_ids"]) == 4
+    for said in (["--draft", "none"], ["--policy", "none"]):
+        status, _, err = command(*arguments, *said, pair=False, policy=None)
+        assert (status, err) == (0, "")
+
+
+def test_a_draft_and_a_companion_of_ones_own(command, models):
+    companion = models.folder(TARGET.draft(noise_seed=5))
+    arguments = ["generate", "head", "--companion", companion, "--max-tokens", "4", "--json"]
+    status, out, _ = command(*arguments, policy="staged")
+    assert status == 0
+    result = json.loads(out)
+    assert result["companion"] == companion
+    assert result["draft"] == models.folder(DRAFT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begin"),
+    [
+        (["--draft", "OWN"], "error --target: missing: --draft names "),
+        (["--companion", "OWN"], "error --target: missing: --companion names "),
+        (["--target", "OWN", "--companion", "OWN"], "error --draft: missing: --companion needs "),
+        (["--target", "OWN", "--policy", "sv"], "error --draft: missing: --policy needs "),
+        (
+            ["--target", "OWN", "--num-speculative-tokens", "5", "--lenience", "1.0"],
+            "error --draft: missing: --num-speculative-tokens, --lenience need ",
+        ),
+        (["--target", "OWN", "--compare"], "error --draft: missing: --compare "),
+        (["--target", "OWN", "--draft", "none", "--compare"], "error --draft: missing: "),
+    ],
+)
+def test_missing_models_are_named_before_anything_is_loaded(command, arguments, begin):
+    named = ["/no/such/folder" if each == "OWN" else each for each in arguments]
+    status, _, err = command("generate", "head", *named, pair=False, policy=None)
+    assert status == 2
+    assert err.startswith(begin)
+
+
+def test_errors_of_single_prompts_name_flags_too(command, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("deaf " * 60, "a bed")))
+    arguments = ["generate", "--prompts", str(file), "--max-tokens", "4"]
+    assert "raise --max-model-len" in " ".join(command(*arguments)[1].split())
+    outputs = json.loads(command(*arguments, "--json")[1])["outputs"]
+    assert outputs[0]["error"].endswith("raise --max-model-len")

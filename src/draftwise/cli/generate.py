@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 
 from draftwise.cli.defaults import Zoo, choose_models, speculation_of
+from draftwise.cli.flags import name_flags
 from draftwise.cli.interruption import EXIT_STATUS, reader_may_be_gone
 from draftwise.cli.options import parse_lenience, parse_policy_options
 from draftwise.cli.shared import (
@@ -190,11 +192,12 @@ def generate(
             err=True,
         )
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
+    rename = partial(name_flags, context.command)
     try:
         if compare:
-            done = compare_prompts(console, llm, inputs, params, batch_size)
+            done = compare_prompts(console, llm, inputs, params, batch_size, rename)
         else:
-            done = run_prompts(console, llm, inputs, params)
+            done = run_prompts(console, llm, inputs, params, rename)
     finally:
         llm.close()
     if as_json:

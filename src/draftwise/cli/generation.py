@@ -14,11 +14,13 @@ from draftwise.cli.interruption import interruptible, reader_may_be_gone
 from draftwise.cli.live import Answers, Typist, progress
 from draftwise.cli.render import describe, show_comparison, show_summary
 from draftwise.engine.request import Request
+from draftwise.errors import DraftwiseError
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams
 from draftwise.prompts import Prompt
 
 Result = TypeVar("Result")
+Rename = Callable[[DraftwiseError], None]
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,11 @@ class Generated:
 
 
 def run_prompts(
-    console: Console, llm: LLM, prompts: Sequence[Prompt], params: SamplingParams
+    console: Console,
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    rename: Rename = lambda _: None,
 ) -> Generated:
     """Generate for all prompts; print their texts and a summary.
 
@@ -46,6 +52,8 @@ def run_prompts(
         llm: loaded.
         prompts: one or more.
         params: for all of them; a seed counts up.
+        rename: called with the error of each prompt that failed, to put it in the words of the
+            command line.
     """
     each = _one_for_each(params, prompts)
     answers = Answers(prompts, each)
@@ -67,6 +75,7 @@ def run_prompts(
     interrupted = run is None
     if run is None:
         run = Run(answers.outputs(), perf_counter() - start)
+    _rename_errors(run, rename)
     with reader_may_be_gone(interrupted):
         typist.finish(run.outputs)
         show_summary(console, llm, run)
@@ -74,7 +83,12 @@ def run_prompts(
 
 
 def compare_prompts(
-    console: Console, llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, batch_size: int
+    console: Console,
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    batch_size: int,
+    rename: Rename = lambda _: None,
 ) -> Generated:
     """Decode with and without speculation; print texts and both speeds.
 
@@ -87,6 +101,7 @@ def compare_prompts(
         prompts: one or more.
         params: for all of them; a seed counts up.
         batch_size: prompts that run at once.
+        rename: as for :func:`run_prompts`.
     """
     each = _one_for_each(params, prompts)
     answers = Answers(prompts, each)
@@ -112,9 +127,16 @@ def compare_prompts(
         with reader_may_be_gone(interrupted=True):
             Typist(console, answers).finish(run.outputs)
         return Generated(describe(llm, run), interrupted=True)
+    _rename_errors(comparison.speculative, rename)
     Typist(console, Answers()).finish(comparison.speculative.outputs)
     show_comparison(console, llm, comparison, batch_size)
     return Generated(describe(llm, comparison.speculative, comparison))
+
+
+def _rename_errors(run: Run, rename: Rename) -> None:
+    for output in run.outputs:
+        if output.error is not None:
+            rename(output.error)
 
 
 def _one_for_each(params: SamplingParams, prompts: Sequence[Prompt]) -> list[SamplingParams]:

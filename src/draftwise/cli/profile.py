@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftwise.cli.defaults import Zoo, choose_models
+from draftwise.cli.flags import name_flags
 from draftwise.cli.shared import (
     DRAWING,
     MODELS,
@@ -25,7 +28,7 @@ from draftwise.cli.shared import (
     TopP,
     TrustRemoteCode,
 )
-from draftwise.errors import InvalidParameterError
+from draftwise.errors import DraftwiseError, InvalidParameterError
 
 if TYPE_CHECKING:
     from draftwise.engine.assembly import Models
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 
 def profile(
+    context: typer.Context,
     prompts: Annotated[
         Path,
         typer.Option(help="JSON lines with prompt, question, turns or text.", metavar="FILE"),
@@ -127,7 +131,10 @@ def profile(
         )
         loaded = llm.load_models(speculation)
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
-    _profile(console, llm, loaded, inputs, sampling, num_speculative_tokens, batch_size, output)
+    rename = partial(name_flags, context.command)
+    _profile(
+        console, llm, loaded, inputs, sampling, num_speculative_tokens, batch_size, output, rename
+    )
 
 
 def _profile(
@@ -139,6 +146,7 @@ def _profile(
     num_speculative_tokens: int,
     batch_size: int,
     output: Path,
+    rename: Callable[[DraftwiseError], None],
 ) -> None:
     from draftwise.cli.live import progress
     from draftwise.estimators.fits import estimator_fits
@@ -162,6 +170,8 @@ def _profile(
         profile = fit_profile(collection.records, collection.provenance, fits)
     profile.save(output)
     partial.unlink(missing_ok=True)
+    for error in collection.errors:
+        rename(error)
     _show(console, models, collection, profile)
     console.print(f"written to {output}", soft_wrap=True)
 
