@@ -107,6 +107,13 @@ def test_chat(command, monkeypatch, named):
     assert "6 tokens" in out
 
 
+def test_errors_in_a_chat_name_flags(command, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("deaf " * 60 + "\n"))
+    status, out, _ = command("chat", "OWN:target")
+    assert status == 0
+    assert "raise --max-model-len" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "begin"),
     [

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from draftwise.cli.defaults import speculation_of
+from draftwise.cli.flags import name_flags
 from draftwise.cli.shared import (
     Companion,
     Device,
@@ -115,11 +118,23 @@ def chat(
             later.callback(llm.close)
             params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p)
             talker = LocalTalker(llm, params)
-        talk(console, talker, system)
+        talk(console, talker, system, partial(name_flags, context.command))
 
 
-def talk(console: Console, talker: Talker, system: str | None) -> None:
-    """Ask and answer until the user has had enough."""
+def talk(
+    console: Console,
+    talker: Talker,
+    system: str | None,
+    rename: Callable[[DraftwiseError], None] = lambda _: None,
+) -> None:
+    """Ask and answer until the user has had enough.
+
+    Args:
+        console: where to ask and answer.
+        talker: who answers.
+        system: what the model is told first.
+        rename: called with every error, to put it in the words of the command line.
+    """
     console.print(f"[bold]{talker.name}[/]  [dim]{_HELP}[/]")
     beginning: list[Message] = [{"role": "system", "content": system}] if system else []
     messages = list(beginning)
@@ -138,14 +153,19 @@ def talk(console: Console, talker: Talker, system: str | None) -> None:
             console.print(f"[dim]{_HELP}[/]")
         elif said:
             messages.append({"role": "user", "content": said})
-            answer = _answer(console, talker, messages)
+            answer = _answer(console, talker, messages, rename)
             if answer is None:
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": answer})
 
 
-def _answer(console: Console, talker: Talker, messages: list[Any]) -> str | None:
+def _answer(
+    console: Console,
+    talker: Talker,
+    messages: list[Any],
+    rename: Callable[[DraftwiseError], None],
+) -> str | None:
     """Print an answer as it comes; ``None`` if there is none."""
     from rich.text import Text
 
@@ -159,6 +179,7 @@ def _answer(console: Console, talker: Talker, messages: list[Any]) -> str | None
     except KeyboardInterrupt:
         console.print(" [dim]stopped[/]", end="")
     except DraftwiseError as error:
+        rename(error)
         console.print(f"[bold red]error[/] [bold]{error.field}[/]: ", end="")
         console.print(error.message, markup=False)
         return None
