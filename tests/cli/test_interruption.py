@@ -37,9 +37,11 @@ main()
 """
 
 
-def interrupted(*arguments, after=SENT_AFTER_STEPS):
+def interrupted(*arguments, after=SENT_AFTER_STEPS, group=False):
+    script = SCRIPT.replace("os.kill(os.getpid()", "os.killpg(0") if group else SCRIPT
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(after), "generate", *arguments],
+        [sys.executable, "-c", script, str(after), "generate", *arguments],
+        start_new_session=group,
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
@@ -89,6 +91,16 @@ def test_with_drafts_and_several_prompts(endless, models, prompt_file):
     assert min(first, second) >= SENT_AFTER_STEPS
     assert third == 0
     assert result["timing"]["num_tokens"] == first + second
+
+
+def test_replicas_that_are_interrupted_too_are_no_other_error(endless, models):
+    """A terminal sends ctrl-C to all processes of a command."""
+    arguments = ["--draft", models.folder(TARGET.draft()), "--policy", "fixed"]
+    done = interrupted("a bed", "--json", "--draft-replicas", "2", *arguments, *endless, group=True)
+    assert done.returncode == 130
+    (output,) = json.loads(done.stdout)["outputs"]
+    assert output["finish_reason"] == "cancelled"
+    assert output["token_ids"]
 
 
 def test_texts_that_have_ended_stay_whole(endless, prompt_file):

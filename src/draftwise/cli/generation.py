@@ -156,3 +156,8 @@ def _until_interrupted(on_step: OnStep, run: Callable[[OnStep], Result]) -> Resu
             return run(follow)
         except KeyboardInterrupt:
             return None
+        except DraftwiseError:
+            # A terminal interrupts the processes that were started for the engine as well.
+            if not interruption.asked:
+                raise
+            return None

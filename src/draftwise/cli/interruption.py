@@ -14,10 +14,14 @@ EXIT_STATUS = 128 + signal.SIGINT
 
 
 class Interruption:
-    """Whether the user has asked to stop."""
+    """Whether the user has asked to stop.
+
+    Attributes:
+        asked: they have.
+    """
 
     def __init__(self) -> None:
-        self._asked = False
+        self.asked = False
 
     def ask(self) -> None:
         """Stop at the next check, or at once if asked a second time.
@@ -25,9 +29,9 @@ class Interruption:
         Raises:
             KeyboardInterrupt: it was asked before.
         """
-        if self._asked:
+        if self.asked:
             raise KeyboardInterrupt
-        self._asked = True
+        self.asked = True
 
     def check(self) -> None:
         """Stop here if asked to.
@@ -35,7 +39,7 @@ class Interruption:
         Raises:
             KeyboardInterrupt: it was asked.
         """
-        if self._asked:
+        if self.asked:
             raise KeyboardInterrupt
 
 
