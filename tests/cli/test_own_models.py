@@ -68,6 +68,24 @@ def test_benchmark_measures_the_target_alone_with_its_peers(command, tmp_path):
     assert (settings["longest_prompt"], settings["max_model_len"]) == (128 - 6 - 10, 128)
 
 
+@pytest.mark.parametrize(
+    ("named", "contenders"),
+    [
+        (["--draft", "OWN:draft"], {"none", "fixed", "adaptive"}),
+        (
+            ["--draft", "OWN:draft", "--companion", "OWN:companion"],
+            {"none", "fixed", "adaptive", "sv"},
+        ),
+    ],
+)
+def test_benchmark_measures_the_policies_that_fit_the_models(command, tmp_path, named, contenders):
+    status, _, err = command(*BENCHMARK, *named, "--learning-turns", "0")
+    assert (status, err) == (0, "")
+    report = json.loads((tmp_path / "benchmark" / "results.json").read_text())
+    assert report["contenders"].keys() == contenders
+    assert report["models"].keys() == {"target", *(n[2:] for n in named if n.startswith("--"))}
+
+
 def test_benchmark_with_a_shorter_context(command, tmp_path):
     status, _, _ = command(*BENCHMARK, "--max-model-len", "40", "--draft", "none")
     assert status == 0

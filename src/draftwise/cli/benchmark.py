@@ -49,13 +49,14 @@ def benchmark(
         Path, typer.Option("--output", "-o", help="Folder for the report.", metavar="DIR")
     ] = Path("benchmark"),
     policies: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Names separated by commas, each with a longest draft of its own if you like: "
             "fixed:3,fixed:5,sv. The target alone is always measured.",
+            show_default="fixed,adaptive, and sv with a companion",
             rich_help_panel=_WORK,
         ),
-    ] = "fixed,adaptive",
+    ] = None,
     batch_sizes: Annotated[
         str, typer.Option(help="Separated by commas.", rich_help_panel=_WORK)
     ] = "1,8,32",
@@ -163,6 +164,8 @@ def benchmark(
     if models.draft is None:
         refuse_without_draft(context)
         policies = ""
+    elif policies is None:
+        policies = "fixed,adaptive" if models.companion is None else "fixed,adaptive,sv"
     if models.draft_is_missing:
         typer.echo("no draft: the target alone is measured; name one with --draft DRAFT", err=True)
     make_folder(output)
