@@ -153,7 +153,8 @@ def test_missing_models_are_named_at_once(command, tmp_path, arguments, roles, b
 def test_all_leaves_out_what_cannot_be_run(command, monkeypatch):
     measured = []
 
-    def run(console, names, settings, output):
+    def run(console, names, settings, output, leave_out):
+        assert leave_out
         measured.extend(names)
         raise SystemExit(0)
 
@@ -164,3 +165,19 @@ def test_all_leaves_out_what_cannot_be_run(command, monkeypatch):
         can_run = not study.needs_companion and study.fewest_models < 2
         assert (name in measured) == can_run
         assert (f"{name} is left out: --" in out) != can_run
+
+
+def test_what_cannot_be_measured_is_left_out_of_all(command, monkeypatch, tmp_path):
+    """Texts too short for the drafts of one study do not end the others."""
+    few = {name: STUDIES[name] for name in ("oracle-length", "threshold")}
+    monkeypatch.setattr("draftwise.studies.registry.STUDIES", few)
+    arguments = ["--max-tokens", "8", "--num-prompts", "2", "--batch-sizes", "1"]
+    status, out, _ = command("all", *arguments, roles=("target", "draft"))
+    assert status == 0
+    assert "threshold is left out: --max-tokens: too few" in out
+    assert [file.name for file in (tmp_path / "out").iterdir() if file.is_dir()] == [
+        "oracle-length"
+    ]
+    status, _, err = command("threshold", *arguments, roles=("target", "draft"))
+    assert status == 2
+    assert err.startswith("error --max-tokens: too few")

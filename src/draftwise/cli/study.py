@@ -187,7 +187,7 @@ def study(
         names = _possible(console, names, settings, every)
         if threads is not None:
             set_threads(threads)
-        _run(console, names, settings, output)
+        _run(console, names, settings, output, leave_out=every)
     if every:
         from draftwise.studies.writing import write_page
 
@@ -207,14 +207,19 @@ def _possible(
         except InvalidParameterError as error:
             if not leave_out:
                 raise
-            console.print(f"[bold]{name}[/] is left out: --{error.field}: {error.message}")
+            _tell_left_out(console, name, error)
         else:
             possible.append(name)
     return possible
 
 
-def _run(console: Console, names: list[str], settings: StudySettings, output: Path) -> None:
-    """Measure one study after the other, sharing what they share."""
+def _run(
+    console: Console, names: list[str], settings: StudySettings, output: Path, leave_out: bool
+) -> None:
+    """Measure one study after the other, sharing what they share.
+
+    What cannot be measured with these models and prompts is left out with its reason, or refused.
+    """
     from draftwise.studies.registry import study_class
     from draftwise.studies.workbench import Workbench
     from draftwise.studies.writing import about, write_study
@@ -226,12 +231,24 @@ def _run(console: Console, names: list[str], settings: StudySettings, output: Pa
                 each = study_class(name)()
                 status.update(each.title)
                 start = time.perf_counter()
-                measured = each.measure(bench)
+                try:
+                    measured = each.measure(bench)
+                except InvalidParameterError as error:
+                    if not leave_out:
+                        raise
+                    _tell_left_out(console, name, error)
+                    continue
                 seconds = time.perf_counter() - start
                 told = about(settings, seconds, _command())
                 _tell(console, each, write_study(output / name, each, measured, told))
         finally:
             bench.close()
+
+
+def _tell_left_out(console: Console, name: str, error: InvalidParameterError) -> None:
+    flag = "--" + error.field.replace("_", "-")
+    console.print(f"[bold]{name}[/] is left out: {flag}: ", end="")
+    console.print(error.message, markup=False, soft_wrap=True)
 
 
 def _command() -> str:
