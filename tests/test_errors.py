@@ -31,7 +31,9 @@ def test_there_are_these():
     """Each of them is raised by another test, which says where."""
     assert {cls.__name__ for cls in CLASSES} == {
         "CacheExhaustedError",
+        "ClosedError",
         "DraftwiseError",
+        "EngineError",
         "InvalidParameterError",
         "ModelNotFoundError",
         "NumericalError",

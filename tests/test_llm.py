@@ -4,6 +4,7 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
@@ -253,7 +254,28 @@ class TestSpeculation:
         assert caught.value.field == "draft"
 
 
-NOT_POSITIVE = [0, -1, 1.5, "1", True]
+def test_paths_types_and_devices_as_objects(models):
+    folder = Path(models.folder(RECIPE))
+    llm = LLM(
+        folder,
+        {"draft": Path(models.folder(RECIPE.draft())), "policy": "fixed"},
+        torch.float32,
+        torch.device("cpu"),
+        np.int64(4),
+        np.int32(40),
+        max_chunk_tokens=np.int64(16),
+        cache_gib=np.float32(0.5),
+    )
+    assert llm.target.name == str(folder)
+    assert llm.target.model.dtype is torch.float32
+    assert (llm.target.max_model_len, llm.max_chunk_tokens) == (40, 16)
+    assert {type(llm.target.max_model_len), type(llm.max_chunk_tokens)} == {int}
+    said = [llm.generate(prompt, GREEDY)[0].token_ids for prompt in ("ab", encode("ab"))]
+    as_array = llm.generate(np.array([encode("ab")] * 2), GREEDY)
+    assert [each.token_ids for each in as_array] == said
+
+
+NOT_POSITIVE = [0, -1, 1.5, "1", True, np.bool_(True)]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +287,12 @@ NOT_POSITIVE = [0, -1, 1.5, "1", True]
         *(("cache_gib", value) for value in [0, -1, math.nan, math.inf, "1", True]),
         *(("dtype", value) for value in ["int8", None, 5]),
         *(("device", value) for value in ["gpu", "cuda:99", None, 5]),
-        *(("target", value) for value in ["", None, 5]),
+        *(("dtype", value) for value in [torch.int8, torch.float64, ["float32"], True]),
+        *(("device", value) for value in [True, ["cpu"], torch.device("cuda:99")]),
+        *(("overlap", value) for value in [0, 1, "yes", np.array([1, 2])]),
+        *(("trust_remote_code", value) for value in [1, "no", None]),
+        ("on_status", "print"),
+        *(("target", value) for value in ["", None, 5, b"zoo:target"]),
         *(("speculation", value) for value in [5, "fixed", True]),
     ],
 )

@@ -2,24 +2,36 @@ import copy
 import dataclasses
 import math
 import pickle
+from fractions import Fraction
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise import SamplingParams, SpeculationConfig, StructuredOutputs
+from draftwise import RequestSpeculation, SamplingParams, SpeculationConfig, StructuredOutputs
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.params import MAX_SPECULATIVE_TOKENS
 
-NOT_NUMBERS = ["1", None, True, [1], math.nan, math.inf, -math.inf]
-NOT_INTEGERS = ["1", None, True, [1], 1.0, math.nan]
+NOT_NUMBERS = ["1", b"1", None, True, [1], math.nan, math.inf, -math.inf, np.bool_(True), 10**400]
+NOT_INTEGERS = ["1", b"1", None, True, [1], 1.0, math.nan, np.float32(1), np.bool_(True)]
+
+
+def nested(levels):
+    """Lists in lists."""
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
 
 # Per field: values outside its range, values of another kind, and values at its ends.
 BAD_SAMPLING = {
     "max_tokens": [-1, *NOT_INTEGERS],
     "temperature": [-0.1, 1e-9, 1e5, *NOT_NUMBERS],
     "top_p": [0, -0.5, 1.01, *NOT_NUMBERS],
-    "top_k": [-1, *NOT_INTEGERS],
+    "top_k": [-2, *NOT_INTEGERS],
     "min_p": [-0.01, 1.5, *NOT_NUMBERS],
     "repetition_penalty": [0, -1.0, 1e-9, 1e9, *NOT_NUMBERS],
     "presence_penalty": [-2.1, 2.1, *NOT_NUMBERS],
@@ -73,9 +85,9 @@ BAD_SPECULATION = {
     "profile": ["", 5],
     "latency_profile": ["", 5],
     "num_speculative_tokens": [-1, MAX_SPECULATIVE_TOKENS + 1, *NOT_INTEGERS],
-    "policy_options": [5, "ab", None, [1], {1: 2}],
+    "policy_options": [5, "ab", None, [1], {1: 2}, {"a": nested(100)}, {"a": nested(100_000)}],
     "lenience": [0, -0.5, 1.01, *NOT_NUMBERS, {}, {1: 0.5}],
-    "verification": ["", "tokens", None, 1, ["block"]],
+    "verification": ["", "tokens", None, 1, ["block"], np.array(["block", "token"])],
 }
 GOOD_SPECULATION = {
     "draft": ["zoo:draft", "/a/b"],
@@ -169,6 +181,85 @@ def test_lenience_follows_the_number_of_waiting_requests():
     waiting = (0, 1, 15, 16, 63, 64, 1000)
     assert [config.lenience_at(n) for n in waiting] == [1.0, 1.0, 1.0, 0.8, 0.8, 0.5, 0.5]
     assert SpeculationConfig("zoo:draft", lenience=0.7).lenience_at(99) == 0.7
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("max_tokens", np.int64(3), 3),
+        ("temperature", np.float32(0.5), 0.5),
+        ("temperature", 1, 1.0),
+        ("top_p", Fraction(1, 2), 0.5),
+        ("top_k", np.uint8(4), 4),
+        ("top_k", -1, 0),
+        ("top_k", np.int16(-1), 0),
+        ("min_p", np.float64(0.25), 0.25),
+        ("seed", np.int32(-5), -5),
+        ("logprobs", np.int64(2), 2),
+        ("stop", np.str_("a"), ("a",)),
+    ],
+)
+def test_numbers_become_plain(name, value, kept):
+    """So that what is compared, pickled and made a fingerprint of is the same everywhere."""
+    params = SamplingParams(**{name: value})
+    stored = getattr(params, name)
+    assert stored == kept
+    assert type(stored) is type(kept)
+    if name == "stop":
+        assert type(stored[0]) is str
+    assert params == SamplingParams(**{name: kept})
+    assert pickle.dumps(params) == pickle.dumps(SamplingParams(**{name: kept}))
+
+
+def test_numbers_within_parameters_become_plain():
+    params = SamplingParams(
+        logit_bias={np.int64(3): np.float32(0.5)}, stop_token_ids=[np.int32(1)], logprobs=0
+    )
+    assert (type(*params.logit_bias), type(*params.logit_bias.values())) == (int, float)
+    assert type(params.stop_token_ids[0]) is int
+    config = SpeculationConfig(
+        "d",
+        num_speculative_tokens=np.int64(3),
+        lenience={np.int64(0): np.float64(1), "8": np.float32(0.5)},
+        policy_options={"a": np.float64(0.5), "b": np.int8(2), "c": True},
+    )
+    assert type(config.num_speculative_tokens) is int
+    assert {type(x) for pair in config.lenience.items() for x in pair} == {int, float}
+    assert [type(x) for x in config.policy_options.values()] == [float, int, bool]
+    way = RequestSpeculation(num_speculative_tokens=np.int64(3), lenience=np.float32(0.5))
+    assert (type(way.num_speculative_tokens), type(way.lenience)) == (int, float)
+
+
+@pytest.mark.parametrize("value", [True, "3", 3.0, b"3"])
+def test_a_request_counts_in_integers(value):
+    with pytest.raises(InvalidParameterError) as caught:
+        RequestSpeculation(num_speculative_tokens=value)
+    assert caught.value.field == "num_speculative_tokens"
+
+
+def test_how_many_logprobs():
+    with pytest.raises(InvalidParameterError, match="how many of the most likely tokens"):
+        SamplingParams(logprobs=True)
+
+
+def test_an_integer_of_too_many_digits_to_be_shown():
+    with pytest.raises(InvalidParameterError, match="a value of type int") as caught:
+        SamplingParams(seed=10**5000)
+    assert caught.value.field == "seed"
+
+
+def test_paths_become_strings():
+    given = {
+        name: Path("/a") / name for name in ("draft", "companion", "profile", "latency_profile")
+    }
+    config = SpeculationConfig(**given)
+    assert config == SpeculationConfig(**{name: str(path) for name, path in given.items()})
+    assert {type(getattr(config, name)) for name in given} == {str}
+
+
+def test_options_of_a_policy_may_be_deep():
+    config = SpeculationConfig("d", policy_options={"a": nested(99)})
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 anything = st.recursive(

@@ -1,9 +1,12 @@
 import json
 
+import numpy as np
 import pytest
+import torch
+from transformers import BatchEncoding
 
 from draftwise.errors import PromptError
-from draftwise.prompts import load_prompts
+from draftwise.prompts import as_list, load_prompts, tokenize
 
 
 def test_reads_every_known_key(tmp_path):
@@ -37,3 +40,87 @@ def test_unreadable_file(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PromptError, match="cannot read"):
         load_prompts(tmp_path / "binary")
+
+
+def ids_of(prompts):
+    """What each prompt becomes, without a tokenizer."""
+    return [tokenize(None, prompt)[1] for prompt in as_list(prompts)]
+
+
+ONE = [
+    [1, 2, 3],
+    (1, 2, 3),
+    range(1, 4),
+    np.array([1, 2, 3]),
+    np.array([1, 2, 3], dtype=np.uint8),
+    torch.tensor([1, 2, 3]),
+    torch.tensor([1, 2, 3], dtype=torch.int32),
+    list(np.array([1, 2, 3])),
+    list(torch.tensor([1, 2, 3])),
+    [1, np.int64(2), torch.tensor(3)],
+]
+
+
+@pytest.mark.parametrize("prompt", ONE, ids=str)
+def test_token_ids_of_many_kinds(prompt):
+    for ids in (ids_of(prompt), ids_of([prompt])):
+        assert ids == [[1, 2, 3]]
+        assert {type(token) for token in ids[0]} == {int}
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [[1, 2], [3, 4]],
+        ((1, 2), range(3, 5)),
+        np.array([[1, 2], [3, 4]]),
+        torch.tensor([[1, 2], [3, 4]]),
+        [np.array([1, 2]), torch.tensor([3, 4])],
+    ],
+    ids=str,
+)
+def test_several_prompts_of_token_ids(prompts):
+    assert ids_of(prompts) == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ([True, 2], "integers, got True"),
+        ([1, True], "integers, got True"),
+        ([1, "2"], "integers, got '2'"),
+        ([1, 2.0], "integers, got 2.0"),
+        ([1.0, 2], "integers, got 1.0"),
+        ([1, None], "integers, got None"),
+        ([1, b"2"], "integers, got b'2'"),
+        ([1, [2]], r"integers, got \[2\]"),
+        ([[1, True]], "integers, got True"),
+        ([1, np.bool_(True)], "integers, got"),
+        (np.array([1.0, 2.0]), "got ndarray of float64"),
+        (np.array([True, False]), "got ndarray of bool"),
+        (np.array(["a"]), "got ndarray of"),
+        (torch.tensor([1.0]), "got Tensor of torch.float32"),
+        (torch.tensor([True]), "got Tensor of torch.bool"),
+        (np.zeros((1, 1, 1), int), "one dimension, got 3"),
+        (np.array(5), "one dimension, got 0"),
+        (b"abc", "got bytes; decode it"),
+        ([b"abc"], "got bytes; decode it"),
+        (bytearray(b"abc"), "got bytearray; decode it"),
+        ([memoryview(b"abc")], "got memoryview; decode it"),
+        ({1, 2}, "got set"),
+        (5, "got int"),
+        (None, "got NoneType"),
+        ([None], "got NoneType"),
+        (BatchEncoding({"input_ids": [1, 2]}), r"pass its \['input_ids'\]"),
+        ([{"input_ids": [1, 2]}], r"pass its \['input_ids'\]"),
+        ({"role": "user", "content": "a"}, "put the message into a list"),
+        (np.array([], dtype=int), "is empty"),
+        ([[]], "is empty"),
+        ([""], "is empty"),
+    ],
+    ids=str,
+)
+def test_what_is_no_prompt(prompts, says):
+    with pytest.raises(PromptError, match=says) as caught:
+        ids_of(prompts)
+    assert caught.value.field == "prompt"

@@ -16,10 +16,12 @@ ROOT = Path(draftwise.__file__).parent
 MAY_IMPORT = {
     "core": set(),
     "errors": set(),
-    "params": {"core", "errors", "structured_outputs"},
+    "values": {"errors"},
+    "params": {"core", "errors", "structured_outputs", "values"},
     "outputs": {"errors"},
-    "prompts": {"errors"},
-    "structured_outputs": {"errors"},
+    "processes": set(),
+    "prompts": {"errors", "values"},
+    "structured_outputs": {"errors", "values"},
     "estimators": {"core", "errors"},
     "policies": {"core", "errors", "estimators", "params"},
     "zoo": {"errors"},
@@ -32,6 +34,7 @@ MAY_IMPORT = {
         "outputs",
         "params",
         "policies",
+        "processes",
         "structured_outputs",
     },
     "profiling": {
@@ -63,6 +66,7 @@ MAY_IMPORT = {
         "outputs",
         "params",
         "prompts",
+        "values",
     },
 }
 # These stand above all others, which never import them.

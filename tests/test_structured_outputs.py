@@ -5,6 +5,7 @@ import pytest
 
 from draftwise import SamplingParams, StructuredOutputs
 from draftwise.errors import InvalidParameterError
+from draftwise.values import MAX_NESTING
 
 GOOD = {
     "json_schema": {"type": "object", "properties": {"a": {"enum": [1, None, "é"]}}},
@@ -63,6 +64,57 @@ def test_parameters_with_a_form_are_copied_and_read(name):
         assert other == params
     assert SamplingParams.from_dict({"structured_outputs": {name: GOOD[name]}}) == params
     assert hash(params) == hash(copy.copy(params))
+
+
+def deep_schema(levels):
+    """Arrays of arrays, so many objects deep."""
+    schema = {}
+    for _ in range(levels - 1):
+        schema = {"items": schema}
+    return schema
+
+
+def deep_list(levels):
+    """A schema that is so many objects and lists deep."""
+    value = 1
+    for _ in range(levels - 1):
+        value = [value]
+    return {"const": value}
+
+
+@pytest.mark.parametrize("make", [deep_schema, deep_list])
+def test_the_deepest_schema(make):
+    """It can be sent to another process, and shown."""
+    form = StructuredOutputs(json_schema=make(MAX_NESTING))
+    params = SamplingParams(structured_outputs=form)
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert copy.deepcopy(params) == params
+    assert repr(params)
+
+
+@pytest.mark.parametrize("make", [deep_schema, deep_list])
+@pytest.mark.parametrize("levels", [MAX_NESTING + 1, 1000, 100_000])
+def test_a_schema_that_is_too_deep(make, levels):
+    with pytest.raises(InvalidParameterError, match="deeper than 100 levels") as caught:
+        StructuredOutputs(json_schema=make(levels))
+    assert caught.value.field == "structured_outputs.json_schema"
+
+
+def test_a_schema_without_an_end():
+    schema = {}
+    schema["items"] = schema
+    with pytest.raises(InvalidParameterError, match="deeper than 100 levels"):
+        StructuredOutputs(json_schema=schema)
+
+
+@pytest.mark.parametrize("name", ["choice", "json_schema", "regex"])
+def test_what_is_too_deep_to_be_shown(name):
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(InvalidParameterError) as caught:
+        StructuredOutputs(**{name: value})
+    assert len(str(caught.value)) < 400
 
 
 def test_unknown_keys_are_named():

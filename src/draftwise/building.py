@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +13,10 @@ from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.overlap import Interference, OverlapOptions
+from draftwise.engine.turns import Turns
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
+from draftwise.models.imports import quiet_import
 from draftwise.models.loading import (
     LoadedModel,
     check_same_vocabulary,
@@ -28,6 +31,9 @@ from draftwise.profiling.passes import Stage
 
 if TYPE_CHECKING:
     from draftwise.engine.replicas.processes import Replicas
+
+# transformers sets defaults of the whole process while it loads a model.
+_LOADING = Lock()
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,9 @@ class EngineBuilder:
 
     Attributes:
         target: the loaded target model.
+        turns: of all these engines, which share what the target computes in.
+        tokenizing: held while the target's tokenizer makes tokens of text; calls change its
+            settings.
     """
 
     def __init__(self, target: str, max_model_len: int | None, settings: BuildSettings) -> None:
@@ -72,6 +81,8 @@ class EngineBuilder:
         Raises:
             DraftwiseError: it cannot be loaded.
         """
+        self.turns = Turns()
+        self.tokenizing = Lock()
         self._settings = settings
         self._measured: dict[tuple[str | int, ...], LatencyModel] = {}
         self.target = self._load(target, "target", max_model_len)
@@ -122,7 +133,7 @@ class EngineBuilder:
         """
         if speculation is None:
             models = Models(self.target)
-            return Engine(models, None, self._settings.options), models
+            return Engine(models, None, self._settings.options, turns=self.turns), models
         policy = policy_class(speculation.policy_name)
         if speculation.companion is not None:
             _check_companion_is_asked(policy)
@@ -146,7 +157,15 @@ class EngineBuilder:
         if models.draft is not None and self._settings.draft_replicas > 1:
             replicas = self._start_replicas(speculation, models, models.draft)
         options = replace(self._settings.options, overlap=overlap)
-        engine = Engine(models, speculation, options, latency, profile, replicas=replicas)
+        engine = Engine(
+            models,
+            speculation,
+            options,
+            latency,
+            profile,
+            replicas=replicas,
+            turns=self.turns,
+        )
         return engine, models
 
     def _load(
@@ -154,16 +173,17 @@ class EngineBuilder:
     ) -> LoadedModel:
         settings = self._settings
         settings.on_status(f"loading {name}")
-        return load_model(
-            name,
-            role,
-            settings.dtype,
-            settings.device,
-            context,
-            settings.trust_remote_code,
-            may_be_shorter=role != "target",
-            quantization=quantization,
-        )
+        with _LOADING, quiet_import():
+            return load_model(
+                name,
+                role,
+                settings.dtype,
+                settings.device,
+                context,
+                settings.trust_remote_code,
+                may_be_shorter=role != "target",
+                quantization=quantization,
+            )
 
     def _overlap(self, policy: type[Policy], costs: LatencyProfile | None) -> OverlapOptions | None:
         """When halves of the batch overlap; ``None`` for never."""
@@ -189,9 +209,12 @@ class EngineBuilder:
         key: tuple[str | int, ...] = (*names, speculation.num_speculative_tokens)
         if key not in self._measured:
             self._settings.on_status("measuring what passes cost on this machine")
-            self._measured[key] = measure_latency(
-                models, self._settings.options.max_batch_size, speculation.num_speculative_tokens
-            )
+            with self.turns:
+                self._measured[key] = measure_latency(
+                    models,
+                    self._settings.options.max_batch_size,
+                    speculation.num_speculative_tokens,
+                )
         # Each engine follows the machine by itself from what was measured.
         measured = self._measured[key]
         return LatencyModel(measured.target, measured.draft, measured.companion)

@@ -52,6 +52,14 @@ class NumericalError(DraftwiseError):
     """A model produced logits that are not numbers."""
 
 
+class EngineError(DraftwiseError):
+    """A step of the engine failed, which ended all requests that it served at that time."""
+
+
+class ClosedError(DraftwiseError):
+    """An ``LLM`` or an engine is used after it was closed."""
+
+
 class ReplicaError(DraftwiseError):
     """A replica of the draft in another process is gone, or not what it should be."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -13,6 +12,16 @@ from draftwise.core.formats import QUANTIZATIONS
 from draftwise.core.rejection import VerificationMethod
 from draftwise.errors import InvalidParameterError
 from draftwise.structured_outputs import StructuredOutputs
+from draftwise.values import (
+    boolean,
+    integer,
+    number,
+    path_name,
+    plain,
+    refuse_deep,
+    shown,
+    text_name,
+)
 
 MAX_SPECULATIVE_TOKENS = 64
 # A companion called "draft:int8" is the draft itself with quantised weights.
@@ -23,48 +32,42 @@ REPETITION_PENALTIES = 1e-3, 1e3
 MAX_LOGPROBS = 20
 
 
-def _number(name: str, value: object, low: float, high: float, low_open: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidParameterError(name, f"must be a finite number, got {value!r}")
-    if value < low or value > high or (low_open and value == low):
-        bracket = "(" if low_open else "["
-        top = f"{high:g}]" if math.isfinite(high) else "∞)"
-        raise InvalidParameterError(name, f"must lie in {bracket}{low:g}, {top}, got {value!r}")
-
-
-def _integer(name: str, value: object, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidParameterError(name, f"must be an integer, got {value!r}")
-    if value < low or (high is not None and value > high):
-        top = "" if high is None else f" and at most {high}"
-        raise InvalidParameterError(name, f"must be at least {low}{top}, got {value!r}")
-
-
 def _mapping(name: str, value: object) -> None:
     if not isinstance(value, Mapping):
-        raise InvalidParameterError(name, f"must be a mapping, got {value!r}")
+        raise InvalidParameterError(name, f"must be a mapping, got {shown(value)}")
 
 
 def _tuple(name: str, value: object) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise InvalidParameterError(name, f"must be a list, got {value!r}")
+        raise InvalidParameterError(name, f"must be a list, got {shown(value)}")
     return tuple(value)
+
+
+def _set(params: object, **values: object) -> None:
+    """Replace fields of a frozen dataclass by what they were made into."""
+    for name, value in values.items():
+        object.__setattr__(params, name, value)
 
 
 def _lenience(name: str, value: object) -> float | Mapping[int, float]:
     """Check a lenience, or one by load (its keys may be strings, as in JSON)."""
     if not isinstance(value, Mapping):
-        _number(name, value, 0.0, 1.0, low_open=True)
-        return value  # type: ignore[return-value]
+        return number(name, value, 0.0, 1.0, low_open=True)
     rule: dict[int, float] = {}
     for key, each in value.items():
-        start = int(key) if isinstance(key, str) and key.isdecimal() else key
-        _integer(f"{name}.{key}", start, 0)
-        _number(f"{name}.{key}", each, 0.0, 1.0, low_open=True)
-        rule[start] = each
+        field_name = f"{name}.{shown(key) if not isinstance(key, str) else key}"
+        start = integer(field_name, _decimal(key), 0)
+        rule[start] = number(field_name, each, 0.0, 1.0, low_open=True)
     if 0 not in rule:
         raise InvalidParameterError(name, "a rule by load must say what holds from 0 waiting on")
     return MappingProxyType(rule)
+
+
+def _decimal(key: object) -> object:
+    """The number that a string of up to nine digits says; anything else as it is."""
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10:
+        return int(key)
+    return key
 
 
 def _rebuild(cls: type[Any], values: dict[str, Any]) -> Any:
@@ -76,6 +79,20 @@ def _reduced(params: Any) -> tuple[Any, ...]:
     values = {item.name: getattr(params, item.name) for item in fields(params)}
     plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
     return _rebuild, (type(params), plain)
+
+
+def _num_speculative_tokens(value: object) -> int:
+    return integer("num_speculative_tokens", value, 0, MAX_SPECULATIVE_TOKENS)
+
+
+def _num_logprobs(name: str, value: object) -> int:
+    if isinstance(value, bool):
+        raise InvalidParameterError(
+            name,
+            f"must say how many of the most likely tokens to report, 0 … {MAX_LOGPROBS}, "
+            f"got {value!r}",
+        )
+    return integer(name, value, 0, MAX_LOGPROBS)
 
 
 def refuse_unknown_keys(where: str, keys: Iterable[str], known: Iterable[str]) -> None:
@@ -96,7 +113,7 @@ class SamplingParams:
         max_tokens: most tokens to generate; 0 only reads the prompt, for ``prompt_logprobs``.
         temperature: 0 for greedy decoding, otherwise (from 1e-4 to 1e4) divides the logits.
         top_p: keep the most likely tokens whose mass reaches this, in (0, 1]; 1 is off.
-        top_k: keep this many most likely tokens; 0 is off.
+        top_k: keep this many most likely tokens; 0 is off, and so is -1, which becomes 0.
         min_p: drop tokens less likely than this times the most likely one, in [0, 1]; 0 is off.
         repetition_penalty: divides positive (multiplies negative) logits of tokens in prompt or
             output, in [0.001, 1000]; 1 is off.
@@ -141,47 +158,54 @@ class SamplingParams:
     min_tokens: int = 0
 
     def __post_init__(self) -> None:
-        _integer("max_tokens", self.max_tokens, 0)
-        _integer("min_tokens", self.min_tokens, 0)
+        _set(
+            self,
+            max_tokens=integer("max_tokens", self.max_tokens, 0),
+            min_tokens=integer("min_tokens", self.min_tokens, 0),
+            temperature=number("temperature", self.temperature, 0.0, LARGEST_TEMPERATURE),
+            top_p=number("top_p", self.top_p, 0.0, 1.0, low_open=True),
+            top_k=max(0, integer("top_k", self.top_k, -1)),
+            min_p=number("min_p", self.min_p, 0.0, 1.0),
+            repetition_penalty=number(
+                "repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES
+            ),
+            presence_penalty=number("presence_penalty", self.presence_penalty, -2.0, 2.0),
+            frequency_penalty=number("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
+            ignore_eos=boolean("ignore_eos", self.ignore_eos),
+        )
         if self.min_tokens > self.max_tokens:
             raise InvalidParameterError(
                 "min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}"
             )
-        _number("temperature", self.temperature, 0.0, LARGEST_TEMPERATURE)
         if 0 < self.temperature < _SMALLEST_TEMPERATURE:
             raise InvalidParameterError(
                 "temperature",
                 f"{self.temperature!r} is too small to divide by; use 0 for greedy decoding",
             )
-        _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _integer("top_k", self.top_k, 0)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _mapping("logit_bias", self.logit_bias)
-        for token, bias in self.logit_bias.items():
-            _integer("logit_bias", token, 0)
-            _number("logit_bias", bias, -100.0, 100.0)
-        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        bias = {
+            integer("logit_bias", token, 0): number("logit_bias", each, -100.0, 100.0)
+            for token, each in self.logit_bias.items()
+        }
         stop = (self.stop,) if isinstance(self.stop, str) else _tuple("stop", self.stop)
         if not all(isinstance(text, str) and text for text in stop):
-            raise InvalidParameterError("stop", "must be non-empty strings")
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0)
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidParameterError("ignore_eos", f"must be a bool, got {self.ignore_eos!r}")
+            raise InvalidParameterError("stop", f"must be non-empty strings, got {shown(stop)}")
+        tokens = _tuple("stop_token_ids", self.stop_token_ids)
+        _set(
+            self,
+            logit_bias=MappingProxyType(bias),
+            stop=tuple(str(text) for text in stop),
+            stop_token_ids=tuple(integer("stop_token_ids", token, 0) for token in tokens),
+        )
         if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+            _set(self, seed=integer("seed", self.seed, -(2**63), 2**64 - 1))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+                _set(self, **{name: _num_logprobs(name, getattr(self, name))})
         if not isinstance(self.structured_outputs, StructuredOutputs | None):
             raise InvalidParameterError(
                 "structured_outputs",
-                f"must be a StructuredOutputs, got {self.structured_outputs!r}",
+                f"must be a StructuredOutputs, got {shown(self.structured_outputs)}",
             )
         if self.structured_outputs is not None and self.ignore_eos:
             raise InvalidParameterError(
@@ -232,16 +256,13 @@ class RequestSpeculation:
     lenience: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.enabled, bool):
-            raise InvalidParameterError("enabled", f"must be a bool, got {self.enabled!r}")
-        if self.policy is not None and (not isinstance(self.policy, str) or not self.policy):
-            raise InvalidParameterError("policy", f"must name a policy, got {self.policy!r}")
+        boolean("enabled", self.enabled)
+        if self.policy is not None:
+            text_name("policy", self.policy, "policy")
         if self.num_speculative_tokens is not None:
-            _integer(
-                "num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS
-            )
+            _set(self, num_speculative_tokens=_num_speculative_tokens(self.num_speculative_tokens))
         if self.lenience is not None:
-            _number("lenience", self.lenience, 0.0, 1.0, low_open=True)
+            _set(self, lenience=number("lenience", self.lenience, 0.0, 1.0, low_open=True))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RequestSpeculation:
@@ -259,7 +280,8 @@ class SpeculationConfig:
     """How drafts are made, chosen and accepted.
 
     Attributes:
-        draft: the draft model: a folder, a hub id or a zoo name such as ``"zoo:draft"``.
+        draft: the draft model: a folder, a hub id or a zoo name such as ``"zoo:draft"``. Folders
+            and files may be given as :class:`pathlib.Path`; what is kept is a string.
         companion: the model that judges the draft: a folder, a hub id, a zoo name, or
             ``"draft:int8"`` or ``"draft:int4"`` for the draft itself with quantised weights.
         policy: name of the policy that decides how much to draft and to verify; ``None`` for
@@ -291,29 +313,37 @@ class SpeculationConfig:
     verification: VerificationMethod = "block"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.draft, str) or not self.draft:
-            raise InvalidParameterError("draft", f"must name a model, got {self.draft!r}")
-        for name in ("companion", "policy", "profile", "latency_profile"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                kind = {"companion": "model", "policy": "policy"}.get(name, "file")
-                raise InvalidParameterError(name, f"must name a {kind}, got {value!r}")
+        _set(self, draft=path_name("draft", self.draft, "model"))
+        if self.policy is not None:
+            text_name("policy", self.policy, "policy")
+        for name, kind in (
+            ("companion", "model"),
+            ("profile", "file"),
+            ("latency_profile", "file"),
+        ):
+            if getattr(self, name) is not None:
+                _set(self, **{name: path_name(name, getattr(self, name), kind)})
         if self.companion_quantization not in (None, *QUANTIZATIONS):
             known = " and ".join(f"'{_DRAFT_ITSELF}{each}'" for each in QUANTIZATIONS)
             raise InvalidParameterError(
                 "companion", f"{self.companion!r} is unknown; the draft quantised is {known}"
             )
-        _integer("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
-        object.__setattr__(self, "lenience", _lenience("lenience", self.lenience))
-        if self.verification not in ("block", "token"):
+        _set(
+            self,
+            num_speculative_tokens=_num_speculative_tokens(self.num_speculative_tokens),
+            lenience=_lenience("lenience", self.lenience),
+        )
+        if not isinstance(self.verification, str) or self.verification not in ("block", "token"):
             raise InvalidParameterError(
-                "verification", f"must be 'block' or 'token', got {self.verification!r}"
+                "verification", f"must be 'block' or 'token', got {shown(self.verification)}"
             )
         _mapping("policy_options", self.policy_options)
+        refuse_deep("policy_options", self.policy_options)
         for key in self.policy_options:
             if not isinstance(key, str):
                 raise InvalidParameterError("policy_options", f"names are strings, got {key!r}")
-        object.__setattr__(self, "policy_options", MappingProxyType(dict(self.policy_options)))
+        options = {key: plain(value) for key, value in self.policy_options.items()}
+        _set(self, policy_options=MappingProxyType(options))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reduced(self)

@@ -7,15 +7,24 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from draftwise.errors import InvalidParameterError, PromptError
+from draftwise.values import is_integer, shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | np.ndarray[Any, Any] | Tensor"
 
 # Spec-Bench and MT-Bench have `turns`, HumanEval `prompt`, GSM8K `question`, MBPP `text`.
 _KEYS = ("prompt", "question", "turns", "text")
+
+# Text has about four characters per token, so a beginning of eight per token tells enough.
+_CHARACTERS_PER_TOKEN = 8
+_TOKENS_AT_A_CUT = 256
 
 
 def load_prompts(path: str | Path, num_prompts: int | None = None) -> list[str]:
@@ -59,19 +68,73 @@ def _prompt(line: str, where: str) -> str:
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt becomes a list of one; a list of ids or of messages is one prompt."""
+    """One prompt becomes a list of one; a list of ids or of messages is one prompt.
+
+    Raises:
+        PromptError: it is neither a prompt nor a list.
+    """
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
-        raise PromptError(
-            "prompt",
-            f"must be a string, token ids, messages or a list of these, got "
-            f"{type(prompts).__name__}",
-        )
+    if _is_array(prompts):
+        array: Any = prompts
+        return list(array) if array.ndim == 2 else [array]
+    if isinstance(prompts, bytes | bytearray | memoryview | Mapping | set | frozenset):
+        raise _not_a_prompt(prompts)
+    if not isinstance(prompts, Iterable):
+        raise _not_a_prompt(prompts)
     items = list(prompts)
-    if items and isinstance(items[0], int | Mapping):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
+    if items and _belongs_to_a_prompt(items[0]):
+        return [items]
+    return items
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is an array of NumPy, a tensor, or one of their kind."""
+    return all(hasattr(value, name) for name in ("dtype", "ndim", "tolist"))
+
+
+def _belongs_to_a_prompt(item: Any) -> bool:
+    """Whether what it is in is one prompt: it is a number or a message."""
+    if _is_array(item):
+        return bool(item.ndim == 0)
+    return isinstance(item, int | float) or (isinstance(item, Mapping) and "input_ids" not in item)
+
+
+def _not_a_prompt(value: object) -> PromptError:
+    hint = ""
+    if isinstance(value, Mapping) and "input_ids" in value:
+        hint = "; pass its ['input_ids']"
+    elif isinstance(value, Mapping):
+        hint = "; put the message into a list"
+    elif isinstance(value, bytes | bytearray | memoryview):
+        hint = "; decode it, or pass list(...) of it if its bytes are token ids"
+    return PromptError(
+        "prompt",
+        f"must be a string, token ids, messages or a list of these, got "
+        f"{type(value).__name__}{hint}",
+    )
+
+
+def _as_ids_or_messages(prompt: Any) -> list[Any]:
+    """Plain integers, or whatever is in a list that begins with a message."""
+    items: list[Any]
+    if _is_array(prompt):
+        if prompt.ndim != 1:
+            raise PromptError("prompt", f"token ids have one dimension, got {prompt.ndim}")
+        kind, items = f"{type(prompt).__name__} of {prompt.dtype}", prompt.tolist()
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray | memoryview):
+        kind, items = "", list(prompt)
+        if items and isinstance(items[0], Mapping):
+            return items
+    else:
+        raise _not_a_prompt(prompt)
+    if all(type(item) is int for item in items):
+        return items
+    ids = [item.item() if _is_array(item) and item.ndim == 0 else item for item in items]
+    for item in ids:
+        if not is_integer(item):
+            raise PromptError("prompt", f"token ids must be integers, got {kind or shown(item)}")
+    return [int(item) for item in ids]
 
 
 def one_per_prompt(field: str, given: Any, kind: type[Any], prompts: list[Prompt]) -> list[Any]:
@@ -104,8 +167,17 @@ class ChatFormat:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
+def is_tokens(prompt: Prompt) -> bool:
+    """Whether a prompt is given as token ids."""
+    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
+
+
 def tokenize(
-    tokenizer: Any, prompt: Prompt, chat: ChatFormat | None = None
+    tokenizer: Any,
+    prompt: Prompt,
+    chat: ChatFormat | None = None,
+    *,
+    max_tokens: int | None = None,
 ) -> tuple[str | None, list[int]]:
     """The text of a prompt, if it has one, and its tokens.
 
@@ -113,19 +185,18 @@ def tokenize(
         tokenizer: a Hugging Face tokenizer; ``None`` if the model has none.
         prompt: text, token ids, or messages for the chat template.
         chat: how messages become a prompt; ``None`` for the tokenizer's own template alone.
+        max_tokens: a text that certainly has more tokens is refused without tokenizing all of it.
 
     Raises:
-        PromptError: it is empty or malformed, or the tokenizer for it is missing.
+        PromptError: it is empty, malformed or far too long, or the tokenizer for it is missing.
         InvalidParameterError: a variable of the template has a name that it cannot have.
     """
-    if not isinstance(prompt, str | Sequence):
-        raise PromptError(
-            "prompt", f"must be a string, token ids or messages, got {type(prompt).__name__}"
-        )
+    if not isinstance(prompt, str):
+        prompt = _as_ids_or_messages(prompt)
     if not prompt:
         raise PromptError("prompt", "is empty; give some text or at least one token")
     if not isinstance(prompt, str) and not isinstance(prompt[0], Mapping):
-        return None, list(prompt)  # type: ignore[arg-type]
+        return None, prompt
     if tokenizer is None:
         raise PromptError("prompt", "the target has no tokenizer; give token ids")
     text = (
@@ -137,9 +208,32 @@ def tokenize(
         raise PromptError(
             "prompt", f"is no valid text: half of a surrogate pair at character {error.start}"
         ) from error
+    if max_tokens is not None:
+        _refuse_far_too_long(tokenizer, text, max_tokens)
     # A chat template writes its own special tokens.
-    ids = tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]
+    ids = tokenizer(text, add_special_tokens=isinstance(prompt, str), verbose=False)["input_ids"]
     return text, list(ids)
+
+
+def _refuse_far_too_long(tokenizer: Any, text: str, max_tokens: int) -> None:
+    """Tokenize beginnings of a long text, each twice as long as the last.
+
+    A beginning has at most a few tokens more than the same characters have within the whole text,
+    because only the token at the cut can change.
+
+    Raises:
+        PromptError: a beginning has too many tokens already.
+    """
+    length = _CHARACTERS_PER_TOKEN * max_tokens
+    while length < len(text):
+        ids = tokenizer(text[:length], add_special_tokens=False, verbose=False)["input_ids"]
+        if len(ids) > max_tokens + _TOKENS_AT_A_CUT:
+            raise PromptError(
+                "prompt",
+                f"is too long: its first {length} of {len(text)} characters have {len(ids)} "
+                f"tokens; the longest prompt has {max_tokens}",
+            )
+        length *= 2
 
 
 def load_chat_template(path: str | Path) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from draftwise.errors import InvalidParameterError
+from draftwise.values import boolean, refuse_deep, shown
 
 _FIELD = "structured_outputs"
 
@@ -21,7 +22,7 @@ class StructuredOutputs:
     of a complete one.
 
     Attributes:
-        json_schema: JSON that this schema describes, as a mapping.
+        json_schema: JSON that this schema describes, as a mapping of at most 100 levels.
         json_object: True for any JSON object.
         regex: a regular expression that matches the whole text, in the syntax of Rust's ``regex``
             without look-around.
@@ -39,10 +40,7 @@ class StructuredOutputs:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.json_object, bool):
-            raise InvalidParameterError(
-                f"{_FIELD}.json_object", f"must be a bool, got {self.json_object!r}"
-            )
+        boolean(f"{_FIELD}.json_object", self.json_object)
         given = [item.name for item in fields(self) if _is_given(getattr(self, item.name))]
         if len(given) != 1:
             names = ", ".join(item.name for item in fields(self))
@@ -57,7 +55,7 @@ class StructuredOutputs:
         if self.choice is not None:
             if not isinstance(self.choice, list | tuple) or not self.choice:
                 raise InvalidParameterError(
-                    f"{_FIELD}.choice", f"must be a list of strings, got {self.choice!r}"
+                    f"{_FIELD}.choice", f"must be a list of strings, got {shown(self.choice)}"
                 )
             for text in self.choice:
                 _text(f"{_FIELD}.choice", text)
@@ -75,7 +73,7 @@ def _is_given(value: object) -> bool:
 
 def _text(name: str, value: object) -> None:
     if not isinstance(value, str) or not value:
-        raise InvalidParameterError(name, f"must be a non-empty string, got {value!r}")
+        raise InvalidParameterError(name, f"must be a non-empty string, got {shown(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -86,7 +84,8 @@ def _schema(value: object) -> dict[str, Any]:
     """A copy of the caller's own, which may change."""
     name = f"{_FIELD}.json_schema"
     if not isinstance(value, Mapping):
-        raise InvalidParameterError(name, f"must be a mapping, got {value!r}")
+        raise InvalidParameterError(name, f"must be a mapping, got {shown(value)}")
+    refuse_deep(name, value)
     try:
         copied: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,5 +1,6 @@
 """Other engines in processes of their own: the protocol, and what may go wrong."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -111,12 +112,123 @@ def test_between_its_turns_it_stands_still(peer):
         (ECHO.replace("0.25", "'x'"), "answered something else"),
         (ECHO.replace('{"version"', '{"error": "out of memory", "version"'), "out of memory"),
         (ECHO.replace("for line", "sys.exit(3)\nfor line"), "ended"),
+        ("import sys\nprint('1 / 0', file=sys.stderr)\n1 / 0", "last: ZeroDivisionError: division"),
+        (
+            "import os, sys; print('core.OutOfRangeError: big', file=sys.stderr)\n"
+            "print('frees memory', file=sys.stderr, flush=True); os._exit(1)",
+            "last: core.OutOfRangeError: big",
+        ),
     ],
 )
-def test_failures_are_told_with_their_reason(peer, worker, why):
+def test_failures_are_told_with_their_reason_and_log(peer, tmp_path, worker, why):
     with pytest.raises(PeerError, match=why) as caught:
         ask(peer(worker))
     assert caught.value.field == "vllm draft 5"
+    assert caught.value.message.endswith(f"(its log is {tmp_path / 'logs' / 'peer.log'})")
+    assert "\n" not in caught.value.message
+
+
+def test_an_error_in_another_process_of_an_engine_is_looked_up(peer):
+    failing = """
+import json, sys
+print("(EngineCore pid=7) ERROR [core.py:8] ValueError: no memory for the cache", file=sys.stderr)
+print("(EngineCore pid=7) ERROR [core.py:8] shutting down", file=sys.stderr)
+error = "RuntimeError: Engine core initialization failed. See root cause above. Failed: {}"
+print(error, file=sys.stderr, flush=True)
+print(json.dumps({"error": error}), flush=True)
+"""
+    with pytest.raises(PeerError, match="ValueError: no memory for the cache") as caught:
+        ask(peer(failing))
+    assert "root cause" not in caught.value.message
+
+
+# Stand-ins for OpenVINO and its exporter, which fails.
+TASKS = """
+class Newest:
+    MAX_TRANSFORMERS_VERSION = "5.0"
+
+class Any:
+    MAX_TRANSFORMERS_VERSION = None
+
+class TasksManager:
+    def get_exporter_config_constructor(exporter, *, model_type, task, library_name):
+        assert (exporter, task) == ("openvino", "text-generation-with-past")
+        import functools
+        return functools.partial({"gemma3_text": Newest, "llama": Any}[model_type], task)
+"""
+GENAI = "class SchedulerConfig: pass\ndef draft_model(*_, **__): raise ValueError('converted')"
+EXPORTER = """
+import sys
+print("Traceback (most recent call last):", file=sys.stderr)
+print("KeyError: 'a layer that nobody knows'", file=sys.stderr)
+sys.exit(1)
+"""
+
+
+@pytest.fixture
+def openvino(tmp_path, monkeypatch):
+    """OpenVINO with drafts, in an environment with that version of transformers."""
+    made = []
+
+    def make(transformers, target_type):
+        site = tmp_path / "site"
+        (site / f"transformers-{transformers}.dist-info").mkdir(parents=True)
+        (site / f"transformers-{transformers}.dist-info" / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: transformers\nVersion: {transformers}\n"
+        )
+        (site / "optimum" / "commands").mkdir(parents=True)
+        (site / "optimum" / "exporters" / "openvino").mkdir(parents=True)
+        (site / "optimum" / "exporters" / "openvino" / "model_configs.py").touch()
+        (site / "optimum" / "exporters" / "tasks.py").write_text(TASKS)
+        (site / "optimum" / "commands" / "optimum_cli.py").write_text(EXPORTER)
+        (site / "openvino_genai.py").write_text(GENAI)
+        (site / "openvino.py").write_text("class Tensor: pass")
+        monkeypatch.setenv("PYTHONPATH", str(site))
+        monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path / "cache"))
+        for name, kind in (("target", target_type), ("draft", "llama")):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config.json").write_text(json.dumps({"model_type": kind}))
+        models = PeerModels(
+            str(tmp_path / "target"), str(tmp_path / "draft"), "bfloat16", 2, 128, 8
+        )
+        mode = PeerMode("draft 3", {"draft": True, "num_speculative_tokens": 3})
+        made.append(Peer("openvino", mode, sys.executable, models, tmp_path / "openvino.log"))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_an_export_that_would_fail_is_not_begun(openvino):
+    with pytest.raises(
+        PeerError, match=r"needs transformers 5\.0 or older.* has 5\.0\.1"
+    ) as caught:
+        ask(openvino("5.0.1", "gemma3_text"))
+    assert f"{sys.executable} -m pip install 'transformers<=5.0'" in caught.value.message
+    assert "nobody knows" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"),
+    [("4.57.6", "gemma3_text"), ("5.0.0", "gemma3_text"), ("5.1.0", "llama"), ("5.1.0", "new")],
+)
+def test_an_export_that_fails_says_why(openvino, tmp_path, version, kind):
+    """With the exporter's own last line, not with the command."""
+    with pytest.raises(PeerError, match=r"failed: KeyError: 'a layer that nobody") as caught:
+        ask(openvino(version, kind))
+    assert "optimum_cli" not in caught.value.message
+    assert str(tmp_path / "openvino.log") in caught.value.message
+    assert "Traceback" in (tmp_path / "openvino.log").read_text()
+
+
+def test_a_model_that_is_converted_needs_no_export(openvino, tmp_path):
+    made = openvino("5.1.0", "gemma3_text")
+    for name in ("target", "draft"):
+        path = str(tmp_path / name).strip("/").replace("/", "-")
+        (tmp_path / "cache" / "openvino" / path).mkdir(parents=True)
+    with pytest.raises(PeerError, match="ValueError: converted"):
+        ask(made)
 
 
 def test_an_interpreter_that_is_not_there(peer):

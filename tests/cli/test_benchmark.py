@@ -145,16 +145,16 @@ def test_transformers_as_a_peer(command, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        (["--policies", "nonsense"], "policy"),
-        (["--policies", "fixed:many"], "policies"),
-        (["--batch-sizes", "0"], "batch_sizes"),
-        (["--batch-sizes", "1,x"], "batch_sizes"),
-        (["--peers", "llama"], "peers"),
-        (["--compare", "/nowhere/results.json"], "compare"),
-        (["--threads", "0"], "threads"),
-        (["--longest-prompt", "200"], "longest_prompt"),
-        (["--temperature", "-1"], "temperature"),
-        (["--output", "/proc/here"], "output"),
+        (["--policies", "nonsense"], "--policies"),
+        (["--policies", "fixed:many"], "--policies"),
+        (["--batch-sizes", "0"], "--batch-sizes"),
+        (["--batch-sizes", "1,x"], "--batch-sizes"),
+        (["--peers", "llama"], "--peers"),
+        (["--compare", "/nowhere/results.json"], "--compare"),
+        (["--threads", "0"], "--threads"),
+        (["--longest-prompt", "200"], "--longest-prompt"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--output", "/proc/here"], "--output"),
     ],
 )
 def test_bad_input(command, arguments, field):
@@ -168,10 +168,10 @@ def test_a_workload_of_long_prompts_alone(command, tmp_path):
     file.write_text(json.dumps({"prompt": "abcdef" * 8}))
     status, _, err = command("--longest-prompt", "3", workload=file)
     assert status == 2
-    assert err.startswith("error workload: no prompt")
+    assert err.startswith("error --workload: no prompt")
 
 
 def test_a_workload_that_is_not_there(command, tmp_path):
     status, _, err = command(workload=tmp_path / "nothing.jsonl")
     assert status == 2
-    assert "prompts" in err
+    assert "--workload" in err

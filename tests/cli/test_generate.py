@@ -137,20 +137,20 @@ def test_policy_none_needs_no_draft(command, models):
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        (["head", "--temperature", "-1"], "temperature"),
-        (["head", "--top-p", "0"], "top_p"),
-        (["head", "--max-tokens", "0"], "max_tokens"),
-        (["head", "--num-speculative-tokens", "65"], "num_speculative_tokens"),
-        (["head", "--policy", "fixd"], "policy"),
-        (["head", "--dtype", "int3"], "dtype"),
-        (["head", "--batch-size", "0"], "max_batch_size"),
-        (["head", "--draft-replicas", "0"], "draft_replicas"),
+        (["head", "--temperature", "-1"], "--temperature"),
+        (["head", "--top-p", "0"], "--top-p"),
+        (["head", "--max-tokens", "0"], "--max-tokens"),
+        (["head", "--num-speculative-tokens", "65"], "--num-speculative-tokens"),
+        (["head", "--policy", "fixd"], "--policy"),
+        (["head", "--dtype", "int3"], "--dtype"),
+        (["head", "--batch-size", "0"], "--batch-size"),
+        (["head", "--draft-replicas", "0"], "--draft-replicas"),
         (["head", "--prompts", "file.jsonl"], "prompt"),
-        (["--prompts", "/does/not/exist.jsonl"], "prompts"),
+        (["--prompts", "/does/not/exist.jsonl"], "--prompts"),
         ([], "prompt"),
         ([""], "prompt"),
         (["a c" * 80], "prompt"),
-        (["head", "--chat", "--max-model-len", "97"], "max_model_len"),
+        (["head", "--chat", "--max-model-len", "97"], "--max-model-len"),
     ],
 )
 def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):
@@ -224,7 +224,7 @@ def test_texts_can_be_held_to_a_schema(command, tmp_path):
         schema.write_text(content)
         status, _, err = command("generate", "x", *arguments, pair=False)
         assert status == 2
-        assert "json_schema" in err
+        assert "--json-schema" in err
 
 
 def test_a_chat_template_of_a_file(command, tmp_path):
@@ -241,4 +241,60 @@ def test_a_chat_template_of_a_file(command, tmp_path):
     file.write_text("{% for")
     status, _, error = command("generate", "abc", "--chat", template, *options)
     assert status == 2
-    assert "error chat_template: " in error
+    assert "error --chat-template: " in error
+
+
+def test_a_target_of_ones_own_runs_alone(command, models):
+    """Nothing of the zoo is loaded beside it, and how to get drafts is said."""
+    arguments = ["generate", "head", "--target", models.folder(TARGET), "--max-tokens", "4"]
+    status, out, err = command(*arguments, "--json", pair=False, policy=None)
+    assert status == 0
+    assert err.splitlines()[0].startswith("no draft: ")
+    assert "--draft" in err.splitlines()[0]
+    result = json.loads(out)
+    assert (result["draft"], result["policy"]) == (None, "none")
+    assert len(result["outputs"][0]["token_ids"]) == 4
+    for said in (["--draft", "none"], ["--policy", "none"]):
+        status, _, err = command(*arguments, *said, pair=False, policy=None)
+        assert (status, err) == (0, "")
+
+
+def test_a_draft_and_a_companion_of_ones_own(command, models):
+    companion = models.folder(TARGET.draft(noise_seed=5))
+    arguments = ["generate", "head", "--companion", companion, "--max-tokens", "4", "--json"]
+    status, out, _ = command(*arguments, policy="staged")
+    assert status == 0
+    result = json.loads(out)
+    assert result["companion"] == companion
+    assert result["draft"] == models.folder(DRAFT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begin"),
+    [
+        (["--draft", "OWN"], "error --target: missing: --draft names "),
+        (["--companion", "OWN"], "error --target: missing: --companion names "),
+        (["--target", "OWN", "--companion", "OWN"], "error --draft: missing: --companion needs "),
+        (["--target", "OWN", "--policy", "sv"], "error --draft: missing: --policy needs "),
+        (
+            ["--target", "OWN", "--num-speculative-tokens", "5", "--lenience", "1.0"],
+            "error --draft: missing: --num-speculative-tokens, --lenience need ",
+        ),
+        (["--target", "OWN", "--compare"], "error --draft: missing: --compare "),
+        (["--target", "OWN", "--draft", "none", "--compare"], "error --draft: missing: "),
+    ],
+)
+def test_missing_models_are_named_before_anything_is_loaded(command, arguments, begin):
+    named = ["/no/such/folder" if each == "OWN" else each for each in arguments]
+    status, _, err = command("generate", "head", *named, pair=False, policy=None)
+    assert status == 2
+    assert err.startswith(begin)
+
+
+def test_errors_of_single_prompts_name_flags_too(command, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("deaf " * 60, "a bed")))
+    arguments = ["generate", "--prompts", str(file), "--max-tokens", "4"]
+    assert "raise --max-model-len" in " ".join(command(*arguments)[1].split())
+    outputs = json.loads(command(*arguments, "--json")[1])["outputs"]
+    assert outputs[0]["error"].endswith("raise --max-model-len")

@@ -114,7 +114,7 @@ def test_continues_where_it_stopped(command, tmp_path, monkeypatch):
 
     status, _, err = command(*arguments, "--temperature", "0.5")
     assert status == 2
-    assert err.startswith("error output: ")
+    assert err.startswith("error --output: ")
     assert "temperature (1.0, now 0.5)" in err
 
     status, out, _ = command(*arguments)
@@ -137,17 +137,17 @@ def test_prompts_that_are_too_long_are_left_out(command, tmp_path, prompt_file):
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        (["--temperature", "-1"], "temperature"),
-        (["--top-p", "0"], "top_p"),
-        (["--max-tokens", "0"], "max_tokens"),
-        (["--max-tokens", "2"], "max_tokens"),
-        (["--num-speculative-tokens", "65"], "num_speculative_tokens"),
-        (["--companion", "/no/such/model"], "companion"),
-        (["--draft", "none"], "draft"),
-        (["--dtype", "int3"], "dtype"),
-        (["--prompts", "/no/such/file.jsonl"], "prompts"),
-        (["-o", "/no/such/folder/profile"], "output"),
-        (["-o", "/"], "output"),
+        (["--temperature", "-1"], "--temperature"),
+        (["--top-p", "0"], "--top-p"),
+        (["--max-tokens", "0"], "--max-tokens"),
+        (["--max-tokens", "2"], "--max-tokens"),
+        (["--num-speculative-tokens", "65"], "--num-speculative-tokens"),
+        (["--companion", "/no/such/model"], "--companion"),
+        (["--draft", "none"], "--draft"),
+        (["--dtype", "int3"], "--dtype"),
+        (["--prompts", "/no/such/file.jsonl"], "--prompts"),
+        (["-o", "/no/such/folder/profile"], "--output"),
+        (["-o", "/"], "--output"),
     ],
 )
 def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):

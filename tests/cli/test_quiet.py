@@ -1,5 +1,8 @@
 """Which warnings reach a user of the command."""
 
+import os
+import subprocess
+import sys
 import warnings
 
 from draftwise.cli.quiet import only_our_warnings
@@ -22,3 +25,31 @@ def test_filters_are_as_before_afterwards():
     with only_our_warnings():
         pass
     assert warnings.filters == before
+
+
+def test_a_prompt_that_is_too_long_is_our_error_alone():
+    """In a process of its own: the models' library sets up its warnings when it is imported."""
+    command = "from draftwise.cli import main; main()"
+    environment = {k: v for k, v in os.environ.items() if k != "TRANSFORMERS_VERBOSITY"}
+    done = subprocess.run(
+        [sys.executable, "-c", command, "generate", "word " * 3000, "--draft", "none"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error prompt: has ")
+    assert line.endswith("raise --max-model-len")
+
+
+def test_what_the_user_wants_to_hear_of_the_library_stays(monkeypatch):
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    with only_our_warnings():
+        assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
+    assert "TRANSFORMERS_VERBOSITY" not in os.environ
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")
+    with only_our_warnings():
+        assert os.environ["TRANSFORMERS_VERBOSITY"] == "info"
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "info"

@@ -212,17 +212,17 @@ def test_measuring_is_announced(models):
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        (["--policy-option", "threshold"], "policy_option"),
-        (["--policy", "svip", "--policy-option", "treshold=1"], "policy_options.treshold"),
-        (["--policy", "svip", "--policy-option", "threshold=high"], "policy_options.threshold"),
-        (["--lenience", "0"], "lenience"),
-        (["--lenience", "4:0.8"], "lenience"),
-        (["--lenience", "low"], "lenience"),
-        (["--verification", "all"], "verification"),
-        (["--policy", "staged"], "companion"),
-        (["--policy", "disco"], "profile"),
-        (["--profile", "/does/not/exist"], "profile"),
-        (["--companion", "draft:int3"], "companion"),
+        (["--policy-option", "threshold"], "--policy-option"),
+        (["--policy", "svip", "--policy-option", "treshold=1"], "--policy-option treshold"),
+        (["--policy", "svip", "--policy-option", "threshold=high"], "--policy-option threshold"),
+        (["--lenience", "0"], "--lenience"),
+        (["--lenience", "4:0.8"], "--lenience"),
+        (["--lenience", "low"], "--lenience"),
+        (["--verification", "all"], "--verification"),
+        (["--policy", "staged"], "--companion"),
+        (["--policy", "disco"], "--profile"),
+        (["--profile", "/does/not/exist"], "--profile"),
+        (["--companion", "draft:int3"], "--companion"),
     ],
 )
 def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):

@@ -28,9 +28,9 @@ def prompt_file(tmp_path):
 def command(models, monkeypatch, capsys, prompt_file, tmp_path):
     """Run the command with the tiny models; gives (exit status, stdout, stderr)."""
 
-    def run(*arguments, prompts=prompt_file):
-        named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)]
-        named += ["--companion", models.folder(COMPANION), "--models", models.folder(COMPANION)]
+    def run(*arguments, prompts=prompt_file, roles=("target", "draft", "companion", "models")):
+        recipes = {"target": TARGET, "draft": DRAFT, "companion": COMPANION, "models": COMPANION}
+        named = [part for role in roles for part in (f"--{role}", models.folder(recipes[role]))]
         rest = ["--max-tokens", "12", "--long-text", "16", "--dtype", "float32"]
         rest += ["-o", str(tmp_path / "out")]
         if prompts is not None:
@@ -88,15 +88,15 @@ def test_the_list(command):
     [
         (["nonsense"], "name"),
         (["bounds", "all"], "name"),
-        (["bounds", "--num-prompts", "0"], "num_prompts"),
-        (["bounds", "--batch-sizes", "0"], "batch_sizes"),
-        (["bounds", "--contexts", "1,x"], "contexts"),
-        (["bounds", "--temperature", "-1"], "temperature"),
-        (["bounds", "--temperature", "0"], "temperature"),
-        (["bounds", "--threads", "0"], "threads"),
-        (["bounds", "--redraw"], "output"),
-        (["all", "--redraw"], "output"),
-        (["bounds", "--output", "/proc/here"], "output"),
+        (["bounds", "--num-prompts", "0"], "--num-prompts"),
+        (["bounds", "--batch-sizes", "0"], "--batch-sizes"),
+        (["bounds", "--contexts", "1,x"], "--contexts"),
+        (["bounds", "--temperature", "-1"], "--temperature"),
+        (["bounds", "--temperature", "0"], "--temperature"),
+        (["bounds", "--threads", "0"], "--threads"),
+        (["bounds", "--redraw"], "--output"),
+        (["all", "--redraw"], "--output"),
+        (["bounds", "--output", "/proc/here"], "--output"),
     ],
 )
 def test_bad_input(command, arguments, field):
@@ -108,4 +108,76 @@ def test_bad_input(command, arguments, field):
 def test_prompts_have_to_be_named(command):
     status, _, err = command("bounds", prompts=None)
     assert status == 2
-    assert err.startswith("error prompts: ")
+    assert err.startswith("error --prompts: ")
+
+
+def test_a_draft_of_ones_own_is_enough(command, tmp_path):
+    roles = ("target", "draft")
+    status, _, err = command("oracle-length", roles=roles)
+    assert (status, err) == (0, "")
+    content = json.loads((tmp_path / "out" / "oracle-length" / "data.json").read_text())
+    assert content["settings"]["companion"] is None
+    assert content["settings"]["models"] == [content["settings"]["draft"]]
+
+
+def test_the_named_small_models_are_compared(command, tmp_path):
+    status, _, err = command("information-gain", roles=("target", "draft", "companion"))
+    assert (status, err) == (0, "")
+    content = json.loads((tmp_path / "out" / "information-gain" / "data.json").read_text())
+    s = content["settings"]
+    assert s["models"] == [s["draft"], s["companion"]]
+    found = {(t["draft"], t["companion"]) for t in content["data"]["triples"]}
+    assert found == {tuple(s["models"]), tuple(s["models"][::-1])}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "roles", "begin"),
+    [
+        (["bounds"], ("target",), "error --draft: missing: "),
+        (["bounds", "--draft", "none"], ("target",), "error --draft: missing: "),
+        (["bounds"], ("draft",), "error --target: missing: --draft names "),
+        (["bounds"], ("models",), "error --target: missing: --models names "),
+        (["bias"], ("target", "draft"), "error --companion: missing: bias "),
+        (["information-gain"], ("target", "draft"), "error --models: information-gain compares 2 "),
+        (["oracle-length", "regret"], ("target", "draft"), "error --companion: missing: regret "),
+        (["bounds", "--max-model-len", "200"], ("target", "draft"), "error --max-model-len: 200 "),
+    ],
+)
+def test_missing_models_are_named_at_once(command, tmp_path, arguments, roles, begin):
+    status, _, err = command(*arguments, roles=roles)
+    assert status == 2
+    assert err.startswith(begin)
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_all_leaves_out_what_cannot_be_run(command, monkeypatch):
+    measured = []
+
+    def run(console, names, settings, output, leave_out):
+        assert leave_out
+        measured.extend(names)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(sys.modules["draftwise.cli.study"], "_run", run)
+    status, out, _ = command("all", roles=("target", "draft"))
+    assert status == 0
+    for name, study in STUDIES.items():
+        can_run = not study.needs_companion and study.fewest_models < 2
+        assert (name in measured) == can_run
+        assert (f"{name} is left out: --" in out) != can_run
+
+
+def test_what_cannot_be_measured_is_left_out_of_all(command, monkeypatch, tmp_path):
+    """Texts too short for the drafts of one study do not end the others."""
+    few = {name: STUDIES[name] for name in ("oracle-length", "threshold")}
+    monkeypatch.setattr("draftwise.studies.registry.STUDIES", few)
+    arguments = ["--max-tokens", "8", "--num-prompts", "2", "--batch-sizes", "1"]
+    status, out, _ = command("all", *arguments, roles=("target", "draft"))
+    assert status == 0
+    assert "threshold is left out: --max-tokens: too few" in out
+    assert [file.name for file in (tmp_path / "out").iterdir() if file.is_dir()] == [
+        "oracle-length"
+    ]
+    status, _, err = command("threshold", *arguments, roles=("target", "draft"))
+    assert status == 2
+    assert err.startswith("error --max-tokens: too few")

@@ -97,7 +97,7 @@ def test_texts_follow_the_target(models, policy):
     if policy == "sv":
         names["companion"] = models.folder(companion)
     llm._builder._latency = lambda *_: fixed_latency()
-    llm._set_speculation(SpeculationConfig(**names))
+    llm = llm.with_speculation(SpeculationConfig(**names))
     params = [SamplingParams(max_tokens=3, seed=seed) for seed in range(8000)]
     outputs = llm.generate([[1, 2, 3]] * len(params), params)
     said = torch.tensor(token_ids(outputs))

@@ -18,6 +18,7 @@ from draftwise.engine.matcher import Matcher
 from draftwise.engine.native_chain import NativeChain
 from draftwise.errors import InvalidParameterError, NumericalError
 from draftwise.outputs import FinishReason, TokenSource
+from draftwise.values import MAX_NESTING
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..tiny_models import Recipe
@@ -480,3 +481,18 @@ def test_json_of_the_small_models_is_json():
         assert output.text.lstrip().startswith("{")
         if output.finish_reason is FinishReason.STOP:
             assert isinstance(json.loads(output.text), dict)
+
+
+def test_the_deepest_schemas_can_be_followed(models):
+    """Beyond this depth they are refused before anything has to read them."""
+    lists = {}
+    constant = 1
+    for _ in range(MAX_NESTING - 1):
+        lists = {"type": "array", "items": lists}
+        constant = [constant]
+    llm = build(models, max_batch_size=4)
+    for schema in (lists, {"const": constant}):
+        form = StructuredOutputs(json_schema=schema)
+        request = llm.engine.add(None, [1], SamplingParams(4, structured_outputs=form))
+        assert request.matcher.error is None
+        llm.engine.cancel(request)

@@ -13,6 +13,7 @@ from draftwise.errors import (
     ModelNotFoundError,
     VocabularyMismatchError,
 )
+from draftwise.models import loading
 from draftwise.models.loading import load_model, resolve_device, resolve_dtype
 
 from ..tiny_models import FAMILIES, Recipe, byte_tokenizer, edit_config
@@ -77,7 +78,9 @@ class TestNotFound:
         (llama / "model.safetensors").unlink()
         assert "safetensors" in refused(llama, ModelNotFoundError).message
 
-    def test_a_hub_id_that_cannot_be_reached(self, monkeypatch):
+    def test_a_hub_id_that_cannot_be_loaded(self, monkeypatch):
+        monkeypatch.setattr(loading, "find_on_hub", lambda name, role: name)
+
         def offline(name, **_):
             raise OSError(f"We couldn't connect to load {name}")
 

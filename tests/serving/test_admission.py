@@ -87,6 +87,13 @@ def test_nobody_is_told_to_wait_for_long(clock):
     assert [refusal(admission) for _ in range(3)] == [50, 60, 60]
 
 
+def test_a_fast_server_is_asked_again_soon(clock):
+    """Requests end every 20 ms: nobody is told to wait a second."""
+    admission = busy(clock, 0.02)
+    assert [refusal(admission) for _ in range(3)] == pytest.approx([0.02, 0.04, 0.06])
+    assert refusal(busy(clock, 1e-6)) == pytest.approx(0.01)
+
+
 def test_what_was_before_a_pause_says_nothing(clock):
     """One request now and then is no sign of how fast a full server is."""
     admission = Admission(2, 2)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -122,14 +123,14 @@ def refused(*arguments):
     ("arguments", "field"),
     [
         (["zoo:none", "--port", "0"], "target"),
-        (["zoo:target", "--companion", "zoo:companion"], "draft"),
-        (["zoo:target", "--draft", "zoo:draft", "--policy", "no"], "policy"),
-        (["zoo:target", "--host", "256.0.0.1"], "port"),
-        (["zoo:target", "--request-timeout", "0"], "request_timeout"),
-        (["zoo:target", "--log-file", "/nowhere/log"], "log_file"),
-        (["zoo:target", "--chat-template", "/nowhere/template"], "chat_template"),
-        (["zoo:target", "--tool-call-parser", "xml"], "tool_call_parser"),
-        (["zoo:target", "--allowed-origins", "page.example"], "allowed_origins"),
+        (["zoo:target", "--companion", "zoo:companion"], "--draft"),
+        (["zoo:target", "--draft", "zoo:draft", "--policy", "no"], "--policy"),
+        (["zoo:target", "--host", "256.0.0.1"], "--port"),
+        (["zoo:target", "--request-timeout", "0"], "--request-timeout"),
+        (["zoo:target", "--log-file", "/nowhere/log"], "--log-file"),
+        (["zoo:target", "--chat-template", "/nowhere/template"], "--chat-template"),
+        (["zoo:target", "--tool-call-parser", "xml"], "--tool-call-parser"),
+        (["zoo:target", "--allowed-origins", "page.example"], "--allowed-origins"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments, field):
@@ -162,3 +163,29 @@ def test_logs_say_nothing_of_prompts(tmp_path):
     assert ours[0]["status"] == 200
     assert any(line["message"] == "the engine is ready" for line in lines)
     assert os.stat(log).st_size == len(text.encode())
+
+
+def test_a_pipe_that_nobody_reads_costs_log_lines_and_nothing_else(address):
+    """A pipe holds 64 kB; each request writes a line of 150 bytes or more."""
+    process, url = address
+    with httpx.Client(base_url=url, timeout=PATIENCE_SECONDS) as client:
+        for _ in range(1000):
+            assert client.get("/version").status_code == 200
+        body = {"prompt": "Once", "max_tokens": 4}
+        assert client.post("/v1/completions", json=body).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_collector_of_spans_that_does_not_answer_holds_nothing_up():
+    """It takes connections and says nothing: its client would wait for ten seconds and more."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process, url = start("zoo:target", *SMALL, "--otlp-endpoint", endpoint)
+        body = {"prompt": "Once", "max_tokens": 4}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_SECONDS)
+        assert answer.status_code == 200
+        process.send_signal(signal.SIGTERM)
+        # Less than the exporter's own patience, and far more than it takes.
+        assert process.wait(8.0) == 0
+        process.stderr.close()

@@ -190,7 +190,7 @@ def test_tokens_and_text(client, offline):
             400,
             "speculation.lenience",
         ),
-        ("/v1/completions", {"prompt": "\ud800"}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "\ud800"}, 400, "body"),
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user"}, 3]}, 400, "messages[1]"),
         ("/tokenize", {}, 400, "prompt"),
@@ -221,7 +221,7 @@ def test_bodies_that_are_no_json(client, content):
 
 def test_health_version_and_metrics(client):
     ask(client, prompt=PROMPT, max_tokens=8)
-    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/health").json() == {"status": "ok", "reason": None}
     assert client.get("/version").json()["version"]
     text = client.get("/metrics").text
     for name in (

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -151,6 +152,7 @@ def test_more_than_may_wait_are_told_when_to_come_back():
             refused = client.post("/v1/completions", json={**SHORT, "stream": stream})
             assert refused.status_code == 429
             assert 1 <= int(refused.headers["retry-after"]) <= 60
+            assert 10 <= int(refused.headers["retry-after-ms"]) <= 60_000
             assert refused.json()["error"]["type"] == "rate_limit_error"
         too_many = client.post("/v1/completions", json={**SHORT, "n": 4})
         assert too_many.status_code == 400
@@ -216,20 +218,20 @@ def test_a_full_disk_costs_log_lines_and_nothing_else(tmp_path):
     names = ("draftwise", "uvicorn.error")
     loggers = [logging.getLogger(name) for name in names]
     before = [(each, each.handlers, each.level, each.propagate) for each in loggers]
-    with open("/dev/full", "a", buffering=1) as full:
-        handler = set_up_logs(None)
-        handler.setStream(full)
-        try:
-            with running(ZOO) as server, server.client() as client:
-                for _ in range(3):
-                    assert client.post("/v1/completions", json=SHORT).status_code == 200
-            assert handler.num_lost >= 3
-        finally:
-            for each, handlers, level, propagate in before:
-                each.handlers, each.propagate = handlers, propagate
-                each.setLevel(level)
-            # What could not be written is still in the buffer, and cannot be.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+    handler = set_up_logs(Path("/dev/full"))
+    try:
+        with running(ZOO) as server, server.client() as client:
+            for _ in range(3):
+                assert client.post("/v1/completions", json=SHORT).status_code == 200
+        handler.close()
+        assert handler.num_lost >= 3
+    finally:
+        for each, handlers, level, propagate in before:
+            each.handlers, each.propagate = handlers, propagate
+            each.setLevel(level)
+        # What could not be written is still in the buffer, and cannot be.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), handler._stream.fileno())
+        handler._stream.close()
 
 
 def test_keys_open_the_door():
@@ -248,7 +250,11 @@ def test_keys_open_the_door():
 def test_bodies_that_are_too_long():
     with running(ZOO, ServerSettings(max_body_bytes=1000)) as server, server.client() as client:
         told = client.post("/v1/completions", json={"prompt": "a" * 2000})
-        untold = client.post("/v1/completions", content=(b"a" * 100 for _ in range(20)))
+        untold = client.post(
+            "/v1/completions",
+            content=(b"a" * 100 for _ in range(20)),
+            headers={"Content-Type": "application/json"},
+        )
         for refused in (told, untold):
             assert refused.status_code == 413
             assert refused.json()["error"]["param"] == "body"

@@ -1,6 +1,7 @@
 """Every study of the registry, on tiny models: it measures, draws and tells."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,13 @@ def bench(settings):
 
 
 @pytest.fixture(scope="module")
+def bench_without_companion(settings):
+    made = Workbench(replace(settings, companion=None, models=(settings.draft,)))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
 def results(tmp_path_factory):
     return tmp_path_factory.mktemp("results")
 
@@ -87,6 +95,45 @@ def test_a_study(name, bench, settings, results):
     assert len(svg) < 200_000
     assert (results / name / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert study.title in (results / name / "text.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, study in STUDIES.items() if not study.needs_companion]
+)
+def test_a_study_without_a_companion(name, settings, bench_without_companion):
+    """As many small models as it needs, and no companion."""
+    study = study_class(name)
+    alone = bench_without_companion.settings
+    if study.fewest_models:
+        with pytest.raises(InvalidParameterError, match=f"{name} compares 2 small models"):
+            study.check_models(alone)
+        return
+    study.check_models(alone)
+    data = json.loads(json.dumps(study().measure(bench_without_companion)))
+    assert "nan" not in study().tell(data).text
+
+
+def test_the_quantised_draft_may_be_the_only_companion(settings):
+    bench = Workbench(replace(settings, companion="draft:int8", models=(settings.draft,)))
+    study = study_class("companion-choice")()
+    study.check_models(bench.settings)
+    try:
+        account = study.tell(json.loads(json.dumps(study.measure(bench))))
+    finally:
+        bench.close()
+    assert [each.source for each in account.findings] == [
+        "The quantised draft serves as a companion.",
+        "The choice matters less than having one.",
+    ]
+
+
+def test_what_needs_a_companion_says_so(settings):
+    alone = replace(settings, companion=None)
+    for name, study in STUDIES.items():
+        study.check_models(settings)
+        if study.needs_companion:
+            with pytest.raises(InvalidParameterError, match=f"{name} is about what a companion"):
+                study.check_models(alone)
 
 
 def test_pictures_and_words_are_drawn_anew(results):

@@ -85,8 +85,8 @@ class PolicyContender:
         """Take part under a name."""
         self.name = name
         self.llm = llm
-        assert llm.speculation is not None
-        self.learns = policy_class(llm.speculation.policy_name).needs_latency
+        self._policy = BASELINE if llm.speculation is None else llm.speculation.policy_name
+        self.learns = policy_class(self._policy).needs_latency
 
     def can_run(self, batch_size: int, temperature: float) -> bool:
         """Always."""
@@ -120,12 +120,11 @@ class PolicyContender:
     def describe(self) -> dict[str, Any]:
         """How it speculates."""
         speculation = self.llm.speculation
-        assert speculation is not None
         return {
             "engine": "draftwise",
-            "policy": speculation.policy_name,
-            "num_speculative_tokens": speculation.num_speculative_tokens,
-            "lossless": policy_class(speculation.policy_name).lossless,
+            "policy": self._policy,
+            "num_speculative_tokens": speculation.num_speculative_tokens if speculation else 0,
+            "lossless": policy_class(self._policy).lossless,
         }
 
     def close(self) -> None:
@@ -134,18 +133,21 @@ class PolicyContender:
 
 
 def policy_contenders(
-    llm: LLM, names: Sequence[str], speculation: SpeculationConfig
+    llm: LLM, names: Sequence[str], speculation: SpeculationConfig | None
 ) -> list[PolicyContender]:
     """One for each policy; target-only decoding comes first, whether it is named or not.
 
     Args:
         llm: with the target.
         names: of policies, each with a longest draft of its own if one is given: ``fixed:3``.
-        speculation: models, profiles and the longest draft of all others.
+        speculation: models, profiles and the longest draft of all others; ``None`` without a
+            draft, for target-only decoding alone.
 
     Raises:
         InvalidParameterError: a policy does not exist or cannot do without what is missing.
     """
+    if speculation is None:
+        return [_target_only(llm, name) for name in dict.fromkeys([BASELINE, *names])]
     contenders = []
     source = llm
     for text in dict.fromkeys([BASELINE, *names]):
@@ -165,6 +167,12 @@ def policy_contenders(
         if _num_followers(contender.llm) > _num_followers(source):
             source = contender.llm
     return contenders
+
+
+def _target_only(llm: LLM, name: str) -> PolicyContender:
+    if policy_class(name.partition(":")[0]).needs_draft:
+        raise InvalidParameterError("draft", f"missing: policy {name!r} needs one")
+    return PolicyContender(name, llm.with_speculation(None))
 
 
 def _num_followers(llm: LLM) -> int:

@@ -97,6 +97,7 @@ def compare(
     params: Sequence[SamplingParams],
     batch_size: int,
     on_step: OnStep | None = None,
+    on_turn: Callable[[LLM], None] = lambda _: None,
 ) -> Comparison:
     """Decode the same prompts with and without speculation.
 
@@ -109,6 +110,7 @@ def compare(
         params: one per prompt.
         batch_size: prompts per turn.
         on_step: called after each step of either run.
+        on_turn: called before each turn with the ``LLM`` whose turn it is.
     """
     target_only = speculative.with_speculation(None)
     runs = {id(llm): Run() for llm in (target_only, speculative)}
@@ -118,6 +120,7 @@ def compare(
     for start in range(0, len(prompts), batch_size):
         part = slice(start, start + batch_size)
         for llm in order:
+            on_turn(llm)
             run = timed_generate(llm, prompts[part], params[part], on_step)
             runs[id(llm)].outputs.extend(run.outputs)
             runs[id(llm)].seconds += run.seconds

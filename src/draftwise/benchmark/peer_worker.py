@@ -20,6 +20,8 @@ Settings = dict[str, Any]
 # Answers to a batch, in its order, and what the engine counted beside, if it counts.
 Generate = Callable[[list[list[int]], Settings], tuple[list[list[int]], Settings]]
 
+_EXPORT_TASK = "text-generation-with-past"
+
 
 def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
     """Hugging Face: ``generate``, assisted by the draft if there is one, or continuous batching."""
@@ -135,7 +137,9 @@ def start_vllm(settings: Settings) -> tuple[Generate, Settings]:
 
 
 def start_openvino(settings: Settings) -> tuple[Generate, Settings]:
-    """Continuous batching of OpenVINO GenAI; models are converted once, next to their weights."""
+    """Continuous batching of OpenVINO GenAI; models are converted once and kept in the cache."""
+    for name in filter(None, (settings["draft"], settings["target"])):
+        check_export(name)
     import numpy as np
     import openvino_genai as genai
     from openvino import Tensor
@@ -195,25 +199,81 @@ def preload_openmp() -> None:
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
-def _converted(name: str) -> str:
-    """The folder of a model converted for OpenVINO; converted now if it is not there."""
-    import subprocess
-    import tempfile
+def check_export(name: str) -> None:
+    """Refuse a model that the exporter cannot convert with the transformers of this environment.
 
-    folder = os.path.join(
+    The exporter says so itself, but only after it has loaded the model, and without a remedy.
+
+    Raises:
+        RuntimeError: names the remedy.
+    """
+    file = os.path.join(name, "config.json")
+    if os.path.isdir(_converted_folder(name)) or not os.path.isfile(file):
+        return
+    with open(file, encoding="utf-8") as config:
+        kind = json.load(config).get("model_type")
+    from packaging.version import Version
+
+    newest, found = _newest_transformers(kind), version("transformers")
+    if newest is not None and Version(found) > Version(newest):
+        raise RuntimeError(
+            f"the export of {kind} models to OpenVINO needs transformers {newest} or older, and "
+            f"its environment has {found}; install it there: "
+            f"{sys.executable} -m pip install 'transformers<={newest}'"
+        )
+
+
+def _newest_transformers(kind: str) -> str | None:
+    """What the exporter says of a kind of models; ``None`` if it names no version."""
+    try:
+        import optimum.exporters.openvino.model_configs  # noqa: F401  fills the table
+        from optimum.exporters.tasks import TasksManager
+
+        made = TasksManager.get_exporter_config_constructor(
+            "openvino", model_type=kind, task=_EXPORT_TASK, library_name="transformers"
+        )
+        newest = made.func.MAX_TRANSFORMERS_VERSION
+    except Exception:  # not a kind that it knows, or another exporter: it has to find out itself
+        return None
+    return None if newest is None else str(newest)
+
+
+def _converted_folder(name: str) -> str:
+    return os.path.join(
         os.environ.get("DRAFTWISE_CACHE", os.path.expanduser("~/.cache/draftwise")),
         "openvino",
         os.path.abspath(name).strip(os.sep).replace(os.sep, "-"),
     )
+
+
+def _converted(name: str) -> str:
+    """The folder of a model converted for OpenVINO; converted now if it is not there.
+
+    Raises:
+        RuntimeError: it cannot be converted; with the last line of what the exporter printed.
+    """
+    import subprocess
+    import tempfile
+
+    folder = _converted_folder(name)
     if not os.path.isdir(folder):
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         with tempfile.TemporaryDirectory(dir=os.path.dirname(folder)) as new:
             command = [
                 *(sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino"),
-                *("--model", name, "--task", "text-generation-with-past", "--weight-format"),
+                *("--model", name, "--task", _EXPORT_TASK, "--weight-format"),
                 *("fp16", os.path.join(new, "model")),
             ]
-            subprocess.run(command, check=True, stdout=sys.stderr)
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ) as export:
+                assert export.stdout is not None
+                last = "nothing"
+                for line in export.stdout:
+                    sys.stderr.write(line)
+                    last = line.strip() or last
+            if export.returncode:
+                raise RuntimeError(f"the export of {name!r} to OpenVINO failed: {last}")
             os.rename(os.path.join(new, "model"), folder)
     return folder
 

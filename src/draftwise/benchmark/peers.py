@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -28,9 +29,13 @@ _WORKER = Path(__file__).parent / "peer_worker.py"
 # Loading and compiling a model; answering a batch.
 _START_SECONDS, _TURN_SECONDS = 900.0, 900.0
 _END_SECONDS = 20.0
-_LAST_LINES = 6
+# As Python ends a traceback: "ValueError: …", perhaps behind the name of a module or a process.
+_ERROR = re.compile(r"(?:^|[\s.])[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b")
 # Where there are such signals.
 _PAUSE, _GO_ON = (getattr(signal, name, None) for name in ("SIGSTOP", "SIGCONT"))
+
+# What vLLM says of an error in another of its processes.
+_ELSEWHERE = "See root cause above"
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ class Peer:
             counts = {str(k): float(v) for k, v in reply.get("counts", {}).items()}
             return Turn(float(reply["seconds"]), answers, counts=counts)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise PeerError(self.name, f"answered something else: {error!r}") from error
+            raise self._error(f"answered something else: {error!r}") from error
 
     def describe(self) -> dict[str, Any]:
         """What it said of itself when it started."""
@@ -219,10 +224,11 @@ class Peer:
         except (BrokenPipeError, queue.Empty, json.JSONDecodeError) as error:
             why = "took too long" if isinstance(error, queue.Empty) else "ended"
             self._end(0.0)
-            raise PeerError(self.name, f"{why}; it printed last: {self._last_lines()}") from error
+            raise self._error(f"{why}; it printed last: {last_error(self._printed())}") from error
         if "error" in reply:
             self._end(0.0)
-            raise PeerError(self.name, str(reply["error"]))
+            told = str(reply["error"])
+            raise self._error(last_error(self._printed() if _ELSEWHERE in told else told))
         return reply
 
     def _end(self, seconds: float) -> None:
@@ -248,9 +254,18 @@ class Peer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
-    def _last_lines(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return " | ".join(line.strip() for line in lines[-_LAST_LINES:]) or "nothing"
+    def _printed(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def _error(self, why: str) -> PeerError:
+        return PeerError(self.name, f"{why} (its log is {self._log})")
+
+
+def last_error(text: str) -> str:
+    """The last line of a text that names an error, or else its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if _ERROR.search(line) and _ELSEWHERE not in line]
+    return (named or lines or ["nothing"])[-1]
 
 
 def _read_lines(stream: IO[str], replies: queue.Queue[str | None]) -> None:

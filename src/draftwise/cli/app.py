@@ -12,6 +12,7 @@ from rich.console import Console
 import draftwise
 from draftwise.cli.benchmark import benchmark
 from draftwise.cli.chat import chat
+from draftwise.cli.flags import FlaggingCommand
 from draftwise.cli.generate import generate
 from draftwise.cli.policies import policies
 from draftwise.cli.profile import profile
@@ -21,6 +22,7 @@ from draftwise.cli.serve import serve
 from draftwise.cli.study import study
 from draftwise.cli.vllm_serve import vllm_serve
 from draftwise.errors import DraftwiseError
+from draftwise.processes import end_quickly
 
 app = typer.Typer(
     add_completion=False,
@@ -46,16 +48,16 @@ def _root(
     """Lossless speculative decoding: the same text, sooner."""
 
 
-app.command()(generate)
-app.command()(policies)
-app.command()(profile)
-app.command()(profile_latency)
-app.command()(benchmark)
-app.command()(study)
-app.command()(serve)
-app.command()(chat)
+app.command(cls=FlaggingCommand)(generate)
+app.command(cls=FlaggingCommand)(policies)
+app.command(cls=FlaggingCommand)(profile)
+app.command(cls=FlaggingCommand)(profile_latency)
+app.command(cls=FlaggingCommand)(benchmark)
+app.command(cls=FlaggingCommand)(study)
+app.command(cls=FlaggingCommand)(serve)
+app.command(cls=FlaggingCommand)(chat)
 # What stands behind -- is for another program.
-app.command(context_settings={"allow_extra_args": True})(vllm_serve)
+app.command(cls=FlaggingCommand, context_settings={"allow_extra_args": True})(vllm_serve)
 
 
 def _end(number: int, frame: object) -> NoReturn:
@@ -67,6 +69,7 @@ def main() -> None:
 
     A request to end is followed as ctrl-C is: other processes that were started are ended too.
     """
+    end_quickly()
     before = signal.signal(signal.SIGTERM, _end)
     try:
         with only_our_warnings() as warned:

@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
-from draftwise.cli.benchmark_files import models_of, report_of, write_files
-from draftwise.cli.benchmark_tables import show_cell, show_changes
+from draftwise.cli.benchmark_files import report_of, write_files
+from draftwise.cli.benchmark_tables import show_changes
+from draftwise.cli.defaults import Zoo, choose_models, refuse_without_draft
 from draftwise.cli.options import check_max_tokens, make_folder, parse_numbers, set_threads
 from draftwise.cli.shared import (
+    MODELS,
     RUNNING,
     TARGET_HELP,
     Device,
+    Draft,
     DraftReplicas,
     Dtype,
+    MaxModelLen,
     Overlap,
     TopK,
     TopP,
     TrustRemoteCode,
 )
-from draftwise.errors import DraftwiseError, InvalidParameterError
+from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from draftwise.benchmark.contenders import Contender
-    from draftwise.benchmark.workload import Workload
-    from draftwise.llm import LLM
 
-_MODELS, _WORK, _PEERS = "Models", "Work", "Other engines"
+_WORK, _PEERS = "Work", "Other engines"
 
 
 def benchmark(
+    context: typer.Context,
     workload: Annotated[
         list[Path],
         typer.Option(
@@ -56,13 +49,14 @@ def benchmark(
         Path, typer.Option("--output", "-o", help="Folder for the report.", metavar="DIR")
     ] = Path("benchmark"),
     policies: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Names separated by commas, each with a longest draft of its own if you like: "
             "fixed:3,fixed:5,sv. The target alone is always measured.",
+            show_default="fixed,adaptive, and sv with a companion",
             rich_help_panel=_WORK,
         ),
-    ] = "fixed,adaptive",
+    ] = None,
     batch_sizes: Annotated[
         str, typer.Option(help="Separated by commas.", rich_help_panel=_WORK)
     ] = "1,8,32",
@@ -89,9 +83,14 @@ def benchmark(
         int, typer.Option(help="Generated per prompt, always all.", rich_help_panel=_WORK)
     ] = 64,
     longest_prompt: Annotated[
-        int,
-        typer.Option(help="In tokens; longer ones are left out.", min=1, rich_help_panel=_WORK),
-    ] = 256,
+        int | None,
+        typer.Option(
+            help="In tokens; longer ones are left out.",
+            show_default="256, or what the context has room for",
+            min=1,
+            rich_help_panel=_WORK,
+        ),
+    ] = None,
     chat: Annotated[
         bool,
         typer.Option(
@@ -103,16 +102,15 @@ def benchmark(
     top_k: TopK = 0,
     seed: Annotated[int | None, typer.Option(help="Of the first answer.")] = 0,
     target: Annotated[
-        str, typer.Option(help=TARGET_HELP, rich_help_panel=_MODELS)
-    ] = "zoo:target@200m",
-    draft: Annotated[
-        str, typer.Option(help="The model that writes ahead.", rich_help_panel=_MODELS)
-    ] = "zoo:draft",
+        str | None,
+        typer.Option(help=TARGET_HELP, show_default="zoo:target@200m", rich_help_panel=MODELS),
+    ] = None,
+    draft: Draft = None,
     companion: Annotated[
         str | None,
         typer.Option(
             help="A model that judges the draft; draft:int8 is the draft quantised.",
-            rich_help_panel=_MODELS,
+            rich_help_panel=MODELS,
         ),
     ] = None,
     num_speculative_tokens: Annotated[
@@ -143,6 +141,7 @@ def benchmark(
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    max_model_len: MaxModelLen = None,
     trust_remote_code: TrustRemoteCode = False,
     overlap: Overlap = None,
     draft_replicas: DraftReplicas = 1,
@@ -157,11 +156,18 @@ def benchmark(
       draftwise benchmark --workload gsm8k.jsonl --chat --policies fixed:3,fixed:5,adaptive
       draftwise benchmark --workload gsm8k.jsonl --peers transformers --compare old/results.json
     """
+    settings = {name: value for name, value in locals().items() if name != "context"}
     started = time.strftime("%Y-%m-%d")
     console = Console(highlight=False)
-    settings = dict(locals())
-    del settings["console"], settings["started"]
     sizes = _sizes(batch_sizes)
+    models = choose_models(Zoo("zoo:target@200m"), target, draft, companion)
+    if models.draft is None:
+        refuse_without_draft(context)
+        policies = ""
+    elif policies is None:
+        policies = "fixed,adaptive" if models.companion is None else "fixed,adaptive,sv"
+    if models.draft_is_missing:
+        typer.echo("no draft: the target alone is measured; name one with --draft DRAFT", err=True)
     make_folder(output)
     if threads is not None:
         set_threads(threads)
@@ -170,14 +176,13 @@ def benchmark(
 
     from draftwise.benchmark.comparison import changes, load_report
     from draftwise.benchmark.contenders import policy_contenders
-    from draftwise.benchmark.peers import PeerModels
     from draftwise.benchmark.peers import peers as make_peers
     from draftwise.benchmark.workload import load_workload
-    from draftwise.llm import LLM
+    from draftwise.cli.benchmark_run import run_cells
+    from draftwise.cli.benchmark_setup import context_lengths, load_target, peer_models
     from draftwise.params import SamplingParams, SpeculationConfig
 
     old = None if compare is None else load_report(compare)
-    settings["threads"] = torch.get_num_threads()
     params = SamplingParams(
         max_tokens=check_max_tokens(max_tokens),
         temperature=temperature,
@@ -185,55 +190,49 @@ def benchmark(
         top_k=top_k,
         seed=seed,
     )
-    speculation = SpeculationConfig(
-        draft=draft,
-        companion=companion,
-        policy="none",
-        num_speculative_tokens=num_speculative_tokens,
-        profile=None if profile is None else str(profile),
-        latency_profile=None if latency_profile is None else str(latency_profile),
+    speculation = None
+    if models.draft is not None:
+        speculation = SpeculationConfig(
+            draft=models.draft,
+            companion=models.companion,
+            policy="none",
+            num_speculative_tokens=num_speculative_tokens,
+            profile=None if profile is None else str(profile),
+            latency_profile=None if latency_profile is None else str(latency_profile),
+        )
+    lengths = context_lengths(
+        longest_prompt, max_tokens + 2 * num_speculative_tokens, max_model_len
     )
-    longest = longest_prompt + max_tokens + 2 * num_speculative_tokens
     with console.status("loading") as status:
-        try:
-            llm = LLM(
-                target,
-                None,
-                dtype,
-                device,
-                max_batch_size=max(sizes),
-                max_model_len=longest,
-                trust_remote_code=trust_remote_code,
-                overlap=overlap,
-                draft_replicas=draft_replicas,
-                on_status=status.update,
-            )
-        except DraftwiseError as error:
-            if error.field != "max_model_len":
-                raise
-            raise InvalidParameterError(
-                "longest_prompt", f"with its answer {error.message}"
-            ) from None
-        settings["dtype"] = str(llm.target.model.dtype).removeprefix("torch.")
-        workloads = [
-            load_workload(llm, path, num_prompts, longest_prompt, chat) for path in workload
-        ]
-        ours = policy_contenders(llm, _names(policies), speculation)
-        others: Sequence[Contender] = ()
+        llm, longest = load_target(
+            models.target,
+            lengths,
+            {
+                "dtype": dtype,
+                "device": device,
+                "max_batch_size": max(sizes),
+                "trust_remote_code": trust_remote_code,
+                "overlap": overlap,
+                "draft_replicas": draft_replicas,
+                "on_status": status.update,
+            },
+        )
+        settings |= {
+            "target": models.target,
+            "draft": models.draft,
+            "policies": policies,
+            "longest_prompt": longest,
+            "max_model_len": llm.target.max_model_len,
+            "threads": torch.get_num_threads(),
+            "dtype": str(llm.target.model.dtype).removeprefix("torch."),
+        }
+        workloads = [load_workload(llm, path, num_prompts, longest, chat) for path in workload]
+        contenders: list[Contender] = [*policy_contenders(llm, _names(policies), speculation)]
         if peers:
-            loaded = PeerModels(
-                _folder(target),
-                _folder(draft),
-                settings["dtype"],
-                settings["threads"],
-                longest,
-                max(sizes),
-                _plain_folder(companion),
-            )
-            others = make_peers(_names(peers), loaded, output / "logs")
-    contenders: list[Contender] = [*ours, *others]
+            loaded = peer_models(models, llm, settings["threads"], max(sizes))
+            contenders += make_peers(_names(peers), loaded, output / "logs")
     try:
-        cells = _run(
+        cells = run_cells(
             console, contenders, workloads, sizes, rounds, learning_turns, params, llm, output
         )
         report = report_of(started, settings, llm, contenders) | {"cells": cells}
@@ -246,62 +245,6 @@ def benchmark(
         show_changes(console, changes(old, report))
 
 
-def _run(
-    console: Console,
-    contenders: list[Contender],
-    workloads: list[Workload],
-    sizes: list[int],
-    rounds: int,
-    learning_turns: int,
-    params: Any,
-    llm: LLM,
-    output: Path,
-) -> list[dict[str, Any]]:
-    """All cells, shown as they come."""
-    from draftwise.benchmark.answers import write_answers
-    from draftwise.benchmark.contest import compete, make_cell
-    from draftwise.benchmark.figures import Parameters, figures_of_cell
-
-    cells = []
-    models = models_of(llm, contenders)
-    sizes_of_models = Parameters(**{role: m.num_parameters for role, m in models.items()})
-    tokenizer = llm.target.tokenizer
-
-    def decode(tokens: list[int]) -> str:
-        return "" if tokenizer is None else str(tokenizer.decode(tokens))
-
-    for each in workloads:
-        for size in sizes:
-            cell = make_cell(each.name, each.prompts, size, rounds)
-            playing = [c for c in contenders if c.can_run(size, params.temperature)]
-            turns = len(playing) * (rounds + 1) + learning_turns * sum(c.learns for c in playing)
-            with Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("turns"),
-                TimeElapsedColumn(),
-                console=console,
-                transient=True,
-                disable=not console.is_terminal,
-            ) as bar:
-                task = bar.add_task(each.name, total=turns)
-
-                title = f"{each.name}, batch {size}"
-                on_turn = partial(_advance, bar, task, title)
-                results = compete(cell, contenders, params, learning_turns, on_turn)
-            greedy = params.temperature == 0
-            figures = figures_of_cell(cell, results, sizes_of_models, greedy)
-            show_cell(console, figures)
-            write_answers(output, cell, results, each.categories, decode)
-            cells.append(figures)
-    return cells
-
-
-def _advance(bar: Progress, task: TaskID, title: str, name: str) -> None:
-    bar.update(task, advance=1, description=f"{title}: {name}")
-
-
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
@@ -311,24 +254,3 @@ def _sizes(text: str) -> list[int]:
     if min(sizes) < 1:
         raise InvalidParameterError("batch_sizes", f"must be positive, got {text!r}")
     return sizes
-
-
-def _plain_folder(name: str | None) -> str | None:
-    """The same of a companion, which others do without where it is to be quantised."""
-    from draftwise.models.loading import split_name
-
-    return None if name is None or split_name(name)[1] is not None else _folder(name)
-
-
-def _folder(name: str) -> str:
-    """What other engines can load: the folder of a bundled model, any other name as it is.
-
-    Raises:
-        InvalidParameterError: it is to be quantised, which others would do in ways of their own.
-    """
-    from draftwise import zoo
-    from draftwise.models.loading import split_name
-
-    if split_name(name)[1] is not None:
-        raise InvalidParameterError("peers", f"load models as they are, not {name!r}")
-    return str(zoo.resolve(name)) if name.startswith("zoo:") else name

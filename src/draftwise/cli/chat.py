@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from draftwise.cli.defaults import speculation_of
+from draftwise.cli.flags import name_flags
 from draftwise.cli.options import check_max_tokens, read_chat_template, set_chat_template
 from draftwise.cli.shared import (
     ChatTemplate,
@@ -32,6 +36,7 @@ _HELP = "/reset begins anew, /quit ends (so does ctrl-D), ctrl-C stops an answer
 
 
 def chat(
+    context: typer.Context,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -94,18 +99,19 @@ def chat(
             later.callback(remote.close)
         else:
             from draftwise.llm import LLM
-            from draftwise.params import SamplingParams, SpeculationConfig
+            from draftwise.params import SamplingParams
 
-            speculation = None
-            if draft is not None:
-                speculation = SpeculationConfig(
-                    draft,
-                    companion,
-                    policy,
-                    profile=profile,
-                    latency_profile=latency_profile,
-                    num_speculative_tokens=num_speculative_tokens,
-                )
+            speculation = speculation_of(
+                context,
+                draft,
+                {
+                    "companion": companion,
+                    "policy": policy,
+                    "profile": profile,
+                    "latency_profile": latency_profile,
+                    "num_speculative_tokens": num_speculative_tokens,
+                },
+            )
             with console.status(f"loading {target} …"):
                 llm = LLM(
                     str(target),
@@ -120,11 +126,23 @@ def chat(
             set_chat_template(llm, template)
             params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p)
             talker = LocalTalker(llm, params)
-        talk(console, talker, system)
+        talk(console, talker, system, partial(name_flags, context.command))
 
 
-def talk(console: Console, talker: Talker, system: str | None) -> None:
-    """Ask and answer until the user has had enough."""
+def talk(
+    console: Console,
+    talker: Talker,
+    system: str | None,
+    rename: Callable[[DraftwiseError], None] = lambda _: None,
+) -> None:
+    """Ask and answer until the user has had enough.
+
+    Args:
+        console: where to ask and answer.
+        talker: who answers.
+        system: what the model is told first.
+        rename: called with every error, to put it in the words of the command line.
+    """
     console.print(f"[bold]{talker.name}[/]  [dim]{_HELP}[/]")
     beginning: list[Message] = [{"role": "system", "content": system}] if system else []
     messages = list(beginning)
@@ -143,14 +161,19 @@ def talk(console: Console, talker: Talker, system: str | None) -> None:
             console.print(f"[dim]{_HELP}[/]")
         elif said:
             messages.append({"role": "user", "content": said})
-            answer = _answer(console, talker, messages)
+            answer = _answer(console, talker, messages, rename)
             if answer is None:
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": answer})
 
 
-def _answer(console: Console, talker: Talker, messages: list[Any]) -> str | None:
+def _answer(
+    console: Console,
+    talker: Talker,
+    messages: list[Any],
+    rename: Callable[[DraftwiseError], None],
+) -> str | None:
     """Print an answer as it comes; ``None`` if there is none."""
     from rich.text import Text
 
@@ -164,6 +187,7 @@ def _answer(console: Console, talker: Talker, messages: list[Any]) -> str | None
     except KeyboardInterrupt:
         console.print(" [dim]stopped[/]", end="")
     except DraftwiseError as error:
+        rename(error)
         console.print(f"[bold red]error[/] [bold]{error.field}[/]: ", end="")
         console.print(error.message, markup=False)
         return None

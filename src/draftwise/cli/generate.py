@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from draftwise.cli.defaults import Zoo, choose_models, speculation_of
+from draftwise.cli.flags import name_flags
+from draftwise.cli.interruption import EXIT_STATUS, reader_may_be_gone
 from draftwise.cli.options import (
     check_max_tokens,
     parse_lenience,
@@ -19,10 +23,10 @@ from draftwise.cli.options import (
 from draftwise.cli.shared import (
     DRAWING,
     RUNNING,
-    TARGET_HELP,
     ChatTemplate,
     Companion,
     Device,
+    Draft,
     DraftReplicas,
     Dtype,
     LatencyProfile,
@@ -34,6 +38,7 @@ from draftwise.cli.shared import (
     PolicyName,
     PolicyOption,
     Profile,
+    Target,
     Temperature,
     TopK,
     TopP,
@@ -43,13 +48,9 @@ from draftwise.cli.shared import (
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
-    from draftwise.core.rejection import VerificationMethod
-    from draftwise.llm import LLM
-    from draftwise.params import SamplingParams
     from draftwise.prompts import Prompt
-    from draftwise.structured_outputs import StructuredOutputs
 
-_PROMPTS, _MODELS = "Prompts", "Models"
+_PROMPTS = "Prompts"
 _SHOWING = "Output"
 
 
@@ -77,14 +78,8 @@ def generate(
         ),
     ] = False,
     chat_template: ChatTemplate = None,
-    target: Annotated[
-        str,
-        typer.Option(help=TARGET_HELP, rich_help_panel=_MODELS),
-    ] = "zoo:target",
-    draft: Annotated[
-        str,
-        typer.Option(help="The model that writes ahead.", rich_help_panel=_MODELS),
-    ] = "zoo:draft",
+    target: Target = None,
+    draft: Draft = None,
     companion: Companion = None,
     policy: PolicyName = None,
     policy_option: PolicyOption = None,
@@ -149,9 +144,10 @@ def generate(
       draftwise generate --prompts prompts.jsonl --companion zoo:companion --compare
       draftwise generate "A cat as JSON:" --json-schema cat.json
     """
-    from draftwise.params import SamplingParams, SpeculationConfig
+    from draftwise.cli.inputs import read_prompts, read_schema
+    from draftwise.params import SamplingParams
 
-    texts = _read_prompts(prompt, prompts, num_prompts)
+    texts = read_prompts(prompt, prompts, num_prompts)
     if logprobs is not None and not as_json:
         raise InvalidParameterError("logprobs", "are shown with --json only")
     if chat_template is not None and not chat:
@@ -165,25 +161,32 @@ def generate(
         min_p=min_p,
         seed=seed,
         logprobs=logprobs,
-        structured_outputs=None if json_schema is None else _read_schema(json_schema),
+        structured_outputs=read_schema(json_schema),
     )
-    speculation = SpeculationConfig(
-        draft=draft,
-        companion=companion,
-        policy=policy,
-        policy_options=parse_policy_options(policy_option or ()),
-        profile=profile,
-        latency_profile=latency_profile,
-        num_speculative_tokens=num_speculative_tokens,
-        lenience=parse_lenience(lenience),
-        verification=cast("VerificationMethod", verification),
+    models = choose_models(Zoo(), target, draft, companion)
+    speculation = speculation_of(
+        context,
+        models.draft,
+        {
+            "companion": models.companion,
+            "policy": policy,
+            "policy_options": parse_policy_options(policy_option or ()),
+            "profile": profile,
+            "latency_profile": latency_profile,
+            "num_speculative_tokens": num_speculative_tokens,
+            "lenience": parse_lenience(lenience),
+            "verification": verification,
+        },
     )
+    if compare:
+        models.require_draft("--compare sets speculation beside the target alone")
     console = Console(stderr=as_json, highlight=False)
     with console.status("starting …") as status:
+        from draftwise.cli.generation import compare_prompts, run_prompts
         from draftwise.llm import LLM
 
         llm = LLM(
-            target,
+            models.target,
             speculation,
             dtype,
             device,
@@ -195,71 +198,25 @@ def generate(
             on_status=lambda what: status.update(f"{what} …"),
         )
     set_chat_template(llm, template)
+    if models.draft_is_missing and policy is None:
+        typer.echo(
+            "no draft: the target decodes alone, without speculation; name one with --draft DRAFT",
+            err=True,
+        )
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
+    rename = partial(name_flags, context.command)
     try:
-        result = _run(console, llm, inputs, params, batch_size, compare)
+        if compare:
+            done = compare_prompts(console, llm, inputs, params, batch_size, rename)
+        else:
+            done = run_prompts(console, llm, inputs, params, rename)
     finally:
         llm.close()
     if as_json:
-        result["warnings"] = context.obj
-        typer.echo(json.dumps(result, ensure_ascii=False))
-    if any(output["error"] for output in result["outputs"]):
+        result = done.result | {"warnings": context.obj}
+        with reader_may_be_gone(done.interrupted):
+            typer.echo(json.dumps(result, ensure_ascii=False))
+    if done.interrupted:
+        raise typer.Exit(EXIT_STATUS)
+    if any(output["error"] for output in done.result["outputs"]):
         raise typer.Exit(2)
-
-
-def _read_prompts(prompt: str | None, file: Path | None, num_prompts: int | None) -> list[str]:
-    from draftwise.prompts import load_prompts
-
-    if (prompt is None) == (file is None):
-        raise InvalidParameterError("prompt", "give either a prompt or --prompts FILE")
-    if file is not None:
-        return load_prompts(file, num_prompts)
-    return [prompt or ""]
-
-
-def _read_schema(file: Path) -> StructuredOutputs:
-    from draftwise.structured_outputs import StructuredOutputs
-
-    try:
-        schema = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidParameterError(
-            "json_schema", f"cannot read {str(file)!r} as JSON: {error}"
-        ) from error
-    return StructuredOutputs(json_schema=schema)
-
-
-def _run(
-    console: Console,
-    llm: LLM,
-    prompts: list[Prompt],
-    params: SamplingParams,
-    batch_size: int,
-    side_by_side: bool,
-) -> dict[str, Any]:
-    from draftwise.benchmark.measure import compare, timed_generate, with_seeds
-    from draftwise.cli.render import (
-        describe,
-        live_text,
-        progress,
-        show_comparison,
-        show_outputs,
-        show_summary,
-    )
-
-    each = with_seeds(params, len(prompts))
-    if side_by_side:
-        with progress(console, "comparing", 2 * len(prompts)) as on_step:
-            comparison = compare(llm, prompts, each, batch_size, on_step)
-        show_outputs(console, comparison.speculative)
-        show_comparison(console, llm, comparison, batch_size)
-        return describe(llm, comparison.speculative, comparison)
-    if len(prompts) == 1 and console.is_terminal:
-        run = timed_generate(llm, prompts, each, live_text(console))
-        console.print()
-    else:
-        with progress(console, "generating", len(prompts)) as on_step:
-            run = timed_generate(llm, prompts, each, on_step)
-        show_outputs(console, run)
-    show_summary(console, llm, run)
-    return describe(llm, run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,20 +11,24 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from draftwise.cli.defaults import Zoo, choose_models
+from draftwise.cli.flags import name_flags
 from draftwise.cli.shared import (
     DRAWING,
+    MODELS,
     RUNNING,
-    TARGET_HELP,
     Device,
+    Draft,
     Dtype,
     MaxModelLen,
     MinP,
+    Target,
     Temperature,
     TopK,
     TopP,
     TrustRemoteCode,
 )
-from draftwise.errors import InvalidParameterError
+from draftwise.errors import DraftwiseError, InvalidParameterError
 
 if TYPE_CHECKING:
     from draftwise.engine.assembly import Models
@@ -32,10 +38,9 @@ if TYPE_CHECKING:
     from draftwise.profiling.acceptance import Collection
     from draftwise.prompts import Prompt
 
-_MODELS = "Models"
-
 
 def profile(
+    context: typer.Context,
     prompts: Annotated[
         Path,
         typer.Option(help="JSON lines with prompt, question, turns or text.", metavar="FILE"),
@@ -47,20 +52,18 @@ def profile(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")
     ] = Path("profile.safetensors"),
-    target: Annotated[str, typer.Option(help=TARGET_HELP, rich_help_panel=_MODELS)] = "zoo:target",
-    draft: Annotated[
-        str, typer.Option(help="The model that writes ahead.", rich_help_panel=_MODELS)
-    ] = "zoo:draft",
+    target: Target = None,
+    draft: Draft = None,
     companion: Annotated[
         str | None,
         typer.Option(
             help="The model that judges; draft:int8 is the draft quantised. Without one, only "
             "what the draft knows of itself is profiled.",
-            rich_help_panel=_MODELS,
+            rich_help_panel=MODELS,
         ),
     ] = None,
     num_speculative_tokens: Annotated[
-        int, typer.Option(help="Tokens drafted per step.", min=1, rich_help_panel=_MODELS)
+        int, typer.Option(help="Tokens drafted per step.", min=1, rich_help_panel=MODELS)
     ] = 8,
     max_tokens: Annotated[
         int, typer.Option(help="Most tokens to generate per prompt.", rich_help_panel=DRAWING)
@@ -96,8 +99,8 @@ def profile(
 
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")
-    if draft == "none":
-        raise InvalidParameterError("draft", "a profile is about what a draft proposes; name one")
+    models = choose_models(Zoo(), target, draft, companion)
+    proposer = models.require_draft("a profile is about what a draft proposes")
     texts = load_prompts(prompts, num_prompts)
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -108,17 +111,17 @@ def profile(
         seed=seed,
     )
     speculation = SpeculationConfig(
-        draft=draft,
-        companion=companion,
+        draft=proposer,
+        companion=models.companion,
         policy="fixed",
         num_speculative_tokens=num_speculative_tokens,
     )
     console = Console(highlight=False)
-    with console.status(f"loading {target}, {draft} …"):
+    with console.status(f"loading {models.target}, {proposer} …"):
         from draftwise.llm import LLM
 
         llm = LLM(
-            target,
+            models.target,
             None,
             dtype=dtype,
             device=device,
@@ -126,9 +129,12 @@ def profile(
             max_model_len=max_model_len,
             trust_remote_code=trust_remote_code,
         )
-        models = llm.load_models(speculation)
+        loaded = llm.load_models(speculation)
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
-    _profile(console, llm, models, inputs, sampling, num_speculative_tokens, batch_size, output)
+    rename = partial(name_flags, context.command)
+    _profile(
+        console, llm, loaded, inputs, sampling, num_speculative_tokens, batch_size, output, rename
+    )
 
 
 def _profile(
@@ -140,8 +146,9 @@ def _profile(
     num_speculative_tokens: int,
     batch_size: int,
     output: Path,
+    rename: Callable[[DraftwiseError], None],
 ) -> None:
-    from draftwise.cli.render import progress
+    from draftwise.cli.live import progress
     from draftwise.estimators.fits import estimator_fits
     from draftwise.estimators.profile import fit_profile
     from draftwise.profiling.acceptance import collect
@@ -163,6 +170,8 @@ def _profile(
         profile = fit_profile(collection.records, collection.provenance, fits)
     profile.save(output)
     partial.unlink(missing_ok=True)
+    for error in collection.errors:
+        rename(error)
     _show(console, models, collection, profile)
     console.print(f"written to {output}", soft_wrap=True)
 

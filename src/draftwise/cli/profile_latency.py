@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from draftwise.cli.defaults import ChosenModels, Zoo, choose_models
 from draftwise.cli.options import parse_numbers, set_threads
-from draftwise.cli.shared import TARGET_HELP
+from draftwise.cli.shared import Draft, MaxModelLen, Target, TrustRemoteCode
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -24,10 +25,8 @@ _MORE = 4
 
 
 def profile_latency(
-    target: Annotated[str, typer.Option(help=TARGET_HELP)] = "zoo:target",
-    draft: Annotated[
-        str, typer.Option(help="The model that writes ahead; none for none.")
-    ] = "zoo:draft",
+    target: Target = None,
+    draft: Draft = None,
     companion: Annotated[
         str | None, typer.Option(help="The model that judges; draft:int8 is the draft quantised.")
     ] = None,
@@ -53,6 +52,8 @@ def profile_latency(
             help="Also measure how target and draft slow each other down at the same time.",
         ),
     ] = False,
+    max_model_len: MaxModelLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")
     ] = Path("latency.json"),
@@ -69,12 +70,17 @@ def profile_latency(
     lengths = None if contexts is None else parse_numbers("contexts", contexts)
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")
-    if interference and draft == "none":
-        raise InvalidParameterError("interference", "is that of a draft; name one")
+    models = choose_models(Zoo(), target, draft, companion)
+    if interference:
+        models.require_draft("--interference is that of target and draft")
+    if models.companion is not None:
+        models.require_draft("--companion judges one")
+    if models.draft_is_missing:
+        typer.echo("no draft: the target alone is measured; name one with --draft DRAFT", err=True)
     if threads is not None:
         set_threads(threads)
     console = Console(highlight=False)
-    models = _load(console, target, draft, companion, dtype, device)
+    loaded = _load(console, models, dtype, device, max_model_len, trust_remote_code)
 
     from draftwise.profiling.latency import measure_profile
 
@@ -90,7 +96,7 @@ def profile_latency(
     ) as bar:
         task = bar.add_task("measuring", total=None)
         profile = measure_profile(
-            models,
+            loaded,
             max_batch_size,
             lengths,
             num_speculative_tokens,
@@ -103,17 +109,31 @@ def profile_latency(
 
 
 def _load(
-    console: Console, target: str, draft: str, companion: str | None, dtype: str, device: str
+    console: Console,
+    models: ChosenModels,
+    dtype: str,
+    device: str,
+    max_model_len: int | None,
+    trust_remote_code: bool,
 ) -> Models:
     with console.status("loading the models …"):
+        from draftwise.engine.assembly import Models
         from draftwise.llm import LLM
         from draftwise.params import SpeculationConfig
 
-        policy = "none" if draft == "none" else "fixed"
-        speculation = SpeculationConfig(draft=draft, companion=companion, policy=policy)
-        return LLM(target, None, dtype=dtype, device=device, max_batch_size=1).load_models(
-            speculation
+        llm = LLM(
+            models.target,
+            None,
+            dtype=dtype,
+            device=device,
+            max_batch_size=1,
+            max_model_len=max_model_len,
+            trust_remote_code=trust_remote_code,
         )
+        if models.draft is None:
+            return Models(llm.target)
+        speculation = SpeculationConfig(models.draft, companion=models.companion, policy="fixed")
+        return llm.load_models(speculation)
 
 
 def _show(console: Console, profile: LatencyProfile) -> None:

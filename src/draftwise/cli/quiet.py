@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from draftwise.errors import DraftwiseWarning
+
+_VERBOSITY = "TRANSFORMERS_VERBOSITY"
 
 
 @contextmanager
@@ -33,10 +36,26 @@ def only_our_warnings() -> Iterator[list[str]]:
         shown.append(text)
         print(f"warning {text}", file=sys.stderr)
 
-    # The models' library talks to developers.
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
+    with _quiet_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", DraftwiseWarning)
         warnings.showwarning = show
         yield shown
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Let the models' library, which talks to developers, report errors only.
+
+    It sets the level of its logger when it is first imported, from this variable.
+    """
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    given = os.environ.get(_VERBOSITY)
+    if given is not None:
+        yield
+        return
+    os.environ[_VERBOSITY] = "error"
+    try:
+        yield
+    finally:
+        del os.environ[_VERBOSITY]

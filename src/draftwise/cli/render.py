@@ -1,16 +1,12 @@
-"""What a run looks like: coloured text, progress, summaries, and the same as data."""
+"""What a run looks like: summaries, and the same as data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -22,7 +18,6 @@ from draftwise.cli.speculation import (
     promise,
     settings,
 )
-from draftwise.engine.request import Request
 from draftwise.llm import LLM
 from draftwise.models.loading import LoadedModel
 from draftwise.outputs import RequestOutput, TokenSource
@@ -39,58 +34,6 @@ _MEANINGS = {
     TokenSource.BONUS: "bonus after a fully accepted draft",
     TokenSource.TARGET: "the target alone",
 }
-
-
-@contextmanager
-def progress(console: Console, what: str, total: int) -> Iterator[Callable[[list[Request]], None]]:
-    """A progress bar over finished requests; yields the function to call after each step."""
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("prompts"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[num_tokens]} tokens"),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(what, total=total, num_tokens=0)
-        num_tokens = 0
-
-        def on_step(advanced: list[Request]) -> None:
-            nonlocal num_tokens
-            num_tokens += sum(len(request.take_new().token_ids) for request in advanced)
-            finished = sum(request.finish_reason is not None for request in advanced)
-            bar.update(task, advance=finished, num_tokens=num_tokens)
-
-        yield on_step
-
-
-def live_text(console: Console) -> Callable[[list[Request]], None]:
-    """Print one request's text as it comes; returns the function to call after each step."""
-    printed = 0
-
-    def on_step(advanced: list[Request]) -> None:
-        nonlocal printed
-        for request in advanced:
-            output = request.output()
-            console.print(_coloured(output, printed), end="", soft_wrap=True)
-            printed = len(output.token_texts)
-
-    return on_step
-
-
-def show_outputs(console: Console, run: Run) -> None:
-    """Print every prompt's text, each token coloured by where it came from."""
-    for number, output in enumerate(run.outputs, start=1):
-        title = _first_line(output.prompt) if output.prompt else f"prompt {number}"
-        console.print(Rule(Text(f"{number}  {title}", style="bold"), align="left", style="dim"))
-        if output.error is not None:
-            console.print(Text(f"error {output.error}", style="bold red"))
-        else:
-            console.print(_coloured(output), soft_wrap=True)
-    console.print(Rule(style="dim"))
 
 
 def show_summary(console: Console, llm: LLM, run: Run) -> None:
@@ -190,13 +133,6 @@ def _timing(run: Run) -> dict[str, Any]:
     }
 
 
-def _coloured(output: RequestOutput, start: int = 0) -> Text:
-    text = Text()
-    for piece, source in zip(output.token_texts[start:], output.token_sources[start:], strict=True):
-        text.append(piece, style=STYLES[source])
-    return text
-
-
 def _legend(run: Run) -> Text:
     used = {source for output in run.outputs for source in output.token_sources}
     parts = [Text(_MEANINGS[s], style=STYLES[s]) for s in TokenSource if s in used]
@@ -238,8 +174,3 @@ def _equality(llm: LLM, comparison: Comparison) -> str:
             "speculative or not; --dtype float32 compares without them[/]"
         )
     return f"{same} of {total} texts are identical{explanation}"
-
-
-def _first_line(prompt: str) -> str:
-    line = prompt.strip().splitlines()[0] if prompt.strip() else ""
-    return line if len(line) <= 60 else line[:59] + "…"

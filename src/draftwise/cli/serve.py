@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from draftwise.cli.defaults import speculation_of
 from draftwise.cli.options import parse_lenience, parse_policy_options, read_chat_template
 from draftwise.cli.shared import (
     RUNNING,
@@ -30,13 +31,11 @@ from draftwise.cli.shared import (
 )
 from draftwise.errors import InvalidParameterError
 
-if TYPE_CHECKING:
-    from draftwise.core.rejection import VerificationMethod
-
 _CLIENTS, _NETWORK, _LOGS = "Clients", "Network", "Logs"
 
 
 def serve(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP, show_default=False)],
     draft: Annotated[
         str | None,
@@ -109,6 +108,13 @@ def serve(
             rich_help_panel=_CLIENTS,
         ),
     ] = 30.0,
+    step_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds after which an engine that does not respond is replaced.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = 120.0,
     max_batch_size: Annotated[
         int, typer.Option(help="Requests that run at once.", rich_help_panel=RUNNING)
     ] = 32,
@@ -174,24 +180,22 @@ def serve(
         raise InvalidParameterError(
             "serve", f"{error.name} is missing: pip install 'draftwise[serve]'"
         ) from error
-    from draftwise.params import SpeculationConfig
     from draftwise.serving.settings import EngineSettings, ServerSettings
 
-    speculation = None
-    if draft is not None:
-        speculation = SpeculationConfig(
-            draft=draft,
-            companion=companion,
-            policy=policy,
-            policy_options=parse_policy_options(policy_option or ()),
-            profile=profile,
-            latency_profile=latency_profile,
-            num_speculative_tokens=num_speculative_tokens,
-            lenience=parse_lenience(lenience),
-            verification=cast("VerificationMethod", verification),
-        )
-    elif companion is not None or policy is not None:
-        raise InvalidParameterError("draft", "missing: without one there is no speculation")
+    speculation = speculation_of(
+        context,
+        draft,
+        {
+            "companion": companion,
+            "policy": policy,
+            "policy_options": parse_policy_options(policy_option or ()),
+            "profile": profile,
+            "latency_profile": latency_profile,
+            "num_speculative_tokens": num_speculative_tokens,
+            "lenience": parse_lenience(lenience),
+            "verification": verification,
+        },
+    )
     engine = EngineSettings(
         target,
         speculation,
@@ -217,6 +221,7 @@ def serve(
         chat_template=read_chat_template(chat_template),
         tool_call_parser=tool_call_parser,
         allowed_origins=tuple(allowed_origins or ()),
+        step_timeout=step_timeout,
     )
     set_up_logs(log_file, log_level)
     tracing = set_up_tracing(otlp_endpoint)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-DRAWING, RUNNING, SPECULATION = "Sampling", "Running", "Speculation"
+DRAWING, MODELS, RUNNING, SPECULATION = "Sampling", "Models", "Running", "Speculation"
 TARGET_HELP = "Folder, hub id or zoo:NAME; :int8 behind it for weights of 8 bits."
 
 Temperature = Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=DRAWING)]
@@ -45,11 +45,23 @@ DraftReplicas = Annotated[
         rich_help_panel=RUNNING,
     ),
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(help=TARGET_HELP, show_default="zoo:target", rich_help_panel=MODELS),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        help="The model that writes ahead; none for none.",
+        show_default="zoo:draft with a target of the zoo, otherwise none",
+        rich_help_panel=MODELS,
+    ),
+]
 Companion = Annotated[
     str | None,
     typer.Option(
         help="A model that judges the draft; draft:int8 is the draft quantised.",
-        rich_help_panel="Models",
+        rich_help_panel=MODELS,
     ),
 ]
 PolicyName = Annotated[

@@ -14,12 +14,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from draftwise.cli.defaults import Zoo, choose_models
 from draftwise.cli.options import make_folder, parse_numbers, set_threads
 from draftwise.cli.shared import (
+    MODELS,
     RUNNING,
     TARGET_HELP,
     Device,
+    Draft,
     Dtype,
+    MaxModelLen,
     TopP,
     TrustRemoteCode,
 )
@@ -29,8 +33,14 @@ if TYPE_CHECKING:
     from draftwise.studies.settings import StudySettings
     from draftwise.studies.study import Account, Study
 
-_MODELS, _WORK, _TIMES = "Models", "Work", "Studies that take times"
+_WORK, _TIMES = "Work", "Studies that take times"
 _EVERY = "all"
+_ZOO = Zoo(
+    "zoo:target@200m",
+    "zoo:draft",
+    "zoo:companion",
+    ("zoo:draft", "zoo:mid", "zoo:companion", "zoo:spare"),
+)
 
 
 def study(
@@ -50,25 +60,30 @@ def study(
         Path, typer.Option("--output", "-o", help="Folder for the results.", metavar="DIR")
     ] = Path("studies"),
     target: Annotated[
-        str,
+        str | None,
         typer.Option(
             help=f"{TARGET_HELP} What is not timed runs on the origin of an inflated one.",
-            rich_help_panel=_MODELS,
+            show_default=_ZOO.target,
+            rich_help_panel=MODELS,
         ),
-    ] = "zoo:target@200m",
-    draft: Annotated[
-        str, typer.Option(help="The model that writes ahead.", rich_help_panel=_MODELS)
-    ] = "zoo:draft",
+    ] = None,
+    draft: Draft = None,
     companion: Annotated[
-        str, typer.Option(help="A model that judges the draft.", rich_help_panel=_MODELS)
-    ] = "zoo:companion",
+        str | None,
+        typer.Option(
+            help="A model that judges the draft.",
+            show_default="zoo:companion with a target of the zoo",
+            rich_help_panel=MODELS,
+        ),
+    ] = None,
     models: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Separated by commas: small models that studies let take each other's places.",
-            rich_help_panel=_MODELS,
+            show_default="those of the zoo with a target of the zoo, otherwise draft and companion",
+            rich_help_panel=MODELS,
         ),
-    ] = "zoo:draft,zoo:mid,zoo:companion,zoo:spare",
+    ] = None,
     num_prompts: Annotated[int, typer.Option(help="Of each task.", rich_help_panel=_WORK)] = 8,
     longest_prompt: Annotated[
         int, typer.Option(help="In tokens; longer ones are left out.", rich_help_panel=_WORK)
@@ -109,6 +124,7 @@ def study(
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    max_model_len: MaxModelLen = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Recompute tables and figures of the papers for your models.
@@ -141,12 +157,14 @@ def study(
     else:
         from draftwise.studies.settings import StudySettings
 
+        small = tuple(each.strip() for each in (models or "").split(",") if each.strip())
+        chosen = choose_models(_ZOO, target, draft, companion, small)
         settings = StudySettings(
             prompts=tuple(prompts or ()),
-            target=target,
-            draft=draft,
-            companion=companion,
-            models=tuple(each.strip() for each in models.split(",") if each.strip()),
+            target=chosen.target,
+            draft=chosen.require_draft("studies are about drafts"),
+            companion=chosen.companion,
+            models=chosen.models,
             num_prompts=num_prompts,
             longest_prompt=longest_prompt,
             max_tokens=max_tokens,
@@ -163,19 +181,45 @@ def study(
             seed=seed,
             dtype=dtype,
             device=device,
+            max_model_len=max_model_len,
             trust_remote_code=trust_remote_code,
         )
+        names = _possible(console, names, settings, every)
         if threads is not None:
             set_threads(threads)
-        _run(console, names, settings, output)
+        _run(console, names, settings, output, leave_out=every)
     if every:
         from draftwise.studies.writing import write_page
 
         console.print(f"written to {write_page(output)}", soft_wrap=True)
 
 
-def _run(console: Console, names: list[str], settings: StudySettings, output: Path) -> None:
-    """Measure one study after the other, sharing what they share."""
+def _possible(
+    console: Console, names: list[str], settings: StudySettings, leave_out: bool
+) -> list[str]:
+    """The studies for which all models are named; others are left out or refused."""
+    from draftwise.studies.registry import study_class
+
+    possible = []
+    for name in names:
+        try:
+            study_class(name).check_models(settings)
+        except InvalidParameterError as error:
+            if not leave_out:
+                raise
+            _tell_left_out(console, name, error)
+        else:
+            possible.append(name)
+    return possible
+
+
+def _run(
+    console: Console, names: list[str], settings: StudySettings, output: Path, leave_out: bool
+) -> None:
+    """Measure one study after the other, sharing what they share.
+
+    What cannot be measured with these models and prompts is left out with its reason, or refused.
+    """
     from draftwise.studies.registry import study_class
     from draftwise.studies.workbench import Workbench
     from draftwise.studies.writing import about, write_study
@@ -187,12 +231,24 @@ def _run(console: Console, names: list[str], settings: StudySettings, output: Pa
                 each = study_class(name)()
                 status.update(each.title)
                 start = time.perf_counter()
-                measured = each.measure(bench)
+                try:
+                    measured = each.measure(bench)
+                except InvalidParameterError as error:
+                    if not leave_out:
+                        raise
+                    _tell_left_out(console, name, error)
+                    continue
                 seconds = time.perf_counter() - start
                 told = about(settings, seconds, _command())
                 _tell(console, each, write_study(output / name, each, measured, told))
         finally:
             bench.close()
+
+
+def _tell_left_out(console: Console, name: str, error: InvalidParameterError) -> None:
+    flag = "--" + error.field.replace("_", "-")
+    console.print(f"[bold]{name}[/] is left out: {flag}: ", end="")
+    console.print(error.message, markup=False, soft_wrap=True)
 
 
 def _command() -> str:

@@ -19,10 +19,10 @@ from torch import Tensor
 from draftwise.core.sampling import LogitControls
 from draftwise.core.signals import entropy, token_probabilities
 from draftwise.core.types import Draft, DraftSignals
+from draftwise.engine.batch import Batch
 from draftwise.engine.drawing import draw
 from draftwise.engine.follower import Follower
 from draftwise.engine.position import LatePosition
-from draftwise.engine.scheduler import Batch
 from draftwise.models.attention import PackedBatch
 from draftwise.models.ragged import RaggedAttention, TokenwiseAttention
 from draftwise.models.static_steps import LARGEST_STEP, Decoder, Recording, StaticSteps, step_size

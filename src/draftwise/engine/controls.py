@@ -63,6 +63,10 @@ class HistoryStore:
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
 
+    def close(self) -> None:
+        """Give the memory back."""
+        self._seen = self._counts = None
+
     def begin(self, row: int, prompt_ids: Sequence[int]) -> None:
         """Start a row with a request's prompt."""
         if self._seen is None or self._counts is None:

@@ -10,13 +10,13 @@ from torch import Tensor
 from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.core.signals import entropy, token_probabilities
 from draftwise.core.types import Draft, DraftSignals
+from draftwise.engine.batch import Batch
 from draftwise.engine.chain import DraftChain
 from draftwise.engine.drawing import draw
 from draftwise.engine.follower import Follower, Reading
 from draftwise.engine.masks import next_masks
 from draftwise.engine.native_chain import NativeChain
 from draftwise.engine.oracle import TargetOracle
-from draftwise.engine.scheduler import Batch
 from draftwise.models.transfer import upload
 from draftwise.policies.base import DraftPosition, Policy
 

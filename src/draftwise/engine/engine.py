@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,16 +15,19 @@ from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
 from draftwise.engine.admission import check_params, check_prompt
 from draftwise.engine.assembly import EngineOptions, Models, assemble
+from draftwise.engine.batch import Batch
 from draftwise.engine.controls import HistoryStore
 from draftwise.engine.costs import CostLearner
 from draftwise.engine.grammars import GrammarCompiler
 from draftwise.engine.logprobs import token_logprobs
 from draftwise.engine.overlap import Overlap
 from draftwise.engine.request import Request
-from draftwise.engine.scheduler import Batch, Scheduler
+from draftwise.engine.scheduler import Scheduler
 from draftwise.engine.side import PreparedStep
 from draftwise.engine.stopwatch import Stopwatch
+from draftwise.engine.turns import Turns
 from draftwise.engine.verification import Acceptance, TargetVerifier
+from draftwise.errors import ClosedError, DraftwiseError, EngineError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.kv_cache import KVCache
 from draftwise.params import (
@@ -43,7 +48,12 @@ _CHANGEABLE = ("lenience", "num_speculative_tokens", "policy", "policy_options")
 class Engine:
     """Generates for many requests at once; they join and leave between steps.
 
+    Safe to use from several threads: each method waits for its turn. A step advances the requests
+    of all threads, so a thread that runs its own step loop looks at its requests rather than at
+    what its own :meth:`step` returns, and holds :attr:`turns` while it does.
+
     Attributes:
+        turns: the lock; shared with all engines that share a model with this one.
         max_model_len: longest prompt and output together, in tokens.
         latency: what steps cost, followed while it runs; ``None`` if nobody asks.
         times: where the time of the last step went.
@@ -60,6 +70,7 @@ class Engine:
         profile: AcceptanceProfile | None = None,
         policy: Policy | None = None,
         replicas: Replicas | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Set up caches for loaded models.
 
@@ -71,7 +82,9 @@ class Engine:
             profile: what is known of acceptance for these models.
             policy: a policy that is made already, instead of the one that ``speculation`` names.
             replicas: processes that draft and judge for a share of every batch.
+            turns: of engines that share a model with this one; ``None`` if there are none.
         """
+        self.turns = turns or Turns()
         options = options or EngineOptions()
         if speculation is None:
             speculation = SpeculationConfig(draft="none", policy="none", num_speculative_tokens=0)
@@ -101,10 +114,12 @@ class Engine:
         self._advanced: list[Request] = []
         self._ids = itertools.count()
         self._rest = 0.0
+        self._unusable: DraftwiseError | None = None
 
     @property
     def policies(self) -> Mixture:
         """Those that decide how much is drafted and verified; of the first half of the batch."""
+        self._check_usable()
         return self._sides[0].policies
 
     @property
@@ -136,8 +151,19 @@ class Engine:
     def step(self) -> list[Request]:
         """Advance every running request; returns those that gained tokens or ended.
 
-        Where halves of the batch overlap it is one half that advances.
+        Where halves of the batch overlap it is one half that advances. An exception ends all
+        requests with an :class:`EngineError`; the engine can be used on. After a
+        ``KeyboardInterrupt`` they are as before the step, and the next step goes on.
         """
+        with self.turns:
+            self._check_usable()
+            try:
+                return self._step()
+            except BaseException as error:
+                self._recover(error)
+                raise
+
+    def _step(self) -> list[Request]:
         if self._overlap is not None and self._overlap.pays(self._scheduler.num_running):
             advanced = self._half_step(self._overlap)
         else:
@@ -244,7 +270,12 @@ class Engine:
                 without.
         """
         refuse_unknown_keys("speculation", changes, _CHANGEABLE)
-        self._settle()
+        with self.turns:
+            self._check_usable()
+            self._settle_or_recover()
+            return self._change_speculation(changes)
+
+    def _change_speculation(self, changes: dict[str, Any]) -> SpeculationConfig:
         if "policy" in changes:
             changes.setdefault("policy_options", {})
         speculation = replace(self._speculation, **changes)
@@ -284,39 +315,92 @@ class Engine:
         check_prompt(prompt_ids, self.max_model_len, self._vocab_size)
         check_params(params, self._vocab_size, self._tokenizer is not None)
         speculation = speculation or RequestSpeculation()
-        self.policies.get(speculation.policy)
         form = params.structured_outputs
+        matcher = None if form is None else self.grammars.matcher(form)
         stop_token_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_token_ids |= self._eos_token_ids
-        request = Request(
-            next(self._ids),
-            prompt,
-            prompt_ids,
-            params,
-            self._tokenizer,
-            stop_token_ids,
-            self.max_model_len,
-            speculation,
-            None if form is None else self.grammars.matcher(form),
-        )
-        self._scheduler.add(request)
+        with self.turns:
+            self._check_usable()
+            self.policies.get(speculation.policy)
+            request = Request(
+                next(self._ids),
+                prompt,
+                prompt_ids,
+                params,
+                self._tokenizer,
+                stop_token_ids,
+                self.max_model_len,
+                speculation,
+                matcher,
+            )
+            self._scheduler.add(request)
         return request
 
     def cancel(self, request: Request) -> None:
         """End a request; what it has so far is its output."""
-        self._settle()
-        self._scheduler.cancel(request)
+        with self.turns:
+            self._cancel([request])
+
+    def cancel_soon(self, requests: Sequence[Request]) -> None:
+        """End requests before the next step, without waiting for a turn: for finalisers."""
+        self.turns.do_soon(partial(self._cancel, requests))
+
+    def _cancel(self, requests: Sequence[Request]) -> None:
+        running = [request for request in requests if request.finish_reason is None]
+        if not running:
+            return
+        try:
+            self._settle()
+            for request in running:
+                self._scheduler.cancel(request)
+        except BaseException as error:  # of the half-batch that was ahead
+            self._recover(error)
+            if not isinstance(error, Exception):
+                raise
         for side in self._sides:
-            side.policies.forget([request.request_id])
+            side.policies.forget([request.request_id for request in running])
 
     def close(self) -> None:
-        """End the threads and processes that it has beside the caller's own."""
-        if self._overlap is not None:
+        """Give back memory, threads and processes; requests that are left end with an error.
+
+        Afterwards nothing can be added and no step can be taken.
+        """
+        with self.turns:
+            closed = ClosedError("engine", "it was closed; load the models anew")
+            self._scheduler.end_all(closed)
+            self._unusable = closed
+            if self._overlap is not None:
+                self._overlap.abandon()
+                self._overlap.close()
+            if self._replicas is not None:
+                self._replicas.close()
+            self._scheduler.close()
+            self._sides, self._overlap, self._oracle = [], None, None
+            self._verifier = self._costs = None  # type: ignore[assignment]
+
+    def _check_usable(self) -> None:
+        """Raises what made it unusable, if something did."""
+        if self._unusable is not None:
+            raise self._unusable
+
+    def _settle_or_recover(self) -> None:
+        try:
             self._settle()
-            self._overlap.close()
-        if self._replicas is not None:
-            self._replicas.close()
+        except BaseException as error:
+            self._recover(error)
+            raise
+
+    def _recover(self, error: BaseException) -> None:
+        """Return to the state between two steps, after an exception inside of one."""
+        if self._overlap is not None:
+            self._overlap.abandon()
+        self._scheduler.recover()
+        if self._replicas is not None and self._unusable is None:
+            # What they were asked may still be on its way.
+            self._unusable = EngineError("engine", f"a step with replicas broke off: {error!r}")
+        if isinstance(error, Exception) or self._replicas is not None:
+            self._scheduler.end_all(EngineError("engine", f"a step failed: {error!r}"))
 
 
 def _max_cached_tokens(caches: list[KVCache], cache_bytes: int | None) -> int:

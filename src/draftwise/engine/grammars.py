@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _FIELD = "structured_outputs"
 # Grammars that are kept; a server is mostly asked for the same few.
 _MOST_KEPT = 64
+# Characters of a form. Compiling a list of choices of this size takes about a second.
+_LARGEST = 1 << 18
 # What may stand between two parts of JSON. Models left free there can write spaces for ever.
 _BETWEEN = r"[ ]|\n[ ]{0,20}"
 
@@ -42,16 +44,21 @@ class GrammarCompiler:
         self._making = Lock()
         self._keeping = Lock()
 
+    def knows(self, structure: StructuredOutputs) -> bool:
+        """Whether the grammar of a form is compiled, so that :meth:`matcher` answers at once."""
+        with self._keeping:
+            return _key(structure) in self._grammars
+
     def matcher(self, structure: StructuredOutputs) -> Matcher:
         """What follows one text of a form.
 
         Raises:
             InvalidParameterError: llguidance is not installed, the target has no tokenizer or no
-                end-of-sequence token, or the form is malformed or cannot be had.
+                end-of-sequence token, or the form is malformed, too large or cannot be had.
         """
         kind = structure.kind
         value = getattr(structure, kind)
-        key = kind, value if isinstance(value, str) else json.dumps(value)
+        key = _key(structure)
         with self._keeping:
             grammar = self._grammars.get(key)
             if grammar is not None:
@@ -68,6 +75,7 @@ class GrammarCompiler:
         return matcher
 
     def _compile(self, kind: str, value: Any) -> LLMatcher:
+        _check_size(kind, value)
         tokens = self._all_tokens()
         from llguidance import LLMatcher, LLParserLimits
 
@@ -105,6 +113,24 @@ class GrammarCompiler:
                         _FIELD, f"the target's tokenizer cannot be used: {error}"
                     ) from error
         return self._tokens
+
+
+def _key(structure: StructuredOutputs) -> tuple[str, str]:
+    value = getattr(structure, structure.kind)
+    return structure.kind, value if isinstance(value, str) else json.dumps(value)
+
+
+def _check_size(kind: str, value: Any) -> None:
+    """Refuse a form that would take long to compile.
+
+    Raises:
+        InvalidParameterError: it is too large.
+    """
+    size = len(value if isinstance(value, str) else json.dumps(value))
+    if size > _LARGEST:
+        raise InvalidParameterError(
+            f"{_FIELD}.{kind}", f"has {size} characters; the largest form has {_LARGEST}"
+        )
 
 
 def _json_options(schema: Mapping[str, Any]) -> dict[str, str]:

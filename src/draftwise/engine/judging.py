@@ -10,10 +10,10 @@ from torch import Tensor
 from draftwise.core.sampling import LogitControls, TokenHistory, beliefs, control_packed_logits
 from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.core.types import Draft, Judgement
+from draftwise.engine.batch import Batch
 from draftwise.engine.controls import history_along
 from draftwise.engine.follower import Follower, Reading
 from draftwise.engine.masks import masks_along
-from draftwise.engine.scheduler import Batch
 from draftwise.models.native import sampling as native
 from draftwise.models.native.library import library_for
 from draftwise.models.transfer import upload

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core.types import Outcome, Plan
-from draftwise.engine.scheduler import Batch
+from draftwise.engine.batch import Batch
 from draftwise.models.transfer import fetch, upload
 from draftwise.outputs import TokenLogprobs
 

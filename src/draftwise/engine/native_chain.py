@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from draftwise.core.types import Draft, DraftSignals
+from draftwise.engine.batch import Batch
 from draftwise.engine.follower import Follower, Reading
 from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.position import LatePosition
-from draftwise.engine.scheduler import Batch
 from draftwise.models.native.drafting import DraftMemory, DraftRun
 from draftwise.policies.base import DraftPosition, Policy
 

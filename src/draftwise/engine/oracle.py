@@ -12,8 +12,8 @@ from torch import Tensor
 from draftwise.core.sampling import LogitControls, TokenHistory, beliefs, probabilities
 from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.core.types import Draft, Judgement
+from draftwise.engine.batch import Batch
 from draftwise.engine.follower import Follower, Reading
-from draftwise.engine.scheduler import Batch
 from draftwise.policies.base import DraftPosition
 
 

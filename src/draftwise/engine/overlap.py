@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from draftwise.core.latency import LatencyModel
+from draftwise.engine.batch import Batch
 from draftwise.engine.lanes import Lane, shares
-from draftwise.engine.scheduler import Batch
 from draftwise.engine.side import PreparedStep, Side
 from draftwise.engine.stopwatch import Stopwatch
 from draftwise.engine.verification import TargetVerifier
@@ -145,6 +145,12 @@ class Overlap:
             return None
         ahead.clock.start_again()
         return ahead, self._verified(verifier, ahead)
+
+    def abandon(self) -> None:
+        """Forget what is ahead, once neither lane works on anything any more."""
+        for lane in (self._large, self._small):
+            lane.submit(lambda: None).result()
+        self.ahead = None
 
     def close(self) -> None:
         """End the lanes."""

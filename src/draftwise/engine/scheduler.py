@@ -4,92 +4,22 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
-from draftwise.core.random import StepUniforms, step_uniforms
-from draftwise.core.sampling import LogitControls, TokenHistory
+from draftwise.core.random import step_uniforms
+from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Outcome, Plan
+from draftwise.engine.batch import Batch, PromptChunk
 from draftwise.engine.controls import HistoryStore, batch_controls
 from draftwise.engine.request import NO_ROW, Request
-from draftwise.errors import CacheExhaustedError, NumericalError
+from draftwise.errors import (
+    CacheExhaustedError,
+    DraftwiseError,
+    EngineError,
+    NumericalError,
+)
 from draftwise.models.kv_cache import KVCache
 from draftwise.outputs import FinishReason, TokenLogprobs, TokenSource
-from draftwise.policies.base import RequestState
-
-
-class PromptChunk(NamedTuple):
-    """A piece of a prompt that this step processes.
-
-    Attributes:
-        request: whose prompt.
-        start: position of its first token.
-        end: one past its last.
-    """
-
-    request: Request
-    start: int
-    end: int
-
-    @property
-    def completes_prompt(self) -> bool:
-        """Whether the request gets its first token from this step."""
-        return self.end == len(self.request.tokens)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One step's work.
-
-    Attributes:
-        chunks: pieces of prompts, by row.
-        generating: requests that gain tokens in this step, by row: those whose prompt is done,
-            and those whose prompt is completed by a chunk of this step.
-        can_draft: for each of ``generating``, whether its prompt was done before the step.
-        controls: sampling parameters of ``generating``.
-        history: tokens of ``generating`` so far, if a penalty needs them.
-        uniforms: random numbers of ``generating``, ``None`` if all are greedy.
-        lenience: of ``generating``, 1 for exactly the target's distribution.
-    """
-
-    chunks: list[PromptChunk]
-    generating: list[Request]
-    can_draft: list[bool]
-    controls: LogitControls
-    history: TokenHistory | None
-    uniforms: StepUniforms | None
-    lenience: list[float]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.chunks and not self.generating
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Prompt tokens that the step processes."""
-        return sum(chunk.end - chunk.start for chunk in self.chunks)
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether some tokens may not come next for some request."""
-        return any(request.is_masked for request in self.generating)
-
-    def any_is_masked(self, indices: Iterable[int]) -> bool:
-        """Whether some tokens may not come next for one of some requests."""
-        return any(self.generating[index].is_masked for index in indices)
-
-    def states(self, draft_context: int) -> list[RequestState]:
-        """What a policy may know of ``generating``.
-
-        Args:
-            draft_context: longest context of the draft model, 0 if there is none.
-        """
-        return [
-            request.state(request.draft_limit(draft_context) if can_draft else 0)
-            for request, can_draft in zip(self.generating, self.can_draft, strict=True)
-        ]
 
 
 class Scheduler:
@@ -122,7 +52,7 @@ class Scheduler:
             max_draft_length: longest draft of any step.
             max_cached_tokens: tokens that may be reserved at once.
         """
-        self._caches = caches
+        self._caches: Sequence[KVCache] = caches
         self._histories = histories
         self._vocab_size = vocab_size
         self._max_chunk_tokens = max_chunk_tokens
@@ -133,6 +63,9 @@ class Scheduler:
         self._running: dict[int, Request] = {}
         self._free_rows = list(range(caches[0].num_rows))
         self._controls: dict[int | None, tuple[tuple[int, ...], LogitControls]] = {}
+        self._changing: Request | None = None
+        # Lengths of the followers' caches before the step of each row.
+        self._before = [[0] * cache.num_rows for cache in caches[1:]]
 
     @property
     def num_unfinished(self) -> int:
@@ -160,9 +93,59 @@ class Scheduler:
 
     def cancel(self, request: Request) -> None:
         """End a request wherever it is."""
+        self.end(request, FinishReason.CANCELLED)
+
+    def end(
+        self, request: Request, reason: FinishReason, error: DraftwiseError | None = None
+    ) -> None:
+        """End a request wherever it is, unless it has ended."""
         if request.finish_reason is None:
-            request.finish(FinishReason.CANCELLED)
+            self._changing = request
+            request.finish(reason, error)
             self._retire(request)
+            self._changing = None
+
+    def end_all(self, error: DraftwiseError) -> None:
+        """End all requests with an error."""
+        for request in [*self._running.values(), *self._waiting]:
+            self.end(request, FinishReason.ERROR, error)
+
+    def recover(self) -> None:
+        """Return to the state between two steps, after an exception at any place of one.
+
+        What the caches hold beyond a request's tokens is forgotten. Only a request whose own state
+        was being changed ends with an error.
+        """
+        broken, self._changing = self._changing, None
+        if broken is not None and broken.finish_reason is None:
+            broken.finish(
+                FinishReason.ERROR, EngineError("engine", "a step was interrupted; send it again")
+            )
+        running = {}
+        for row, request in self._running.items():
+            if request.finish_reason is not None:
+                request.row = NO_ROW
+                continue
+            running[row], request.row = request, row
+            valid = len(request.tokens) - 1
+            target_cache, *followers = self._caches
+            target_cache.truncate(row, valid)
+            for cache, before in zip(followers, self._before, strict=True):
+                cache.truncate(row, min(valid, before[row]))
+        admitted = set(running.values())
+        self._running = running
+        self._waiting = deque(
+            r for r in self._waiting if r not in admitted and r.finish_reason is None
+        )
+        self._free_rows = sorted(set(range(self._caches[0].num_rows)) - running.keys())
+        self._reserved_tokens = sum(r.max_total_tokens for r in running.values())
+        self._controls.clear()
+
+    def close(self) -> None:
+        """Let go of the caches; no request is left."""
+        self._caches, self._before = (), []
+        self._controls.clear()
+        self._histories.close()
 
     @property
     def num_waiting(self) -> int:
@@ -183,6 +166,7 @@ class Scheduler:
                 have nothing to do.
         """
         self._admit()
+        self._remember_lengths(half)
         running = [self._running[row] for row in sorted(self._running)]
         if half is not None:
             running = [request for request in running if request.row % 2 == half]
@@ -237,6 +221,7 @@ class Scheduler:
         planned = plan.tokens.tolist()
         acceptance = [] if outcome.acceptance is None else outcome.acceptance.tolist()
         for index, request in enumerate(batch.generating):
+            self._changing = request
             if index in outcome.failed:
                 request.finish(
                     FinishReason.ERROR,
@@ -249,6 +234,7 @@ class Scheduler:
                 self._append(request, index, planned[index], outcome, num_own, logprobs.get(index))
             if request.finish_reason is not None:
                 self._retire(request)
+            self._changing = None
         return batch.generating
 
     def _append(
@@ -294,14 +280,23 @@ class Scheduler:
             request = self._waiting[0]
             if self._reserved_tokens + request.max_total_tokens > self.max_cached_tokens:
                 return
-            self._waiting.popleft()
-            request.row = heapq.heappop(self._free_rows)
-            self._reserved_tokens += request.max_total_tokens
-            self._running[request.row] = request
+            row = self._free_rows[0]
             for cache in self._caches:
-                cache.clear(request.row)
+                cache.clear(row)
             if request.params.uses_penalties:
-                self._histories.begin(request.row, request.tokens)
+                self._histories.begin(row, request.tokens)
+            # A request that is interrupted here is in one of the two, or in both.
+            self._running[row] = request
+            request.row = row
+            self._waiting.popleft()
+            heapq.heappop(self._free_rows)
+            self._reserved_tokens += request.max_total_tokens
+
+    def _remember_lengths(self, half: int | None) -> None:
+        """What the followers have read of texts, before a step lets them read drafts."""
+        rows = slice(None) if half is None else slice(half, None, 2)
+        for before, cache in zip(self._before, self._caches[1:], strict=True):
+            before[rows] = cache.lengths[rows]
 
     def _prompt_chunks(self, running: list[Request]) -> list[PromptChunk]:
         """Share the step's prompt tokens out in order of arrival; the result is by row."""

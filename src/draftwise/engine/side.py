@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.engine.batch import Batch
 from draftwise.engine.drafting import DraftSource
 from draftwise.engine.judging import Judge
 from draftwise.engine.oracle import TargetOracle
-from draftwise.engine.scheduler import Batch
 from draftwise.engine.stopwatch import Stopwatch
 from draftwise.policies.mixture import Mixture
 

@@ -22,11 +22,11 @@ from draftwise.core.sampling import (
     probabilities,
 )
 from draftwise.core.types import Draft, Outcome, Plan
+from draftwise.engine.batch import Batch
 from draftwise.engine.controls import history_along
 from draftwise.engine.logprobs import prompt_logprobs
 from draftwise.engine.masks import masks_along
 from draftwise.engine.request import Request
-from draftwise.engine.scheduler import Batch
 from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.acceptance import accept as native_accept

@@ -23,6 +23,7 @@ from draftwise.errors import (
 )
 from draftwise.models.attention import ATTENTION_NAME
 from draftwise.models.fingerprint import model_fingerprint
+from draftwise.models.hub import find_on_hub
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.quantization import expand_weights, quantize_linear_layers
@@ -55,24 +56,30 @@ class LoadedModel:
     fingerprint: str
 
 
-def resolve_device(device: str) -> torch.device:
+def resolve_device(device: str | torch.device) -> torch.device:
     """``"auto"`` is CUDA where there is one, otherwise the CPU."""
+    if not isinstance(device, str | torch.device):
+        raise InvalidParameterError("device", f"must name a device, got {device!r}")
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
         torch.empty(0, device=resolved)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise InvalidParameterError("device", f"{device!r} is not available: {error}") from error
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidParameterError(
+            "device", f"{str(device)!r} is not available: {error}"
+        ) from error
     return resolved
 
 
-def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     """``"auto"`` is bfloat16 where the machine computes in it, otherwise float32."""
+    if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
+        return dtype
     if dtype == "auto":
         fast = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return torch.bfloat16 if fast else torch.float32
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise InvalidParameterError("dtype", f"must be auto, {', '.join(_DTYPES)}; got {dtype!r}")
     return _DTYPES[dtype]
 
@@ -101,7 +108,8 @@ def load_model(
         quantization: ``"int8"`` or ``"int4"`` for weights of so many bits.
 
     Raises:
-        ModelNotFoundError: nothing is found under the name, or no safetensors weights are.
+        ModelNotFoundError: nothing is found under the name, or no safetensors weights are; or the
+            hub cannot be reached and the model is not in the local cache.
         UnsupportedModelError: the architecture or a setting cannot be served.
     """
     limit_kernel_cache()
@@ -109,6 +117,8 @@ def load_model(
         name, quantization = split_name(name)
     with _no_progress_bars():
         source = locate(name, role)
+        if not Path(source).is_dir():
+            source = find_on_hub(source, role)
         shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         try:
             config = AutoConfig.from_pretrained(source, **shared)

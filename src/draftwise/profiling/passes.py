@@ -18,12 +18,12 @@ from torch import Tensor
 from draftwise.core.random import step_uniforms
 from draftwise.core.types import Draft, DraftSignals, Plan
 from draftwise.engine.assembly import Models
+from draftwise.engine.batch import Batch
 from draftwise.engine.controls import batch_controls
 from draftwise.engine.drafting import ModelDraft
 from draftwise.engine.follower import Follower
 from draftwise.engine.judging import Companion
 from draftwise.engine.request import Request
-from draftwise.engine.scheduler import Batch
 from draftwise.engine.verification import Acceptance, TargetVerifier
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel

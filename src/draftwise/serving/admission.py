@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 import time
 from collections import deque
 
@@ -13,7 +12,7 @@ from draftwise.serving.errors import OverloadedError
 # Requests whose ends say how fast the server is, as long as it is not idle: the latest ones, and
 # none that ended longer ago.
 _REMEMBERED, _REMEMBERED_SECONDS = 64, 10.0
-_LONGEST_WAIT_SECONDS = 60
+_SHORTEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.01, 60.0
 
 
 class Admission:
@@ -61,18 +60,17 @@ class Admission:
         self.num_inside -= 1
         self._ends.append(time.monotonic())
 
-    def _retry_after(self, num_missing: int) -> int:
+    def _retry_after(self, num_missing: int) -> float:
         """Seconds until so many have ended that nobody waits for, by how often they did lately."""
         now = time.monotonic()
         while self._expected and self._expected[0] <= now:
             heapq.heappop(self._expected)
         while len(self._ends) > 2 and self._ends[0] < now - _REMEMBERED_SECONDS:
             self._ends.popleft()
-        seconds = 1
+        seconds = 1.0
         if len(self._ends) > 1:
             each = (now - self._ends[0]) / (len(self._ends) - 1)
-            # Rather a little early: who finds no room is told again, a free place helps nobody.
-            seconds = max(1, math.floor((len(self._expected) + num_missing) * each))
+            seconds = max(_SHORTEST_WAIT_SECONDS, (len(self._expected) + num_missing) * each)
         seconds = min(seconds, _LONGEST_WAIT_SECONDS)
         for _ in range(num_missing):
             heapq.heappush(self._expected, now + seconds)

@@ -21,6 +21,7 @@ import draftwise
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.serving import documents
 from draftwise.serving.answers import AnswerForm
+from draftwise.serving.bodies import JsonRoute
 from draftwise.serving.chat_answers import ChatForm
 from draftwise.serving.completion_answers import CompletionForm, Echo
 from draftwise.serving.errors import UnauthorizedError
@@ -128,20 +129,23 @@ async def _authorize(
 
 
 _open = APIRouter()
-_guarded = APIRouter(dependencies=[Depends(_authorize)], responses=documents.REFUSALS)
+_guarded = APIRouter(
+    dependencies=[Depends(_authorize)], responses=documents.REFUSALS, route_class=JsonRoute
+)
 
 
 @_open.get("/health", responses=documents.HEALTH)
 async def health(service: Served) -> Response:
-    """Whether the engine is there."""
-    ready = service.client.is_ready
-    return JSONResponse({"status": "ok" if ready else "starting"}, 200 if ready else 503)
+    """Whether requests are answered now, and if not, why."""
+    health = service.health()
+    body = {"status": health.status.value, "reason": health.reason}
+    return JSONResponse(body, 200 if health.is_ok else 503)
 
 
 @_open.get("/metrics", responses=documents.METRICS)
 async def metrics(service: Served) -> Response:
     """What is counted, in Prometheus' text format."""
-    return Response(service.metrics.text(), media_type=documents.PROMETHEUS)
+    return Response(service.metrics_text(), media_type=documents.PROMETHEUS)
 
 
 @_open.get("/version", responses=documents.VERSION)
@@ -208,13 +212,13 @@ async def detokenize(body: DetokenizeBody, service: Served) -> dict[str, Any]:
 @_guarded.get("/v1/speculation", responses=documents.SPECULATION)
 async def speculation(service: Served) -> dict[str, Any]:
     """How the server speculates."""
-    return await service.client.speculation()
+    return await service.speculation()
 
 
 @_guarded.patch("/v1/speculation", responses=documents.SPECULATION)
 async def change_speculation(body: SpeculationChange, service: Served) -> dict[str, Any]:
     """Speculate in another way from the next step on, also for requests that run."""
-    return await service.client.speculation(**body.changes())
+    return await service.speculation(**body.changes())
 
 
 @_guarded.get("/v1/stats", responses=documents.STATISTICS)

@@ -1,4 +1,4 @@
-"""The server's side of the engine: requests in, pieces out, and a new engine if one is lost."""
+"""The server's side of the engine: requests in, pieces out."""
 
 from __future__ import annotations
 
@@ -6,64 +6,71 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from draftwise.errors import DraftwiseError
 from draftwise.params import RequestSpeculation, SamplingParams
-from draftwise.serving.errors import EngineLostError, EngineUnavailableError
-from draftwise.serving.link import EngineLink
-from draftwise.serving.messages import Add, Ask, Cancel, Failed, Ready, Report, Turn
+from draftwise.serving.errors import EngineUnavailableError
+from draftwise.serving.health import Health
+from draftwise.serving.link import serialize
+from draftwise.serving.messages import Add, Ask, Cancel, Ready, Turn
 from draftwise.serving.metrics import Metrics
 from draftwise.serving.requests import News, ServedRequest
 from draftwise.serving.settings import EngineSettings
+from draftwise.serving.supervisor import Supervisor
 
 _LOG = logging.getLogger("draftwise.serving")
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 
 class EngineClient:
-    """Feeds an engine in a process of its own, and starts another when it is lost.
+    """Feeds an engine in a process of its own.
 
-    Everything here runs in one event loop.
+    When the engine is lost its requests fail, and what comes until the next one is ready waits for
+    it. Everything here runs in one event loop.
 
     Attributes:
         model: what is served; known once :meth:`start` is done.
-        is_ready: whether there is an engine now.
-        num_restarts: engines that were lost.
     """
 
     model: Ready
 
     def __init__(
-        self, settings: EngineSettings, on_turn: Callable[[Turn], None], metrics: Metrics
+        self,
+        settings: EngineSettings,
+        on_turn: Callable[[Turn], None],
+        metrics: Metrics,
+        step_timeout: float,
     ) -> None:
-        """Nothing is started yet.
+        """Set up; nothing is started yet.
 
         Args:
             settings: of the engine.
-            on_turn: is told of every turn of the engine, before the requests are.
-            metrics: is told when the engine comes and goes.
+            on_turn: called with every turn of the engine, after its requests have got theirs.
+            metrics: counts how often the engine comes and goes.
+            step_timeout: seconds after which an engine that does not respond is replaced.
         """
-        self.settings = settings
-        self.is_ready = False
-        self.num_restarts = 0
-        self._on_turn, self._metrics = on_turn, metrics
-        self._link: EngineLink | None = None
+        self._on_turn = on_turn
+        self._supervisor = Supervisor(settings, self, metrics, step_timeout)
         self._requests: dict[int, ServedRequest] = {}
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
         # What was changed while running holds for the next engine, too.
         self._changes: dict[str, Any] = {}
-        self._closing = False
-        self._pause = _FIRST_PAUSE_SECONDS
-        self._first: asyncio.Future[None] | None = None
-        self._restart: asyncio.Task[None] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is an engine that has loaded its models."""
+        return self._supervisor.is_ready
+
+    @property
+    def health(self) -> Health:
+        """Whether the engine responds now."""
+        return self._supervisor.health(is_busy=bool(self._requests))
 
     @property
     def pid(self) -> int | None:
         """Of the engine's process."""
-        return None if self._link is None else self._link.process.pid
+        return self._supervisor.pid
 
     async def start(self) -> None:
         """Load the models.
@@ -71,21 +78,13 @@ class EngineClient:
         Raises:
             DraftwiseError: they cannot be loaded.
         """
-        self._first = asyncio.get_running_loop().create_future()
-        self._begin()
-        await self._first
+        await self._supervisor.start()
 
     async def close(self) -> None:
         """End the engine; requests that still run fail."""
-        self._closing = True
-        if self._restart is not None:
-            self._restart.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._restart
-        link, self._link = self._link, None
-        self._lose(EngineUnavailableError("engine", "the server stops"))
-        if link is not None:
-            await asyncio.to_thread(link.close)
+        self._supervisor.is_closing = True
+        self.engine_was_lost(EngineUnavailableError("engine", "the server stops"))
+        await self._supervisor.close()
 
     def submit(
         self,
@@ -108,20 +107,20 @@ class EngineClient:
 
         Raises:
             EngineUnavailableError: the server stops.
+            InvalidParameterError: the request cannot be handed to another process.
         """
-        if self._closing:
+        if self._supervisor.is_closing:
             raise EngineUnavailableError("engine", "the server stops")
         command = Add(next(self._numbers), prompt, prompt_ids, params, speculation)
         request = ServedRequest(command, number, news)
-        self._requests[command.key] = request
-        if self._link is not None and self.is_ready:
-            self._link.send(command)
+        self._requests[request.key] = request
+        self._supervisor.send(request.payload)
         return request
 
     def cancel(self, request: ServedRequest) -> None:
-        """Nobody waits for it any more; its place is free after the running step."""
-        if self._requests.pop(request.key, None) is not None and self._link is not None:
-            self._link.send(Cancel(request.key))
+        """Give a request up; its place is free after the running step."""
+        if self._requests.pop(request.key, None) is not None:
+            self._supervisor.send(serialize(Cancel(request.key)))
         request.is_done = True
 
     async def speculation(self, **changes: Any) -> dict[str, Any]:
@@ -131,59 +130,32 @@ class EngineClient:
             InvalidParameterError: a change cannot be made; nothing is changed.
             DraftwiseError: there is no engine.
         """
-        if self._link is None or not self.is_ready:
+        if not self.is_ready:
             raise EngineUnavailableError("engine", "it is being started; ask again")
         call = next(self._numbers)
+        payload = serialize(Ask(call, changes))
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._answers[call] = answer
-        self._link.send(Ask(call, changes))
-        described = await answer
+        self._supervisor.send(payload)
+        try:
+            described = await answer
+        finally:
+            self._answers.pop(call, None)
         self._changes |= changes
         return described
 
-    # -- the engine's process ----------------------------------------------------------------
+    # -- what the supervisor reports ---------------------------------------------------------
 
-    def _begin(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def later(act: Callable[..., None], *what: Any) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(act, *what)
-
-        self._link = EngineLink(
-            self.settings,
-            lambda report: later(self._receive, report),
-            lambda: later(self._ended),
-        )
-
-    def _receive(self, report: Report) -> None:
-        match report:
-            case Turn():
-                self._settle(report)
-            case Ready():
-                self._greet(report)
-            case Failed(error, at_start):
-                _LOG.error("the engine failed", extra={"reason": str(error)})
-                if at_start and self._first is not None and not self._first.done():
-                    self._first.set_exception(error)
-                    self._closing = True
-
-    def _greet(self, ready: Ready) -> None:
-        """An engine is there: it gets what was changed and who waited for it."""
-        assert self._link is not None
-        self.model, self.is_ready = ready, True
-        self._metrics.engine_is_up(True)
-        self._pause = _FIRST_PAUSE_SECONDS
+    def engine_is_ready(self, ready: Ready) -> None:
+        """Hand the engine what was changed, and the requests that waited for it."""
+        self.model = ready
         if self._changes:
-            self._link.send(Ask(next(self._numbers), dict(self._changes)))
+            self._supervisor.send(serialize(Ask(next(self._numbers), dict(self._changes))))
         for request in self._requests.values():
-            self._link.send(request.command)
-        if self._first is not None and not self._first.done():
-            self._first.set_result(None)
-        _LOG.info("the engine is ready", extra={"pid": self.pid, "restarts": self.num_restarts})
+            self._supervisor.send(request.payload)
 
-    def _settle(self, turn: Turn) -> None:
-        self._on_turn(turn)
+    def engine_reported(self, turn: Turn) -> None:
+        """Hand out what a turn of the engine brought."""
         for key in turn.added:
             if key in self._requests:
                 self._requests[key].was_added()
@@ -205,44 +177,14 @@ class EngineClient:
                 request.gained(piece)
                 if request.is_done:
                     del self._requests[piece.key]
+        try:
+            self._on_turn(turn)
+        except Exception:
+            # The metrics lack a turn; the answers do not.
+            _LOG.exception("a turn of the engine could not be counted")
 
-    def _ended(self) -> None:
-        """The process is gone."""
-        if self._closing or self._link is None:
-            if self._first is not None and not self._first.done():
-                self._first.set_exception(
-                    EngineUnavailableError("engine", "its process ended while it was loading")
-                )
-            return
-        was_ready, self.is_ready = self.is_ready, False
-        self._metrics.engine_is_up(False)
-        link, self._link = self._link, None
-        code = link.process.exitcode
-        _LOG.error("the engine's process is gone", extra={"exit_code": code})
-        if self._first is not None and not self._first.done():
-            self._first.set_exception(
-                EngineUnavailableError(
-                    "engine", f"its process ended while it was loading (exit status {code})"
-                )
-            )
-            return
-        if was_ready:
-            self.num_restarts += 1
-            self._metrics.engine_was_lost()
-            self._lose(
-                EngineLostError("engine", "its process ended; a new one is started, ask again")
-            )
-        self._restart = asyncio.get_running_loop().create_task(self._begin_again(link))
-
-    async def _begin_again(self, lost: EngineLink) -> None:
-        await asyncio.to_thread(lost.close)
-        await asyncio.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
-        if not self._closing:
-            self._begin()
-
-    def _lose(self, error: DraftwiseError) -> None:
-        """Everybody who waits is told why nothing comes."""
+    def engine_was_lost(self, error: DraftwiseError) -> None:
+        """Fail everything that waits for the engine."""
         requests, self._requests = self._requests, {}
         for request in requests.values():
             request.failed(error)

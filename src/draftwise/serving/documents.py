@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from draftwise.outputs import FinishReason, TokenSource
+from draftwise.serving.health import HealthStatus
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 Responses = dict[int | str, dict[str, Any]]
@@ -144,9 +145,10 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether the engine is there."""
+    """Whether requests are answered now."""
 
-    status: Literal["ok", "starting"]
+    status: HealthStatus
+    reason: str | None = Field(description="Why not; null while they are.")
 
 
 class Version(BaseModel):
@@ -240,6 +242,7 @@ REFUSALS: Responses = _errors(
     s401="The key is missing or wrong.",
     s404="There is no such model.",
     s413="The body is too long.",
+    s415="The body is not JSON by its headers, or is compressed.",
     s503="There is no engine now.",
 )
 _BUSY: Responses = _errors(
@@ -247,16 +250,17 @@ _BUSY: Responses = _errors(
     s500="The model gave no numbers.",
     s504="The answer was not complete in time.",
 )
+_LATE: Responses = _errors(s504="The engine did not answer in time.")
 COMPLETION = _of(Completion, "The answers, or a stream of them.", streamed=True) | _BUSY
 CHAT = _of(ChatCompletion, "The answers, or a stream of them.", streamed=True) | _BUSY
 MODEL = _of(ModelCard, "The model.")
 MODELS = _of(ModelList, "The models.")
 VERSION = _of(Version, "The version.")
-HEALTH = _of(Health, "It is.") | {503: {"model": Health, "description": "It is not."}}
+HEALTH = _of(Health, "They are.") | {503: {"model": Health, "description": "They are not."}}
 METRICS: Responses = {
     200: {"description": "The metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
-TOKENS = _of(Tokens, "The tokens.")
-TEXT = _of(Text, "The text.")
-SPECULATION = _of(SpeculationState, "How the server speculates now.")
+TOKENS = _of(Tokens, "The tokens.") | _LATE
+TEXT = _of(Text, "The text.") | _LATE
+SPECULATION = _of(SpeculationState, "How the server speculates now.") | _LATE
 STATISTICS = _of(StatisticsState, "What happened lately.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -18,12 +19,14 @@ from draftwise.errors import (
 )
 from draftwise.serving.errors import (
     DeadlineExceededError,
+    EngineFaultError,
     EngineLostError,
     EngineUnavailableError,
     OverloadedError,
     TooLargeError,
     UnauthorizedError,
     UnknownModelError,
+    UnsupportedMediaTypeError,
 )
 from draftwise.serving.problems import explain
 
@@ -35,8 +38,10 @@ _KINDS: dict[type[DraftwiseError], tuple[int, str]] = {
     UnauthorizedError: (401, "authentication_error"),
     UnknownModelError: (404, "not_found_error"),
     TooLargeError: (413, "invalid_request_error"),
+    UnsupportedMediaTypeError: (415, "invalid_request_error"),
     OverloadedError: (429, "rate_limit_error"),
     NumericalError: (500, "server_error"),
+    EngineFaultError: (500, "server_error"),
     EngineLostError: (503, "server_error"),
     EngineUnavailableError: (503, "server_error"),
     DeadlineExceededError: (504, "timeout_error"),
@@ -60,7 +65,9 @@ def error_response(error: DraftwiseError) -> JSONResponse:
     status = status_of(error)
     headers = {}
     if isinstance(error, OverloadedError):
-        headers["Retry-After"] = str(error.retry_after)
+        # HTTP counts in whole seconds; OpenAI's clients read the finer header first.
+        headers["Retry-After"] = str(math.ceil(error.retry_after))
+        headers["retry-after-ms"] = str(math.ceil(1000 * error.retry_after))
     elif status == 503:
         headers["Retry-After"] = str(_RETRY_SECONDS)
     elif status == 401:

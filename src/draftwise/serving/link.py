@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
+import pickle
 import queue
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+from draftwise.errors import InvalidParameterError
 from draftwise.serving import worker
 from draftwise.serving.messages import Command, Report, Stop
 from draftwise.serving.settings import EngineSettings
 
+_LOG = logging.getLogger("draftwise.serving")
 _PATIENCE_SECONDS = 5.0
 
 
-class EngineLink:
-    """One process with an engine, and two threads that talk to it.
+def serialize(command: Command) -> bytes:
+    """A command as bytes for the engine's process.
 
-    Neither side ever waits for the other to take what it sends: a thread sends, and a thread
-    receives, whatever the event loop or the engine is doing.
+    This runs where the command is made, so that a command that cannot be serialised fails alone.
+
+    Raises:
+        InvalidParameterError: the command cannot be serialised.
+    """
+    try:
+        return pickle.dumps(command, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise InvalidParameterError(
+            "body", f"cannot be handed to the engine: {type(error).__name__}: {error}"
+        ) from error
+
+
+class EngineLink:
+    """A process with an engine, and two threads that talk to it.
+
+    Neither side waits for the other to take what it sends: one thread sends and another receives,
+    whatever the event loop or the engine is doing. If either thread ends for any reason, the
+    process is killed and the engine counts as lost.
 
     Attributes:
         process: of the engine.
@@ -37,52 +58,84 @@ class EngineLink:
 
         Args:
             settings: of the engine.
-            on_report: called in a thread of its own with everything that the process says.
-            on_end: called in the same thread once the process is gone.
+            on_report: called with each report of the process, in the receiving thread.
+            on_end: called once when the engine is lost, in one of the two threads. Not called
+                after :meth:`close`.
         """
         # A process that is forked from one with threads can hang in any library.
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         self._connection: Connection = ours
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._on_report, self._on_end = on_report, on_end
+        self._ending = threading.Lock()
+        self._ended = False
         self.process: BaseProcess = context.Process(
             target=worker.run, args=(theirs, settings), name="draftwise-engine", daemon=True
         )
         self.process.start()
         theirs.close()
         self._threads = [
-            threading.Thread(target=each, name=f"draftwise-{name}", daemon=True)
+            threading.Thread(
+                target=self._guard, args=(each,), name=f"draftwise-{name}", daemon=True
+            )
             for name, each in (("send", self._send), ("receive", self._receive))
         ]
         for thread in self._threads:
             thread.start()
 
-    def send(self, command: Command) -> None:
-        """Hand a command over; it is followed between two steps."""
-        self._commands.put(command)
+    def send(self, command: bytes) -> None:
+        """Queue a command of :func:`serialize`; the engine follows it between two steps."""
+        self._outbox.put(command)
+
+    def lose(self, reason: str) -> None:
+        """Kill the process and report the engine as lost, unless that was done before."""
+        with self._ending:
+            if self._ended:
+                return
+            self._ended = True
+        _LOG.error("the engine is lost", extra={"reason": reason, "pid": self.process.pid})
+        self._kill()
+        self._on_end()
 
     def close(self) -> None:
         """End the process, by force if it does not end by itself."""
-        self.send(Stop())
-        self.process.join(_PATIENCE_SECONDS)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        self._commands.put(None)
+        with self._ending:
+            was_lost, self._ended = self._ended, True
+        if was_lost:
+            self._kill()
+        else:
+            self.send(serialize(Stop()))
+            self.process.join(_PATIENCE_SECONDS)
+            if self.process.is_alive():
+                self._kill()
+        self.process.join()
+        self._outbox.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
         self._connection.close()
 
-    def _send(self) -> None:
-        # An error here is the other side's end, which the receiving thread reports.
-        with contextlib.suppress(OSError):
-            while (command := self._commands.get()) is not None:
-                self._connection.send(command)
+    def _kill(self) -> None:
+        with contextlib.suppress(ValueError):  # the process object is closed
+            self.process.kill()
 
-    def _receive(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                self._on_report(self._connection.recv())
-        self._on_end()
+    def _guard(self, work: Callable[[], str]) -> None:
+        """Run one of the two threads; whatever ends it ends the link."""
+        try:
+            reason = work()
+        except (EOFError, OSError) as error:
+            reason = f"its connection ended: {error!r}"
+        except BaseException as error:
+            _LOG.exception("a thread of the engine's link failed")
+            reason = f"a thread of its link failed: {error!r}"
+        self.lose(reason)
+
+    def _send(self) -> str:
+        while (command := self._outbox.get()) is not None:
+            self._connection.send_bytes(command)
+        return "its link was closed"
+
+    def _receive(self) -> str:
+        while True:
+            self._on_report(self._connection.recv())

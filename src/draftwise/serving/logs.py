@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import sys
+import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 from draftwise.errors import InvalidParameterError
 
 # What every record has of itself; the rest was given by whoever wrote it.
 _OWN = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+
+# Lines that wait to be written; more are lost.
+_MOST_LINES = 10_000
+_PATIENCE_SECONDS = 0.5
 
 
 class JsonFormatter(logging.Formatter):
@@ -31,21 +39,52 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class TolerantHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes while it can; a full disk costs lines, not requests.
+class BackgroundHandler(logging.Handler):
+    """Writes lines in a thread of its own.
+
+    A full disk, or a pipe that nobody reads, costs lines and never holds a request up.
 
     Attributes:
         num_lost: lines that could not be written.
     """
 
-    num_lost = 0
+    def __init__(self, stream: TextIO) -> None:
+        """Start the thread.
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """Count it; a report of the failure could not be written either."""
-        self.num_lost += 1
+        Args:
+            stream: written to by nobody else.
+        """
+        super().__init__()
+        self.num_lost = 0
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
+        self._thread = threading.Thread(target=self._write, name="draftwise-logs", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a line, or lose it if too many wait."""
+        try:
+            self._lines.put_nowait(self.format(record))
+        except Exception:  # a report of the failure could not be written either
+            self.num_lost += 1
+
+    def close(self) -> None:
+        """Write what waits, as far as that is possible at once."""
+        with suppress(queue.Full):
+            self._lines.put_nowait(None)
+            self._thread.join(_PATIENCE_SECONDS)
+        super().close()
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._stream.write(f"{line}\n")
+                self._stream.flush()
+            except Exception:
+                self.num_lost += 1
 
 
-def set_up_logs(path: Path | None, level: str = "info") -> TolerantHandler:
+def set_up_logs(path: Path | None, level: str = "info") -> BackgroundHandler:
     """Send the logs of server and HTTP library to a file, or to standard error.
 
     Args:
@@ -62,7 +101,7 @@ def set_up_logs(path: Path | None, level: str = "info") -> TolerantHandler:
         stream = sys.stderr if path is None else path.open("a", buffering=1, encoding="utf-8")
     except OSError as error:
         raise InvalidParameterError("log_file", f"cannot write {str(path)!r}: {error}") from error
-    handler = TolerantHandler(stream)
+    handler = BackgroundHandler(stream)
     handler.setFormatter(JsonFormatter())
     for name in ("draftwise", "uvicorn.error"):
         logger = logging.getLogger(name)

@@ -51,11 +51,16 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Ping:
+    """Report something, so that the server knows that the engine responds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the process."""
 
 
-Command = Add | Cancel | Ask | Stop
+Command = Add | Cancel | Ask | Ping | Stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ _CURRENT = {
     "vllm:kv_cache_usage_perc": "Share of the cache that is promised to requests, from 0 to 1.",
     "draftwise:lenience": "Lenience that holds now; below 1 answers are not exactly the target's.",
     "draftwise:calibration_error": "How far the policy's estimates of acceptance are off, 0 to 1.",
-    "draftwise:engine_up": "Whether the engine is there.",
+    "draftwise:engine_up": "Whether the engine responds.",
 }
 
 
@@ -158,7 +158,7 @@ class Metrics:
         )
 
     def engine_is_up(self, is_up: bool) -> None:
-        """The engine came or went."""
+        """Set whether the engine responds."""
         self._gauges["draftwise:engine_up"].set(is_up)
 
     def engine_was_lost(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 
@@ -15,6 +16,8 @@ from draftwise.serving.http_errors import error_response
 _LOG = logging.getLogger("draftwise.access")
 # Asked for every second by pages and monitors.
 _POLLED = {"/health", "/metrics", "/v1/stats", "/v1/speculation"}
+# A client's own number of a request goes into logs and back; anything else is replaced.
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class BodyLimit:
@@ -74,7 +77,9 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        number = Headers(scope=scope).get("x-request-id") or secrets.token_hex(8)
+        number = Headers(scope=scope).get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(number):
+            number = secrets.token_hex(8)
         start, status = time.monotonic(), 0
 
         async def watched(message: Message) -> None:

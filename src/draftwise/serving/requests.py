@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from draftwise.errors import DraftwiseError
+from draftwise.serving.link import serialize
 from draftwise.serving.messages import Add, Piece
 
 # Number of the answer, and what became of it.
@@ -16,7 +17,8 @@ class ServedRequest:
     """One request of the engine: one answer to one prompt.
 
     Attributes:
-        command: that adds it.
+        key: the server's number of it.
+        payload: the serialised command that adds it.
         arrived: monotonic time of its arrival, in seconds.
         is_done: nothing more comes.
     """
@@ -28,17 +30,16 @@ class ServedRequest:
             command: that adds it to the engine.
             number: of the answer among those of the same body.
             news: where all that becomes of it is put.
+
+        Raises:
+            InvalidParameterError: the command cannot be serialised.
         """
-        self.command = command
+        self.key = command.key
+        self.payload = serialize(command)
         self.arrived = time.monotonic()
         self.is_done = False
         self._number, self._news = number, news
         self._added: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def key(self) -> int:
-        """The server's number of it."""
-        return self.command.key
 
     async def added(self) -> None:
         """Wait until the engine has taken it.

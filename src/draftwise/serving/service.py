@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from draftwise.errors import InvalidParameterError, PromptError
-from draftwise.prompts import ChatFormat, Prompt, tokenize
+from draftwise.prompts import ChatFormat, Prompt, is_tokens, tokenize
 from draftwise.serving.admission import Admission
 from draftwise.serving.client import EngineClient
-from draftwise.serving.errors import UnknownModelError
+from draftwise.serving.errors import DeadlineExceededError, UnknownModelError
 from draftwise.serving.generation import Generation, Question
+from draftwise.serving.health import Health, HealthStatus
 from draftwise.serving.messages import Turn
 from draftwise.serving.metrics import Metrics
 from draftwise.serving.schemas import ChatBody, CompletionBody, Sampling
 from draftwise.serving.settings import EngineSettings, ServerSettings
 from draftwise.serving.statistics import Statistics
 from draftwise.serving.token_texts import TokenTexts
+from draftwise.serving.tokenizing import TokenizerThread
 from draftwise.serving.tools.preparation import Tooling
 from draftwise.serving.tools.registry import recognise
 from draftwise.serving.tracing import NoTracing, Tracing
@@ -26,6 +28,8 @@ from draftwise.structured_outputs import StructuredOutputs
 
 # A context that is full to the last token leaves room for this one.
 _AT_LEAST_ONE = 1
+# The longest prompt of a long context takes less than this.
+_TOKENIZING_SECONDS = 1.5
 
 
 class Service:
@@ -52,10 +56,9 @@ class Service:
         self._tracing = tracing or NoTracing()
         self.metrics = Metrics()
         self.statistics = Statistics()
-        self.client = EngineClient(engine, self._observe, self.metrics)
+        self.client = EngineClient(engine, self._observe, self.metrics, self.settings.step_timeout)
         self._admission = Admission(engine.max_batch_size, self.settings.max_queue)
-        # One thread: a fast tokenizer must not be used by two at once.
-        self._tokenizing = ThreadPoolExecutor(1, "draftwise-tokenize")
+        self._tokenizing = TokenizerThread(self.settings.request_timeout)
 
     async def start(self) -> None:
         """Load the models.
@@ -69,7 +72,22 @@ class Service:
     async def close(self) -> None:
         """End the engine."""
         await self.client.close()
-        self._tokenizing.shutdown()
+        self._tokenizing.close()
+        await asyncio.to_thread(self._tracing.close)
+
+    def health(self) -> Health:
+        """Whether requests are answered now."""
+        if not self._tokenizing.is_alive or self._tokenizing.busy_seconds > _TOKENIZING_SECONDS:
+            seconds = self._tokenizing.busy_seconds
+            return Health(
+                HealthStatus.STALLED, f"the tokenizer has not responded for {seconds:.1f} seconds"
+            )
+        return self.client.health
+
+    def metrics_text(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        self.metrics.engine_is_up(self.client.health.is_ok)
+        return self.metrics.text()
 
     @property
     def model_name(self) -> str:
@@ -146,12 +164,13 @@ class Service:
         Raises:
             PromptError: it is empty, malformed or too long.
         """
-        loop = asyncio.get_running_loop()
         tokenizer = self.client.model.tokenizer
         chat = replace(chat or ChatFormat(), template=self.settings.chat_template)
-        text, ids = await loop.run_in_executor(
-            self._tokenizing, lambda: tokenize(tokenizer, prompt, chat)
-        )
+        work = partial(tokenize, tokenizer, prompt, chat, max_tokens=self.max_prompt_tokens)
+        if is_tokens(prompt):
+            text, ids = work()
+        else:
+            text, ids = await self._tokenizing.run(work)
         if len(ids) > self.max_prompt_tokens:
             raise PromptError(
                 "prompt", f"has {len(ids)} tokens; the longest has {self.max_prompt_tokens}"
@@ -172,9 +191,24 @@ class Service:
                 raise PromptError(
                     "tokens", f"token {token} is outside the vocabulary of {model.vocab_size}"
                 )
-        loop = asyncio.get_running_loop()
-        text: str = await loop.run_in_executor(self._tokenizing, model.tokenizer.decode, tokens)
-        return text
+        return await self._tokenizing.run(partial(model.tokenizer.decode, tokens))
+
+    async def speculation(self, **changes: Any) -> dict[str, Any]:
+        """How the engine speculates, after some changes perhaps.
+
+        Raises:
+            InvalidParameterError: a change cannot be made; nothing is changed.
+            DeadlineExceededError: the engine does not answer in time.
+            DraftwiseError: there is no engine.
+        """
+        try:
+            async with asyncio.timeout(self.settings.request_timeout):
+                return await self.client.speculation(**changes)
+        except TimeoutError:
+            seconds = self.settings.request_timeout
+            raise DeadlineExceededError(
+                "request_timeout", f"the engine did not answer in {seconds:g} seconds"
+            ) from None
 
     def describe_model(self) -> dict[str, Any]:
         """The model as `/v1/models` lists it."""

@@ -64,6 +64,7 @@ class ServerSettings:
         tool_call_parser: of calls that the model makes of its own accord, ``"hermes"`` or
             ``"llama3_json"``; ``None`` for what the chat template is recognised to ask for.
         allowed_origins: web pages of these origins may ask from a browser; ``"*"`` for all.
+        step_timeout: seconds after which an engine that does not respond is replaced.
 
     Raises:
         InvalidParameterError: a value lies outside its range.
@@ -80,6 +81,7 @@ class ServerSettings:
     chat_template: str | None = None
     tool_call_parser: str | None = None
     allowed_origins: tuple[str, ...] = ()
+    step_timeout: float = 120.0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -91,7 +93,7 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidParameterError(name, f"must be at least {least}, got {value!r}")
-        for name in ("request_timeout", "drain_timeout"):
+        for name in ("request_timeout", "drain_timeout", "step_timeout"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise InvalidParameterError(name, f"must be positive seconds, got {value!r}")

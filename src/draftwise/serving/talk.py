@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import httpx
 
+from draftwise.engine.call import Call
+from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.outputs import TokenSource
@@ -71,15 +73,17 @@ class LocalTalker:
         """See :class:`Talker`."""
         llm = self._llm
         text, ids = tokenize(llm.target.tokenizer, messages)
+        call = Call(llm.engine)
         request = llm.engine.add(text, ids, self._params)
+        call.add(request)
         try:
-            while request.finish_reason is None:
-                llm.engine.step()
-                for piece in request.take_new().texts:
-                    reply.text += piece[0]
-                    yield piece
+            while not call.is_over:
+                for new in call.advance(Request.take_new):
+                    for piece in new.texts:
+                        reply.text += piece[0]
+                        yield piece
         finally:
-            llm.engine.cancel(request)
+            call.cancel()
             reply.num_tokens = request.stats.num_tokens
             reply.mean_accepted_length = request.stats.mean_accepted_length
             reply.lossless = request.stats.lossless

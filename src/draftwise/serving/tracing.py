@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any, Protocol
 
 from draftwise.errors import InvalidParameterError
 from draftwise.outputs import SpeculationStats
+
+_CLOSE_SECONDS = 0.5
 
 
 class Span(Protocol):
@@ -25,9 +28,15 @@ class Tracing(Protocol):
     def begin(self, model: str, num_prompt_tokens: int, num_answers: int) -> Span:
         """A request was let in."""
 
+    def close(self) -> None:
+        """Send what waits, as far as that is possible at once."""
+
 
 class NoTracing:
     """No spans."""
+
+    def close(self) -> None:
+        """Nothing waits."""
 
     def begin(self, model: str, num_prompt_tokens: int, num_answers: int) -> Span:
         """Nothing is kept."""
@@ -62,6 +71,12 @@ class OpenTelemetry:
             },
         )
         return span
+
+    def close(self) -> None:
+        """Send what waits; a collector that does not answer loses it."""
+        thread = threading.Thread(target=self._provider.shutdown, daemon=True)
+        thread.start()
+        thread.join(_CLOSE_SECONDS)
 
 
 def tell(span: Span, stats: SpeculationStats, first_token_seconds: float | None) -> None:
@@ -98,7 +113,10 @@ def set_up_tracing(endpoint: str | None) -> Tracing:
             "otlp_endpoint", f"{error.name} is missing: pip install 'draftwise[tracing]'"
         ) from error
     name = os.environ.get("OTEL_SERVICE_NAME", "draftwise")
-    provider = TracerProvider(resource=Resource.create({"service.name": name}))
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": name}),
+        shutdown_on_exit=False,  # it would wait for a collector that is gone
+    )
     address = f"{endpoint.rstrip('/')}/v1/traces"
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(address)))
     return OpenTelemetry(provider)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from draftwise.core.types import PARTS
@@ -13,7 +14,8 @@ from draftwise.errors import DraftwiseError
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
 from draftwise.policies import POLICIES
-from draftwise.serving.errors import EngineLostError
+from draftwise.processes import end_quickly, end_with_parent
+from draftwise.serving.errors import EngineFaultError, EngineLostError
 from draftwise.serving.messages import (
     Add,
     Ask,
@@ -22,11 +24,15 @@ from draftwise.serving.messages import (
     Failed,
     Load,
     Piece,
+    Ping,
     Ready,
     StepFigures,
     Turn,
 )
+from draftwise.serving.preparation import GrammarThread
 from draftwise.serving.settings import EngineSettings
+
+_LOG = logging.getLogger("draftwise.serving")
 
 
 def run(connection: Connection, settings: EngineSettings) -> None:
@@ -34,6 +40,8 @@ def run(connection: Connection, settings: EngineSettings) -> None:
     # Only the server decides when to end; ctrl-C reaches every process of the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with_parent()
+    end_quickly()
     try:
         llm = load(settings)
     except DraftwiseError as error:
@@ -87,6 +95,8 @@ class EngineWorker:
         self._requests: dict[int, Request] = {}
         self._keys: dict[int, int] = {}
         self._counted: dict[int, SpeculationStats] = {}
+        self._grammars = GrammarThread(llm.engine.grammars)
+        self._preparing: set[int] = set()
         self._stopped = False
 
     def run(self) -> None:
@@ -123,17 +133,27 @@ class EngineWorker:
         """Follow all commands that came meanwhile; without requests, wait for one."""
         turn = Turn()
         patience = 0 if self._requests else None
-        while not self._stopped and self._connection.poll(patience):
-            command: Command = self._connection.recv()
-            self._follow(command, turn)
+        while not self._stopped:
+            ready = wait([self._connection, self._grammars.readable], patience)
+            if not ready:
+                break
+            if self._connection in ready:
+                command: Command = self._connection.recv()
+                self._follow(command, turn)
+            if self._grammars.readable in ready:
+                self._add_prepared(turn)
             patience = 0
         return turn
 
     def _follow(self, command: Command, turn: Turn) -> None:
         match command:
+            case Add(key) if self._grammars.needs(command):
+                self._preparing.add(key)
+                self._grammars.submit(command)
             case Add():
                 self._add(command, turn)
             case Cancel(key):
+                self._preparing.discard(key)
                 request = self._requests.get(key)
                 if request is not None:
                     self._llm.engine.cancel(request)
@@ -143,18 +163,32 @@ class EngineWorker:
                     if changes:
                         self._llm.change_speculation(**changes)
                     turn.answers.append((call, self._describe()))
-                except DraftwiseError as error:
-                    turn.answers.append((call, error))
+                except Exception as error:
+                    turn.answers.append((call, _typed(error)))
+            case Ping():
+                pass  # every turn is reported
             case _:
                 self._stopped = True
+
+    def _add_prepared(self, turn: Turn) -> None:
+        """Add the requests whose grammars are compiled, unless they were cancelled meanwhile."""
+        for command, error in self._grammars.take():
+            if command.key not in self._preparing:
+                continue
+            self._preparing.remove(command.key)
+            if error is None:
+                self._add(command, turn)
+            else:
+                turn.refused.append((command.key, _typed(error)))
 
     def _add(self, command: Add, turn: Turn) -> None:
         try:
             request = self._llm.engine.add(
                 command.prompt, command.prompt_ids, command.params, command.speculation
             )
-        except DraftwiseError as error:
-            turn.refused.append((command.key, error))
+        except Exception as error:
+            # Nothing was queued: whatever is wrong with this request, the others go on.
+            turn.refused.append((command.key, _typed(error)))
             return
         self._requests[command.key] = request
         self._keys[request.request_id] = command.key
@@ -255,6 +289,14 @@ class EngineWorker:
             engine.lenience,
             engine.policies.default.calibration_error,
         )
+
+
+def _typed(error: BaseException) -> DraftwiseError:
+    """An error that the server can report; anything unexpected is logged with its traceback."""
+    if isinstance(error, DraftwiseError):
+        return error
+    _LOG.exception("the engine refused a command for an unexpected reason", exc_info=error)
+    return EngineFaultError("engine", f"failed unexpectedly: {type(error).__name__}: {error}")
 
 
 def _count(positions: list[int], number: int) -> None:

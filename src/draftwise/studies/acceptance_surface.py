@@ -65,6 +65,7 @@ class AcceptanceSurface(Study):
     name = "acceptance-surface"
     title = "Acceptance over S and A"
     source = SV
+    needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """Of the models' recorded drafts."""

@@ -128,6 +128,7 @@ class Bias(Study):
     name = "bias"
     title = "How far published rules are from lossless"
     source = OWN
+    needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """On positions of the target's texts."""

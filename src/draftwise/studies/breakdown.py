@@ -65,6 +65,7 @@ class Breakdown(Study):
                     s.dtype,
                     s.device,
                     max_batch_size=max(size, 2),
+                    max_model_len=s.max_model_len,
                     trust_remote_code=s.trust_remote_code,
                     **options,
                 )

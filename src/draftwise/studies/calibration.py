@@ -182,6 +182,7 @@ class Calibration(Study):
     name = "calibration"
     title = "Are estimates of acceptance right?"
     source = OWN
+    needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """On all prompts, and from the easiest task to the hardest."""

@@ -46,14 +46,17 @@ class CompanionChoice(Study):
     title = "Which companion"
     source = SV
     timed = True
+    needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """At the middle batch size."""
         s = bench.settings
         size = sorted(s.batch_sizes)[len(s.batch_sizes) // 2]
         target = same_distribution(s.target)
-        others = [name for name in dict.fromkeys([s.companion, *s.models]) if name != target]
-        companions = [QUANTISED, *(name for name in others if name != s.draft)]
+        others = [s.companion, *s.models]
+        companions = dict.fromkeys(
+            [QUANTISED, *(name for name in others if name and name not in (target, s.draft))]
+        )
         told = bench.collection(s.draft, target, target).records
         rows = {
             name: knowledge(bench.collection(companion=name).records, told) for name in companions
@@ -128,8 +131,17 @@ class CompanionChoice(Study):
         )
         quantised = rows[QUANTISED]
         others = {name: r for name, r in rows.items() if name != QUANTISED}
-        best = max(others, key=lambda name: others[name]["gain"])
+        best = max(others, key=lambda name: others[name]["gain"], default=None)
         published = [r["sv-published"]["ratio"] for r in rows.values()]
+        another = []
+        if best is not None:  # the quantised draft may be the only companion
+            another = [
+                Finding.of(
+                    "Another small model tells more.",
+                    f"{short_name(best)} {others[best]['gain']:.3f} bits",
+                    others[best]["gain"] > quantised["gain"],
+                )
+            ]
         return Account(
             text,
             [
@@ -139,11 +151,7 @@ class CompanionChoice(Study):
                     f"{quantised['free_gain']:.3f}",
                     quantised["gain"] > quantised["free_gain"],
                 ),
-                Finding.of(
-                    "Another small model tells more.",
-                    f"{short_name(best)} {others[best]['gain']:.3f} bits",
-                    others[best]["gain"] > quantised["gain"],
-                ),
+                *another,
                 Finding.of(
                     "The choice matters less than having one.",
                     f"published SV from {min(published):.2f} to {max(published):.2f} by "

@@ -53,12 +53,14 @@ class Correlation(Study):
     name = "correlation"
     title = "Does the companion agree where the target does?"
     source = SV
+    needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """The draft with every other model for its companion."""
         s = bench.settings
         target = same_distribution(s.target)
         told = bench.collection(s.draft, target, target).records
+        assert s.companion is not None
         companions = dict.fromkeys([s.companion, *s.models])
         return {
             "draft": s.draft,

@@ -73,6 +73,7 @@ class Fairness(Study):
     title = "Does everybody get a share?"
     source = SV
     timed = True
+    needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """Many requests at the largest batch size."""

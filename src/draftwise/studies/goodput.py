@@ -36,6 +36,7 @@ class Goodput(Study):
     title = "Goodput over tasks and batch sizes"
     source = SV
     timed = True
+    needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """All policies take turns, task by task."""

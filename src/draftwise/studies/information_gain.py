@@ -74,6 +74,7 @@ class InformationGain(Study):
     name = "information-gain"
     title = "What S and A tell of acceptance"
     source = SV
+    fewest_models = 2
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """All triples of the target, and of the largest of the models in its place."""

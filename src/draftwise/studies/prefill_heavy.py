@@ -32,6 +32,7 @@ class PrefillHeavy(Study):
     title = "Long prompts, short answers"
     source = SV
     timed = True
+    needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """Both workloads at the middle batch size."""

@@ -51,6 +51,7 @@ class Regret(Study):
     title = "Every policy against the oracle"
     source = OWN
     timed = True
+    needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """All policies in turns, at every batch size."""

@@ -26,7 +26,7 @@ class StudySettings:
     Attributes:
         target: name of the target; what is timed.
         draft: name of the draft.
-        companion: name of the companion.
+        companion: name of the companion; ``None`` for studies that need none.
         models: names of models that take each other's places in studies that compare them.
         prompts: files of JSON lines.
         num_prompts: of each task, drawn with ``seed``.
@@ -45,6 +45,7 @@ class StudySettings:
         seed: of everything that is drawn.
         dtype: of the models that are timed.
         device: of all models.
+        max_model_len: longest context of the target; ``None`` for its own.
         trust_remote_code: run code that comes with a model.
 
     Raises:
@@ -54,7 +55,7 @@ class StudySettings:
     prompts: tuple[Path, ...]
     target: str = "zoo:target@200m"
     draft: str = "zoo:draft"
-    companion: str = "zoo:companion"
+    companion: str | None = "zoo:companion"
     models: tuple[str, ...] = ("zoo:draft", "zoo:mid", "zoo:companion", "zoo:spare")
     num_prompts: int = 8
     longest_prompt: int = 300
@@ -72,6 +73,7 @@ class StudySettings:
     seed: int = 0
     dtype: str = "auto"
     device: str = "auto"
+    max_model_len: int | None = None
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:

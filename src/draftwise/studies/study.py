@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
+from draftwise.errors import InvalidParameterError
+from draftwise.studies.settings import StudySettings
 from draftwise.studies.workbench import Workbench
 
 Data = Mapping[str, Any]
@@ -62,12 +64,35 @@ class Study(ABC):
         title: as it is shown.
         source: whose table or figure it is.
         timed: whether it takes times, so that the machine should do nothing else.
+        needs_companion: whether it cannot do without a companion.
+        fewest_models: how many small models it compares at least.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
     timed: ClassVar[bool] = False
+    needs_companion: ClassVar[bool] = False
+    fewest_models: ClassVar[int] = 0
+
+    @classmethod
+    def check_models(cls, settings: StudySettings) -> None:
+        """Check that all models are named that it needs, before any is loaded.
+
+        Raises:
+            InvalidParameterError: one is missing.
+        """
+        if cls.needs_companion and settings.companion is None:
+            raise InvalidParameterError(
+                "companion", f"missing: {cls.name} is about what a companion knows; name one"
+            )
+        names = set(settings.models) - {settings.target}
+        if len(names) < cls.fewest_models:
+            raise InvalidParameterError(
+                "models",
+                f"{cls.name} compares {cls.fewest_models} small models or more, got {len(names)}; "
+                "name them, separated by commas",
+            )
 
     @abstractmethod
     def measure(self, bench: Workbench) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS, look
 from draftwise.core.latency import LatencyModel
+from draftwise.errors import InvalidParameterError
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Floats, Integers
@@ -75,8 +76,17 @@ def goodput(lengths: Integers, acceptance: Floats, latency: LatencyModel) -> flo
 
 
 def figures_of(records: Records, latency: LatencyModel) -> dict[str, Any]:
-    """All figures of recorded drafts."""
+    """All figures of recorded drafts.
+
+    Raises:
+        InvalidParameterError: fewer than two drafts are long enough.
+    """
     entropy, acceptance = chains_of(records, _LONGEST)
+    if len(entropy) < 2:
+        raise InvalidParameterError(
+            "max_tokens",
+            f"too few for two drafts of {_LONGEST} tokens; raise it or give more prompts",
+        )
     half = len(entropy) // 2
     alone = goodput(np.zeros(len(entropy), dtype=np.int64), acceptance, latency)
     curves: dict[str, list[float]] = {}

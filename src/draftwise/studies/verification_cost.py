@@ -67,6 +67,7 @@ class VerificationCost(Study):
     title = "What verification costs"
     source = SV
     timed = True
+    needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """Counted in turns at each batch size."""

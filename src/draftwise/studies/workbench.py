@@ -14,7 +14,7 @@ from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import Models
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.fits import estimator_fits
-from draftwise.estimators.profile import fit_profile
+from draftwise.estimators.profile import NO_MODEL, fit_profile
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams, SpeculationConfig
 from draftwise.profiling.acceptance import Collection, collect
@@ -54,7 +54,7 @@ class Workbench:
         self._quick: dict[str, LLM] = {}
         self._texts: dict[tuple[float, int], list[Text]] = {}
         self._positions: dict[tuple[float, int], Positions] = {}
-        self._profiles: dict[str, str] = {}
+        self._profiles: dict[str | None, str] = {}
         self._collections: dict[tuple[str, str, str | None, int, str], Collection] = {}
 
     def close(self) -> None:
@@ -75,21 +75,25 @@ class Workbench:
             s.dtype,
             s.device,
             max_batch_size=max(s.batch_sizes),
+            max_model_len=s.max_model_len,
             trust_remote_code=s.trust_remote_code,
         )
 
     def quick(self, target: str | None = None) -> LLM:
         """A target whose distributions are looked at, in float32."""
-        name = same_distribution(target or self.settings.target)
+        s = self.settings
+        name = same_distribution(target or s.target)
         if name not in self._quick:
             self.status(f"loading {name}")
             self._quick[name] = LLM(
                 name,
                 None,
                 "float32",
-                self.settings.device,
+                s.device,
                 max_batch_size=_COLLECTED_AT_ONCE,
-                trust_remote_code=self.settings.trust_remote_code,
+                # A model that stands in for the target may have a shorter context.
+                max_model_len=s.max_model_len if name == same_distribution(s.target) else None,
+                trust_remote_code=s.trust_remote_code,
             )
         return self._quick[name]
 
@@ -213,8 +217,9 @@ class Workbench:
         of_task = "" if task is None else f"{task.name} {len(task.prompts)}"
         key = target, draft, companion, gamma, of_task
         if key not in self._collections:
-            self.status(f"{draft} drafts for {target}, {companion} judges")
-            told = same_distribution(companion) == target
+            judges = "" if companion is None else f", {companion} judges"
+            self.status(f"{draft} drafts for {target}{judges}")
+            told = companion is not None and same_distribution(companion) == target
             config = SpeculationConfig(draft, companion=draft if told else companion, policy="sv")
             models = self.quick(target).load_models(config)
             if told:
@@ -245,18 +250,19 @@ class Workbench:
             config = SpeculationConfig(s.draft, companion=name, policy="sv")
             timed = self.timed_llm.load_models(config)
             assert timed.draft is not None
-            assert timed.companion is not None
+            judge = timed.companion
             collection = self.collection(companion=name)
             # The same models in another type; the profile is for those that are timed.
             provenance = dict(collection.provenance) | {
                 "target": timed.target.fingerprint,
                 "draft": timed.draft.fingerprint,
-                "companion": timed.companion.fingerprint,
+                "companion": NO_MODEL if judge is None else judge.fingerprint,
             }
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="draftwise-study-")
             path = Path(self._folder.name) / f"{len(self._profiles)}.safetensors"
-            fit_profile(collection.records, provenance, estimator_fits(True)).save(path)
+            fitted = fit_profile(collection.records, provenance, estimator_fits(judge is not None))
+            fitted.save(path)
             self._profiles[name] = str(path)
         return self._profiles[name]
 
@@ -306,7 +312,8 @@ class Workbench:
     def timed_llm(self) -> LLM:
         """The target that is timed with draft and companion at hand, to share them."""
         s = self.settings
-        config = SpeculationConfig(s.draft, companion=s.companion, policy="staged")
+        policy = "fixed" if s.companion is None else "staged"
+        config = SpeculationConfig(s.draft, companion=s.companion, policy=policy)
         return self.large.with_speculation(config)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core.types import Draft, DraftRule, DraftSignals, Judgement
+from draftwise.engine.batch import Batch
 from draftwise.engine.drafting import ModelDraft
 from draftwise.engine.follower import Follower
 from draftwise.engine.judging import Companion
@@ -23,7 +24,6 @@ from draftwise.engine.replicas.share import (
     part_of_rule,
 )
 from draftwise.engine.replicas.told import Told
-from draftwise.engine.scheduler import Batch
 from draftwise.policies.base import DraftPosition, Policy
 
 

@@ -13,6 +13,7 @@ from draftwise.engine.replicas.replica import Replica
 from draftwise.engine.replicas.share import DraftShare, JudgeShare
 from draftwise.errors import DraftwiseError
 from draftwise.models.loading import LoadedModel, load_model
+from draftwise.processes import end_quickly, end_with_parent
 
 
 @dataclass(frozen=True)
@@ -103,4 +104,6 @@ def _follower(loaded: LoadedModel, spec: ReplicaSpec) -> Follower:
 
 
 if __name__ == "__main__":
+    end_with_parent()
+    end_quickly()
     serve(*(int(number) for number in sys.argv[1:4]))

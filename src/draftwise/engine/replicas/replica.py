@@ -10,13 +10,13 @@ from torch import Tensor
 
 from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Draft, Judgement
+from draftwise.engine.batch import Batch, PromptChunk
 from draftwise.engine.drafting import ModelDraft
 from draftwise.engine.follower import Follower
 from draftwise.engine.judging import Companion
 from draftwise.engine.replicas.share import Drafted, DraftShare, JudgeShare, TextChange
 from draftwise.engine.replicas.told import Told
 from draftwise.engine.request import Request
-from draftwise.engine.scheduler import Batch, PromptChunk
 from draftwise.params import RequestSpeculation, SamplingParams
 
 

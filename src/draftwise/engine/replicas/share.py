@@ -11,7 +11,7 @@ import torch
 from draftwise.core.random import StageUniforms, StepUniforms
 from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.core.types import Draft, DraftRule, RuleNotes
-from draftwise.engine.scheduler import Batch
+from draftwise.engine.batch import Batch
 
 
 @dataclass(frozen=True)

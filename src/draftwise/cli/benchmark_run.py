@@ -1,0 +1,92 @@
+"""The contest of ``draftwise benchmark``, shown while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from draftwise.benchmark.answers import write_answers
+from draftwise.benchmark.contenders import Contender
+from draftwise.benchmark.contest import compete, make_cell
+from draftwise.benchmark.figures import Parameters, figures_of_cell
+from draftwise.benchmark.workload import Workload
+from draftwise.cli.benchmark_files import models_of
+from draftwise.cli.benchmark_tables import show_cell
+from draftwise.llm import LLM
+from draftwise.params import SamplingParams
+
+
+def run_cells(
+    console: Console,
+    contenders: Sequence[Contender],
+    workloads: Sequence[Workload],
+    sizes: Sequence[int],
+    rounds: int,
+    learning_turns: int,
+    params: SamplingParams,
+    llm: LLM,
+    output: Path,
+) -> list[dict[str, Any]]:
+    """The figures of all workloads at all batch sizes; each is shown when it is there.
+
+    Args:
+        console: where to print.
+        contenders: ours and others.
+        workloads: prompts.
+        sizes: batch sizes.
+        rounds: turns of each contender.
+        learning_turns: untimed turns before, of contenders that learn.
+        params: for all prompts.
+        llm: with the target.
+        output: folder for the answers.
+    """
+    cells = []
+    models = models_of(llm, contenders)
+    sizes_of_models = Parameters(**{role: m.num_parameters for role, m in models.items()})
+    tokenizer = llm.target.tokenizer
+
+    def decode(tokens: list[int]) -> str:
+        return "" if tokenizer is None else str(tokenizer.decode(tokens))
+
+    for each in workloads:
+        for size in sizes:
+            cell = make_cell(each.name, each.prompts, size, rounds)
+            playing = [c for c in contenders if c.can_run(size, params.temperature)]
+            turns = len(playing) * (rounds + 1) + learning_turns * sum(c.learns for c in playing)
+            with Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("turns"),
+                TimeElapsedColumn(),
+                console=console,
+                transient=True,
+                disable=not console.is_terminal,
+            ) as bar:
+                task = bar.add_task(each.name, total=turns)
+
+                title = f"{each.name}, batch {size}"
+                on_turn = partial(_advance, bar, task, title)
+                results = compete(cell, contenders, params, learning_turns, on_turn)
+            greedy = params.temperature == 0
+            figures = figures_of_cell(cell, results, sizes_of_models, greedy)
+            show_cell(console, figures)
+            write_answers(output, cell, results, each.categories, decode)
+            cells.append(figures)
+    return cells
+
+
+def _advance(bar: Progress, task: TaskID, title: str, name: str) -> None:
+    bar.update(task, advance=1, description=f"{title}: {name}")

@@ -1,0 +1,80 @@
+"""The flags of a command, and errors that name them instead of parameters of the Python API."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from draftwise.errors import DraftwiseError
+
+# Parameters that a command sets by an option of another name, the likelier option first.
+_OTHER_NAMES = {
+    "max_batch_size": ("batch_size", "batch_sizes"),
+    "policy_options": ("policy_option",),
+    "policy": ("policies",),
+    "prompts": ("workload",),
+    "structured_outputs": ("json_schema",),
+}
+_KEYED = "policy_option"
+# A name in quotes is the user's own, such as that of a file.
+_NAME_OR_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![-/.\w])[a-z]+(?:_[a-z]+)+(?![-/.\w])")
+
+
+class FlaggingCommand(TyperCommand):
+    """A command whose errors name its options as they are typed: ``--max-model-len``."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command.
+
+        Raises:
+            DraftwiseError: what it raises, with flags in place of parameters.
+        """
+        try:
+            return super().invoke(ctx)
+        except DraftwiseError as error:
+            name_flags(self, error)
+            raise
+
+
+def name_flags(command: Any, error: DraftwiseError) -> None:
+    """Let an error name the options of a command in place of parameters of the Python API.
+
+    A nested field such as ``sampling.top_k`` or ``speculation.draft`` is known by its last name. A
+    field for which the command has no option stays as it is.
+    """
+    error.field = _flag_of_field(command, error.field)
+
+    def flag(found: re.Match[str]) -> str:
+        text = found.group()
+        return text if text[0] in "'\"" else flag_of(command, text) or text
+
+    error.message = _NAME_OR_QUOTED.sub(flag, error.message)
+    error.args = (f"{error.field}: {error.message}",)
+
+
+def flag_of(command: Any, name: str) -> str | None:
+    """The flag of the option that sets a parameter; ``None`` if the command has none."""
+    for option in command.params:
+        if option.name == name and option.param_type_name == "option":
+            return str(max(option.opts, key=len))
+    return None
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether the user set an option, which the command may not have, on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and not source.name.startswith("DEFAULT")
+
+
+def _flag_of_field(command: Any, field: str) -> str:
+    first, *rest = field.split(".")
+    for name in (field, first, *rest[-1:]):
+        for each in (name, *_OTHER_NAMES.get(name, ())):
+            flag = flag_of(command, each)
+            if flag is not None:
+                # Of options with KEY=VALUE, the key too.
+                return " ".join([flag, *rest]) if each == _KEYED else flag
+    return field

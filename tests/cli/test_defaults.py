@@ -1,0 +1,62 @@
+"""Which models a command runs when not all are named."""
+
+import pytest
+
+from draftwise.cli.defaults import Zoo, choose_models
+from draftwise.errors import InvalidParameterError
+
+ZOO = Zoo("zoo:target", "zoo:draft", "zoo:companion", ("zoo:draft", "zoo:mid"))
+
+
+def chosen(*names, **others):
+    models = choose_models(ZOO, *names, **others)
+    return models.target, models.draft, models.companion, models.models
+
+
+def test_the_zoo_is_the_default_among_itself():
+    whole = ("zoo:target", "zoo:draft", "zoo:companion", ("zoo:draft", "zoo:mid"))
+    assert chosen(None, None) == whole
+    assert chosen("zoo:target", None) == whole
+    assert chosen(None, "zoo:draft", "zoo:companion") == whole
+    assert chosen("zoo:target@200m", None)[:2] == ("zoo:target@200m", "zoo:draft")
+    assert chosen(None, "zoo:mid", "draft:int8")[1:3] == ("zoo:mid", "draft:int8")
+    assert chosen("zoo:target", "own")[:3] == ("zoo:target", "own", "zoo:companion")
+
+
+def test_beside_ones_own_target_nothing_is_taken_from_the_zoo():
+    assert chosen("own", None) == ("own", None, None, ())
+    assert chosen("own", "d") == ("own", "d", None, ("d",))
+    assert chosen("own", "d", "c") == ("own", "d", "c", ("d", "c"))
+    assert chosen("own", "d", "draft:int8") == ("own", "d", "draft:int8", ("d",))
+    assert chosen("own", "d", "c", models=("d", "e")) == ("own", "d", "c", ("d", "e"))
+
+
+def test_none_is_no_draft():
+    for target in (None, "zoo:target", "own"):
+        models = choose_models(ZOO, target, "none")
+        assert models.draft is None
+        assert models.companion is None
+        assert not models.draft_is_missing
+    assert choose_models(ZOO, "own", None).draft_is_missing
+    assert not choose_models(ZOO, None, None).draft_is_missing
+
+
+@pytest.mark.parametrize(
+    ("named", "flag"),
+    [
+        ({"draft": "own"}, "--draft"),
+        ({"draft": None, "companion": "own"}, "--companion"),
+        ({"draft": None, "models": ("zoo:draft", "own")}, "--models"),
+    ],
+)
+def test_small_models_of_ones_own_need_their_target(named, flag):
+    with pytest.raises(InvalidParameterError, match=rf"missing: {flag} .*'own'.*--target") as told:
+        choose_models(ZOO, None, **named)
+    assert told.value.field == "target"
+
+
+def test_a_draft_can_be_required():
+    assert choose_models(ZOO, "own", "d").require_draft("a") == "d"
+    with pytest.raises(InvalidParameterError, match=r"missing: this needs one; .*--draft") as told:
+        choose_models(ZOO, "own", None).require_draft("this needs one")
+    assert told.value.field == "draft"

@@ -1,0 +1,70 @@
+"""Errors of the command line name options as they are typed."""
+
+import pytest
+import typer
+from typer.main import get_command
+
+from draftwise.cli.app import app
+from draftwise.cli.flags import FlaggingCommand, flag_of, name_flags
+from draftwise.errors import InvalidParameterError
+
+COMMANDS = get_command(app).commands
+
+
+def named(command, field, message=""):
+    error = InvalidParameterError(field, message)
+    name_flags(COMMANDS[command], error)
+    assert str(error) == f"{error.field}: {error.message}"
+    return error
+
+
+def test_every_command_names_its_flags():
+    assert all(isinstance(each, FlaggingCommand) for each in COMMANDS.values())
+
+
+def test_fields_become_flags():
+    for command, field, flag in (
+        ("generate", "max_model_len", "--max-model-len"),
+        ("generate", "sampling.top_k", "--top-k"),
+        ("generate", "speculation.draft", "--draft"),
+        ("generate", "max_batch_size", "--batch-size"),
+        ("generate", "policy_options.threshold", "--policy-option threshold"),
+        ("generate", "structured_outputs.json_schema", "--json-schema"),
+        ("serve", "max_batch_size", "--max-batch-size"),
+        ("benchmark", "max_batch_size", "--batch-sizes"),
+        ("benchmark", "policy", "--policies"),
+        ("benchmark", "prompts", "--workload"),
+        ("profile", "output", "--output"),
+    ):
+        assert named(command, field).field == flag
+
+
+def test_a_field_without_an_option_stays():
+    assert named("serve", "target").field == "target"
+    assert named("profile", "logit_bias").field == "logit_bias"
+    assert named("policies", "max_model_len").field == "max_model_len"
+
+
+def test_messages_name_flags_too_and_leave_what_the_user_wrote():
+    told = named("generate", "target", "set max_model_len to 8 or less")
+    assert told.message == "set --max-model-len to 8 or less"
+    path = "cannot read '/a/max_tokens' or 'max_tokens' or ./max_tokens.json"
+    assert named("generate", "prompts", path).message == path
+    unknown = "use stop_token_ids instead"
+    assert named("generate", "stop", unknown).message == unknown
+
+
+def test_models_can_be_shortened_wherever_they_are_loaded():
+    for name in ("generate", "profile", "profile-latency", "benchmark", "study", "serve", "chat"):
+        assert flag_of(COMMANDS[name], "max_model_len") == "--max-model-len", name
+
+
+def test_the_error_of_a_command_is_seen_with_its_flag():
+    inner = typer.Typer()
+
+    @inner.command(cls=FlaggingCommand)
+    def command(top_k: int = 0) -> None:
+        raise InvalidParameterError("sampling.top_k", f"must be positive, got {top_k}")
+
+    with pytest.raises(InvalidParameterError, match=r"^--top-k: must be positive, got 0$"):
+        get_command(inner)(["--top-k", "0"], standalone_mode=False)

@@ -1,0 +1,157 @@
+"""A model that is deleted or closed gives its memory back to the system."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.errors import ClosedError
+from draftwise.models import host_memory
+
+from ..tiny_models import Recipe
+
+RECIPE = Recipe(vocab=32, seed=11, tokenizer=True)
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+
+# Prints the memory of the process before, with and after each of some models.
+PROGRAM = """
+import gc, sys
+from pathlib import Path
+from draftwise import LLM, SamplingParams
+
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+def use(target, how, **speculation):
+    before = resident()
+    llm = LLM(target, {"draft": "zoo:draft", **speculation}, max_batch_size=4)
+    llm.generate(["def f(x):"] * 3, SamplingParams(max_tokens=16, temperature=0))
+    full = resident()
+    if how == "close":
+        llm.close()
+    del llm
+    print(before, full, resident())
+
+gc.disable()  # no cycle may keep a model
+for words in sys.argv[1:]:
+    target, how, policy, companion = words.split()
+    companion = None if companion == "-" else companion
+    use(target, how, policy=policy, num_speculative_tokens=3, companion=companion)
+"""
+
+
+def figures(*runs):
+    """KiB before, with and after each model."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *runs], capture_output=True, text=True, check=True
+    )
+    return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@needs_linux
+def test_most_of_a_large_model_comes_back():
+    large = "zoo:target@200m"
+    for before, full, after in figures(f"{large} del fixed -", f"{large} close fixed -"):
+        assert full - before > 500 * 1024
+        assert full - after > 0.85 * (full - before)
+
+
+@needs_linux
+def test_one_model_after_the_other_needs_no_more_memory():
+    ways = ["del fixed -", "close fixed -", "del sv zoo:companion", "close sv draft:int8"]
+    runs = figures(*(f"zoo:target {way}" for way in ways * 3))
+    settled, last = runs[3], runs[-1]
+    # What lies between is a fraction of one model.
+    assert last[2] - settled[2] < 0.3 * (settled[1] - settled[0])
+
+
+def build(models):
+    speculation = SpeculationConfig(
+        models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
+    )
+    return LLM(models.folder(RECIPE), speculation, dtype="float32")
+
+
+class TestClosed:
+    def test_every_use_says_so(self, models):
+        llm = build(models)
+        stream = llm.stream("ab", GREEDY)
+        engine = llm.engine
+        llm.close()
+        llm.close()
+        uses = [
+            lambda: llm.generate("ab", GREEDY),
+            lambda: next(stream),
+            lambda: next(llm.stream("ab", GREEDY)),
+            lambda: llm.tokenize("ab"),
+            lambda: llm.change_speculation(num_speculative_tokens=1),
+            lambda: llm.with_speculation(None),
+            lambda: llm.load_models(llm.speculation),
+            lambda: llm.target,
+            lambda: llm.draft,
+            lambda: llm.engine,
+            lambda: engine.add(None, [1], GREEDY),
+            engine.step,
+            lambda: engine.change_speculation(lenience=1.0),
+            lambda: engine.policies,
+        ]
+        for use in uses:
+            with pytest.raises(ClosedError, match="closed; load the models anew"):
+                use()
+        engine.close()
+        assert engine.num_unfinished == 0
+
+    def test_at_the_end_of_a_with_block(self, models):
+        with build(models) as llm:
+            (output,) = llm.generate("ab", GREEDY)
+        assert len(output.token_ids) == 12
+        with pytest.raises(ClosedError):
+            llm.generate("ab", GREEDY)
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_a_sibling_goes_on(self, models, first):
+        both = [build(models)]
+        both.append(both[0].with_speculation(None))
+        expected = both[0].generate("ab", GREEDY)[0].token_ids
+        both.pop(first).close()
+        assert both[0].generate("ab", GREEDY)[0].token_ids == expected
+
+    def test_an_engine_outlives_its_llm(self, models):
+        engine = build(models).engine
+        request = engine.add(None, [1, 2], GREEDY)
+        while request.finish_reason is None:
+            engine.step()
+        assert len(request.output().token_ids) == 12
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_memory_of_a_gpu(monkeypatch, captures):
+    """It cannot be freed while a graph is being captured."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
+    host_memory.return_free_memory()
+    assert len(calls) == (not captures)
+
+
+def test_systems_that_have_no_glibc(monkeypatch):
+    class Library:
+        def __init__(self, name):
+            """Has no function that is asked for."""
+
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", Library)
+    host_memory._malloc_trim.cache_clear()
+    try:
+        host_memory.return_free_memory()
+    finally:
+        monkeypatch.undo()
+        host_memory._malloc_trim.cache_clear()
+    host_memory.return_free_memory()
+    assert torch.zeros(2).sum() == 0

@@ -1,0 +1,35 @@
+"""Loading and generating writes nothing to a user's terminal."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+{before}
+import draftwise
+from draftwise import LLM, SamplingParams
+llm = LLM({target!r}, {{"draft": "zoo:draft", "companion": {companion!r}}})
+llm.generate("def f(x):", SamplingParams(max_tokens=3))
+try:
+    llm.generate("a b " * 3000)
+except draftwise.errors.PromptError:
+    print(len(llm.tokenize("a b " * 3000)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "target", "companion"),
+    [
+        ("import transformers", "zoo:target", None),
+        ("import transformers", "zoo:target:int8", "draft:int8"),
+        ("from transformers import AutoModelForCausalLM", "zoo:target", "draft:int4"),
+    ],
+)
+def test_nothing_is_written(before, target, companion):
+    program = PROGRAM.format(before=before, target=target, companion=companion)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert int(done.stdout) > 2048

@@ -1,0 +1,440 @@
+"""Every thread and process of a server is ended, stopped, or fed what it cannot take.
+
+After each, `/health` says so within two seconds, and requests are answered or refused in time.
+"""
+
+import os
+import pickle
+import signal
+import threading
+import time
+from asyncio import Queue
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+
+import httpx
+import pytest
+
+from draftwise.params import RequestSpeculation, SamplingParams
+from draftwise.serving import service as service_module
+from draftwise.serving import supervisor as supervisor_module
+from draftwise.serving.messages import Add
+from draftwise.serving.preparation import GrammarThread
+from draftwise.serving.settings import ServerSettings
+from draftwise.structured_outputs import StructuredOutputs
+
+from .conftest import ZOO
+from .running import PATIENCE_SECONDS, running
+from .test_command import SMALL, children, start, until_gone
+from .test_faults import LONG, SHORT, num_inside, post, until
+
+# What is said of /health, with room for a machine that does other things, too.
+TRUTH_SECONDS = 2.0
+ROOM_SECONDS = 3.0
+
+
+class Call:
+    """Unpickled, it calls something instead."""
+
+    def __init__(self, function, *arguments):
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self):
+        return self.function, self.arguments
+
+
+def supervisor(server):
+    return server.service.client._supervisor
+
+
+def feed(server, command):
+    """Send an engine something that no command of the server would be."""
+    payload = command if isinstance(command, bytes) else pickle.dumps(command)
+    server.call(_send(server, payload))
+
+
+async def _send(server, payload):
+    supervisor(server).send(payload)
+
+
+def health(server):
+    with server.client() as client:
+        answer = client.get("/health")
+        return answer.status_code, answer.json()["status"]
+
+
+def until_health_is(server, *expected):
+    start = time.monotonic()
+    until(lambda: health(server) in expected)
+    assert time.monotonic() - start < TRUTH_SECONDS + ROOM_SECONDS
+
+
+@contextmanager
+def watched(**settings):
+    """A server of its own with an engine that has answered a request, and the answer."""
+    with running(ZOO, ServerSettings(**settings)) as server:
+        yield server, post(server, SHORT).json()["choices"][0]["text"]
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A server for tests that leave it with an engine that answers, and an answer."""
+    with watched(request_timeout=60.0) as both:
+        yield both
+
+
+def answers_again(server, expected):
+    """The next request waits for another engine where that is needed, and is answered."""
+    assert post(server, SHORT).json()["choices"][0]["text"] == expected
+    assert health(server) == (200, "ok")
+
+
+GONE = (503, "starting")
+STALLED = (503, "stalled")
+
+
+class TestTheEngineIsReplaced:
+    """Its process or one of the threads that talk to it ends."""
+
+    @pytest.fixture
+    def lose(self, shared):
+        return partial(self._lose, *shared)
+
+    def _lose(self, server, expected, how, step_timeout=None):
+        with ThreadPoolExecutor(2) as pool:
+            pid, restarts = server.service.client.pid, supervisor(server).num_restarts
+            if step_timeout is not None:
+                supervisor(server)._liveness.timeout = step_timeout
+            waiting = pool.submit(post, server, LONG)
+            until(lambda: num_inside(server) == 1)
+            how(server)
+            until_health_is(server, GONE, (200, "ok"))
+            lost = waiting.result(PATIENCE_SECONDS)
+            assert lost.status_code == 503
+            assert lost.json()["error"]["param"] == "engine"
+            answers_again(server, expected)
+            assert server.service.client.pid != pid
+            assert supervisor(server).num_restarts == restarts + 1
+
+    def test_when_its_process_is_killed(self, lose):
+        lose(lambda server: os.kill(server.service.client.pid, signal.SIGKILL))
+
+    def test_when_it_is_told_to_terminate(self, lose):
+        lose(lambda server: os.kill(server.service.client.pid, signal.SIGTERM))
+
+    def test_when_it_exits_by_itself(self, lose):
+        lose(lambda server: feed(server, Call(os._exit, 3)))
+
+    def test_when_it_cannot_read_a_command(self, lose):
+        lose(lambda server: feed(server, b"no pickle"))
+
+    def test_when_a_command_raises(self, lose):
+        lose(lambda server: feed(server, Call(int, "no number")))
+
+    def test_when_the_sending_thread_ends(self, lose):
+        lose(lambda server: supervisor(server)._link._outbox.put(object()))
+
+    def test_when_the_receiving_thread_ends(self, lose):
+        def break_reports(server):
+            def fail(_):
+                raise MemoryError
+
+            supervisor(server)._link._on_report = fail
+
+        lose(break_reports)
+
+    def test_when_the_connection_is_closed(self, lose):
+        lose(
+            lambda server: (
+                os.close(os.dup(supervisor(server)._link._connection.fileno()))
+                or supervisor(server)._link._connection.close()
+            )
+        )
+
+    def test_when_a_report_cannot_be_followed(self, lose):
+        def break_reports(server):
+            client = server.service.client
+            follow = client.engine_reported
+
+            def fail_once(turn):
+                client.engine_reported = follow
+                raise KeyError("a number that nobody knows")
+
+            client.engine_reported = fail_once
+
+        lose(break_reports)
+
+    def test_when_it_hangs_in_a_step(self, lose):
+        lose(lambda server: feed(server, Call(time.sleep, 3600)), step_timeout=2.0)
+
+    def test_when_it_is_stopped(self, lose):
+        lose(lambda server: os.kill(server.service.client.pid, signal.SIGSTOP), step_timeout=2.0)
+
+
+def test_an_idle_engine_that_is_stopped_is_stalled_and_then_goes_on(shared):
+    server, expected = shared
+    pid = server.service.client.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until_health_is(server, STALLED)
+        assert "draftwise:engine_up 0.0" in server.service.metrics_text().decode()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until_health_is(server, (200, "ok"))
+    answers_again(server, expected)
+    assert server.service.client.pid == pid
+
+
+def test_requests_of_a_stopped_engine_end_at_their_deadline():
+    with watched(request_timeout=3.0) as (server, expected):
+        pid = server.service.client.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with server.client() as client:
+                assert post(server, SHORT).status_code == 504
+                assert client.get("/v1/speculation").status_code == 504
+                changed = client.patch("/v1/speculation", json={"num_speculative_tokens": 1})
+                assert changed.status_code == 504
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        until_health_is(server, (200, "ok"))
+        answers_again(server, expected)
+
+
+def test_a_command_that_cannot_be_serialised_fails_alone(shared):
+    server, expected = shared
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(post, server, LONG)
+        until(lambda: num_inside(server) == 1)
+        with pytest.raises(Exception, match="cannot be handed to the engine"):
+            server.call(server.service.client.speculation(policy_options={"a": lambda: None}))
+        assert other.result(PATIENCE_SECONDS).status_code == 200
+        answers_again(server, expected)
+
+
+def test_a_request_that_the_engine_fails_on_fails_alone(shared):
+    """For a reason that nobody thought of: here parameters that are none."""
+    server, expected = shared
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(post, server, LONG)
+        until(lambda: num_inside(server) == 1)
+
+        async def submit():
+            request = server.service.client.submit(
+                None, [5, 6], object(), RequestSpeculation(), 0, Queue()
+            )
+            await request.added()
+
+        with pytest.raises(Exception, match="unexpectedly"):
+            server.call(submit())
+        assert other.result(PATIENCE_SECONDS).status_code == 200
+        answers_again(server, expected)
+
+
+def test_another_engine_is_tried_until_one_starts(shared, monkeypatch):
+    server, expected = shared
+    tries, link = [], supervisor_module.EngineLink
+
+    def fail_twice(*arguments):
+        tries.append(arguments)
+        if len(tries) <= 2:
+            raise OSError("too many processes")
+        return link(*arguments)
+
+    monkeypatch.setattr(supervisor_module, "EngineLink", fail_twice)
+    os.kill(server.service.client.pid, signal.SIGKILL)
+    until_health_is(server, GONE)
+    answers_again(server, expected)
+    assert len(tries) == 3
+
+
+def with_grammar(**form):
+    return {"prompt": "Once", "max_tokens": 3, "temperature": 0, "structured_outputs": form}
+
+
+class TestGrammars:
+    """They are compiled in a thread of the engine's process."""
+
+    def test_one_that_takes_long_delays_nobody_else(self, shared):
+        """A request that comes later is answered before."""
+        server, _ = shared
+        slow = [f"answer {number}" for number in range(15_000)]
+        order = []
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(post, server, with_grammar(choice=slow))
+            first.add_done_callback(lambda _: order.append("slow"))
+            until(lambda: server.service.num_inside == 1)
+            second = pool.submit(post, server, SHORT)
+            second.add_done_callback(lambda _: order.append("plain"))
+            assert second.result(PATIENCE_SECONDS).status_code == 200
+            assert first.result(PATIENCE_SECONDS).status_code in (200, 400)
+        assert order == ["plain", "slow"]
+
+    def test_one_that_is_given_up_while_it_is_compiled_is_not_run(self, shared):
+        server, expected = shared
+        slow = "((((d{1000}){1000}){1000}))"
+        with server.client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json=with_grammar(regex=slow), timeout=0.2)
+        until(lambda: server.service.num_inside == 0)
+        answers_again(server, expected)
+        until(lambda: num_inside(server) == 0)
+
+    @pytest.mark.parametrize(
+        ("form", "message"),
+        [
+            ({"choice": [str(number) for number in range(60_000)]}, "characters"),
+            ({"regex": "a" * 300_000}, "characters"),
+            ({"regex": "(a|aa)*" * 2000}, "cannot be followed"),
+            ({"grammar": "start: ("}, "structured_outputs.grammar"),
+        ],
+    )
+    def test_one_that_cannot_be_had_is_refused(self, shared, form, message):
+        server, expected = shared
+        answer = post(server, with_grammar(**form))
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert message in f"{error['param']} {error['message']}"
+        answers_again(server, expected)
+
+
+def test_a_panic_while_a_grammar_is_compiled_is_an_error_of_its_request():
+    """Rust libraries raise what is no Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    class Compiler:
+        def matcher(self, form):
+            raise Panic(form)
+
+    thread = GrammarThread(Compiler())
+    form = StructuredOutputs(json_object=True)
+    for key in range(3):
+        params = SamplingParams(structured_outputs=form)
+        thread.submit(Add(key, None, [1], params, RequestSpeculation()))
+        assert wait([thread.readable], PATIENCE_SECONDS)
+        (prepared,) = thread.take()
+        assert prepared.command.key == key
+        assert isinstance(prepared.error, Panic)
+
+
+def test_nothing_watches_an_engine_any_more():
+    with watched() as (server, _):
+        task = supervisor(server)._monitor
+        server.call(_cancel(task))
+        until_health_is(server, STALLED)
+
+
+async def _cancel(task):
+    task.cancel()
+
+
+def test_what_cannot_be_counted_is_answered_all_the_same(shared, monkeypatch):
+    server, expected = shared
+    before = supervisor(server).num_restarts
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(server.service.client, "_on_turn", fail)
+    answers_again(server, expected)
+    assert supervisor(server).num_restarts == before
+
+
+class TestTheTokenizer:
+    def test_one_that_hangs_is_said_and_holds_only_texts_up(self, monkeypatch):
+        go_on = threading.Event()
+        with watched(request_timeout=3.0) as (server, expected):
+            tokenize = service_module.tokenize
+
+            def hang(tokenizer, prompt, **options):
+                if isinstance(prompt, str):
+                    go_on.wait(PATIENCE_SECONDS)
+                return tokenize(tokenizer, prompt, **options)
+
+            monkeypatch.setattr(service_module, "tokenize", hang)
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(post, server, SHORT)
+                until_health_is(server, STALLED)
+                late = waiting.result(PATIENCE_SECONDS)
+                assert late.status_code == 504
+                assert late.json()["error"]["param"] == "request_timeout"
+                assert post(server, {**SHORT, "prompt": [5, 6, 7]}).status_code == 200
+                go_on.set()
+            monkeypatch.undo()
+            until_health_is(server, (200, "ok"))
+            answers_again(server, expected)
+
+    def test_one_that_raises_anything_goes_on(self, shared, monkeypatch):
+        server, expected = shared
+
+        def fail(*_, **__):
+            raise MemoryError
+
+        with monkeypatch.context() as patch, server.client() as client:
+            patch.setattr(service_module, "tokenize", fail)
+            assert client.post("/tokenize", json={"prompt": "a"}).status_code == 500
+        answers_again(server, expected)
+
+    def test_one_that_hangs_does_not_keep_the_server_from_stopping(self, monkeypatch):
+        go_on = threading.Event()
+        with watched(request_timeout=1.0) as (server, _):
+            monkeypatch.setattr(service_module, "tokenize", lambda *_, **__: go_on.wait(3600))
+            assert post(server, SHORT).status_code == 504
+        go_on.set()
+
+
+def test_the_helper_of_multiprocessing_may_die(shared):
+    """Python starts a process that looks after shared resources; nothing of ours needs it."""
+    server, expected = shared
+    os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)
+    answers_again(server, expected)
+    os.kill(server.service.client.pid, signal.SIGKILL)
+    until_health_is(server, GONE)
+    answers_again(server, expected)
+
+
+def test_an_engine_that_hangs_does_not_outlive_a_server_that_is_killed():
+    process, _ = start("zoo:target", *SMALL)
+    engines = children(process.pid)
+    for engine in engines:
+        os.kill(engine, signal.SIGSTOP)
+    process.kill()
+    process.stderr.close()
+    process.wait()
+    for engine in engines:
+        os.kill(engine, signal.SIGCONT)
+    until_gone(engines)
+
+
+class TestReplicas:
+    """Processes of the engine that draft."""
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+    def test_one_that_ends_or_hangs_ends_the_engine(self, number):
+        engine = replace(
+            ZOO, draft_replicas=2, speculation=replace(ZOO.speculation, policy="fixed")
+        )
+        with running(engine, ServerSettings(step_timeout=3.0)) as server:
+            expected = post(server, SHORT).json()["choices"][0]["text"]
+            (replica,) = [
+                pid for pid in children(server.service.client.pid) if b"replicas" in _command(pid)
+            ]
+            os.kill(replica, number)
+            with ThreadPoolExecutor(4) as pool:
+                answers = [pool.submit(post, server, SHORT) for _ in range(4)]
+                lost = [each.result(PATIENCE_SECONDS) for each in answers]
+            assert {each.status_code for each in lost} <= {200, 503}
+            assert any(each.status_code == 503 for each in lost)
+            assert post(server, SHORT).json()["choices"][0]["text"] == expected
+            if number == signal.SIGSTOP:
+                os.kill(replica, signal.SIGKILL)
+
+
+def _command(pid):
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()

@@ -1,0 +1,141 @@
+"""Bodies that are not read, or not as they were meant."""
+
+import json
+import re
+
+import pytest
+
+COMPLETIONS = "/v1/completions"
+SHORT = {"prompt": "Once", "max_tokens": 2}
+
+
+def nested(depth, opening="[", closing="]"):
+    return opening * depth + closing * depth
+
+
+def nested_schema(depth):
+    """Objects in objects, as a grammar for an answer."""
+    return '{"type":"object","properties":{"a":' * depth + '{"type":"string"}' + "}}" * depth
+
+
+def still_answers(client):
+    assert client.post(COMPLETIONS, json=SHORT).status_code == 200
+    assert client.get("/health").json() == {"status": "ok", "reason": None}
+
+
+@pytest.mark.parametrize("depth", [270, 5000, 500_000])
+def test_a_deeply_nested_answer_format_is_refused_and_nothing_else_happens(client, depth):
+    schema = nested_schema(depth)
+    body = '{"messages":[{"role":"user","content":"Hi"}],"max_tokens":2,"response_format":'
+    body += '{"type":"json_schema","json_schema":{"name":"a","schema":' + schema + "}}}"
+    if len(body) > 8 << 20:
+        body = body[: 8 << 20]
+    answer = client.post(
+        "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "body"
+    assert "nested too deeply" in error["message"]
+    still_answers(client)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "key"),
+    [
+        ("PATCH", "/v1/speculation", "policy_options"),
+        ("POST", COMPLETIONS, "metadata"),
+        ("POST", COMPLETIONS, "logit_bias"),
+        ("POST", COMPLETIONS, "prompt"),
+        ("POST", "/v1/chat/completions", "messages"),
+        ("POST", "/tokenize", "messages"),
+        ("POST", "/detokenize", "tokens"),
+    ],
+)
+@pytest.mark.parametrize("braces", ["[]", ('{"a":', "}")])
+def test_any_value_may_be_nested_too_deeply(client, method, path, key, braces):
+    for depth in (300, 100_000):
+        value = braces[0] * depth + ("1" if braces[1] == "}" else "") + braces[1] * depth
+        answer = client.request(
+            method,
+            path,
+            content=f'{{"{key}":{value}}}',
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.status_code == 400
+        assert "nested too deeply" in answer.json()["error"]["message"]
+    still_answers(client)
+
+
+def test_what_the_parser_takes_the_engine_takes_too(client):
+    """The deepest value that is parsed crosses to the engine's process and back."""
+    options = '{"threshold":' + nested(195) + "}"
+    answer = client.patch(
+        "/v1/speculation",
+        content='{"policy":"confidence","policy_options":' + options + "}",
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] != "body"
+    still_answers(client)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"  \n", "is empty"),
+        (b"{", "is not JSON"),
+        (b'{"prompt": NaN}', "is not JSON"),
+        (b'{"prompt": "\xff"}', "is not JSON"),
+        (b'{"prompt": "\\ud800"}', "surrogate"),
+        (b'{"seed": ' + b"1" * 5000 + b"}", "is not JSON"),
+    ],
+)
+def test_what_is_not_json_says_so(client, content, message):
+    answer = client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "body"
+    assert message in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json"]
+)
+def test_a_body_that_is_not_called_json_says_so(client, kind):
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = client.post(COMPLETIONS, content=json.dumps(SHORT).encode(), headers=headers)
+    assert answer.status_code == 415
+    assert answer.json()["error"]["param"] == "content-type"
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/json; charset=utf-8", "APPLICATION/vnd.api+json"]
+)
+def test_json_has_several_names(client, kind):
+    answer = client.post(
+        COMPLETIONS, content=json.dumps(SHORT).encode(), headers={"Content-Type": kind}
+    )
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+def test_compressed_bodies_are_refused_by_name(client, encoding):
+    answer = client.post(COMPLETIONS, json=SHORT, headers={"Content-Encoding": encoding})
+    assert answer.status_code == 415
+    assert answer.json()["error"]["param"] == "content-encoding"
+    plain = client.post(COMPLETIONS, json=SHORT, headers={"Content-Encoding": "identity"})
+    assert plain.status_code == 200
+
+
+@pytest.mark.parametrize("number", ["number-7", "a" * 128, "4bf9/2:3=+@_."])
+def test_a_request_keeps_its_own_number(client, number):
+    answer = client.get("/version", headers={"X-Request-Id": number})
+    assert answer.headers["x-request-id"] == number
+
+
+@pytest.mark.parametrize("number", ["a" * 129, "two words", "{}", "", "a\tb", "\xe9"])
+def test_a_number_that_is_none_is_replaced(client, number):
+    answer = client.get("/version", headers={"X-Request-Id": number.encode("latin-1")})
+    assert re.fullmatch("[0-9a-f]{16}", answer.headers["x-request-id"])
