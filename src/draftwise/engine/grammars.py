@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FIELD = "structured_outputs"
 # Grammars that are kept; a server is mostly asked for the same few.
 _MOST_KEPT = 64
-# Characters of a form. Compiling a list of choices of this size takes about a second.
+# Characters of a form, as JSON where it is not text.
 _LARGEST = 1 << 18
 # What may stand between two parts of JSON. Models left free there can write spaces for ever.
 _BETWEEN = r"[ ]|\n[ ]{0,20}"

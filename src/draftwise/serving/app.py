@@ -21,7 +21,7 @@ import draftwise
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.serving import documents
 from draftwise.serving.answers import AnswerForm
-from draftwise.serving.bodies import JsonRoute
+from draftwise.serving.bodies import CLIENT_CLOSED, JsonRoute
 from draftwise.serving.chat_answers import ChatForm
 from draftwise.serving.completion_answers import CompletionForm, Echo
 from draftwise.serving.errors import UnauthorizedError
@@ -49,7 +49,6 @@ from draftwise.serving.schemas import (
 from draftwise.serving.service import Service
 from draftwise.serving.tools.preparation import prepare
 
-_CLIENT_CLOSED = 499
 # Nothing that the page needs comes from anywhere else.
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
@@ -235,7 +234,7 @@ async def _answer(
     try:
         content = await unless_gone(request.receive, whole_answer(generation, form))
     except ClientGoneError:
-        return Response(status_code=_CLIENT_CLOSED)
+        return Response(status_code=CLIENT_CLOSED)
     return JSONResponse(content)
 
 

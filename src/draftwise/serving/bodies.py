@@ -8,9 +8,13 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
 
 from draftwise.errors import InvalidParameterError
 from draftwise.serving.errors import UnsupportedMediaTypeError
+
+# Nobody gets it; it stands in the log.
+CLIENT_CLOSED = 499
 
 
 class _ParsedRequest(Request):
@@ -39,7 +43,11 @@ class JsonRoute(APIRoute):
         async def parse_and_handle(request: Request) -> Response:
             parsed = _ParsedRequest(request.scope, request.receive)
             _check_headers(parsed)
-            parsed.parsed = _parse(await parsed.body())
+            try:
+                body = await parsed.body()
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_CLOSED)
+            parsed.parsed = _parse(body)
             return await handle(parsed)
 
         return parse_and_handle

@@ -147,9 +147,6 @@ class EngineWorker:
 
     def _follow(self, command: Command, turn: Turn) -> None:
         match command:
-            case Add(key) if self._grammars.needs(command):
-                self._preparing.add(key)
-                self._grammars.submit(command)
             case Add():
                 self._add(command, turn)
             case Cancel(key):
@@ -182,7 +179,12 @@ class EngineWorker:
                 turn.refused.append((command.key, _typed(error)))
 
     def _add(self, command: Add, turn: Turn) -> None:
+        """Add a request to the engine, at once or when its grammar is compiled."""
         try:
+            if self._grammars.needs(command):
+                self._preparing.add(command.key)
+                self._grammars.submit(command)
+                return
             request = self._llm.engine.add(
                 command.prompt, command.prompt_ids, command.params, command.speculation
             )

@@ -25,7 +25,6 @@ MAX_STOP_STRINGS, LONGEST_STOP_STRING = 32, 256
 MAX_STOP_TOKENS = 1024
 MAX_BIASES, LARGEST_BIAS = 1024, 100
 MAX_CHOICES = 1024
-LONGEST_GRAMMAR = 1 << 16
 IGNORED = "Accepted and ignored."
 Ignored = Annotated[Any, Field(description=IGNORED)]
 
@@ -54,11 +53,9 @@ class Form(Body):
 
     json_schema: dict[str, Any] | None = Field(None, alias="json")
     json_object: bool = False
-    regex: str | None = Field(None, max_length=LONGEST_GRAMMAR)
+    regex: str | None = None
     choice: list[str] | None = Field(None, max_length=MAX_CHOICES, fail_fast=True)
-    grammar: str | None = Field(
-        None, max_length=LONGEST_GRAMMAR, description="Lark's, as llguidance knows it."
-    )
+    grammar: str | None = Field(None, description="Lark's, as llguidance knows it.")
 
     def checked(self) -> StructuredOutputs:
         """As the engine wants it.
