@@ -7,15 +7,7 @@ from draftwise.serving import admission as module
 from draftwise.serving.admission import Admission
 from draftwise.serving.errors import OverloadedError
 
-
-class Clock:
-    """Stands for the module `time`."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        return self.now
+from .clock import Clock
 
 
 @pytest.fixture

@@ -5,15 +5,7 @@ import pytest
 from draftwise.serving import liveness as module
 from draftwise.serving.liveness import Liveness
 
-
-class Clock:
-    """Stands for the module `time`."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        return self.now
+from .clock import Clock
 
 
 @pytest.fixture

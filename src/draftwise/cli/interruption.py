@@ -67,7 +67,7 @@ def reader_may_be_gone(interrupted: bool) -> Iterator[None]:
     """Print after ctrl-C, which in a terminal ends the program that reads the output as well.
 
     Raises:
-        typer.Exit: there was an interruption and nobody reads any more.
+        typer.Exit: the run was interrupted and the reader of the output is gone.
     """
     try:
         yield

@@ -31,7 +31,7 @@ class TextBuilder:
             tokenizer: a fast tokenizer; ``None`` for no text.
             prompt_ids: tokens of the prompt.
             stop: strings that end the text.
-            min_tokens: stop strings are looked for behind the text of so many tokens.
+            min_tokens: stop strings count only after the text of this many tokens.
         """
         self.text = ""
         self.pieces: list[str] = []

@@ -147,10 +147,10 @@ class Turns:
             raise
 
     def do_soon(self, work: Callable[[], None]) -> None:
-        """Have something done within a turn, without waiting for it.
+        """Schedule work for a turn without waiting for the turn.
 
-        It is done at once if nobody has the turn, otherwise by the thread that has it, before its
-        next step or at the end of its turn.
+        The work runs at once if no thread has the turn. Otherwise the thread that has it runs the
+        work before its next step or at the end of its turn.
         """
         self._soon.append(work)
         self._try_to_work_off()

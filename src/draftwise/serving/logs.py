@@ -42,7 +42,7 @@ class JsonFormatter(logging.Formatter):
 class BackgroundHandler(logging.Handler):
     """Writes lines in a thread of its own.
 
-    A full disk, or a pipe that nobody reads, costs lines and never holds a request up.
+    A full disk, or a pipe whose reader has stopped, costs lines and never delays a request.
 
     Attributes:
         num_lost: lines that could not be written.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -104,6 +105,8 @@ def _follower(loaded: LoadedModel, spec: ReplicaSpec) -> Follower:
 
 
 if __name__ == "__main__":
+    # Ctrl-C reaches every process of a terminal; the engine decides when its replicas end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     end_quickly()
     serve(*(int(number) for number in sys.argv[1:4]))

@@ -141,7 +141,9 @@ class Sampling(Body):
     )
     ignore_eos: bool = False
     min_tokens: int = Field(
-        0, ge=0, description="No token, and no stop string, ends the answer before so many tokens."
+        0,
+        ge=0,
+        description="No stop token and no stop string ends the answer before this many tokens.",
     )
     stream: bool = False
     stream_options: StreamOptions | None = None

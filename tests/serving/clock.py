@@ -1,0 +1,11 @@
+"""A clock that tests set."""
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
