@@ -42,6 +42,8 @@ def complaint(model, body):
         (CompletionBody, {"prompt": [[3], "a"]}, "prompt[1]", "a list of token ids"),
         (CompletionBody, {"prompt": [None]}, "prompt[0]", "got null"),
         (CompletionBody, {"prompt": None}, "prompt", "is required"),
+        (CompletionBody, {"prompt": [[3]] * 4097}, "prompt", "at most 4096"),
+        (CompletionBody, {"prompt": ["a"] * 4097}, "prompt", "at most 4096"),
         (CompletionBody, {"prompt": "a", "max_tokens": True}, "max_tokens", "an integer, got true"),
         (CompletionBody, {"prompt": "a", "max_tokens": "5"}, "max_tokens", "an integer, got '5'"),
         (CompletionBody, {"prompt": "a", "max_tokens": 5.0}, "max_tokens", "an integer, got 5.0"),

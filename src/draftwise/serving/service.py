@@ -28,8 +28,9 @@ from draftwise.structured_outputs import StructuredOutputs
 
 # A context that is full to the last token leaves room for this one.
 _AT_LEAST_ONE = 1
-# The longest prompt of a long context takes less than this.
-_TOKENIZING_SECONDS = 1.5
+# A tokenizer that takes longer hangs. At a million characters per second, a text that fills the
+# context, or is refused for not fitting, takes some ten microseconds per token of the context.
+_TOKENIZING_SECONDS, _PER_TOKEN = 1.2, 2e-5
 
 
 class Service:
@@ -77,12 +78,15 @@ class Service:
 
     def health(self) -> Health:
         """Whether requests are answered now."""
-        if not self._tokenizing.is_alive or self._tokenizing.busy_seconds > _TOKENIZING_SECONDS:
-            seconds = self._tokenizing.busy_seconds
+        health = self.client.health
+        seconds = self._tokenizing.busy_seconds
+        if health.is_ok and not self._tokenizing.is_alive:
+            return Health(HealthStatus.STALLED, "the tokenizer's thread has ended")
+        if health.is_ok and seconds > _TOKENIZING_SECONDS + _PER_TOKEN * self.max_prompt_tokens:
             return Health(
                 HealthStatus.STALLED, f"the tokenizer has not responded for {seconds:.1f} seconds"
             )
-        return self.client.health
+        return health
 
     def metrics_text(self) -> bytes:
         """The metrics in Prometheus' text format."""
@@ -168,13 +172,11 @@ class Service:
         chat = replace(chat or ChatFormat(), template=self.settings.chat_template)
         work = partial(tokenize, tokenizer, prompt, chat, max_tokens=self.max_prompt_tokens)
         if is_tokens(prompt):
+            self._check_length(len(prompt))
             text, ids = work()
         else:
             text, ids = await self._tokenizing.run(work)
-        if len(ids) > self.max_prompt_tokens:
-            raise PromptError(
-                "prompt", f"has {len(ids)} tokens; the longest has {self.max_prompt_tokens}"
-            )
+            self._check_length(len(ids))
         return text, ids
 
     async def detokenize(self, tokens: list[int]) -> str:
@@ -252,6 +254,12 @@ class Service:
             self.model_name,
             body.form_field() if form is None else "tools",
         )
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens > self.max_prompt_tokens:
+            raise PromptError(
+                "prompt", f"has {num_tokens} tokens; the longest has {self.max_prompt_tokens}"
+            )
 
     def _check_choices(self, count: int) -> None:
         if count > self.settings.max_choices:

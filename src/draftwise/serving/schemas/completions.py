@@ -17,6 +17,7 @@ from draftwise.serving.schemas.body import (
 )
 from draftwise.serving.schemas.common import Sampling
 
+MAX_PROMPTS = 4096
 Prompts = str | list[TokenId] | list[str] | list[list[TokenId]]
 _ACCEPTED = (
     "a string, a list of token ids, or a list of either: strings or lists of token ids, not mixed"
@@ -30,6 +31,8 @@ def _prompt(value: Any) -> Any:
     if not isinstance(value, list):
         raise wrong(f"must be {_ACCEPTED}; got {quoted(value)}")
     first = value[0] if value else ""
+    if not isinstance(first, int) and len(value) > MAX_PROMPTS:
+        raise wrong(f"has {len(value)} prompts; at most {MAX_PROMPTS} are allowed")
     if isinstance(first, str):
         check_strings(value)
     elif isinstance(first, list):
