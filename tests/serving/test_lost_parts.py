@@ -301,6 +301,20 @@ class TestGrammars:
         answers_again(server, expected)
 
 
+def test_a_compiler_of_grammars_that_hangs_holds_only_new_grammars_up():
+    module = "__import__('draftwise.engine.grammars', fromlist=['-'])"
+    hang = f"setattr({module}.GrammarCompiler, 'matcher', lambda *_: __import__('time').sleep(999))"
+    ping = "__import__('draftwise.serving.messages', fromlist=['-']).Ping()"
+    with watched(request_timeout=3.0) as (server, expected):
+        feed(server, Call(eval, f"({hang}, {ping})[1]"))
+        late = post(server, with_grammar(regex="[ab]"))
+        assert late.status_code == 504
+        answers_again(server, expected)
+        assert post(server, with_grammar(regex="[bc]")).status_code == 504
+        answers_again(server, expected)
+        assert supervisor(server).num_restarts == 0
+
+
 def test_a_panic_while_a_grammar_is_compiled_is_an_error_of_its_request():
     """Rust libraries raise what is no Exception."""
 
