@@ -57,7 +57,7 @@ def status_of(error: DraftwiseError) -> int:
 def error_body(error: DraftwiseError) -> dict[str, Any]:
     """The error as JSON."""
     status, kind = _KINDS.get(type(error), (500, "server_error"))
-    return _body(error.message, kind, error.field, status)
+    return _body(str(error), kind, error.field, status)
 
 
 def error_response(error: DraftwiseError) -> JSONResponse:

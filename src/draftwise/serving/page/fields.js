@@ -70,7 +70,9 @@ export class Fields {
     const named = (param ?? "").split(".").find((part) => this.#fields.has(part));
     const field = this.#fields.get(named);
     if (!field || field.box.closest("[hidden]")) return false;
-    field.refuse(message);
+    // The message names the field, beside which it is shown.
+    const name = `${param}: `;
+    field.refuse(message.startsWith(name) ? message.slice(name.length) : message);
     field.control.focus();
     return true;
   }
