@@ -32,10 +32,6 @@ from .running import PATIENCE_SECONDS, running
 from .test_command import SMALL, children, start, until_gone
 from .test_faults import LONG, SHORT, num_inside, post, until
 
-# What is said of /health, with room for a machine that does other things, too.
-TRUTH_SECONDS = 2.0
-ROOM_SECONDS = 3.0
-
 
 class Call:
     """Unpickled, it calls something instead."""
@@ -68,9 +64,8 @@ def health(server):
 
 
 def until_health_is(server, *expected):
-    start = time.monotonic()
+    """How soon that is follows from `test_liveness.py`, whatever else the machine does."""
     until(lambda: health(server) in expected)
-    assert time.monotonic() - start < TRUTH_SECONDS + ROOM_SECONDS
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Spans that a collector would get."""
 
+import threading
+
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -57,3 +59,20 @@ def test_without_an_endpoint_there_are_no_spans():
     assert isinstance(set_up_tracing(None), NoTracing)
     tracing = set_up_tracing("http://127.0.0.1:9/")
     assert isinstance(tracing, OpenTelemetry)
+
+
+def test_a_collector_that_does_not_answer_does_not_keep_the_server_from_stopping():
+    """The provider would wait for it until its own patience is over, here for ever."""
+    answer = threading.Event()
+
+    class Provider(TracerProvider):
+        def shutdown(self):
+            answer.wait()
+
+    OpenTelemetry(Provider(shutdown_on_exit=False)).close()
+    answer.set()
+
+
+def test_spans_are_not_waited_for_when_the_process_ends():
+    tracing = set_up_tracing("http://127.0.0.1:9/")
+    assert tracing._provider._atexit_handler is None
