@@ -148,6 +148,17 @@ def test_pieces_are_read_as_the_whole(new, case):
 
 
 @pytest.mark.parametrize("new", PARSERS.values())
+@pytest.mark.parametrize("depth", [*range(880, 1000, 3), 100_000])
+def test_a_call_may_be_nested_too_deeply(new, depth):
+    """What can just be read cannot always be written again."""
+    reader = new(["add"])
+    deep = "[" * depth + "]" * depth
+    call = f'{{"name": "add", "arguments": {{"a": {deep}}}, "parameters": {{"a": {deep}}}}}'
+    reader.read(f"<tool_call>{call}</tool_call>" if new is HermesReader else call)
+    reader.finish()
+
+
+@pytest.mark.parametrize("new", PARSERS.values())
 @hypothesis.given(answer=mixed)
 @hypothesis.settings(max_examples=300, deadline=None)
 def test_nothing_but_calls_and_what_surrounds_them_is_lost(new, answer):

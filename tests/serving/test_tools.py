@@ -284,3 +284,12 @@ def test_a_schema_that_cannot_be_followed_is_refused(client):
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "tools"
     assert ask(client, PATH, messages=CHAT, tools=tools, max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("depth", [300, 930, 945, 100_000])
+def test_arguments_of_an_earlier_call_may_be_nested_too_deeply(client, depth):
+    """They are JSON within a string, which the parser of bodies does not look into."""
+    arguments = '{"a":' + "[" * depth + "]" * depth + "}"
+    refused = ask(client, PATH, messages=calling(arguments))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "messages[1].tool_calls[0].function.arguments"

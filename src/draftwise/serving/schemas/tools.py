@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, field_validator
+from pydantic_core import from_json
 
 from draftwise.serving.schemas.body import Body, quoted, wrong
 
@@ -76,8 +76,8 @@ class CalledFunction(BaseModel):
     @classmethod
     def _check_arguments(cls, value: str) -> str:
         try:
-            parsed = json.loads(value or "{}")
-        except (ValueError, RecursionError) as error:
+            parsed = from_json(value or "{}", allow_inf_nan=False)
+        except ValueError as error:
             raise wrong(f"must be a JSON object as a string: {error}") from None
         if not isinstance(parsed, dict):
             raise wrong(f"must be a JSON object as a string, got {quoted(value)}")
@@ -95,7 +95,7 @@ class ToolCall(BaseModel):
 
     def plain(self) -> dict[str, Any]:
         """As templates want it: the arguments are an object."""
-        arguments = json.loads(self.function.arguments or "{}")
+        arguments = from_json(self.function.arguments or "{}", allow_inf_nan=False)
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}
 

@@ -81,7 +81,10 @@ def call_events(value: Any, names: Collection[str], arguments_key: str) -> list[
     name, arguments = value.get("name"), value.get(arguments_key, {})
     if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
         return None
-    return [Call(name), Arguments(_json(arguments))]
+    try:
+        return [Call(name), Arguments(_json(arguments))]
+    except RecursionError:  # what could just be read may be too deep to be written
+        return None
 
 
 def parse_json(text: str) -> Any:
