@@ -21,7 +21,7 @@ from draftwise.engine.request import Request
 from draftwise.errors import ClosedError, DraftwiseError, InvalidParameterError
 from draftwise.models.host_memory import return_free_memory
 from draftwise.models.loading import LoadedModel, resolve_device, resolve_dtype
-from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats, StreamPiece
+from draftwise.outputs import FinishReason, RequestOutput, StreamPiece
 from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize
 from draftwise.values import boolean, integer, number, path_name, shown
@@ -290,7 +290,9 @@ class LLM:
         finally:
             call.cancel()
         outputs = [
-            _failed(prompt, request) if isinstance(request, DraftwiseError) else request.output()
+            RequestOutput.empty(prompt, FinishReason.ERROR, request)
+            if isinstance(request, DraftwiseError)
+            else request.output()
             for prompt, request in zip(each, requests, strict=True)
         ]
         errors = [output.error for output in outputs]
@@ -391,18 +393,3 @@ def _itself(request: Request) -> Request:
 
 def _ignore(status: str) -> None:
     """For callers that do not ask what is being done."""
-
-
-def _failed(prompt: Prompt, error: DraftwiseError) -> RequestOutput:
-    """The output of a prompt that never became a request."""
-    return RequestOutput(
-        prompt=prompt if isinstance(prompt, str) else None,
-        prompt_token_ids=[],
-        text="",
-        token_ids=[],
-        token_sources=[],
-        token_texts=[],
-        finish_reason=FinishReason.ERROR,
-        speculation=SpeculationStats(),
-        error=error,
-    )

@@ -122,6 +122,20 @@ class RequestOutput:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
+    @classmethod
+    def empty(
+        cls, prompt: object, finish_reason: FinishReason, error: DraftwiseError | None = None
+    ) -> RequestOutput:
+        """The output of a prompt for which nothing was generated.
+
+        Args:
+            prompt: as the caller gave it; kept if it is text.
+            finish_reason: why nothing was generated.
+            error: what went wrong, if it did.
+        """
+        text = prompt if isinstance(prompt, str) else None
+        return cls(text, [], "", [], [], [], finish_reason, SpeculationStats(), error)
+
 
 @dataclass(frozen=True)
 class StreamPiece:

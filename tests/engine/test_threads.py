@@ -444,7 +444,7 @@ def test_closing_ends_what_others_do(models):
 
 
 def test_a_step_loop_of_ones_own(models):
-    """Beside other threads: its requests say how they fare, whoever took the step."""
+    """Beside other threads: a request holds its own result, whichever thread took the step."""
     llm = build(models)
     expected = llm.generate([1, 2], LONG)[0].token_ids
 

@@ -80,7 +80,7 @@ def test_nobody_is_told_to_wait_for_long(clock):
 
 
 def test_a_fast_server_is_asked_again_soon(clock):
-    """Requests end every 20 ms: nobody is told to wait a second."""
+    """Requests end every 20 ms: no client has to wait a second."""
     admission = busy(clock, 0.02)
     assert [refusal(admission) for _ in range(3)] == pytest.approx([0.02, 0.04, 0.06])
     assert refusal(busy(clock, 1e-6)) == pytest.approx(0.01)

@@ -1,4 +1,4 @@
-"""What bodies may hold, and what clients are told of those that are wrong."""
+"""What bodies may hold, and what errors say about those that are wrong."""
 
 import dataclasses
 import json

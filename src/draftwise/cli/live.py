@@ -12,7 +12,7 @@ from rich.text import Text
 
 from draftwise.cli.render import STYLES
 from draftwise.engine.request import Request
-from draftwise.outputs import FinishReason, RequestOutput, SpeculationStats
+from draftwise.outputs import FinishReason, RequestOutput
 from draftwise.params import SamplingParams
 from draftwise.prompts import Prompt
 
@@ -155,13 +155,4 @@ def _first_line(prompt: str) -> str:
 
 def _nothing(prompt: Prompt) -> RequestOutput:
     """The output of a prompt for which nothing was generated yet."""
-    return RequestOutput(
-        prompt=prompt if isinstance(prompt, str) else None,
-        prompt_token_ids=[],
-        text="",
-        token_ids=[],
-        token_sources=[],
-        token_texts=[],
-        finish_reason=FinishReason.CANCELLED,
-        speculation=SpeculationStats(),
-    )
+    return RequestOutput.empty(prompt, FinishReason.CANCELLED)

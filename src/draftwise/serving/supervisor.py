@@ -13,7 +13,7 @@ from draftwise.serving.errors import EngineLostError, EngineUnavailableError
 from draftwise.serving.health import Health, HealthStatus
 from draftwise.serving.link import EngineLink, serialize
 from draftwise.serving.liveness import PING_SECONDS, Liveness
-from draftwise.serving.messages import Command, Failed, Ping, Ready, Report, Turn
+from draftwise.serving.messages import Failed, Ping, Ready, Report, Turn
 from draftwise.serving.metrics import Metrics
 from draftwise.serving.settings import EngineSettings
 
@@ -154,8 +154,7 @@ class Supervisor:
         if self._liveness.is_lost:
             self._link.lose(f"it did not respond for {self._step_timeout:g} seconds")
         elif self._liveness.asked():
-            ping: Command = Ping()
-            self._link.send(serialize(ping))
+            self._link.send(serialize(Ping()))
 
     def _receive(self, link: EngineLink, report: Report) -> None:
         if link is not self._link:

@@ -51,14 +51,7 @@ def wrong(message: str, at: str = "") -> PydanticCustomError:
         message: what is wrong and what is accepted.
         at: where in the value, such as ``"[3]"`` or the name of a key; empty for all of it.
     """
-    return PydanticCustomError(
-        "draftwise", "{message}", {"message": _sendable(message), "at": _sendable(at)}
-    )
-
-
-def _sendable(text: str) -> str:
-    """With halves of surrogate pairs, which JSON can write but UTF-8 cannot, as escapes."""
-    return text.encode(errors="backslashreplace").decode()
+    return PydanticCustomError("draftwise", "{message}", {"message": message, "at": at})
 
 
 def quoted(value: object) -> str:

@@ -61,7 +61,7 @@ class CompletionBody(Sampling):
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="Report each token's log-probability and so many of the most likely ones; "
+        description="Report the log-probability of each token and of this many most likely ones; "
         "with `echo` those of the prompt as well.",
     )
     best_of: int | None = Field(None, ge=1, description="Only the same as `n`.")
@@ -72,7 +72,7 @@ class CompletionBody(Sampling):
         return self.logprobs
 
     def num_prompt_logprobs(self) -> int | None:
-        """The same for each token of the prompt, which are told of if it is echoed."""
+        """The same for each token of the prompt; ``None`` unless the prompt is echoed."""
         return self.logprobs if self.echo else None
 
     def prompts(self) -> list[str | list[int]]:

@@ -10,7 +10,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.prompts import ChatFormat
 from draftwise.serving.schemas.body import Body, TokenId, quoted, wrong
 from draftwise.serving.schemas.chat import MAX_MESSAGES, Message
-from draftwise.serving.schemas.tools import MAX_TOOLS, Tool, ToolChoice, told_tools
+from draftwise.serving.schemas.tools import MAX_TOOLS, Tool, ToolChoice, offered_tools
 
 
 class TokenizeBody(Body):
@@ -20,7 +20,7 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: list[Message] | None = Field(None, max_length=MAX_MESSAGES, fail_fast=True)
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: ToolChoice = Field(None, description="With `none` the model is not told of tools.")
+    tool_choice: ToolChoice = Field(None, description="With `none` the template gets no tools.")
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Further variables of the chat template."
     )
@@ -28,7 +28,7 @@ class TokenizeBody(Body):
     def chat(self) -> ChatFormat:
         """How the messages become a prompt."""
         return ChatFormat(
-            tools=told_tools(self.tools, self.tool_choice), variables=self.chat_template_kwargs
+            tools=offered_tools(self.tools, self.tool_choice), variables=self.chat_template_kwargs
         )
 
 

@@ -100,8 +100,8 @@ class ToolCall(BaseModel):
         return {"id": self.id, "type": self.type, "function": function}
 
 
-def told_tools(tools: Sequence[Tool], choice: Any) -> list[dict[str, Any]] | None:
-    """What a template is told of tools; ``None`` if there are none or none may be called."""
+def offered_tools(tools: Sequence[Tool], choice: Any) -> list[dict[str, Any]] | None:
+    """The tools that a template gets; ``None`` if there are none or none may be called."""
     if not tools or choice == "none":
         return None
     return [tool.model_dump(exclude_none=True) for tool in tools]

@@ -1,1 +1,1 @@
-"""Functions that a model may call: what it is told of them, and how its calls are read."""
+"""Functions that a model may call: how they reach its prompt, and how its calls are parsed."""

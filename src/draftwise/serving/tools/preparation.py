@@ -9,7 +9,7 @@ from typing import Any
 
 from draftwise.errors import InvalidParameterError
 from draftwise.serving.schemas import ChatBody
-from draftwise.serving.schemas.tools import told_tools
+from draftwise.serving.schemas.tools import offered_tools
 from draftwise.serving.tools.answer import ToolAnswer
 from draftwise.serving.tools.constrained import (
     CallListReader,
@@ -67,7 +67,7 @@ def prepare(body: ChatBody, parser: str | None) -> Tooling:
         return Tooling()
     if not functions:
         raise InvalidParameterError("tools", "is empty, and tool_choice asks for a call")
-    told = partial(Tooling, told_tools(body.tools, choice), parallel=body.parallel_tool_calls)
+    told = partial(Tooling, offered_tools(body.tools, choice), parallel=body.parallel_tool_calls)
     names = list(functions)
     if choice in ("auto", None):
         return told(None, None if parser is None else partial(PARSERS[parser], names))
