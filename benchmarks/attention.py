@@ -1,4 +1,4 @@
-"""Attention of decoding steps on the CPU: the native kernel against PyTorch's, in turns.
+"""Attention of decoding steps on the CPU: the native kernel and PyTorch's, interleaved.
 
 python benchmarks/attention.py --output benchmarks/results/attention.json
 """
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def segments_of(batch_size: int, queries: str, context: int) -> list[Segment]:
-    """Equal requests, or 1 to 5 new tokens and contexts from a fifth to twice the usual length."""
+    """Equal requests, or ragged ones: 1 to 5 new tokens, and 0.2 to 2 times the context."""
     if queries != "ragged":
         count = int(queries)
         return [Segment(row, context - count, count) for row in range(batch_size)]
@@ -72,11 +72,11 @@ def measure(
 
         return run
 
-    ways = {
+    kernels = {
         "native": layers(pack(cache, segments, dtype, CPU)),
         "pytorch": layers(plan_without_kernel(cache, segments, dtype)),
     }
-    every = take_turns(ways, arguments.repeats, num_untimed=1)
+    every = take_turns(kernels, arguments.repeats, num_untimed=1)
     times = {name: statistics.median(turns) for name, turns in every.items()}
     length = sum(segment.start + segment.num_tokens for segment in segments)
     gigabytes = length * cache.bytes_per_token / 1e9
@@ -101,14 +101,14 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if kernel_in_use() != "native":
-        raise SystemExit(f"there is nothing to compare: {kernel_in_use()}")
+        raise SystemExit(f"the native kernels are not available: {kernel_in_use()}")
 
     shapes = [LayerShape(KV_HEADS, HEAD_SIZE, HEAD_SIZE)] * arguments.layers
     caches = {}
     for context in CONTEXTS:
         cache = KVCache(shapes, max(BATCH_SIZES), 2 * context, DTYPES[arguments.dtype], CPU)
         for layer in range(arguments.layers):
-            for each in cache.read(layer, 0, cache.num_rows, cache.capacity):
+            for each in cache.read(layer, 0, cache.num_cache_slots, cache.capacity):
                 each.copy_(torch.randn(1, KV_HEADS, 1, HEAD_SIZE).expand(each.shape))
         caches[context] = cache
     rows = []

@@ -1,14 +1,14 @@
-"""What companions cost and what they know.
+"""Cost and information of companions.
 
-1. Passes of the draft, plain and quantised, with torchao's weights as they are and expanded.
-2. The pass of each companion over a draft, against the draft's own passes that wrote it.
-3. What each companion's S and A tell of acceptance, on the same drafted tokens.
+1. Passes of the draft, plain and quantised, with torchao's weights packed or expanded.
+2. A companion's pass over a draft, relative to the draft passes that generated it.
+3. Information gain of each companion's S and A about acceptance, on the same drafted tokens.
 
     python benchmarks/companions.py --passes 18
     python benchmarks/companions.py --prompts gsm8k_train.jsonl --num-prompts 96
 
-Passes of all kinds take turns, and the fastest tenth is compared, which what else runs on the
-machine disturbs least. Ratios are what counts.
+Passes of all models are interleaved and compared by their 10th percentile, which is least affected
+by other load on the machine. Only ratios are meaningful.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Passes:
         self.seconds: dict[tuple[int, int], list[float]] = {}
 
     def time(self, rows: int, each: int) -> None:
-        """Passes with logits of all tokens: ``each`` tokens of ``rows`` requests.
+        """Time passes over ``each`` tokens of ``rows`` requests, with the logits of all tokens.
 
-        The first one is not counted: kernels may have to be made anew, as other models' have
-        taken their place.
+        The first pass is not counted, as kernels may have to be recompiled after passes of other
+        models.
         """
         self._pass(rows, each)
         taken = self.seconds.setdefault((rows, each), [])
@@ -62,12 +62,12 @@ class Passes:
         return time.perf_counter() - begin
 
     def typical(self, rows: int, each: int) -> float:
-        """Seconds that a tenth of the passes stays below."""
+        """10th percentile of the pass times, in seconds."""
         return statistics.quantiles(self.seconds[rows, each], n=10)[0]
 
 
 def load(name: str, quantization: str | None, expand: bool = True) -> PackedModel:
-    """A model, its quantised weights expanded or left as torchao makes them."""
+    """Load a model with quantised weights expanded, or packed as torchao produces them."""
     expand_weights = loading.expand_weights
     if not expand:
         loading.expand_weights = lambda model: None
@@ -82,14 +82,14 @@ def load(name: str, quantization: str | None, expand: bool = True) -> PackedMode
 
 @torch.inference_mode()
 def passes(draft: str, companions: list[str], seconds: float, console: Console) -> None:
-    """Parts 1 and 2."""
+    """Time passes: parts 1 and 2."""
     timed = {"plain": Passes(load(draft, None))}
     for bits in ("int8", "int4"):
         timed[f"{bits}, expanded"] = Passes(load(draft, bits))
-        timed[f"{bits}, as it is"] = Passes(load(draft, bits, expand=False))
+        timed[f"{bits}, packed"] = Passes(load(draft, bits, expand=False))
     for name in companions:
         timed[name] = Passes(load(name, None))
-    # Tokens of one pass, and one draft step and one judgement at some batch sizes.
+    # Shapes of part 1, and of one draft pass and one companion pass of part 2.
     shapes = [(1, 1), (8, 1), (32, 1), (32, 5), (1, 5), (8, 5)]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -97,7 +97,7 @@ def passes(draft: str, companions: list[str], seconds: float, console: Console) 
             for each in timed.values():
                 each.time(*shape)
 
-    table = Table(title=f"a pass of {draft}, bfloat16: time against the plain draft's")
+    table = Table(title=f"time of a pass of {draft}, bfloat16, × plain")
     for heading in ("", "1 token", "8 tokens", "32 tokens", "160 tokens"):
         table.add_column(heading, justify="right" if heading else "left")
     plain = timed["plain"]
@@ -106,18 +106,18 @@ def passes(draft: str, companions: list[str], seconds: float, console: Console) 
             ratios = [each.typical(*shape) / plain.typical(*shape) for shape in shapes[:4]]
             table.add_row(name, *(f"{ratio:.2f}" for ratio in ratios))
     console.print(table)
-    table = Table(title="a companion's pass over 5 drafted tokens against the 5 that wrote them")
+    table = Table(title="time of a companion's pass over 5 drafted tokens, × 5 draft passes")
     for heading in ("", "batch 1", "batch 8", "batch 32"):
         table.add_column(heading, justify="right" if heading else "left")
     for name in ("int8, expanded", "int4, expanded", *companions):
         ratios = [timed[name].typical(b, 5) / (5 * plain.typical(b, 1)) for b in (1, 8, 32)]
         table.add_row(name, *(f"{ratio:.2f}" for ratio in ratios))
     console.print(table)
-    console.print(f"{len(plain.seconds[1, 1])} passes of each kind")
+    console.print(f"{len(plain.seconds[1, 1])} passes per model and shape")
 
 
-def knowledge(arguments: argparse.Namespace, console: Console) -> None:
-    """Part 3."""
+def information(arguments: argparse.Namespace, console: Console) -> None:
+    """Measure the information gain: part 3."""
     llm = LLM(arguments.target, None, dtype="bfloat16", max_batch_size=16)
     prompts = [
         llm.tokenize([{"role": "user", "content": text}])
@@ -153,8 +153,8 @@ def main() -> None:
     parser.add_argument("--target", default="zoo:target")
     parser.add_argument("--draft", default="zoo:draft")
     parser.add_argument("--companions", nargs="*", default=["zoo:companion", "zoo:spare"])
-    parser.add_argument("--passes", type=float, metavar="SECONDS", help="time passes for so long")
-    parser.add_argument("--prompts", type=Path, help="measure what companions know on these")
+    parser.add_argument("--passes", type=float, metavar="SECONDS", help="time passes for this long")
+    parser.add_argument("--prompts", type=Path, help="measure information on these")
     parser.add_argument("--num-prompts", type=int, default=96)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=1)
@@ -164,7 +164,7 @@ def main() -> None:
     if arguments.passes:
         passes(arguments.draft, arguments.companions, arguments.passes, console)
     if arguments.prompts:
-        knowledge(arguments, console)
+        information(arguments, console)
 
 
 if __name__ == "__main__":

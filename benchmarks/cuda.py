@@ -1,14 +1,14 @@
-"""What speculation brings on a GPU, batch size by batch size, and what recorded steps bring.
+"""Speed-up of speculation and of CUDA graphs on a GPU, by batch size.
 
-Target-only decoding, a fixed draft length, ``adaptive`` and ``sv`` take turns on the same prompts,
-with steps recorded as CUDA graphs and, for some, without; ``transformers.generate`` runs the same
-target beside them at small batches.
+Target-only decoding, a fixed draft length, ``adaptive`` and ``sv`` run interleaved on the same
+prompts, with CUDA graphs and, at some batch sizes, without. At small batch sizes,
+``transformers.generate`` runs the same target for comparison.
 
     python benchmarks/cuda.py --target zoo:target@1500m --prompts gsm8k_test.jsonl
 
-Prompts go through the target's chat template; every request says ``--max-tokens`` tokens, and times
-include the prompts. The time outside the target is what a step takes beside the target's forward
-pass as it is queued and computed; acceptance, which waits for that pass, counts to the pass.
+Prompts use the target's chat template. Every request generates ``--max-tokens`` tokens, and times
+include prefill. The time outside the target is the step time without the target's forward pass and
+without acceptance, which waits for that pass.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _LONGEST_PROMPT = 256
 
 @dataclass
 class Cell:
-    """Runs of one way of decoding at one batch size.
+    """Runs of one decoding mode at one batch size.
 
     Attributes:
         rates: tokens per second of each run.
-        outside: share of each run's step time outside the target's pass.
+        outside: fraction of each run's step time outside the target's pass.
         parts: seconds by part of a step, over all runs.
-        stats: speculation over all runs.
-        texts: of the last run, as tokens.
+        stats: speculation statistics over all runs.
+        texts: token ids of the last run's texts.
     """
 
     rates: list[float] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Cell:
 
 
 def run(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], cell: Cell) -> None:
-    """Generate once, step by step, and take times."""
+    """Generate once, step by step, and record times."""
     engine = llm.engine
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -98,8 +98,8 @@ def run(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], cell: 
     cell.texts = [output.token_ids for output in outputs]
 
 
-def their_run(model: torch.nn.Module, prompts: list[list[int]], num_tokens: int) -> float:
-    """Tokens per second of ``transformers.generate`` on a batch, greedily."""
+def transformers_run(model: torch.nn.Module, prompts: list[list[int]], num_tokens: int) -> float:
+    """Tokens per second of greedy ``transformers.generate`` on a batch."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(each)) + each for each in prompts], device="cuda")
     mask = torch.tensor(
@@ -141,9 +141,9 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--max-model-len", type=int, default=512)
     parser.add_argument("--max-chunk-tokens", type=int, default=2048)
-    parser.add_argument("--warm-ups", type=int, default=3, help="rounds that are not counted")
+    parser.add_argument("--warm-ups", type=int, default=3, help="untimed rounds")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, help="start no further batch size after these")
+    parser.add_argument("--seconds", type=float, help="time limit for starting a batch size")
     parser.add_argument("--output", type=Path, help="also write the figures as JSON")
     arguments = parser.parse_args()
     begin = time.perf_counter()
@@ -158,9 +158,9 @@ def main() -> None:
         max_model_len=arguments.max_model_len,
         max_chunk_tokens=arguments.max_chunk_tokens,
     )
-    ways = {"target only": base}
+    engines = {"target only": base}
     for policy in arguments.policies:
-        ways[policy] = base.with_speculation(
+        engines[policy] = base.with_speculation(
             SpeculationConfig(
                 arguments.draft,
                 arguments.companion if policy == "sv" else None,
@@ -171,10 +171,10 @@ def main() -> None:
     prompts = chat_prompts(base, [arguments.prompts], most, _LONGEST_PROMPT)
     console = Console(width=120)
     console.print(f"{base.target.num_parameters:,} parameters; loaded, {len(prompts)} prompts")
-    theirs = AutoModelForCausalLM.from_pretrained(
+    peer_model = AutoModelForCausalLM.from_pretrained(
         locate(arguments.target, "target"), dtype=torch.bfloat16
     )
-    theirs.eval().to("cuda")
+    peer_model.eval().to("cuda")
 
     params = SamplingParams(
         max_tokens=arguments.max_tokens,
@@ -203,22 +203,22 @@ def main() -> None:
         modes = [StepMode.GRAPHS]
         if batch_size in arguments.eager_batch_sizes:
             modes.append(StepMode.EAGER)
-        turns = [(name, mode) for mode in modes for name in ways]
+        turns = [(name, mode) for mode in modes for name in engines]
         cells = {turn: Cell() for turn in turns}
         peer = Cell()
         for repeat in range(-arguments.warm_ups, arguments.repeats):
             for name, mode in turns if repeat % 2 else turns[::-1]:
-                set_mode(ways[name], mode)
-                # The first rounds record; the policies learn on. They are not counted.
+                set_mode(engines[name], mode)
+                # The warm-up rounds capture graphs and let policies learn. They are not counted.
                 if repeat >= -1 or mode is StepMode.GRAPHS:
                     cell = Cell() if repeat < 0 else cells[name, mode]
-                    run(ways[name], part, seeded, cell)
+                    run(engines[name], part, seeded, cell)
             if repeat >= -1 and batch_size in arguments.transformers_batch_sizes:
-                rate = their_run(theirs, part, arguments.max_tokens)
+                rate = transformers_run(peer_model, part, arguments.max_tokens)
                 if repeat >= 0:
                     peer.rates.append(rate)
         table = Table(title=f"{arguments.target}, batch {batch_size}")
-        for column in ("", "tokens/s", "ratio", "accepted", "outside target", "same texts"):
+        for column in ("", "tokens/s", "ratio", "accepted", "outside target", "identical"):
             table.add_column(column, justify="right" if column else "left", no_wrap=True)
         rows: dict[str, object] = {}
         reference = cells["target only", StepMode.GRAPHS]

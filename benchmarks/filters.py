@@ -1,7 +1,7 @@
-"""Times top-k and top-p by our own kernels against sorting in PyTorch's operations.
+"""Time of top-k and top-p in the native kernels and by sorting in PyTorch.
 
-Rows of random logits at temperature 0.8, interleaved, one thread. "share" is the kernels' time over
-PyTorch's; "filter" is what filtering adds to a plain softmax of the kernels.
+Rows of random logits at temperature 0.8, interleaved, one thread. "ratio" is the kernels' time over
+PyTorch's. "filter" is the additional time over the kernels' plain softmax.
 
     python benchmarks/filters.py --vocab 4096 32000 128000
 """
@@ -53,9 +53,9 @@ def main() -> None:
     torch.set_num_threads(1)
     library = native_library()
     if library is None:
-        parser.error("there are no kernels on this machine")
+        parser.error("the native kernels are not available on this machine")
     console, table = Console(width=100), Table()
-    for name in ("vocabulary", "top-k", "top-p", "share", "kernels, µs per row", "filter, µs"):
+    for name in ("vocabulary", "top-k", "top-p", "ratio", "kernels, µs per row", "filter, µs"):
         table.add_column(name, justify="right")
     owner = torch.zeros(ROWS, dtype=torch.long)
     results: list[dict[str, Any]] = []

@@ -1,10 +1,10 @@
-"""A server under bodies that nobody would send on purpose.
+"""Fuzz test of the server with random request bodies.
 
 python benchmarks/fuzz.py --num-bodies 20000
-    Half of the bodies come from the server's own OpenAPI schema (schemathesis, both fitting and not
-    fitting), half from a grammar of nested, huge, mistyped and malformed values, over all
-    endpoints and by several clients at once. Fails if an answer is a 5xx other than a 503 or 504
-    that gives its reason, if none comes in time, if `/health` is not fine in between, or if the
+    Half of the bodies are generated from the server's OpenAPI schema by schemathesis, both valid
+    and invalid. The other half come from a grammar of nested, huge, mistyped and malformed values.
+    Several clients send them to all endpoints. The test fails if a response is a 5xx other than a
+    503 or 504 with a reason, if a response times out, if `/health` fails in between, or if the
     memory of the server or its engine grows.
 """
 
@@ -31,8 +31,8 @@ from draftwise.serving.settings import EngineSettings
 from serving import Server
 
 PATIENCE_SECONDS = 60.0
-# Allocators keep a little more as time goes on; a leak of a kB a body would be 20 MiB.
-_MOST_GROWTH = 0.05
+# Allocators retain slightly more memory over time. A leak of 1 kB per body would be 20 MiB.
+_MAX_GROWTH = 0.05
 JSON = {"Content-Type": "application/json"}
 WORDS = [
     "Once",
@@ -65,7 +65,7 @@ ENDPOINTS = [
 
 
 class Grammar:
-    """Bodies of some endpoint, right in most places and absurd in a few."""
+    """Generates request bodies that are mostly valid, with a few absurd values."""
 
     def __init__(self, seed, schema):
         self.random = random.Random(seed)
@@ -94,7 +94,7 @@ class Grammar:
         if self.random.random() < 0.05:
             headers["X-Request-Id"] = "x" * self.random.choice([1, 100, 1000])
         if method == "PATCH" and isinstance(body, dict):
-            # A change would be everybody's; the last key wins.
+            # A valid change would affect all clients. The last key wins, so this one is invalid.
             content = content.rstrip()[:-1] + b',"policy":"none such"}' if body else content
         return method, path, content, headers
 
@@ -115,7 +115,7 @@ class Grammar:
         return body
 
     def value(self, key):
-        """Something for a key: often plausible, often not."""
+        """A value for a key, plausible in about half of the cases."""
         pick = self.random.random()
         if pick < 0.45:
             return self.plausible(key)
@@ -124,7 +124,7 @@ class Grammar:
         return self.huge()
 
     def plausible(self, key):
-        """A value that may well be right."""
+        """A value that is probably valid."""
         rng = self.random
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
         choices = {
@@ -168,7 +168,7 @@ class Grammar:
         return rng.choice([0, 1, 2, 0.5, 1.0, -1, True, False, None, self.text()])
 
     def junk(self, depth):
-        """Any JSON."""
+        """An arbitrary JSON value."""
         rng = self.random
         pick = rng.random()
         if depth and pick < 0.25:
@@ -205,7 +205,7 @@ class Grammar:
         )
 
     def huge(self):
-        """A value of a size that costs something."""
+        """A very large value."""
         rng = self.random
         size = rng.choice([300, 5_000, 100_000])
         return rng.choice(
@@ -242,7 +242,7 @@ class Grammar:
         return "".join(self.random.choices(WORDS, k=self.random.randrange(5)))
 
     def encode(self, body):
-        """As bytes, now and then broken."""
+        """Encode as bytes, which are sometimes malformed."""
         rng = self.random
         deep = []
         content = json.dumps(body, default=lambda value: deep.append(value) or "DEEP")
@@ -263,7 +263,7 @@ class Grammar:
 
 
 class _Nested:
-    """Brackets in brackets, which no encoder would write."""
+    """Deeply nested brackets, beyond what an encoder supports."""
 
     def __init__(self, depth):
         self.depth = depth
@@ -274,7 +274,7 @@ class _Nested:
 
 
 def from_schema(schema, count):
-    """Requests that schemathesis makes of the schema, both that fit and that do not."""
+    """Generate valid and invalid requests from the schema with schemathesis."""
     operations = [each.ok() for each in schema.get_all_operations()]
     operations = [each for each in operations if each.method.lower() in ("post", "patch")]
     each_count = -(-count // (2 * len(operations)))
@@ -311,7 +311,7 @@ def _cases(operation, mode, count):
 
 
 class Clients:
-    """Send requests and keep what is noteworthy."""
+    """Sends requests and records statuses, faults and memory."""
 
     def __init__(self, server):
         self.server, self.url = server, server.url
@@ -321,7 +321,7 @@ class Clients:
         self._local = threading.local()
 
     def send(self, request):
-        """Send one, and judge the answer."""
+        """Send one request and check the response."""
         if not hasattr(self._local, "client"):
             self._local.client = httpx.Client(base_url=self.url, timeout=PATIENCE_SECONDS)
         method, path, content, headers = request
@@ -344,8 +344,8 @@ class Clients:
     def _has_reason(answer):
         return answer.status_code in (503, 504) and bool(answer.json()["error"]["message"])
 
-    def look(self):
-        """Keep memory and health."""
+    def check_server(self):
+        """Record the server's memory and check its health."""
         self.memory.append(self.server.memory_mib())
         answer = httpx.get(f"{self.url}/health", timeout=PATIENCE_SECONDS)
         if answer.status_code != 200:
@@ -381,7 +381,7 @@ def main():
         with ThreadPoolExecutor(options.num_clients) as pool:
             for at in range(0, len(requests), 500):
                 list(pool.map(clients.send, requests[at : at + 500]))
-                clients.look()
+                clients.check_server()
                 print(at + 500, dict(clients.statuses), clients.memory[-1], flush=True)
         seconds = time.monotonic() - start
     early = clients.memory[len(clients.memory) // 5]
@@ -400,7 +400,7 @@ def main():
     print(json.dumps({key: each for key, each in report.items() if key != "memory_mib"}, indent=1))
     if options.output is not None:
         write_report(options.output, vars(options) | {"output": None}, report)
-    sys.exit(1 if clients.faults or max(growth.values()) > _MOST_GROWTH else 0)
+    sys.exit(1 if clients.faults or max(growth.values()) > _MAX_GROWTH else 0)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,17 @@
     python benchmarks/goodput.py --prompts gsm8k_test.jsonl humaneval.jsonl spec_bench.jsonl \
         --companion zoo:companion --output results/goodput.json
 
-Every policy has an engine of its own on the same loaded weights, kept full: a request that ends is
-followed by the next prompt, and the first ones end one after the other. The engines take turns of a
-fraction of a second, in an order that is shuffled every round, so that whatever else the machine
-does meets all alike. Counted are steps in which exactly the batch size generates and no prompt is
-read: goodput is tokens gained in them over their wall time. Policies that learn run some steps at
-every batch size before anything is counted. What the oracle chooses is run again without it, and
-its tokens are divided by the time of that.
+Every policy has its own engine on the same loaded weights. An engine is kept full: when a request
+ends, the next prompt is added, and the first requests end at staggered times. The engines take
+turns of a fraction of a second, in an order that is shuffled every round, so that disturbances of
+the machine affect all policies equally. Only steps in which the whole batch generates and no prompt
+is processed are counted. Goodput is the number of tokens gained in these steps divided by their
+wall time. Policies that learn run some steps at every batch size before counting starts. The steps
+of an oracle are replayed without it, and its tokens are divided by the time of the replay.
 
-Reported per workload and batch size: goodput relative to no speculation with the standard error
-over rounds, the best static draft length in hindsight, and each policy's share of the oracle. Small
-batches have more rounds.
+For each workload and batch size, the report has goodput relative to no speculation with the
+standard error over rounds, the best static draft length in hindsight, and each policy's goodput
+relative to the oracle's. Small batch sizes have more rounds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GOLDEN_RATIO = 0.618034
 
 
 def contenders(llm: LLM, arguments: argparse.Namespace) -> list[Contender]:
-    """One for each static draft length, and one for each policy and longest draft."""
+    """Contenders for each static draft length, and for each policy and maximum draft length."""
     result = speculating(llm, arguments, "none", 1, "none")
     for length in arguments.static:
         result += speculating(llm, arguments, "fixed", length, f"fixed {length}")
@@ -65,22 +65,23 @@ def contenders(llm: LLM, arguments: argparse.Namespace) -> list[Contender]:
 def speculating(
     llm: LLM, arguments: argparse.Namespace, policy: str, gamma: int, name: str
 ) -> list[Contender]:
-    """An engine for one policy."""
+    """Contenders of one policy."""
     config = SpeculationConfig(
         draft=arguments.draft,
         companion=arguments.mid if policy == "staged" else arguments.companion,
         num_speculative_tokens=gamma,
         profile=arguments.profile,
-        # The middle model is none of those that were measured, and nobody asks what it costs.
+        # The latency profile does not include the middle model, and ``staged`` does not need one.
         latency_profile=None if policy == "staged" else arguments.latency_profile,
     )
     return contender(llm, policy, config, name)
 
 
 def evenly_spread(prompts: list[list[int]]) -> list[list[int]]:
-    """In an order in which any few in a row are as long as all are.
+    """Order prompts so that any few consecutive ones have about the mean length of all.
 
-    Contenders are never at the same prompt at the same time.
+    Contenders process different prompts at the same time, so lengths should not vary along the
+    order.
     """
     places = sorted(range(len(prompts)), key=lambda place: place * GOLDEN_RATIO % 1)
     order = dict(zip(places, sorted(prompts, key=len), strict=True))
@@ -93,7 +94,7 @@ def show(console: Console, title: str, figures: dict[str, Any]) -> None:
     oracles = [f["ratio"] for name, f in figures.items() if name.startswith("oracle")]
     unbiased = best_static_unbiased(figures)
     table = Table(
-        title=f"{title}: best static {best} {best_ratio:.3f}, on other rounds {unbiased:.3f}"
+        title=f"{title}: best static {best} {best_ratio:.3f}, cross-validated {unbiased:.3f}"
     )
     for name in ("policy", "× none", "±", "× best static", "of oracle", "tokens", "drafted"):
         table.add_column(name, justify="left" if name == "policy" else "right")
@@ -126,30 +127,30 @@ def main() -> None:
     parser.add_argument("--profile", help="acceptance profile of the triple")
     parser.add_argument("--latency-profile", help="latency profile of the machine")
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
-    parser.add_argument("--num-prompts", type=int, default=64, help="of each file, drawn")
+    parser.add_argument("--num-prompts", type=int, default=64, help="sampled from each file")
     parser.add_argument(
-        "--longest-prompt", type=int, default=256, help="tokens; longer are left out"
+        "--longest-prompt", type=int, default=256, help="maximum number of prompt tokens"
     )
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument(
         "--sampling",
         nargs="+",
         default=["1"],
-        help="temperatures, each with a top-p if one is given: 1 0.8:0.95",
+        help="temperatures, with an optional top-p: 1 0.8:0.95",
     )
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument(
         "--policies",
         nargs="+",
         default=["adaptive", "sv", "oracle"],
-        help="each with a longest draft if one is given: sv sv:7",
+        help="policies, with an optional maximum draft length: sv sv:7",
     )
     parser.add_argument("--num-speculative-tokens", type=int, nargs="+", default=[5])
     parser.add_argument("--static", type=int, nargs="*", default=list(STATIC))
     parser.add_argument("--turn", type=float, default=0.5, help="seconds counted per turn")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--warm-up-steps", type=int, default=150, help="of policies that learn")
-    parser.add_argument("--first-steps", type=int, default=20, help="of the others")
+    parser.add_argument("--warm-up-steps", type=int, default=150, help="for policies that learn")
+    parser.add_argument("--first-steps", type=int, default=20, help="for the other policies")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -164,7 +165,7 @@ def main() -> None:
     )
     started = time.strftime("%Y-%m-%d")
     results: dict[str, Any] = {}
-    everybody = contenders(llm, arguments)
+    all_contenders = contenders(llm, arguments)
     for sampling in arguments.sampling:
         temperature, _, top_p = sampling.partition(":")
         params = SamplingParams(
@@ -174,26 +175,27 @@ def main() -> None:
             ignore_eos=True,
         )
         for path in arguments.prompts:
-            # Files hold one kind of task after the other; the contest is about all of them.
+            # Files are ordered by task, so shuffle before taking a part of the prompts.
             prompts = chat_prompts(llm, [path], ALL_PROMPTS, arguments.longest_prompt)
             random.Random(0).shuffle(prompts)
             prompts = evenly_spread(prompts[: arguments.num_prompts])
             for batch_size in arguments.batch_sizes:
                 title = f"{path.stem}, temperature {sampling}, batch {batch_size}"
-                begin(everybody, prompts, params, batch_size)
+                begin(all_contenders, prompts, params, batch_size)
                 with Progress(console=console, transient=True) as bar:
                     task = bar.add_task(
-                        title, total=len(everybody) * (1 + num_rounds(arguments.rounds, batch_size))
+                        title,
+                        total=len(all_contenders) * (1 + num_rounds(arguments.rounds, batch_size)),
                     )
                     compete(
-                        everybody,
+                        all_contenders,
                         arguments.rounds,
                         arguments.turn,
                         arguments.warm_up_steps,
                         arguments.first_steps,
                         lambda b=bar, t=task: b.advance(t),
                     )
-                figures = summary(everybody)
+                figures = summary(all_contenders)
                 show(console, title, figures)
                 of_workload = results.setdefault(sampling, {}).setdefault(path.stem, {})
                 of_workload[str(batch_size)] = figures

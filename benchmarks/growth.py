@@ -1,11 +1,11 @@
-"""How the time of a step grows with context, batch and tokens verified, beside the roofline.
+"""Step time as a function of context, batch size and verified tokens, compared with the roofline.
 
     python benchmarks/growth.py --output benchmarks/results/growth.json --figures docs/figures
 
-The roofline is the larger of two times: what has to be read (weights as they are stored, once, keys
-and values of every request) at the speed of a plain memory read, and what has to be multiplied at
-the speed of a large matrix product, both measured in turns with the passes. Start-up is a process
-of its own.
+The roofline is the larger of two times. The first is reading the stored weights once and the keys
+and values of every request, at the bandwidth of a plain memory read. The second is the matrix
+products, at the speed of a large matrix product. Both speeds are measured interleaved with the
+passes. Start-up is measured in a separate process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ print(imported - start, loaded - imported, first - loaded, peak)
 
 
 class Machine:
-    """How fast memory is read and matrices are multiplied, measured again in every turn."""
+    """Reference operations for memory bandwidth and matrix products, timed in every turn."""
 
     def __init__(self) -> None:
         self._memory = torch.zeros(READ_BYTES // 4)
@@ -70,7 +70,7 @@ class Machine:
 def measure(
     model: LoadedModel, machine: Machine, shape: tuple[int, int, int], repeats: int
 ) -> dict[str, Any]:
-    """One pass of ``batch`` requests with ``tokens`` new tokens behind ``context`` others."""
+    """Time a pass of ``batch`` requests with ``tokens`` new tokens after ``context`` tokens."""
     batch, tokens, context = shape
     cache = model.model.new_cache(batch, context + tokens)
     ids = torch.arange(batch * tokens).remainder(model.model.vocab_size).tolist()
@@ -99,7 +99,7 @@ def measure(
 
 
 def start_up(target: str, draft: str | None) -> dict[str, float]:
-    """Seconds and GiB of a fresh process."""
+    """Start-up times in seconds and peak memory in GiB of a new process."""
     names = [target] if draft is None else [target, draft]
     done = subprocess.run(
         [sys.executable, "-c", START_UP, *names], capture_output=True, text=True, check=True
@@ -167,8 +167,8 @@ def main() -> None:
         ("context", "context", "tokens of context", "one request, one token"),
         ("context_8", "context", "tokens of context", "8 requests, 4 tokens each"),
         ("batch", "batch_size", "requests", "one token each, context 128"),
-        ("gamma_1", "tokens_each", "tokens verified, γ + 1", "one request, context 128"),
-        ("gamma_8", "tokens_each", "tokens verified of each, γ + 1", "8 requests, context 128"),
+        ("gamma_1", "tokens_each", "verified tokens, γ + 1", "one request, context 128"),
+        ("gamma_8", "tokens_each", "verified tokens each, γ + 1", "8 requests, context 128"),
     ):
         draw(figures[name], along, label, title, arguments.figures / f"growth_{name}.svg")
 

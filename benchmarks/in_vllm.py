@@ -1,11 +1,11 @@
-"""vLLM by itself, with its own speculation, and steered by Draftwise, in turns.
+"""vLLM without speculation, with its own speculation, and controlled by Draftwise, interleaved.
 
     python benchmarks/in_vllm.py --vllm /opt/vllm/bin/python --prompts gsm8k_test.jsonl
 
-The environment of that interpreter must have vLLM and Draftwise. Each engine runs in a process of
-its own, which is stopped between its turns. Reported are tokens per second relative to the target
-alone, median and range over rounds, and what vLLM counts: tokens sent to be verified, and those
-accepted. It counts no steps without a draft; "per step" comes from the number of tokens instead.
+The environment of that interpreter must have vLLM and Draftwise. Each engine runs in its own
+process, which is paused between its turns. The report has tokens per second relative to target-only
+decoding, as median and range over rounds, and vLLM's counts of verified and accepted tokens. vLLM
+does not count steps without a draft, so the number of steps is computed from the number of tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BASELINE = "vllm"
 
 
 def figures(turns: dict[str, list[Turn]]) -> dict[str, Any]:
-    """Of one batch size, by contender."""
+    """Figures of one batch size by contender."""
     result = {}
     for name, own in turns.items():
         ratios = [
@@ -39,7 +39,7 @@ def figures(turns: dict[str, list[Turn]]) -> dict[str, Any]:
             for turn, base in zip(own, turns[BASELINE], strict=True)
         ]
         counts = {key: sum(turn.counts.get(key, 0) for turn in own) for key in own[0].counts}
-        # Each step of a request brings one token more than it has accepted.
+        # Each step of a request gains one token more than it accepts.
         tokens = sum(turn.num_tokens for turn in own)
         steps = tokens - counts.get("accepted_tokens", 0)
         result[name] = {
@@ -55,9 +55,9 @@ def figures(turns: dict[str, list[Turn]]) -> dict[str, Any]:
 
 def show(console: Console, title: str, found: dict[str, Any]) -> None:
     table = Table(title=title)
-    for name in ("engine", "tokens/s", "× target alone", "range", "per step", "sent per step"):
+    for name in ("engine", "tokens/s", "× target only", "range", "tokens/step", "verified/step"):
         table.add_column(name, justify="left" if name == "engine" else "right")
-    table.add_column("accepted / sent", justify="right")
+    table.add_column("accepted / verified", justify="right")
     for name, each in found.items():
         counts = each["counts"]
         sent = counts.get("draft_tokens", 0)

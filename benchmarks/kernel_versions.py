@@ -1,11 +1,11 @@
-"""Two versions of the kernels on the same weights in one process, pass by pass in turns.
+"""Two versions of the kernels on the same weights in one process, interleaved pass by pass.
 
     git worktree add /tmp/before HEAD~1
     python benchmarks/kernel_versions.py --before /tmp/before/src --after src --contexts 200 1000
 
-Other processes make a machine faster or slower from one second to the next; what follows one
-another at once meets the same. Printed is the median ratio of the time after to that before, with
-its standard error, and the shortest pass of either. Both versions must be called in the same way.
+The speed of a machine varies with other load, so passes of both versions directly follow one
+another. Prints the median ratio of the time after to the time before, its standard error, and the
+minimum time of both. Both versions must have the same interface.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from turns import pass_turns, ratio_of_turns
 
 from draftwise import LLM, SpeculationConfig
 from draftwise.benchmark.report import write_report
-from draftwise.models.native import library
+from draftwise.models.native.compilation import compiled_library
+from draftwise.models.native.library import NativeLibrary
 from draftwise.profiling.passes import PassShape, PassTimer, Stage
 
 SIZES = ((1, 1), (1, 8), (8, 8), (8, 32), (8, 48), (8, 64), (32, 32), (32, 96), (32, 192))
 
 
-def kernels_of(source: Path) -> library.NativeLibrary:
-    """Compile the kernels of a source tree, or take those that were compiled before."""
-    folder = source / "draftwise/models/native/source"
-    library._SOURCES, library._MAIN = folder, folder / "library.cpp"
-    return library.NativeLibrary(ctypes.CDLL(str(library._build())))
+def kernels_of(source: Path) -> NativeLibrary:
+    """Compile the kernels of a source tree, or use the cached library."""
+    compiled = compiled_library(source / "draftwise/models/native/source")
+    return NativeLibrary(ctypes.CDLL(str(compiled)))
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
     timer = PassTimer(models, 32, longest + 16, 7)
     decoder: Any = models.target.model.native
     if decoder is None:
-        raise SystemExit(f"{arguments.target} is not computed by kernels here")
+        raise SystemExit(f"{arguments.target} does not run on the native kernels on this machine")
     shapes = [PassShape(*size, context) for context in arguments.contexts for size in SIZES]
 
     def timed_by(version: int) -> Callable[[PassShape], float]:

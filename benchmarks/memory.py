@@ -1,4 +1,4 @@
-"""Resident memory over many short requests through one LLM: it should stay flat.
+"""Resident memory over many short requests to one LLM, which should remain constant.
 
 python benchmarks/memory.py --target zoo:target@200m --num-requests 2000
 """

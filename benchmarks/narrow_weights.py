@@ -1,10 +1,10 @@
-"""Weights of bfloat16 stored in 16 bits, in 12 without loss, and quantised to 8: passes in turns.
+"""Weights stored in bfloat16, losslessly in 12 bits, and quantised to 8 bits: interleaved passes.
 
     python benchmarks/narrow_weights.py --output benchmarks/results/narrow_weights.json
 
-The three are loaded in one process, and a pass of each follows the other at once, so that all meet
-the same machine. Printed is the median ratio of the time to that with 16 bits, with its standard
-error, and the shortest pass of each. Logits of 12 bits must be those of 16 to the last bit.
+All three are loaded in one process, and their passes directly follow one another, so that other
+load affects all equally. Prints the median ratio of the time to that of 16 bits, its standard
+error, and the minimum time of each. The logits of 12 bits must equal those of 16 bits bitwise.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ BITS = (16, 12, 8)
 
 
 def load(target: str, bits: int, capacity: int) -> Models:
-    """A target whose weights are stored so."""
+    """Load a target whose weights are stored in ``bits`` bits."""
     name = f"{target}:int8" if bits == 8 else target
     with patch.object(decoder, "are_compressible", lambda *_: bits == 12):
         llm = LLM(name, None, dtype="bfloat16", max_batch_size=32, max_model_len=capacity)
         models = llm.load_models(SpeculationConfig("zoo:draft", policy="none"))
     native: Any = models.target.model.native
     if native is None or native.bits != bits:
-        raise SystemExit(f"{name} is not computed from {bits} bits here")
+        raise SystemExit(f"{name} cannot run from weights of {bits} bits on this machine")
     return models
 
 
@@ -59,23 +59,23 @@ def main() -> None:
         for bits, each in models.items()
     }
     if not torch.equal(logits[16], logits[12]):
-        raise SystemExit("12 bits do not say what 16 say")
+        raise SystemExit("the logits of 12 bits differ from those of 16 bits")
     timers = {bits: PassTimer(each, 32, arguments.context + 16, 7) for bits, each in models.items()}
     shapes = [PassShape(*size, arguments.context) for size in SIZES]
-    ways = {bits: partial(timer, Stage.TARGET) for bits, timer in timers.items()}
-    seconds = pass_turns(ways, shapes, arguments.turns)
+    timed = {bits: partial(timer, Stage.TARGET) for bits, timer in timers.items()}
+    seconds = pass_turns(timed, shapes, arguments.turns)
     table = Table("requests", "tokens", *(f"{bits} bits, ms" for bits in BITS), "12 / 16", "8 / 16")
     rows = []
     for shape in shapes:
         row: dict[str, Any] = {"requests": shape.num_requests, "tokens": shape.num_tokens}
         row |= {f"shortest_ms_{bits}": 1e3 * min(seconds[shape, bits]) for bits in BITS}
-        said = []
+        ratios = []
         for bits in (12, 8):
             ratio, error = ratio_of_turns(seconds[shape, 16], seconds[shape, bits])
             row |= {f"ratio_{bits}": ratio, f"error_{bits}": error}
-            said.append(f"{ratio:.3f} ± {error:.3f}")
+            ratios.append(f"{ratio:.3f} ± {error:.3f}")
         shortest = [f"{row[f'shortest_ms_{bits}']:.2f}" for bits in BITS]
-        table.add_row(str(shape.num_requests), str(shape.num_tokens), *shortest, *said)
+        table.add_row(str(shape.num_requests), str(shape.num_tokens), *shortest, *ratios)
         rows.append(row)
     Console().print(table)
     if arguments.output:

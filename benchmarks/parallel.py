@@ -1,10 +1,10 @@
-"""Drafting beside the target, and in two processes, against one thing after the other, in turns.
+"""Overlapped and data-parallel drafting compared with sequential drafting, interleaved.
 
     python benchmarks/parallel.py --prompts gsm8k_test.jsonl --output results/parallel.json
 
-Each way answers the same prompts with a fixed draft length. Reported are tokens per second relative
-to one thing after the other, median and quartiles over turns, and how many times as long passes of
-target and draft take beside each other as alone.
+Each mode answers the same prompts with a fixed draft length. The report has tokens per second
+relative to sequential drafting (median over turns), and the slowdown of target and draft passes
+when both run at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from draftwise.benchmark.workload import chat_prompts
 from draftwise.profiling.interference import measure_interference
 from draftwise.profiling.passes import PassTimer
 
-WAYS: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, Any]] = {
     "one after the other": {"overlap": False},
     "overlap": {"overlap": True},
     "two replicas": {"overlap": False, "draft_replicas": 2},
@@ -61,21 +61,21 @@ def main() -> None:
             max_model_len=2 * CONTEXT + arguments.max_tokens,
             **options,
         )
-        for name, options in WAYS.items()
+        for name, options in MODES.items()
     }
     plain = engines["one after the other"]
     prompts = chat_prompts(plain, arguments.prompts, largest, CONTEXT)
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=0, ignore_eos=True)
     console, results = Console(width=100), {}
-    table = Table(title="tokens per second, one after the other = 1")
-    for name in ("batch", *WAYS):
+    table = Table(title="tokens per second, × one after the other")
+    for name in ("batch", *MODES):
         table.add_column(name, justify="right")
     for batch_size in arguments.batch_sizes:
-        ways = {
+        runs = {
             name: (lambda llm=llm, n=batch_size: llm.generate(prompts[:n], params))
             for name, llm in engines.items()
         }
-        times = take_turns(ways, arguments.turns, num_untimed=1)
+        times = take_turns(runs, arguments.turns, num_untimed=1)
         base = times["one after the other"]
         ratios = {
             name: [b / each for b, each in zip(base, own, strict=True)]
@@ -95,7 +95,7 @@ def main() -> None:
         }
         for size in arguments.batch_sizes
     }
-    console.print("beside each other, alone = 1:", interference)
+    console.print("slowdown when both run at the same time:", interference)
     for llm in engines.values():
         llm.close()
     if arguments.output:

@@ -1,4 +1,4 @@
-"""Whole passes on the CPU: our own kernels, PyTorch's operations and plain memory reads, in turns.
+"""Whole passes on the CPU: native kernels, PyTorch's operations and memory reads, interleaved.
 
 python benchmarks/passes.py --output benchmarks/results/passes.json
 """
@@ -20,8 +20,9 @@ from draftwise.benchmark.report import write_report
 from draftwise.core.sampling import LogitControls
 from draftwise.models import packed_model
 from draftwise.models.attention import Segment
+from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.loading import LoadedModel, load_model
-from draftwise.models.native.drafting import DraftMemory, DraftRun
+from draftwise.models.native.drafting import DraftRun
 from draftwise.models.native.library import kernel_in_use
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -52,20 +53,20 @@ def passes(model: LoadedModel, batch_size: int, tokens_each: int) -> Callable[[]
 
 
 def drafts(model: LoadedModel, batch_size: int) -> Callable[[], object]:
-    """Five tokens for each request, drawn at temperature 1, with the signals of each."""
+    """Draft five tokens for each request at temperature 1, with their signals."""
     native, vocab = model.model.native, model.model.vocab_size
     assert native is not None
     cache = model.model.new_cache(batch_size, 2 * CONTEXT)
-    memory = DraftMemory(batch_size, DRAFTED, vocab)
+    buffers = DraftBuffers(batch_size, DRAFTED, vocab)
     controls = LogitControls(torch.ones(batch_size), False, False)
     uniforms = torch.rand(batch_size, DRAFTED, dtype=torch.float64)
-    everybody = list(range(batch_size))
+    all_requests = list(range(batch_size))
 
     def run() -> None:
         limits = [DRAFTED] * batch_size
-        drafting = DraftRun(native, cache, memory, controls, uniforms, True, vocab, limits)
-        drafting.read([1] * batch_size, [(row, CONTEXT, 1) for row in everybody], everybody)
-        drafting.follow(everybody, everybody, [CONTEXT] * batch_size)
+        drafting = DraftRun(native, cache, buffers, controls, uniforms, True, limits)
+        drafting.read([1] * batch_size, [(row, CONTEXT, 1) for row in all_requests], all_requests)
+        drafting.follow(all_requests, all_requests, [CONTEXT] * batch_size)
         drafting.draw(DRAFTED)
 
     return run
@@ -76,9 +77,9 @@ def measure(
 ) -> dict[str, Any]:
     batch_size, tokens_each = setting
     big = torch.zeros(READ_BYTES // 4)
-    ways = {name: passes(model, batch_size, tokens_each) for name, model in models.items()}
+    runs = {name: passes(model, batch_size, tokens_each) for name, model in models.items()}
     times = take_turns(
-        {**ways, "read": big.sum, "draft": drafts(draft, batch_size)},
+        {**runs, "read": big.sum, "draft": drafts(draft, batch_size)},
         repeats,
     )
     medians = {name: statistics.median(every) for name, every in times.items()}
@@ -107,12 +108,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if kernel_in_use() != "native":
-        raise SystemExit(f"there is nothing to compare: {kernel_in_use()}")
+        raise SystemExit(f"the native kernels are not available: {kernel_in_use()}")
     models = {
         name: load(arguments.target, "target", name == "native") for name in ("native", "pytorch")
     }
     if models["native"].model.native is None:
-        raise SystemExit("on this machine PyTorch computes the target")
+        raise SystemExit("the target does not run on the native kernels on this machine")
     draft = load(arguments.draft, "draft", True)
     rows = []
     for setting in itertools.product(BATCH_SIZES, TOKENS_EACH):

@@ -1,19 +1,18 @@
-"""How much there is to gain by knowing: the oracle over the best static draft length.
+"""Possible speed-up over the best static draft length: the oracle, and thresholds on signals.
 
     python benchmarks/room.py --prompts gsm8k_test.jsonl humaneval.jsonl spec_bench.jsonl \
         --output benchmarks/results/room.json
 
-Plain speculative decoding gives, for every drafted token, the probability that the target accepts
-it; a latency profile of this machine gives what passes cost. From both: the goodput of every
-static draft length, and of an oracle that knows the acceptance of all tokens of the draft before it
-drafts them and chooses, for the whole batch, the drafts and verifications that gain most per
-second. A policy's share of this room is what its estimates are worth. Token-by-token verification;
-no prompts; the oracle's knowledge is free.
+Plain speculative decoding provides the acceptance probability of every drafted token, and a latency
+model of this machine provides the pass times. From these, the benchmark computes the goodput of
+every static draft length and of an oracle. The oracle knows the acceptance of all tokens before
+they are drafted, at no cost. It chooses the draft and verification lengths that maximise the
+goodput of the whole batch. Verification is token by token, and prefill is not included.
 
-Between the two lies what can be known: "signals" is the best threshold, chosen in hindsight, on
-the product of P(accept | H, q(x), history, position), and "companion" that on P with S and A as
-well, with a companion's pass over all that is drafted. Both estimates are fitted to one half of the
-drafts and used on the other. Selecting itself takes no time here.
+Between the two are thresholds on estimated acceptance, chosen in hindsight. "signals" uses the
+product of P(accept | H, q(x), history, position). "companion" also uses S and A, and includes the
+time of a companion's pass over all drafted tokens. Both estimates are cross-validated between two
+halves of the drafts. The time of the selection itself is not included.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ THRESHOLDS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
 def whole_chains(records: Records, length: int) -> np.ndarray:
-    """``[chains, length]`` places of the tokens of drafts that are so long."""
+    """``[chains, length]`` indices of the tokens of drafts with at least ``length`` tokens."""
     starts = np.flatnonzero(records.position == 0)
     ends = np.append(starts[1:], len(records))
     return starts[ends - starts >= length][:, None] + np.arange(length)
 
 
 def estimated(records: Records, chains: np.ndarray, inputs: Inputs) -> np.ndarray:
-    """``[chains, length]`` P of each token, by a model fitted to the other half of the drafts."""
+    """``[chains, length]`` P of each token, from a model fitted to the other half of the drafts."""
     half = len(chains) // 2
     result = np.zeros(chains.shape)
     for part, other in ((slice(half), slice(half, None)), (slice(half, None), slice(half))):
@@ -63,18 +62,18 @@ def estimated(records: Records, chains: np.ndarray, inputs: Inputs) -> np.ndarra
 def threshold_goodput(
     reach: np.ndarray,
     free: np.ndarray,
-    judged: np.ndarray | None,
+    scored: np.ndarray | None,
     batch: int,
     latency: LatencyModel,
 ) -> float:
-    """Of the best thresholds: on what is expected before a draw, and of what was drawn.
+    """Goodput of the best pair of thresholds: for drafting a token, and for verifying it.
 
     Args:
-        reach: ``[chains, longest]`` probability that all tokens up to each are kept.
+        reach: ``[chains, longest]`` probability that all tokens up to each are accepted.
         free: ``[chains, longest]`` P of each token without a companion.
-        judged: with one that judges all that is drafted; ``None`` if there is none.
-        batch: requests.
-        latency: of the passes.
+        scored: ``[chains, longest]`` P of each token with a companion; ``None`` without one.
+        batch: number of requests.
+        latency: latency model.
     """
     longest = reach.shape[1]
     rows = np.random.default_rng(0).integers(0, len(reach), (NUM_STEPS, batch))
@@ -82,17 +81,17 @@ def threshold_goodput(
         [latency.target_seconds(n, batch * CONTEXT) for n in range(batch * (longest + 1) + 1)]
     )
     draft = np.array([0.0, *(latency.draft_seconds(n) for n in range(1, batch + 1))])
-    judging = np.array([latency.companion_seconds(n) for n in range(batch * longest + 1)])
+    scoring = np.array([latency.companion_seconds(n) for n in range(batch * longest + 1)])
     before = np.cumprod(np.hstack([np.ones((len(free), 1)), free[:, :-1]]), axis=1)
-    known = np.cumprod(free if judged is None else judged, axis=1)
+    known = np.cumprod(free if scored is None else scored, axis=1)
     best = 0.0
     for length in range(1, longest + 1):
         for from_reach in THRESHOLDS:
             drafted = (before[:, :length] >= from_reach)[rows]
             counts = drafted.sum(axis=1)
             seconds = draft[counts].sum(axis=1)
-            if judged is not None:
-                seconds = seconds + judging[counts.sum(axis=1)]
+            if scored is not None:
+                seconds = seconds + scoring[counts.sum(axis=1)]
             for threshold in THRESHOLDS:
                 kept = drafted & (known[:, :length] >= threshold)[rows]
                 tokens = batch + (kept * reach[:, :length][rows]).sum(axis=(1, 2))
@@ -110,7 +109,7 @@ def static_goodput(reach: np.ndarray, batch: int, length: int, latency: LatencyM
 def oracle_goodput(
     reach: np.ndarray, batch: int, longest: int, latency: LatencyModel, start: float
 ) -> float:
-    """The best ratio of expected tokens to time, by Dinkelbach's iteration."""
+    """Maximum ratio of expected tokens to time, by Dinkelbach's algorithm."""
     goodput = start
     draft = [0.0, *(latency.draft_seconds(k) for k in range(1, batch + 1))]
     target = [latency.target_seconds(n, batch * CONTEXT) for n in range(batch * (longest + 1) + 1)]
@@ -122,7 +121,7 @@ def oracle_goodput(
             best = (-np.inf, 0.0, 0.0)
             for threshold in (2.0, *np.quantile(rows, np.linspace(0, 1, 25))):
                 chosen = rows >= threshold
-                depth = chosen.sum(axis=0)  # rows fall, so these are prefixes
+                depth = chosen.sum(axis=0)  # rows are non-increasing, so these are prefixes
                 gained = batch + float((rows * chosen).sum())
                 spent = target[batch + int(depth.sum())] + sum(draft[int(k)] for k in depth)
                 best = max(best, (gained - goodput * spent, gained, spent))
@@ -137,10 +136,14 @@ def main() -> None:
     parser.add_argument("--target", default="zoo:target@200m")
     parser.add_argument("--drafts", nargs="+", default=["zoo:draft", "zoo:mid", "zoo:companion"])
     parser.add_argument("--companion", default="zoo:companion")
-    parser.add_argument("--same-target", default="zoo:target", help="small, with the same logits")
+    parser.add_argument(
+        "--same-target", default="zoo:target", help="small model with the same logits"
+    )
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
-    parser.add_argument("--num-prompts", type=int, default=40, help="of each file")
-    parser.add_argument("--longest-prompt", type=int, default=300, help="tokens")
+    parser.add_argument("--num-prompts", type=int, default=40, help="per file")
+    parser.add_argument(
+        "--longest-prompt", type=int, default=300, help="maximum number of prompt tokens"
+    )
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
@@ -170,7 +173,7 @@ def main() -> None:
         chains = whole_chains(records, arguments.longest_draft)
         reach = np.cumprod(records.acceptance[chains], axis=1)
         free = estimated(records, chains, Inputs.FREE)
-        judged = None if companion is None else estimated(records, chains, Inputs.COMBINED)
+        scored = None if companion is None else estimated(records, chains, Inputs.COMBINED)
         large = LLM(arguments.target, speculation, dtype="bfloat16", max_model_len=512)
         models = large.load_models(speculation)
         if arguments.latency_profile:
@@ -194,8 +197,8 @@ def main() -> None:
                 "oracle": oracle_goodput(reach, batch, arguments.longest_draft, latency, best)
                 / best,
             }
-            if judged is not None:
-                room["companion"] = threshold_goodput(reach, free, judged, batch, latency) / best
+            if scored is not None:
+                room["companion"] = threshold_goodput(reach, free, scored, batch, latency) / best
             results[draft]["batch"][batch] = {
                 "static": {n: g / static[0] for n, g in zip(STATIC, static, strict=True)},
                 "room": room,

@@ -1,17 +1,17 @@
-"""A server under load: against the engine itself, over capacity, and for a long time.
+"""A server under load: throughput, overload, and a soak test.
 
 python benchmarks/serving.py throughput --prompts gsm8k_test.jsonl
-    The same prompts through `LLM.generate` and through the server, in turns: tokens per second of
-    the server over those offline, with answers whole and streamed.
+    Runs the same prompts through `LLM.generate` and through the server, interleaved, with whole and
+    with streamed answers. Reports the server's tokens per second relative to offline.
 
 python benchmarks/serving.py overload --prompts gsm8k_test.jsonl
-    Four times as many clients as the server lets in, each asking again as soon as it is answered or
-    told to come back: time to the first token, and what is left of the throughput.
+    Runs four times as many clients as the server admits. Each sends its next request after a
+    response, and retries after a refusal. Reports time to first token and throughput.
 
 python benchmarks/serving.py soak --prompts gsm8k_test.jsonl --num-requests 10000
-    Mixed lengths, a third of the clients leaves in the middle, four times the capacity: every
-    answer against the engine's own, nobody without an answer, memory at the end against that
-    after a tenth.
+    Runs requests of mixed lengths with four times the capacity in clients, of which a third
+    disconnects early. Checks that every request has a response and that every answer is that of the
+    engine. Reports the growth of memory from the first tenth of the requests to the end.
 """
 
 import argparse
@@ -39,7 +39,7 @@ PATIENCE_SECONDS = 900.0
 
 @dataclass
 class Answer:
-    """What a client got."""
+    """Response that a client received."""
 
     status: int
     num_tokens: int = 0
@@ -50,7 +50,7 @@ class Answer:
 
 
 class Server:
-    """`draftwise serve` in a process of its own."""
+    """`draftwise serve` in a separate process."""
 
     def __init__(self, options, *further):
         command = [Path(sys.executable).with_name("draftwise"), "serve", options.target]
@@ -84,7 +84,7 @@ class Server:
         return sizes
 
     def _engine(self):
-        """The child with most memory; the others only look after resources."""
+        """The child process with the most memory; the others are resource trackers."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return max(
             (int(pid) for pid in children.split()),
@@ -93,7 +93,7 @@ class Server:
 
 
 async def answers_to(bodies, at_once, ask):
-    """What `ask` makes of each body, in their order; so many at once."""
+    """Call `ask` for each body, `at_once` concurrently, and return the results in order."""
     queue = list(reversed(list(enumerate(bodies))))
     answers = [None] * len(queue)
 
@@ -107,14 +107,14 @@ async def answers_to(bodies, at_once, ask):
 
 
 async def full_answers(url, bodies, at_once):
-    """An :class:`Answer` to each body, so many at once."""
+    """An :class:`Answer` to each body, with `at_once` concurrent requests."""
     limits = httpx.Limits(max_connections=at_once)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS, limits=limits) as client:
         return await answers_to(bodies, at_once, lambda body: ask(client, body))
 
 
 async def ask(client, body):
-    """One request; `leave_after` is the number of tokens after which the client goes."""
+    """Send one request; the client disconnects after `leave_after` pieces of the answer."""
     body = dict(body)
     leave_after = body.pop("leave_after", None)
     while True:
@@ -167,7 +167,7 @@ async def stream(client, body, leave_after):
 
 
 async def plain_request(url, body):
-    """Send a request by as little work as possible; whoever answers closes the connection."""
+    """Send a request with minimal client work; the server closes the connection."""
     host, port = url.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
     head = (
@@ -180,15 +180,15 @@ async def plain_request(url, body):
 
 
 def tokens_of(answer):
-    """How many tokens an answer has, by the last usage that it tells."""
+    """Number of tokens of an answer, from its last usage field."""
     return int(re.findall(rb'"completion_tokens":(\d+)', answer)[-1])
 
 
 async def plain_answers(url, bodies, at_once):
-    """Requests by as little work as possible: what the client takes, the engine lacks.
+    """Send requests with minimal client work, as client and engine share the cores.
 
     Returns:
-        Tokens of each answer.
+        Number of tokens of each answer.
     """
 
     async def one(body):
@@ -202,11 +202,11 @@ async def plain_answers(url, bodies, at_once):
 
 
 async def plain_streams(url, bodies, at_once):
-    """Streamed requests, so many at once, each asking again when it is told to.
+    """Send streamed requests, `at_once` concurrently, and retry refused ones as instructed.
 
     Returns:
-        Of each answer its tokens and the seconds to the first, from when it was let in: what came
-        before were refusals.
+        For each answer, its number of tokens and the seconds to its first token, measured from the
+        request that was admitted.
     """
 
     async def one(body):
@@ -253,7 +253,7 @@ def offline(options):
 
 
 def throughput(options):
-    """Tokens per second of the server over those of the engine."""
+    """Tokens per second of the server relative to the engine."""
     prompts = load_prompts(options.prompts, options.num_requests)
     llm, server = offline(options), Server(options, "--max-queue", 100_000)
     params = SamplingParams(
@@ -269,13 +269,13 @@ def throughput(options):
         }
         for prompt in prompts
     ]
-    ways = {
+    modes = {
         "offline": lambda: [len(o.token_ids) for o in llm.generate(prompts, params)],
         "whole": lambda: load(bodies, stream=False),
         "streamed": lambda: load(bodies, stream=True),
     }
 
-    # Enough that the engine never lacks work, and no burst that the server must read first.
+    # Enough to keep the engine busy, without a burst of requests at the start.
     at_once = 2 * options.batch_size
 
     def load(bodies, stream):
@@ -283,12 +283,12 @@ def throughput(options):
         streaming = [{**body, **options} for body in bodies]
         return asyncio.run(plain_answers(server.url, streaming, at_once))
 
-    speeds = {name: [] for name in ways}
+    speeds = {name: [] for name in modes}
     try:
         for number in range(options.rounds + 1):
-            for name in random.Random(number).sample(list(ways), len(ways)):
+            for name in random.Random(number).sample(list(modes), len(modes)):
                 start = time.perf_counter()
-                counts = ways[name]()
+                counts = modes[name]()
                 speed = sum(counts) / (time.perf_counter() - start)
                 if number:  # the first round warms up
                     speeds[name].append(speed)
@@ -306,7 +306,7 @@ def throughput(options):
 
 
 def overload(options):
-    """Time to first token at capacity and at four times as many clients."""
+    """Time to first token at capacity and with four times as many clients."""
     prompts = load_prompts(options.prompts, options.num_requests)
     capacity = options.batch_size + options.max_queue
     server = Server(options, "--max-queue", options.max_queue)
@@ -341,7 +341,7 @@ def overload(options):
 
 
 def soak(options):
-    """Many requests, many of which end early."""
+    """Send many requests, a third of which the client aborts."""
     draw = random.Random(0)
     texts = load_prompts(options.prompts, 64)
     lengths = (4, 12, 24, 48)
@@ -376,7 +376,7 @@ def soak(options):
                     kinds["answered"] += 1
                     good = expected[pair] == answer.text and answer.num_tokens == pair[1]
                 else:
-                    kinds["told why not"] += 1
+                    kinds["refused"] += 1
                     good = bool(answer.error)
                 if not good:
                     wrong.append((pair, answer))

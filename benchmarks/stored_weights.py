@@ -1,4 +1,4 @@
-"""How much of a model there is to read."""
+"""Size of a model's stored weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftwise.models.loading import LoadedModel
 
 
 def stored_bytes(model: LoadedModel) -> float:
-    """Bytes of a model's weights as they are stored, of bfloat16 or narrower."""
+    """Bytes of a model's stored weights, in bfloat16 or a narrower format."""
     native: Any = model.model.native
     bits = 16 if native is None else native.bits
     return model.num_parameters * bits / 8

@@ -1,12 +1,12 @@
-"""The page of the studies' results, from what the studies wrote.
+"""Generate the documentation page of the studies from their results.
 
     draftwise study all --prompts … -o docs/studies
     python benchmarks/study_page.py docs/studies.md
 
-The head of the page, up to its first section, stays as it is but for the numbers of verdicts. Each
-section is a study: its words, its picture, and its statements with a reason for each from
-`reasons.json` beside the results. A statement without a reason, or a reason without a statement, is
-an error: whoever measures again reads them again.
+The head of the page, up to its first section, is kept, and its counts of verdicts are updated. Each
+section has the text and the figure of a study, and its claims with a reason for each from
+`reasons.json` in the results folder. The numbers of claims and reasons must match, so that the
+reasons are reviewed after new measurements.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _COUNTED = re.compile(r"Of the statements below .*? do not\.", re.S)
 
 
 def section(folder: Path, result: dict[str, Any], reasons: list[str]) -> str:
-    """One study."""
+    """The section of one study."""
     name, title = result["study"], result["title"]
     findings = result["findings"]
     if len(findings) != len(reasons):
         raise InvalidParameterError(
-            "reasons", f"{len(reasons)} for the {len(findings)} statements of {name!r}"
+            "reasons", f"{len(reasons)} reasons for {len(findings)} claims of {name!r}"
         )
     lines = [
         f"## {title}",
@@ -45,7 +45,7 @@ def section(folder: Path, result: dict[str, Any], reasons: list[str]) -> str:
         "",
     ]
     if findings:
-        lines += ["| the source | here | | why |", "|---|---|---|---|"]
+        lines += ["| source | measured here | verdict | reason |", "|---|---|---|---|"]
         lines += [
             f"| {each['source']} | {each['ours']} | {each['verdict']} | {why} |"
             for each, why in zip(findings, reasons, strict=True)
@@ -58,8 +58,8 @@ def page(head: str, folder: Path) -> str:
     """The whole page.
 
     Args:
-        head: what stands before the first section.
-        folder: of the results.
+        head: text before the first section.
+        folder: folder of the results.
     """
     reasons = json.loads((folder / _REASONS).read_text(encoding="utf-8"))
     sections, verdicts = [], Counter[str]()
@@ -67,13 +67,13 @@ def page(head: str, folder: Path) -> str:
         result = json.loads((folder / name / "data.json").read_text(encoding="utf-8"))
         sections.append(section(folder, result, reasons.get(name, [])))
         verdicts.update(each["verdict"] for each in result["findings"])
-    told = (
+    counted = (
         f"Of the statements below {verdicts['holds']} hold, {verdicts['holds in part']} hold in "
         f"part and {verdicts['does not hold']} do not."
     )
-    head, count = _COUNTED.subn(told, head)
+    head, count = _COUNTED.subn(counted, head)
     if count != 1:
-        raise InvalidParameterError("page", "its head does not say once how many statements hold")
+        raise InvalidParameterError("page", "must state the counts of verdicts once in its head")
     return head.rstrip() + "\n\n" + "\n".join(sections)
 
 

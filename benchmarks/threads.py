@@ -1,11 +1,11 @@
-"""Many threads on one ``LLM``: the same texts as from one thread, and what the threads cost.
+"""Many threads using one ``LLM``: correctness of the texts, and overhead of the threads.
 
     python benchmarks/threads.py soak --seconds 120
     python benchmarks/threads.py speed --output benchmarks/results/threads.json
 
-``soak`` has eight threads generate, stream and cancel at random and compares every text with the
-one that a single thread got from the same request; it ends with status 1 at the first difference.
-``speed`` lets one caller with all requests and eight callers with a share each take turns.
+``soak`` runs eight threads that generate, stream and cancel at random. It compares every text with
+that of a single thread for the same request, and exits with status 1 at the first difference.
+``speed`` compares one caller with all requests to eight callers with an eighth each, interleaved.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from draftwise.prompts import load_prompts
 
 PROMPTS = Path(__file__).parent.parent / "examples" / "prompts.jsonl"
 NUM_THREADS = 8
-# With these the text of a seed depends on how long steps take.
+# With these policies, the sampled text of a seed depends on step times.
 TIMED_POLICIES = ("smartspec", "adaptive", "sv", "sv-predictable", "sv-published")
 Work = tuple[str | list[int], SamplingParams]
 
 
 def mixed_work(count: int, greedy: bool = False) -> list[Work]:
-    """Requests of mixed lengths with seeds, half of them sampled unless all are to be greedy."""
+    """Requests of mixed lengths with seeds; half of them sampled, or all greedy."""
     draw = random.Random(0)
     texts = load_prompts(PROMPTS)
     work: list[Work] = []
@@ -52,7 +52,7 @@ def mixed_work(count: int, greedy: bool = False) -> list[Work]:
 def soak(
     llm: LLM, work: list[Work], seconds: float, num_threads: int = NUM_THREADS
 ) -> Counter[str]:
-    """Compare texts from many threads with those from one; returns how often what was done.
+    """Compare texts from many threads with those from one; returns counts of operations.
 
     Raises:
         AssertionError: a text differs.
@@ -77,8 +77,8 @@ def soak(
                     assert llm.tokenize(prompts[0])
                     continue
                 if kind in ("generate", "on_step"):
-                    told = (lambda requests: None) if kind == "on_step" else None
-                    texts = [each.token_ids for each in llm.generate(prompts, params, told)]
+                    on_step = (lambda requests: None) if kind == "on_step" else None
+                    texts = [each.token_ids for each in llm.generate(prompts, params, on_step)]
                     whole = True
                 else:
                     texts, whole = [[] for _ in prompts], kind == "stream"
@@ -110,7 +110,7 @@ def soak(
 
 
 def seconds_of(llm: LLM, work: list[Work], num_threads: int) -> float:
-    """How long the same requests take from so many threads, each with its share."""
+    """Seconds for the requests, divided between ``num_threads`` threads."""
     shares = [work[index::num_threads] for index in range(num_threads)]
 
     def caller(share: list[Work]) -> None:
@@ -126,13 +126,13 @@ def seconds_of(llm: LLM, work: list[Work], num_threads: int) -> float:
 
 
 def resident_mib() -> float:
-    """Memory of this process."""
+    """Resident memory of this process in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 def main() -> int:
-    """Run one of the two."""
+    """Run ``soak`` or ``speed``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("soak", "speed"))
     parser.add_argument("--seconds", type=float, default=120.0)
@@ -155,7 +155,7 @@ def main() -> int:
 
 
 def compare_speed(llm: LLM, work: list[Work], options: argparse.Namespace) -> None:
-    """Print, and write if asked to, how one caller and eight compare."""
+    """Compare one caller with eight; print the result and optionally write it."""
     seconds_of(llm, work, 1)
     memory = {"one": resident_mib()}
     taken = take_turns(

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
+from . import levels, progress
 from .tiny_models import ModelShelf
 
 # The matrices here are too small to share between threads.
@@ -13,7 +14,25 @@ transformers_logging.disable_progress_bar()
 collect_ignore = [] if find_spec("vllm") else ["in_vllm"]
 
 
+def pytest_addoption(parser):
+    progress.add_options(parser)
+
+
+def pytest_configure(config):
+    record = config.getoption("record")
+    if record is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(progress.Recorder(record))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config, items):
+    levels.mark(items)
+    result = yield  # -m and -k select
+    progress.select(config, items)
+    return result
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """Folders with tiny models, each written when it is first asked for."""
+    """Folders with tiny models, each created on first use."""
     return ModelShelf(tmp_path_factory.mktemp("models"))

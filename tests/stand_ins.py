@@ -1,4 +1,4 @@
-"""What a policy needs to know of machine and models, without measuring anything."""
+"""Fake latencies, draft signals and profiles for tests of policies."""
 
 import functools
 
@@ -15,7 +15,7 @@ from draftwise.policies import DraftPosition
 
 
 class FixedLatency(LatencyModel):
-    """Costs that are what they are, however fast the tests run."""
+    """Latencies that do not depend on the speed of the machine."""
 
     def observe_target(self, *_):
         pass
@@ -28,7 +28,7 @@ class FixedLatency(LatencyModel):
 
 
 def fixed_latency():
-    """A machine on which a few tokens more are almost free for a few requests, not for many."""
+    """Latencies of a machine on which extra tokens are cheap in small batches only."""
     return FixedLatency(
         StageCost((1, 256, 4096), (0.010, 0.011, 0.060)),
         StageCost((1, 4096), (0.0005, 0.001)),
@@ -40,21 +40,26 @@ NO_TIMES = StepTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def draft_signals(probs, tokens):
-    """What the draft knows of itself at each drafted position (``probs`` has one more)."""
-    beliefs = probs[:, : tokens.shape[1]]
-    return DraftSignals(beliefs, entropy(beliefs), token_probabilities(beliefs, tokens))
+    """Signals of the draft at each drafted position (``probs`` has one more position)."""
+    draft_probs = probs[:, : tokens.shape[1]]
+    return DraftSignals(draft_probs, entropy(draft_probs), token_probabilities(draft_probs, tokens))
 
 
-def draft_position(index, requests, beliefs, tokens):
-    """The token just drafted, from ``[active, vocab]`` beliefs and ``[active]`` tokens."""
-    beliefs, tokens = torch.as_tensor(beliefs), torch.as_tensor(tokens)
+def draft_position(index, requests, draft_probs, tokens):
+    """Signals of a drafted token from ``[active, vocab]`` draft_probs and ``[active]`` tokens."""
+    draft_probs, tokens = torch.as_tensor(draft_probs), torch.as_tensor(tokens)
     return DraftPosition(
-        index, requests, tokens, beliefs, entropy(beliefs), token_probabilities(beliefs, tokens)
+        index,
+        requests,
+        tokens,
+        draft_probs,
+        entropy(draft_probs),
+        token_probabilities(draft_probs, tokens),
     )
 
 
 def outcome(drafted, verified, accepted, failed=()):
-    """What became of a step, by request."""
+    """The outcome of a step, by request."""
     nothing = (0,) * len(drafted)
     return Outcome(
         tuple(drafted), tuple(verified), tuple(accepted), nothing, None, frozenset(failed)
@@ -90,6 +95,6 @@ def random_records(num_chains=600, length=4, seed=0):
 
 @functools.cache
 def profile():
-    """Everything a profile holds, learnt from :func:`random_records`."""
+    """A complete profile, fitted to :func:`random_records`."""
     provenance = {"target": "a", "draft": "b", "companion": "c"}
     return fit_profile(random_records(), provenance, estimator_fits(has_companion=True))

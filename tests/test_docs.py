@@ -1,4 +1,4 @@
-"""What the documentation says of policies is what the registry says."""
+"""The documentation of policies agrees with the registry."""
 
 import re
 from pathlib import Path
@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent
 _NEEDS = ("draft", "companion", "profile", "latency")
 
 
-def told():
-    """Of each policy, the cells of all tables of docs/policies.md by the heads of their columns."""
+def documented_tables():
+    """For each policy, the cells of all tables of docs/policies.md by column name."""
     policies = {}
     heads = []
     for line in (ROOT / "docs" / "policies.md").read_text().splitlines():
@@ -28,16 +28,16 @@ def told():
     return policies
 
 
-TOLD = told()
+DOCUMENTED = documented_tables()
 
 
-def test_every_policy_is_told_of_in_the_order_of_the_registry():
-    assert list(TOLD) == list(POLICIES)
+def test_policies_are_documented_in_the_order_of_the_registry():
+    assert list(DOCUMENTED) == list(POLICIES)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_is_as_it_is_told(name):
-    policy, row = POLICIES[name], TOLD[name]
+def test_documentation_of_a_policy_agrees_with_its_class(name):
+    policy, row = POLICIES[name], DOCUMENTED[name]
     signals = ", ".join(signal.value for signal in Signal if signal in policy.signals)
     needs = ", ".join(what for what in _NEEDS if getattr(policy, f"needs_{what}"))
     options = ", ".join(f"{key} = {value}" for key, value in options_of(policy).items())
@@ -53,7 +53,7 @@ def test_a_policy_is_as_it_is_told(name):
     assert row["when to use it"]
 
 
-def test_what_depends_on_time_is_named():
+def test_policies_that_depend_on_time_are_documented():
     text = (ROOT / "docs" / "policies.md").read_text()
     section = text.split("## What depends on time")[1].split("\n## ")[0]
     first = section.split("step times")[0]
@@ -65,7 +65,7 @@ FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 @pytest.mark.parametrize("file", FILES, ids=[file.name for file in FILES])
-def test_links_lead_somewhere(file):
+def test_links_are_valid(file):
     for link in re.findall(r"\]\(([^)]+)\)", file.read_text()):
         if "://" in link:
             continue

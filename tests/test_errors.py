@@ -21,14 +21,14 @@ def test_an_error_names_its_field(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_an_error_can_be_sent_to_another_process(cls):
+def test_errors_can_be_pickled(cls):
     error = pickle.loads(pickle.dumps(cls("a", "b")))
     assert type(error) is cls
     assert (error.field, error.message, str(error)) == ("a", "b", "a: b")
 
 
-def test_there_are_these():
-    """Each of them is raised by another test, which says where."""
+def test_list_of_errors():
+    """Other tests check where each error is raised."""
     assert {cls.__name__ for cls in CLASSES} == {
         "CacheExhaustedError",
         "ClosedError",

@@ -1,4 +1,4 @@
-"""The way in: prompts of every kind, parameters per prompt, and how speculation is chosen."""
+"""``LLM``: prompts of every kind, parameters per prompt, and speculation settings."""
 
 import math
 import os
@@ -71,18 +71,18 @@ class TestPrompts:
         assert outputs[0].prompt == output.prompt
         assert outputs[1].prompt == "abc d"
 
-    def test_all_kinds_at_once_keep_their_order(self, llm):
+    def test_mixed_prompts_keep_their_order(self, llm):
         prompts = ["h", [3, 4], [{"role": "user", "content": "g"}], (5,), "é€😀"]
         outputs = llm.generate(prompts, GREEDY)
         assert [o.prompt for o in outputs] == ["h", None, "u:g\na:", None, "é€😀"]
         for prompt, output in zip(prompts, outputs, strict=True):
             assert output.token_ids == llm.generate([prompt], GREEDY)[0].token_ids
 
-    def test_none_at_all(self, llm):
+    def test_no_prompts(self, llm):
         assert llm.generate([], GREEDY) == []
         assert list(llm.stream([], GREEDY)) == []
 
-    def test_special_tokens_are_added_to_text_and_not_to_templates(self, models, tmp_path):
+    def test_special_tokens_are_added_only_to_text(self, models, tmp_path):
         """A template writes its own."""
         save(RECIPE.build(), tmp_path)
         tokenizer = byte_tokenizer("{{ bos_token }}{{ messages[0]['content'] }}")
@@ -108,7 +108,7 @@ class TestPrompts:
         with pytest.raises(PromptError, match="no chat template; give text"):
             llm.generate([{"role": "user", "content": "ab"}])
 
-    def test_a_template_that_refuses(self, llm):
+    def test_a_template_that_raises(self, llm):
         with pytest.raises(PromptError, match="no bad words"):
             llm.generate([{"role": "user", "content": "bad"}])
 
@@ -124,7 +124,7 @@ class TestSampling:
         (output,) = llm.generate([1, 2])
         assert len(output.token_ids) == 62  # the context ends before 128 tokens
 
-    def test_one_for_each(self, llm):
+    def test_one_per_prompt(self, llm):
         params = [SamplingParams(max_tokens=n, seed=n) for n in (3, 1, 5)]
         outputs = llm.generate(["a", "b", "c"], params)
         assert [len(output.token_ids) for output in outputs] == [3, 1, 5]
@@ -132,16 +132,16 @@ class TestSampling:
         assert [len(output.token_ids) for output in outputs] == [3, 1, 5]
 
     @pytest.mark.parametrize("count", [0, 1, 3])
-    def test_not_as_many_as_prompts(self, llm, count):
+    def test_wrong_number_of_parameters(self, llm, count):
         for call in (llm.generate, lambda *a: list(llm.stream(*a))):
             with pytest.raises(InvalidParameterError) as caught:
                 call(["a", "b"], [GREEDY] * count)
             assert caught.value.field == "sampling"
-            assert f"{count} parameter sets for 2 prompts" in caught.value.message
+            assert f"got {count} for 2 prompts" in caught.value.message
         assert llm.engine.num_unfinished == 0
 
     @pytest.mark.parametrize("sampling", [5, "greedy", {"top_k": 1}, [GREEDY, None]])
-    def test_not_parameters(self, llm, sampling):
+    def test_wrong_type_of_parameters(self, llm, sampling):
         with pytest.raises(InvalidParameterError) as caught:
             llm.generate(["a", "b"], sampling)
         assert caught.value.field == "sampling"
@@ -149,7 +149,7 @@ class TestSampling:
 
 
 class TestOutputs:
-    def test_counts_agree(self, llm):
+    def test_counts_are_consistent(self, llm):
         outputs = llm.generate(["a"] * 8, [SamplingParams(max_tokens=n) for n in range(20, 28)])
         for output in outputs:
             stats = output.speculation
@@ -162,18 +162,18 @@ class TestOutputs:
             assert stats.mean_accepted_length == stats.num_tokens / stats.num_steps
             assert stats.lossless
 
-    def test_lenience_says_that_it_is_not_lossless(self, models):
+    def test_lenience_is_reported_as_not_lossless(self, models):
         config = SpeculationConfig(models.folder(RECIPE.draft()), lenience=0.5, policy="fixed")
         llm = build(models, config)
         assert not llm.generate("a", GREEDY)[0].speculation.lossless
 
-    def test_text_is_what_the_tokens_say(self, llm):
+    def test_text_matches_the_tokens(self, llm):
         (output,) = llm.generate("ab", SamplingParams(max_tokens=40, seed=3))
         text = TOKENIZER.decode(encode("ab") + output.token_ids, skip_special_tokens=True)
         assert output.text == text.removeprefix("ab")
         assert "".join(output.token_texts) == output.text
 
-    def test_a_stream_says_the_same(self, llm):
+    def test_stream_gives_the_same_text(self, llm):
         prompts = ["ab", [4, 5], "é"]
         params = [SamplingParams(max_tokens=30, seed=seed) for seed in range(3)]
         expected = llm.generate(prompts, params)
@@ -218,7 +218,7 @@ class TestSpeculation:
         params = SamplingParams(max_tokens=20, seed=1)
         assert other.generate("ab", params) == llm.generate("ab", params)
 
-    def test_another_way_on_the_same_target(self, models, llm):
+    def test_with_speculation_shares_the_target(self, models, llm):
         params = SamplingParams(max_tokens=20, seed=1)
         expected = llm.generate("ab", params)
         plain = llm.with_speculation(None)
@@ -270,9 +270,9 @@ def test_paths_types_and_devices_as_objects(models):
     assert llm.target.model.dtype is torch.float32
     assert (llm.target.max_model_len, llm.max_chunk_tokens) == (40, 16)
     assert {type(llm.target.max_model_len), type(llm.max_chunk_tokens)} == {int}
-    said = [llm.generate(prompt, GREEDY)[0].token_ids for prompt in ("ab", encode("ab"))]
+    expected = [llm.generate(prompt, GREEDY)[0].token_ids for prompt in ("ab", encode("ab"))]
     as_array = llm.generate(np.array([encode("ab")] * 2), GREEDY)
-    assert [each.token_ids for each in as_array] == said
+    assert [each.token_ids for each in as_array] == expected
 
 
 NOT_POSITIVE = [0, -1, 1.5, "1", True, np.bool_(True)]
@@ -296,7 +296,7 @@ NOT_POSITIVE = [0, -1, 1.5, "1", True, np.bool_(True)]
         *(("speculation", value) for value in [5, "fixed", True]),
     ],
 )
-def test_bad_arguments_are_named(models, name, value):
+def test_errors_name_the_argument(models, name, value):
     arguments = {"target": models.folder(RECIPE), name: value}
     with pytest.raises(InvalidParameterError) as caught:
         LLM(**arguments)
@@ -304,9 +304,9 @@ def test_bad_arguments_are_named(models, name, value):
 
 
 class TestMemory:
-    """The cache takes half of what is available, wherever the system says how much that is."""
+    """The cache takes half of the available memory if the system reports it."""
 
-    def test_files_that_the_system_caches_can_be_had(self, monkeypatch):
+    def test_page_cache_counts_as_available(self, monkeypatch):
         monkeypatch.setattr(Path, "read_text", lambda self: "MemFree: 10 kB\nMemAvailable: 80 kB")
         assert cache_bytes(None, torch.device("cpu")) == 40 * 1024
 
@@ -314,12 +314,12 @@ class TestMemory:
         monkeypatch.setattr(Path, "read_text", lambda self: "MemFree: 10 kB")
         assert cache_bytes(None, torch.device("cpu")) > 10**8
 
-    def test_systems_that_say_nothing(self, monkeypatch):
+    def test_systems_without_memory_information(self, monkeypatch):
         monkeypatch.setattr(Path, "read_text", lambda self: "")
         monkeypatch.delattr(os, "sysconf")
         assert cache_bytes(None, torch.device("cpu")) is None
 
-    def test_what_is_given_counts(self):
+    def test_explicit_size_takes_precedence(self):
         assert cache_bytes(0.5, torch.device("cpu")) == 2**29
 
 
@@ -329,8 +329,8 @@ def test_a_mapping_with_unknown_keys(models):
     assert caught.value.field == "speculation.draft_tensor_parallel_size"
 
 
-def test_a_target_of_eight_bits(models):
-    """Another model than the plain one, and as lossless as any."""
+def test_an_int8_target(models):
+    """It differs from the original model, and speculation on it is lossless."""
     config = SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed")
     name = models.folder(RECIPE) + ":int8"
     alone, together = (LLM(name, each, dtype="float32") for each in (None, config))
@@ -344,15 +344,15 @@ def test_a_target_of_eight_bits(models):
     assert texts[0] == texts[1]
 
 
-def test_a_context_of_one_token_serves_nothing(models):
+def test_a_context_of_one_token_is_rejected(models):
     llm = build(models, max_model_len=1)
     with pytest.raises(PromptError, match="the context holds 1"):
         llm.generate([1])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])
-def test_other_types_of_numbers(models, dtype):
-    """Within one type, speculation changes nothing at temperature 0."""
+def test_other_dtypes(models, dtype):
+    """Within one dtype, speculation does not change greedy output."""
     config = SpeculationConfig(
         models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
     )

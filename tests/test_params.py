@@ -19,7 +19,7 @@ NOT_INTEGERS = ["1", b"1", None, True, [1], 1.0, math.nan, np.float32(1), np.boo
 
 
 def nested(levels):
-    """Lists in lists."""
+    """A list nested to a given depth."""
     value = 1
     for _ in range(levels):
         value = [value]
@@ -110,13 +110,13 @@ def names(cls):
     return {field.name for field in dataclasses.fields(cls)}
 
 
-def test_the_tables_above_name_every_field():
+def test_the_tables_above_contain_every_field():
     assert BAD_SAMPLING.keys() == GOOD_SAMPLING.keys() == names(SamplingParams)
     assert BAD_SPECULATION.keys() == GOOD_SPECULATION.keys() == names(SpeculationConfig)
 
 
 @pytest.mark.parametrize(("name", "value"), each(BAD_SAMPLING))
-def test_bad_sampling_parameters_are_named(name, value):
+def test_errors_name_invalid_sampling_parameters(name, value):
     with pytest.raises(InvalidParameterError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.field == name
@@ -125,7 +125,7 @@ def test_bad_sampling_parameters_are_named(name, value):
 
 
 @pytest.mark.parametrize(("name", "value"), each(GOOD_SAMPLING))
-def test_good_sampling_parameters(name, value):
+def test_valid_sampling_parameters(name, value):
     kept = getattr(SamplingParams(**{name: value}), name)
     if name == "stop":
         assert kept == ((value,) if isinstance(value, str) else tuple(value))
@@ -136,14 +136,14 @@ def test_good_sampling_parameters(name, value):
 
 
 @pytest.mark.parametrize(("name", "value"), each(BAD_SPECULATION))
-def test_bad_speculation_parameters_are_named(name, value):
+def test_errors_name_invalid_speculation_parameters(name, value):
     with pytest.raises(InvalidParameterError) as caught:
         SpeculationConfig(**{"draft": "zoo:draft", name: value})
     assert caught.value.field == name
 
 
 @pytest.mark.parametrize(("name", "value"), each(GOOD_SPECULATION))
-def test_good_speculation_parameters(name, value):
+def test_valid_speculation_parameters(name, value):
     config = SpeculationConfig(**{"draft": "zoo:draft", name: value})
     assert getattr(config, name) == value
 
@@ -158,13 +158,13 @@ def test_good_speculation_parameters(name, value):
         ({0: 1.0, True: 1.0}, "lenience.True"),
     ],
 )
-def test_a_bad_lenience_rule_is_named(rule, field):
+def test_errors_name_invalid_lenience_by_load(rule, field):
     with pytest.raises(InvalidParameterError) as caught:
         SpeculationConfig("zoo:draft", lenience=rule)
     assert caught.value.field == field
 
 
-def test_the_draft_itself_as_a_companion():
+def test_a_quantised_draft_as_companion():
     def bits(companion):
         return SpeculationConfig("d", companion=companion).companion_quantization
 
@@ -176,7 +176,7 @@ def test_the_draft_itself_as_a_companion():
         bits("draft:int7")
 
 
-def test_lenience_follows_the_number_of_waiting_requests():
+def test_lenience_by_number_of_waiting_requests():
     config = SpeculationConfig("zoo:draft", lenience={0: 1.0, "16": 0.8, 64: 0.5})
     waiting = (0, 1, 15, 16, 63, 64, 1000)
     assert [config.lenience_at(n) for n in waiting] == [1.0, 1.0, 1.0, 0.8, 0.8, 0.5, 0.5]
@@ -199,8 +199,8 @@ def test_lenience_follows_the_number_of_waiting_requests():
         ("stop", np.str_("a"), ("a",)),
     ],
 )
-def test_numbers_become_plain(name, value, kept):
-    """So that what is compared, pickled and made a fingerprint of is the same everywhere."""
+def test_numbers_become_python_numbers(name, value, kept):
+    """Comparison, pickling and fingerprints then do not depend on the type of the input."""
     params = SamplingParams(**{name: value})
     stored = getattr(params, name)
     assert stored == kept
@@ -211,7 +211,7 @@ def test_numbers_become_plain(name, value, kept):
     assert pickle.dumps(params) == pickle.dumps(SamplingParams(**{name: kept}))
 
 
-def test_numbers_within_parameters_become_plain():
+def test_numbers_within_parameters_become_python_numbers():
     params = SamplingParams(
         logit_bias={np.int64(3): np.float32(0.5)}, stop_token_ids=[np.int32(1)], logprobs=0
     )
@@ -231,18 +231,18 @@ def test_numbers_within_parameters_become_plain():
 
 
 @pytest.mark.parametrize("value", [True, "3", 3.0, b"3"])
-def test_a_request_counts_in_integers(value):
+def test_token_counts_of_requests_are_integers(value):
     with pytest.raises(InvalidParameterError) as caught:
         RequestSpeculation(num_speculative_tokens=value)
     assert caught.value.field == "num_speculative_tokens"
 
 
-def test_how_many_logprobs():
-    with pytest.raises(InvalidParameterError, match="how many of the most likely tokens"):
+def test_logprobs_must_be_a_number():
+    with pytest.raises(InvalidParameterError, match="number of most likely tokens"):
         SamplingParams(logprobs=True)
 
 
-def test_an_integer_of_too_many_digits_to_be_shown():
+def test_an_integer_with_too_many_digits_for_a_message():
     with pytest.raises(InvalidParameterError, match="a value of type int") as caught:
         SamplingParams(seed=10**5000)
     assert caught.value.field == "seed"
@@ -257,7 +257,7 @@ def test_paths_become_strings():
     assert {type(getattr(config, name)) for name in given} == {str}
 
 
-def test_options_of_a_policy_may_be_deep():
+def test_options_of_a_policy_may_be_nested():
     config = SpeculationConfig("d", policy_options={"a": nested(99)})
     assert pickle.loads(pickle.dumps(config)) == config
 
@@ -269,9 +269,10 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(st.data())
-def test_whatever_comes_from_outside_gives_parameters_or_a_typed_error(data):
+def test_any_input_gives_parameters_or_a_typed_error(data):
     for cls in (SamplingParams, SpeculationConfig):
         keys = st.sampled_from(sorted(names(cls)))
         values = data.draw(st.dictionaries(keys, anything, max_size=3))
@@ -294,11 +295,11 @@ def test_defaults_sample_from_the_plain_distribution():
     ("name", "value"),
     [("repetition_penalty", 1.1), ("presence_penalty", -0.1), ("frequency_penalty", 0.1)],
 )
-def test_penalties_need_the_history(name, value):
+def test_uses_penalties(name, value):
     assert SamplingParams(**{name: value}).uses_penalties
 
 
-def test_what_is_given_cannot_be_changed():
+def test_parameters_are_immutable():
     bias = {1: 1.0}
     params = SamplingParams(logit_bias=bias)
     bias[2] = 2.0
@@ -317,7 +318,7 @@ def test_what_is_given_cannot_be_changed():
     ],
     ids=["sampling", "speculation"],
 )
-def test_parameters_can_be_copied_compared_and_sent(params):
+def test_parameters_can_be_copied_compared_and_pickled(params):
     assert copy.deepcopy(params) == params
     assert pickle.loads(pickle.dumps(params)) == params
     assert dataclasses.replace(params) == params

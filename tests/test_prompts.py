@@ -18,19 +18,19 @@ def test_reads_every_known_key(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
-        ("", "holds no prompts"),
+        ("", "contains no prompts"),
         ("not json", ":1 is not JSON"),
         ('{"prompt": "a"}\n[1]', ":2 has no text"),
         ('{"prompt": 3}', ":1 has no text"),
         ('{"turns": []}', ":1 has no text"),
     ],
 )
-def test_says_what_is_wrong_and_where(tmp_path, content, says):
+def test_errors_name_file_and_line(tmp_path, content, message):
     file = tmp_path / "prompts.jsonl"
     file.write_text(content)
-    with pytest.raises(PromptError, match=says):
+    with pytest.raises(PromptError, match=message):
         load_prompts(file)
 
 
@@ -43,7 +43,7 @@ def test_unreadable_file(tmp_path):
 
 
 def ids_of(prompts):
-    """What each prompt becomes, without a tokenizer."""
+    """Token ids of each prompt, without a tokenizer."""
     return [tokenize(None, prompt)[1] for prompt in as_list(prompts)]
 
 
@@ -62,7 +62,7 @@ ONE = [
 
 
 @pytest.mark.parametrize("prompt", ONE, ids=str)
-def test_token_ids_of_many_kinds(prompt):
+def test_types_of_token_ids(prompt):
     for ids in (ids_of(prompt), ids_of([prompt])):
         assert ids == [[1, 2, 3]]
         assert {type(token) for token in ids[0]} == {int}
@@ -79,12 +79,12 @@ def test_token_ids_of_many_kinds(prompt):
     ],
     ids=str,
 )
-def test_several_prompts_of_token_ids(prompts):
+def test_several_prompts_with_token_ids(prompts):
     assert ids_of(prompts) == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize(
-    ("prompts", "says"),
+    ("prompts", "message"),
     [
         ([True, 2], "integers, got True"),
         ([1, True], "integers, got True"),
@@ -106,7 +106,7 @@ def test_several_prompts_of_token_ids(prompts):
         (b"abc", "got bytes; decode it"),
         ([b"abc"], "got bytes; decode it"),
         (bytearray(b"abc"), "got bytearray; decode it"),
-        ([memoryview(b"abc")], "got memoryview; decode it"),
+        pytest.param([memoryview(b"abc")], "got memoryview; decode it", id="memoryview"),
         ({1, 2}, "got set"),
         (5, "got int"),
         (None, "got NoneType"),
@@ -120,7 +120,7 @@ def test_several_prompts_of_token_ids(prompts):
     ],
     ids=str,
 )
-def test_what_is_no_prompt(prompts, says):
-    with pytest.raises(PromptError, match=says) as caught:
+def test_invalid_prompts(prompts, message):
+    with pytest.raises(PromptError, match=message) as caught:
         ids_of(prompts)
     assert caught.value.field == "prompt"

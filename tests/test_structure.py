@@ -1,4 +1,4 @@
-"""What the package shows, and in which direction its parts depend on each other."""
+"""Public names of the package, and the direction of its internal dependencies."""
 
 import ast
 import re
@@ -74,7 +74,7 @@ TOP = {"benchmark", "cli", "integrations", "serving", "studies"}
 
 
 def part_of(module):
-    """The part of the package that a dotted name belongs to: ``None`` for the package itself."""
+    """The part of the package to which a dotted name belongs; ``None`` for the package itself."""
     names = module.split(".")
     return names[1] if len(names) > 1 else None
 
@@ -86,7 +86,7 @@ def sources():
 
 
 def imported(file, module):
-    """Dotted names of everything of Draftwise that a file imports, wherever in the file."""
+    """Dotted names of all Draftwise modules and members that a file imports."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -137,12 +137,12 @@ def test_dependencies_point_downwards(file, module):
 
 
 def test_every_part_is_listed():
-    """A new part says above what it may import."""
+    """The table above defines what each part may import."""
     parts = {part_of(module) for _, module in SOURCES} - {None}
     assert parts <= MAY_IMPORT.keys() | TOP
 
 
-def test_the_core_is_mathematics():
+def test_core_imports_only_numerical_libraries():
     """It imports torch, numpy and the standard library, so that any engine can use it."""
     known = {"torch", "numpy", "draftwise", *sys.stdlib_module_names}
     for file in (ROOT / "core").glob("*.py"):

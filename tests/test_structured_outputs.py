@@ -24,18 +24,18 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_each_is_kept(name):
-    form = StructuredOutputs(**{name: GOOD[name]})
-    assert form.kind == name
-    assert getattr(form, name) == GOOD[name]
-    assert form == StructuredOutputs(**{name: GOOD[name]})
-    assert hash(form) == hash(StructuredOutputs(**{name: GOOD[name]}))
+def test_each_kind_is_stored(name):
+    grammar = StructuredOutputs(**{name: GOOD[name]})
+    assert grammar.kind == name
+    assert getattr(grammar, name) == GOOD[name]
+    assert grammar == StructuredOutputs(**{name: GOOD[name]})
+    assert hash(grammar) == hash(StructuredOutputs(**{name: GOOD[name]}))
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, values in BAD.items() for value in values]
 )
-def test_what_is_wrong_is_named(name, value):
+def test_errors_name_the_field(name, value):
     with pytest.raises(InvalidParameterError) as caught:
         StructuredOutputs(**{name: value})
     assert caught.value.field == f"structured_outputs.{name}"
@@ -44,7 +44,7 @@ def test_what_is_wrong_is_named(name, value):
 @pytest.mark.parametrize(
     "given", [{}, {"json_object": False}, {"regex": "a", "choice": ("a",)}, {**GOOD}]
 )
-def test_exactly_one(given):
+def test_exactly_one_field_is_required(given):
     with pytest.raises(InvalidParameterError, match="exactly one") as caught:
         StructuredOutputs(**given)
     assert caught.value.field == "structured_outputs"
@@ -52,13 +52,13 @@ def test_exactly_one(given):
 
 def test_the_schema_is_a_copy():
     schema = {"type": "object", "properties": {}}
-    form = StructuredOutputs(json_schema=schema)
+    grammar = StructuredOutputs(json_schema=schema)
     schema["properties"]["a"] = {"type": "string"}
-    assert form.json_schema == {"type": "object", "properties": {}}
+    assert grammar.json_schema == {"type": "object", "properties": {}}
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_parameters_with_a_form_are_copied_and_read(name):
+def test_parameters_with_a_grammar_are_copied_and_read(name):
     params = SamplingParams(structured_outputs=StructuredOutputs(**{name: GOOD[name]}))
     for other in (copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
         assert other == params
@@ -67,7 +67,7 @@ def test_parameters_with_a_form_are_copied_and_read(name):
 
 
 def deep_schema(levels):
-    """Arrays of arrays, so many objects deep."""
+    """A value of nested arrays with the given depth."""
     schema = {}
     for _ in range(levels - 1):
         schema = {"items": schema}
@@ -75,7 +75,7 @@ def deep_schema(levels):
 
 
 def deep_list(levels):
-    """A schema that is so many objects and lists deep."""
+    """A schema with the given nesting of objects and lists."""
     value = 1
     for _ in range(levels - 1):
         value = [value]
@@ -83,10 +83,10 @@ def deep_list(levels):
 
 
 @pytest.mark.parametrize("make", [deep_schema, deep_list])
-def test_the_deepest_schema(make):
-    """It can be sent to another process, and shown."""
-    form = StructuredOutputs(json_schema=make(MAX_NESTING))
-    params = SamplingParams(structured_outputs=form)
+def test_a_schema_of_maximum_depth(make):
+    """It can be pickled and formatted."""
+    grammar = StructuredOutputs(json_schema=make(MAX_NESTING))
+    params = SamplingParams(structured_outputs=grammar)
     assert pickle.loads(pickle.dumps(params)) == params
     assert copy.deepcopy(params) == params
     assert repr(params)
@@ -94,13 +94,13 @@ def test_the_deepest_schema(make):
 
 @pytest.mark.parametrize("make", [deep_schema, deep_list])
 @pytest.mark.parametrize("levels", [MAX_NESTING + 1, 1000, 100_000])
-def test_a_schema_that_is_too_deep(make, levels):
+def test_a_too_deep_schema(make, levels):
     with pytest.raises(InvalidParameterError, match="deeper than 100 levels") as caught:
         StructuredOutputs(json_schema=make(levels))
     assert caught.value.field == "structured_outputs.json_schema"
 
 
-def test_a_schema_without_an_end():
+def test_a_recursive_schema():
     schema = {}
     schema["items"] = schema
     with pytest.raises(InvalidParameterError, match="deeper than 100 levels"):
@@ -108,7 +108,7 @@ def test_a_schema_without_an_end():
 
 
 @pytest.mark.parametrize("name", ["choice", "json_schema", "regex"])
-def test_what_is_too_deep_to_be_shown(name):
+def test_values_too_deep_for_a_message(name):
     value = []
     for _ in range(100_000):
         value = [value]
@@ -123,7 +123,7 @@ def test_unknown_keys_are_named():
     assert caught.value.field == "structured_outputs.regx"
 
 
-def test_a_form_ends_by_itself():
+def test_ignore_eos_is_rejected():
     with pytest.raises(InvalidParameterError) as caught:
         SamplingParams(structured_outputs=StructuredOutputs(regex="a"), ignore_eos=True)
     assert caught.value.field == "ignore_eos"

@@ -32,7 +32,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use, so that `draftwise --help` does not wait for PyTorch.
+    # Imported on first use, so that `draftwise --help` does not import PyTorch.
     if name not in _HOME:
         raise AttributeError(f"module 'draftwise' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

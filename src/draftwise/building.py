@@ -1,9 +1,14 @@
-"""From names and settings to an engine: models are loaded once, costs measured once."""
+"""Construction of engines from model names and settings.
+
+Models are loaded once and latencies are measured once for all engines of a target.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -12,9 +17,10 @@ import torch
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
-from draftwise.engine.overlap import Interference, OverlapOptions
+from draftwise.engine.parallel.overlap import Interference, OverlapOptions, OverlappedEngine
+from draftwise.engine.proposers.registry import is_proposer
 from draftwise.engine.turns import Turns
-from draftwise.errors import InvalidParameterError
+from draftwise.errors import InvalidParameterError, SlowPathWarning
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.imports import quiet_import
 from draftwise.models.loading import (
@@ -30,25 +36,25 @@ from draftwise.profiling.latency_profile import LatencyProfile
 from draftwise.profiling.passes import Stage
 
 if TYPE_CHECKING:
-    from draftwise.engine.replicas.processes import Replicas
+    from draftwise.engine.parallel.replicas.processes import Replicas
 
-# transformers sets defaults of the whole process while it loads a model.
+# transformers changes defaults of the whole process while it loads a model.
 _LOADING = Lock()
 
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """What all engines of one target have in common.
+    """Settings shared by all engines of one target.
 
     Attributes:
-        dtype: of the weights.
-        device: where they are.
-        trust_remote_code: run code that comes with a model.
-        options: sizes of an engine; whether it overlaps is decided for each.
-        overlap: draft for one half of the batch while the target verifies the other; ``None``
-            where the latency profile says that it pays.
-        draft_replicas: processes that draft.
-        on_status: is told what is done next, where that takes seconds.
+        dtype: data type of the weights.
+        device: device of the weights.
+        trust_remote_code: allow models to run code from their repositories.
+        options: sizes of an engine.
+        overlap: draft for one half of the batch while the target verifies the other half; ``None``
+            decides by the latency profile.
+        draft_replicas: number of processes that draft.
+        on_status: called with a description of each operation that takes seconds.
     """
 
     dtype: torch.dtype
@@ -65,9 +71,8 @@ class EngineBuilder:
 
     Attributes:
         target: the loaded target model.
-        turns: of all these engines, which share what the target computes in.
-        tokenizing: held while the target's tokenizer makes tokens of text; calls change its
-            settings.
+        turns: lock of all engines of the target, which share its workspace.
+        tokenizing: lock of the target's tokenizer, whose calls change its settings.
     """
 
     def __init__(self, target: str, max_model_len: int | None, settings: BuildSettings) -> None:
@@ -75,11 +80,12 @@ class EngineBuilder:
 
         Args:
             target: a folder, a hub id or a zoo name.
-            max_model_len: longest prompt and output together; ``None`` for the target's own.
-            settings: of all engines.
+            max_model_len: maximum number of tokens of a prompt and its output together; ``None``
+                for the context length of the target.
+            settings: settings of all engines.
 
         Raises:
-            DraftwiseError: it cannot be loaded.
+            DraftwiseError: the target cannot be loaded.
         """
         self.turns = Turns()
         self.tokenizing = Lock()
@@ -88,14 +94,17 @@ class EngineBuilder:
         self.target = self._load(target, "target", max_model_len)
 
     def load_models(self, speculation: SpeculationConfig, at_hand: Models | None = None) -> Models:
-        """The target with the draft and companion that a configuration names.
+        """Load the draft and the companion of a configuration.
 
         Args:
-            speculation: names them.
-            at_hand: models that are loaded already; they are shared.
+            speculation: configuration with the names of the models.
+            at_hand: models that are already loaded, to be shared.
+
+        Returns:
+            The models, including the target.
 
         Raises:
-            DraftwiseError: one cannot be loaded, or speaks of other tokens than the target.
+            DraftwiseError: a model cannot be loaded, or its vocabulary differs from the target's.
         """
         known = () if at_hand is None else (at_hand.draft, at_hand.companion)
         loaded = {model.name: model for model in known if model is not None}
@@ -103,14 +112,15 @@ class EngineBuilder:
         def small_model(name: str, role: str, quantization: str | None = None) -> LoadedModel:
             full_name = loaded_name(name, quantization)
             if full_name not in loaded:
-                # Its context may be the shorter one; beyond it nothing is drafted.
+                # Its context may be shorter; no tokens are drafted beyond it.
                 model = self._load(name, role, self.target.max_model_len, quantization)
                 check_same_vocabulary(self.target, model, role)
                 loaded[full_name] = model
             return loaded[full_name]
 
         draft = companion = None
-        if policy_class(speculation.policy_name).needs_draft:
+        needs_draft = policy_class(speculation.policy_name).needs_draft
+        if needs_draft and not is_proposer(speculation.draft):
             draft = small_model(speculation.draft, "draft")
         quantization = speculation.companion_quantization
         if quantization is not None:
@@ -122,14 +132,17 @@ class EngineBuilder:
     def build(
         self, speculation: SpeculationConfig | None, at_hand: Models | None = None
     ) -> tuple[Engine, Models]:
-        """An engine, and the models that it has.
+        """Build an engine.
 
         Args:
-            speculation: how; ``None`` for target-only decoding.
-            at_hand: models that are loaded already; they are shared.
+            speculation: speculation settings; ``None`` for target-only decoding.
+            at_hand: models that are already loaded, to be shared.
+
+        Returns:
+            The engine and its models.
 
         Raises:
-            DraftwiseError: a typed error that names the setting at fault.
+            DraftwiseError: a typed error that names the invalid setting.
         """
         if speculation is None:
             models = Models(self.target)
@@ -156,17 +169,20 @@ class EngineBuilder:
         replicas = None
         if models.draft is not None and self._settings.draft_replicas > 1:
             replicas = self._start_replicas(speculation, models, models.draft)
-        options = replace(self._settings.options, overlap=overlap)
-        engine = Engine(
-            models,
-            speculation,
-            options,
-            latency,
-            profile,
-            replicas=replicas,
-            turns=self.turns,
-        )
-        return engine, models
+        options = self._settings.options
+        parts = models, speculation, options, latency, profile
+        if overlap is not None and models.draft is not None:
+            if replicas is not None:
+                raise InvalidParameterError(
+                    "overlap", "cannot be combined with draft_replicas; use one of them"
+                )
+            return OverlappedEngine(*parts, turns=self.turns, overlap=overlap), models
+        if replicas is None:
+            return Engine(*parts, turns=self.turns), models
+        # Not every platform has the socket pairs that replicas need.
+        from draftwise.engine.parallel.replicas.assembly import ReplicaAssembly
+
+        return Engine(*parts, turns=self.turns, assemble=partial(ReplicaAssembly, replicas)), models
 
     def _load(
         self, name: str, role: str, context: int | None, quantization: str | None = None
@@ -174,7 +190,7 @@ class EngineBuilder:
         settings = self._settings
         settings.on_status(f"loading {name}")
         with _LOADING, quiet_import():
-            return load_model(
+            loaded = load_model(
                 name,
                 role,
                 settings.dtype,
@@ -184,13 +200,21 @@ class EngineBuilder:
                 may_be_shorter=role != "target",
                 quantization=quantization,
             )
+        slow_path = loaded.model.slow_path
+        if slow_path is not None:
+            warnings.warn(
+                f"{role}: {loaded.name!r} does not run on the fast path: {slow_path}",
+                SlowPathWarning,
+                stacklevel=2,
+            )
+        return loaded
 
     def _overlap(self, policy: type[Policy], costs: LatencyProfile | None) -> OverlapOptions | None:
-        """When halves of the batch overlap; ``None`` for never."""
+        """Options of overlapped drafting; ``None`` if it is disabled."""
         wanted = self._settings.overlap
         if wanted:
             return OverlapOptions()
-        can_overlap = self._settings.device.type == "cpu" and not policy.judged_by_target
+        can_overlap = self._settings.device.type == "cpu" and not policy.uses_target_oracle
         if wanted is False or costs is None or not can_overlap:
             return None
         measured = costs.interference
@@ -201,31 +225,30 @@ class EngineBuilder:
     def _latency(
         self, speculation: SpeculationConfig, models: Models, costs: LatencyProfile | None
     ) -> LatencyModel:
-        """What passes cost here: as profiled, or measured for a few seconds."""
+        """The latency model: from the latency profile, or measured for a few seconds."""
         if costs is not None:
             assert speculation.latency_profile is not None
             return check_latency(costs, speculation.latency_profile, models)
         names = tuple(m.name for m in (models.draft, models.companion) if m is not None)
         key: tuple[str | int, ...] = (*names, speculation.num_speculative_tokens)
         if key not in self._measured:
-            self._settings.on_status("measuring what passes cost on this machine")
+            self._settings.on_status("measuring latencies on this machine")
             with self.turns:
                 self._measured[key] = measure_latency(
                     models,
                     self._settings.options.max_batch_size,
                     speculation.num_speculative_tokens,
                 )
-        # Each engine follows the machine by itself from what was measured.
+        # A copy, because each engine corrects its latency model by its own step times.
         measured = self._measured[key]
         return LatencyModel(measured.target, measured.draft, measured.companion)
 
     def _start_replicas(
         self, speculation: SpeculationConfig, models: Models, draft: LoadedModel
     ) -> Replicas:
-        """One process for each replica but the first, which is the engine's own."""
-        # Not every PyTorch can speak to other processes.
-        from draftwise.engine.replicas.process import ModelSpec, ReplicaSpec
-        from draftwise.engine.replicas.processes import Replicas
+        """Start a process for each replica except the first, which is in the engine's process."""
+        from draftwise.engine.parallel.replicas.messages import ModelSpec, ReplicaSpec
+        from draftwise.engine.parallel.replicas.processes import Replicas
 
         settings = self._settings
 
@@ -263,18 +286,18 @@ class EngineBuilder:
 
 
 def _check_companion_is_asked(policy: type[Policy]) -> None:
-    """Loading a model that nobody asks is a mistake.
+    """Reject a companion that the policy does not use.
 
     Raises:
-        InvalidParameterError: names the policies that ask a companion.
+        InvalidParameterError: the policy does not use one; lists the policies that do.
     """
 
     def asks(each: type[Policy]) -> bool:
-        return each.needs_draft and each.uses_companion() and not each.judged_by_target
+        return each.needs_draft and each.uses_companion() and not each.uses_target_oracle
 
     if not asks(policy):
         others = ", ".join(name for name, each in POLICIES.items() if asks(each))
         raise InvalidParameterError(
             "companion",
-            f"policy {policy.name!r} never asks one; leave it out or choose one of: {others}",
+            f"is not used by policy {policy.name!r}; leave it out or choose one of: {others}",
         )

@@ -1,18 +1,18 @@
-"""Every error a user can cause, each naming the field at fault and the remedy.
+"""Errors that users can cause. Each names the invalid field and the remedy.
 
-All of them derive from :class:`DraftwiseError`, carry the offending ``field`` and end a command
-with exit status 2. An error of one request never ends another request of the same batch.
+All errors derive from :class:`DraftwiseError` and have a ``field``. On the command line they lead
+to exit status 2. An error of one request never affects other requests of the batch.
 """
 
 from __future__ import annotations
 
 
 class DraftwiseError(Exception):
-    """Base of all errors raised on purpose.
+    """Base class of the errors of Draftwise.
 
     Attributes:
-        field: name of the argument, file or model role at fault, for example ``"temperature"``.
-        message: what is wrong and what to do about it.
+        field: name of the invalid argument, file or model role, for example ``"temperature"``.
+        message: description of the error and its remedy.
     """
 
     def __init__(self, field: str, message: str) -> None:
@@ -25,19 +25,19 @@ class DraftwiseError(Exception):
 
 
 class InvalidParameterError(DraftwiseError, ValueError):
-    """A parameter has a value outside its range, or a key that does not exist."""
+    """A parameter is out of range or has an unknown key."""
 
 
 class ModelNotFoundError(DraftwiseError):
-    """A model name, folder or hub id leads to no model."""
+    """There is no model with the given name, folder or hub id."""
 
 
 class UnsupportedModelError(DraftwiseError):
-    """A model exists but its architecture or a setting of it cannot be served correctly."""
+    """A model exists, but its architecture or one of its settings is not supported."""
 
 
 class VocabularyMismatchError(DraftwiseError):
-    """Two models that must share a vocabulary do not."""
+    """Two models that must share a vocabulary have different vocabularies."""
 
 
 class PromptError(DraftwiseError, ValueError):
@@ -45,28 +45,32 @@ class PromptError(DraftwiseError, ValueError):
 
 
 class CacheExhaustedError(DraftwiseError):
-    """A request needs more key-value cache than the engine has in total."""
+    """A request needs more KV cache than the engine has in total."""
 
 
 class NumericalError(DraftwiseError):
-    """A model produced logits that are not numbers."""
+    """A model computed NaN logits."""
 
 
 class EngineError(DraftwiseError):
-    """A step of the engine failed, which ended all requests that it served at that time."""
+    """A step of the engine failed, which ended all of its unfinished requests."""
 
 
 class ClosedError(DraftwiseError):
-    """An ``LLM`` or an engine is used after it was closed."""
+    """An ``LLM`` or an engine was used after it was closed."""
 
 
 class ReplicaError(DraftwiseError):
-    """A replica of the draft in another process is gone, or not what it should be."""
+    """A process with a replica of the draft has ended, or its models do not match."""
 
 
 class PeerError(DraftwiseError):
-    """Another engine in a benchmark could not be started or failed; ``field`` is its name."""
+    """Another engine in a benchmark did not start or failed; ``field`` is its name."""
 
 
 class DraftwiseWarning(UserWarning):
-    """Something is likely not as the user thinks, and goes on all the same."""
+    """Draftwise continues, but likely not as the user expects."""
+
+
+class SlowPathWarning(DraftwiseWarning):
+    """A model is computed more slowly than others of its size; says why and by how much."""

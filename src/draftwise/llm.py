@@ -1,4 +1,4 @@
-"""The way in: load models once, generate for any number of prompts."""
+"""The entry point for offline inference: load models once, then generate for many prompts."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Speculations = RequestSpeculation | Sequence[RequestSpeculation] | None
 
 
 @dataclass(frozen=True)
-class _Open:
-    """What an ``LLM`` holds until it is closed."""
+class _Resources:
+    """Objects that an ``LLM`` owns until it is closed."""
 
     builder: EngineBuilder
     engine: Engine
@@ -39,22 +39,21 @@ class _Open:
 
 
 class LLM:
-    """A target model, and perhaps a draft that makes it faster without changing what it says.
+    """A target model with an optional draft model for speculative decoding.
 
-    Safe to call from several threads. Their requests run in one batch: a step that one thread takes
-    advances the requests of all of them. An exception in one thread ends its own requests only,
-    unless the step itself failed: then all requests of that time end with an
+    Safe to call from several threads. Requests of all threads run in one batch, so a step taken by
+    one thread advances the requests of every thread. An exception in one thread ends only the
+    requests of that thread. If a step fails, all unfinished requests end with an
     :class:`~draftwise.errors.EngineError`.
 
     Attributes:
         target: the loaded target model.
         draft: the loaded draft model, if any.
         companion: the loaded companion model, if any.
-        speculation: how it speculates, ``None`` for target-only decoding.
-        max_chunk_tokens: prompt tokens processed per step.
-        engine: the engine underneath, for callers that run the step loop themselves. It is safe to
-            use beside :meth:`generate` and :meth:`stream`; see its class for what such a loop must
-            do.
+        speculation: speculation settings; ``None`` for target-only decoding.
+        max_chunk_tokens: maximum number of prompt tokens processed per step.
+        engine: the engine, for callers that run the step loop themselves. It may be used alongside
+            :meth:`generate` and :meth:`stream`; its class describes what such a loop must do.
     """
 
     def __init__(
@@ -77,29 +76,30 @@ class LLM:
 
         Args:
             target: a folder (a string or a path), a hub id or a zoo name such as
-                ``"zoo:target"``; with ``:int8`` behind it the weights of its linear layers are
-                rounded to 8 bits, which makes it another model, of half the size.
-            speculation: how to speculate; ``None`` for target-only decoding. A mapping may use
+                ``"zoo:target"``. The suffix ``:int8`` quantises the weights of the linear layers to
+                8 bits, which halves the size and changes the target distribution.
+            speculation: speculation settings; ``None`` for target-only decoding. A mapping may use
                 vLLM's key names.
             dtype: ``"auto"``, ``"bfloat16"``, ``"float16"`` or ``"float32"``, or a
                 :class:`torch.dtype`.
             device: ``"auto"``, ``"cpu"`` or ``"cuda"``, or a :class:`torch.device`.
-            max_batch_size: requests that run at once; more wait.
-            max_model_len: longest prompt and output together; ``None`` for the target's own.
-            max_chunk_tokens: prompt tokens processed per step.
-            cache_gib: memory for keys and values in GiB; ``None`` for half of what is free.
-            trust_remote_code: run code that comes with a model. Off: no such code ever runs.
-            overlap: draft for one half of the batch while the target verifies the other; ``None``
-                where the latency profile says that it pays (it must have measured how the models
-                slow each other down: ``draftwise profile-latency --interference``).
-            draft_replicas: processes that draft, each for its share of the batch with a draft and a
-                companion of its own: one for each device of the target. On CUDA replica i is on
-                device i.
-            on_status: called with what is done next, such as ``"loading zoo:target"``, where that
-                takes seconds.
+            max_batch_size: maximum number of requests that run at once; further requests wait.
+            max_model_len: maximum number of tokens of a prompt and its output together; ``None``
+                for the context length of the target.
+            max_chunk_tokens: maximum number of prompt tokens processed per step.
+            cache_gib: size of the KV cache in GiB; ``None`` for half of the free memory.
+            trust_remote_code: allow models to run code from their repositories.
+            overlap: draft for one half of the batch while the target verifies the other half;
+                ``None`` decides by the latency profile, which must contain the interference of the
+                models (``draftwise profile-latency --interference``).
+            draft_replicas: number of processes that draft. Each process has its own draft and
+                companion and drafts for its share of the batch. On CUDA, replica ``i`` runs on
+                device ``i``.
+            on_status: called at the beginning of each operation that takes seconds with a
+                description such as ``"loading zoo:target"``.
 
         Raises:
-            DraftwiseError: a typed error that names the argument at fault.
+            DraftwiseError: a typed error that names the invalid argument.
         """
         target = path_name("target", target, "model")
         if isinstance(speculation, Mapping):
@@ -122,38 +122,40 @@ class LLM:
         boolean("trust_remote_code", trust_remote_code)
         if on_status is not None and not callable(on_status):
             raise InvalidParameterError("on_status", f"must be callable, got {shown(on_status)}")
-        place = resolve_device(device)
-        resolved = resolve_dtype(dtype, place)
+        resolved_device = resolve_device(device)
+        resolved_dtype = resolve_dtype(dtype, resolved_device)
 
         builder = EngineBuilder(
             target,
             max_model_len,
             BuildSettings(
-                resolved,
-                place,
+                resolved_dtype,
+                resolved_device,
                 trust_remote_code,
-                EngineOptions(max_batch_size, max_chunk_tokens, cache_bytes(cache_gib, place)),
+                EngineOptions(
+                    max_batch_size, max_chunk_tokens, cache_bytes(cache_gib, resolved_device)
+                ),
                 overlap,
                 draft_replicas,
-                on_status or _ignore,
+                on_status or _ignore_status,
             ),
         )
         self.max_chunk_tokens = max_chunk_tokens
         self.speculation: SpeculationConfig | None
-        self._open: _Open | None = None
+        self._resources: _Resources | None = None
         self._set_builder(builder, Models(builder.target), speculation)
 
     def with_speculation(self, speculation: SpeculationConfig | None) -> LLM:
-        """Another ``LLM`` on the same loaded target that speculates in another way.
+        """Create another ``LLM`` with other speculation settings on the same loaded target.
 
-        Weights are shared; caches and requests are not.
+        The two share weights, but neither caches nor requests.
         """
         other = copy(self)
         other._set_builder(self._builder, self._models, speculation)
         return other
 
     def change_speculation(self, **changes: Any) -> None:
-        """Speculate in another way from the next step on, also for requests that run.
+        """Change speculation settings from the next step on, also for running requests.
 
         Args:
             changes: new values of ``policy``, ``policy_options``, ``num_speculative_tokens`` or
@@ -167,12 +169,15 @@ class LLM:
             self.speculation = engine.change_speculation(**changes)
 
     def load_models(self, speculation: SpeculationConfig) -> Models:
-        """The target with the draft and companion that a configuration names.
+        """Load the draft and the companion of a configuration.
 
-        Models that are at hand are shared.
+        Models that are already loaded are shared.
+
+        Returns:
+            The models, including the target.
 
         Raises:
-            DraftwiseError: one cannot be loaded, or speaks of other tokens than the target.
+            DraftwiseError: a model cannot be loaded, or its vocabulary differs from the target's.
         """
         return self._builder.load_models(speculation, self._models)
 
@@ -193,45 +198,45 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine underneath."""
-        return self._parts.engine
+        """The engine that runs the requests."""
+        return self._open_resources.engine
 
     @property
     def _models(self) -> Models:
-        return self._parts.models
+        return self._open_resources.models
 
     @property
     def _builder(self) -> EngineBuilder:
-        return self._parts.builder
+        return self._open_resources.builder
 
     @property
-    def _parts(self) -> _Open:
-        if self._open is None:
-            raise ClosedError("LLM", "it was closed; load the models anew")
-        return self._open
+    def _open_resources(self) -> _Resources:
+        if self._resources is None:
+            raise ClosedError("LLM", "it is closed; create a new LLM")
+        return self._resources
 
     def _set_builder(
-        self, builder: EngineBuilder, at_hand: Models, speculation: SpeculationConfig | None
+        self, builder: EngineBuilder, loaded: Models, speculation: SpeculationConfig | None
     ) -> None:
-        engine, models = builder.build(speculation, at_hand)
-        self._open = _Open(builder, engine, models)
+        engine, models = builder.build(speculation, loaded)
+        self._resources = _Resources(builder, engine, models)
         self.speculation = speculation
 
     def close(self) -> None:
-        """Give back the memory of models and caches, and end threads and processes.
+        """Free the memory of models and caches, and end threads and processes.
 
-        Requests of other threads end with a :class:`~draftwise.errors.ClosedError`, as does every
-        use from then on. Another ``LLM`` made by :meth:`with_speculation` keeps what it shares with
-        this one. ``del llm`` gives the memory back as well; closing twice does no harm.
+        Running requests of other threads, and all later calls, raise
+        :class:`~draftwise.errors.ClosedError`. Another ``LLM`` made by :meth:`with_speculation`
+        stays usable. ``del llm`` frees the memory as well. Closing twice has no effect.
         """
-        parts, self._open = self._open, None
-        if parts is not None:
-            parts.engine.close()
-            del parts
+        resources, self._resources = self._resources, None
+        if resources is not None:
+            resources.engine.close()
+            del resources
             return_free_memory()
 
     def __enter__(self) -> LLM:
-        """Itself; it is closed at the end of the ``with`` block."""
+        """Return the ``LLM``, which is closed at the end of the ``with`` block."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -240,14 +245,14 @@ class LLM:
 
     def __del__(
         self,
-        # Names of modules may be gone when the interpreter ends.
-        is_ending: Callable[[], bool] = sys.is_finalizing,
-        give_back: Callable[[], None] = return_free_memory,
+        # Defaults, because module globals may be gone at the exit of the interpreter.
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
+        free_memory: Callable[[], None] = return_free_memory,
     ) -> None:
         # The engine may have another owner, so it is not closed.
-        if getattr(self, "_open", None) is not None and not is_ending():
-            self._open = None
-            give_back()
+        if getattr(self, "_resources", None) is not None and not is_finalizing():
+            self._resources = None
+            free_memory()
 
     def generate(
         self,
@@ -256,26 +261,27 @@ class LLM:
         on_step: Callable[[list[Request]], None] | None = None,
         speculation: Speculations = None,
     ) -> list[RequestOutput]:
-        """Generate for all prompts, batched, and return the answers in their order.
+        """Generate for all prompts in batches and return the outputs in the order of the prompts.
 
         Args:
-            prompts: one prompt or a list: strings, token ids (a list, tuple or range of integers,
-                or a NumPy array or tensor of an integer type; one of two dimensions is several
-                prompts), or lists of chat messages (``{"role": …, "content": …}``, through the
-                target's chat template).
-            sampling: one for all, or one per prompt.
-            on_step: called after every step with the requests that gained tokens, for progress.
-            speculation: how requests speculate where it differs from :attr:`speculation`; one for
-                all, or one per prompt.
+            prompts: one prompt or a list of prompts. A prompt is a string, a sequence of token ids
+                (a list, tuple or range of integers, or a NumPy array or tensor of an integer
+                type), or a list of chat messages (``{"role": …, "content": …}``), which the
+                target's chat template formats. A two-dimensional array is one prompt per row.
+            sampling: sampling parameters, shared by all prompts or one per prompt.
+            on_step: called after each step with the requests that received tokens, for example
+                to show progress.
+            speculation: settings that override :attr:`speculation`, shared by all prompts or one
+                per prompt.
 
         Returns:
-            One output per prompt. A prompt that cannot be served has ``finish_reason`` ``error``
-            and its ``error`` set; the others are not affected.
+            One output per prompt. A prompt that fails has ``finish_reason`` ``error`` and its
+            ``error`` set; the other prompts are not affected.
 
         Raises:
-            ClosedError: it was closed, before or meanwhile.
-            DraftwiseError: the arguments as a whole are wrong, or every single prompt failed (the
-                first error is raised).
+            ClosedError: the ``LLM`` is closed, or was closed during the call.
+            DraftwiseError: the arguments are invalid, or every prompt failed; in the latter case
+                the first error is raised.
         """
         each = as_list(prompts)
         call = Call(self.engine)
@@ -284,7 +290,7 @@ class LLM:
             if on_step is None:
                 call.finish()
             while not call.is_over:
-                advanced = call.advance(_itself)
+                advanced = call.advance(_identity)
                 if on_step is not None:
                     on_step(advanced)
         finally:
@@ -306,10 +312,10 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         speculation: Speculations = None,
     ) -> Iterator[StreamPiece]:
-        """Generate for all prompts and yield text as it comes, the prompts' pieces interleaved.
+        """Generate for all prompts and yield text as it is generated, interleaved by prompt.
 
-        The pieces of a prompt joined are the text :meth:`generate` would return. Closing the
-        iterator early cancels what is left.
+        The concatenated pieces of a prompt are the text that :meth:`generate` returns. Closing the
+        iterator cancels the unfinished requests.
         """
         call = Call(self.engine)
         index_of: dict[Request, int] = {}
@@ -345,18 +351,22 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         speculation: Speculations,
     ) -> list[Request | DraftwiseError]:
-        """Queue what can be served, as part of a call; an error for what cannot."""
+        """Add a request for each prompt to the engine and the call.
+
+        Returns:
+            One request per prompt, or the error of a prompt that cannot be added.
+        """
         each = one_per_prompt("sampling", sampling, SamplingParams, prompts)
-        ways = one_per_prompt("speculation", speculation, RequestSpeculation, prompts)
-        read = [self._read(prompt, params) for prompt, params in zip(prompts, each, strict=True)]
+        overrides = one_per_prompt("speculation", speculation, RequestSpeculation, prompts)
+        prepared = [self._prepare(prompt, own) for prompt, own in zip(prompts, each, strict=True)]
         requests: list[Request | DraftwiseError] = []
         with self.engine.turns:
-            for known, params, way in zip(read, each, ways, strict=True):
-                if isinstance(known, DraftwiseError):
-                    requests.append(known)
+            for inputs, params, override in zip(prepared, each, overrides, strict=True):
+                if isinstance(inputs, DraftwiseError):
+                    requests.append(inputs)
                     continue
                 try:
-                    request = self.engine.add(*known, params, way)
+                    request = self.engine.add(*inputs, params, override)
                 except DraftwiseError as error:
                     requests.append(error)
                 else:
@@ -364,32 +374,37 @@ class LLM:
                     requests.append(request)
         return requests
 
-    def _read(
+    def _prepare(
         self, prompt: Prompt, params: SamplingParams
     ) -> tuple[str | None, list[int]] | DraftwiseError:
-        """A prompt's text and tokens. What takes long is done here, while others take steps."""
+        """Tokenize a prompt and compile its grammar, without blocking steps of other threads.
+
+        Returns:
+            Text and token ids of the prompt, or the error.
+        """
         try:
             with self._builder.tokenizing:
-                known = tokenize(self.target.tokenizer, prompt)
+                inputs = tokenize(self.target.tokenizer, prompt)
             if params.structured_outputs is not None:
-                self.engine.grammars.matcher(params.structured_outputs)  # is kept
+                self.engine.grammars.matcher(params.structured_outputs)  # fills the cache
         except DraftwiseError as error:
             return error
-        return known
+        return inputs
 
     def tokenize(self, prompt: Prompt) -> list[int]:
-        """The tokens that :meth:`generate` makes of one prompt.
+        """Tokenize a prompt in the same way as :meth:`generate`.
 
         Raises:
-            PromptError: it is empty or malformed, or the tokenizer for it is missing.
+            PromptError: the prompt is empty or malformed, or needs a tokenizer and the target has
+                none.
         """
         with self._builder.tokenizing:
             return tokenize(self.target.tokenizer, prompt)[1]
 
 
-def _itself(request: Request) -> Request:
+def _identity(request: Request) -> Request:
     return request
 
 
-def _ignore(status: str) -> None:
-    """For callers that do not ask what is being done."""
+def _ignore_status(status: str) -> None:
+    """Default of ``on_status``."""

@@ -1,4 +1,4 @@
-"""What a caller gets back."""
+"""Outputs of requests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class FinishReason(StrEnum):
 
 
 class TokenSource(StrEnum):
-    """Where a token came from.
+    """How a token was generated.
 
     ``DRAFT`` was drafted and accepted; ``CORRECTION`` replaced a rejected token; ``BONUS`` followed
-    a fully accepted draft; ``TARGET`` came from a step that verified nothing.
+    a fully accepted draft; ``TARGET`` was sampled in a step that verified no draft.
     """
 
     DRAFT = "draft"
@@ -32,15 +32,17 @@ class TokenSource(StrEnum):
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """What the target thought of one token, by the softmax of its own logits.
+    """Log-probabilities of the target at one position.
 
-    Bias, penalties, temperature, filters and structures have no part in it.
+    They are the log-softmax of the raw logits, before logit bias, penalties, temperature, filters
+    and grammars.
 
     Attributes:
         logprob: natural logarithm of the token's probability.
-        rank: 1 for the most likely token of the vocabulary; tokens as likely share a rank.
-        top: the most likely tokens and their log-probabilities, the most likely first; as many as
-            were asked for.
+        rank: rank of the token in the vocabulary, 1 for the most likely token; equally likely
+            tokens share a rank.
+        top: the requested number of most likely tokens with their log-probabilities, in descending
+            order.
     """
 
     logprob: float
@@ -50,16 +52,16 @@ class TokenLogprobs:
 
 @dataclass
 class SpeculationStats:
-    """How speculation went for one request.
+    """Counts of speculative decoding for one request, or summed over requests.
 
     Attributes:
-        lossless: the output has exactly the target's distribution.
-        num_steps: target passes that gave the request tokens.
-        num_drafted: tokens drafted.
-        num_judged: drafted tokens that a companion was asked about.
-        num_verified: drafted tokens that the target checked.
-        num_accepted: drafted tokens that it kept.
-        num_tokens: tokens generated.
+        lossless: whether the output has exactly the target's distribution.
+        num_steps: number of target passes that generated tokens for the request.
+        num_drafted: number of drafted tokens.
+        num_judged: number of drafted tokens scored by the companion.
+        num_verified: number of drafted tokens verified by the target.
+        num_accepted: number of drafted tokens accepted by the target.
+        num_tokens: number of generated tokens.
     """
 
     lossless: bool = True
@@ -72,16 +74,16 @@ class SpeculationStats:
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens gained per step, the corrected or bonus token included; 0 before any step."""
+        """Tokens generated per step, including the correction or bonus token; 0 without steps."""
         return self.num_tokens / self.num_steps if self.num_steps else 0.0
 
     @property
     def acceptance_rate(self) -> float:
-        """Share of the verified tokens that was accepted; 0 if none was verified."""
+        """Fraction of the verified tokens that was accepted; 0 if none was verified."""
         return self.num_accepted / self.num_verified if self.num_verified else 0.0
 
     def add(self, other: SpeculationStats) -> None:
-        """Add another request's counts to these."""
+        """Add the counts of another request."""
         self.lossless = self.lossless and other.lossless
         self.num_steps += other.num_steps
         self.num_drafted += other.num_drafted
@@ -93,21 +95,21 @@ class SpeculationStats:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The answer to one prompt.
+    """The output for one prompt.
 
     Attributes:
-        prompt: the prompt as text, ``None`` if token ids were given.
-        prompt_token_ids: the prompt as tokens.
-        text: the generated text, without special tokens, cut before a stop string.
-        token_ids: the generated tokens, the one that ended the text included.
-        token_sources: where each of them came from.
-        token_texts: the piece of text that each token added; joined they are ``text``.
-        finish_reason: why it ended.
-        speculation: how speculation went.
-        error: what went wrong, if ``finish_reason`` is ``"error"``.
-        logprobs: one entry for each of ``token_ids``; ``None`` if they were not asked for.
-        prompt_logprobs: one entry for each of ``prompt_token_ids``, ``None`` for the first, which
-            nothing comes before; ``None`` if they were not asked for.
+        prompt: text of the prompt; ``None`` if token ids were given.
+        prompt_token_ids: token ids of the prompt.
+        text: generated text, without special tokens, cut before a stop string.
+        token_ids: generated token ids, including the token that ended the text.
+        token_sources: how each generated token was generated.
+        token_texts: text added by each generated token; concatenated they are ``text``.
+        finish_reason: why generation ended.
+        speculation: counts of speculative decoding.
+        error: the error, if ``finish_reason`` is ``"error"``.
+        logprobs: one entry per generated token; ``None`` if log-probabilities were not requested.
+        prompt_logprobs: one entry per prompt token, where the entry of the first token is ``None``;
+            ``None`` if they were not requested.
     """
 
     prompt: str | None
@@ -126,12 +128,12 @@ class RequestOutput:
     def empty(
         cls, prompt: object, finish_reason: FinishReason, error: DraftwiseError | None = None
     ) -> RequestOutput:
-        """The output of a prompt for which nothing was generated.
+        """Create the output of a prompt for which no token was generated.
 
         Args:
-            prompt: as the caller gave it; kept if it is text.
+            prompt: prompt as given by the caller; kept if it is text.
             finish_reason: why nothing was generated.
-            error: what went wrong, if it did.
+            error: the error, if there was one.
         """
         text = prompt if isinstance(prompt, str) else None
         return cls(text, [], "", [], [], [], finish_reason, SpeculationStats(), error)
@@ -139,16 +141,16 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamPiece:
-    """What one step added to one request.
+    """Tokens and text that one step generated for one request.
 
     Attributes:
-        index: which prompt it belongs to.
+        index: index of the prompt.
         text: new text; empty while a character or a possible stop string is incomplete.
-        token_ids: new tokens.
+        token_ids: new token ids.
         finish_reason: set in the last piece of a request.
-        error: what went wrong, if it did.
-        token_sources: where each of the new tokens came from.
-        logprobs: one entry for each of ``token_ids``; ``None`` if they were not asked for.
+        error: the error, if the request failed.
+        token_sources: how each new token was generated.
+        logprobs: one entry per new token; ``None`` if log-probabilities were not requested.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""What a caller may set: sampling per request, speculation per engine."""
+"""Parameters set by the caller: sampling per request, speculation per request and per engine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from draftwise.values import (
 )
 
 MAX_SPECULATIVE_TOKENS = 64
-# A companion called "draft:int8" is the draft itself with quantised weights.
+# The companion name "draft:int8" means the draft model with quantised weights.
 _DRAFT_ITSELF = "draft:"
 _SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-4, 1e4
-# Beyond these, logits overflow or all become one.
+# Penalties outside this range make logits overflow or collapse to the same value.
 REPETITION_PENALTIES = 1e-3, 1e3
 MAX_LOGPROBS = 20
 
@@ -44,34 +44,36 @@ def _tuple(name: str, value: object) -> tuple[Any, ...]:
 
 
 def _set(params: object, **values: object) -> None:
-    """Replace fields of a frozen dataclass by what they were made into."""
+    """Set fields of a frozen dataclass to their validated values."""
     for name, value in values.items():
         object.__setattr__(params, name, value)
 
 
 def _lenience(name: str, value: object) -> float | Mapping[int, float]:
-    """Check a lenience, or one by load (its keys may be strings, as in JSON)."""
+    """Validate a lenience, or a mapping from load to lenience (JSON gives its keys as strings)."""
     if not isinstance(value, Mapping):
         return number(name, value, 0.0, 1.0, low_open=True)
     rule: dict[int, float] = {}
     for key, each in value.items():
         field_name = f"{name}.{shown(key) if not isinstance(key, str) else key}"
-        start = integer(field_name, _decimal(key), 0)
-        rule[start] = number(field_name, each, 0.0, 1.0, low_open=True)
+        num_waiting = integer(field_name, _decimal(key), 0)
+        rule[num_waiting] = number(field_name, each, 0.0, 1.0, low_open=True)
     if 0 not in rule:
-        raise InvalidParameterError(name, "a rule by load must say what holds from 0 waiting on")
+        raise InvalidParameterError(
+            name, "a lenience by load needs an entry for 0 waiting requests"
+        )
     return MappingProxyType(rule)
 
 
 def _decimal(key: object) -> object:
-    """The number that a string of up to nine digits says; anything else as it is."""
+    """Convert a string of up to nine decimal digits to an integer; return other values as is."""
     if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10:
         return int(key)
     return key
 
 
 def _rebuild(cls: type[Any], values: dict[str, Any]) -> Any:
-    """For pickle and copy, which cannot take a read-only view of a dictionary."""
+    """Construct parameters for pickle and copy, which cannot handle a mapping proxy."""
     return cls(**values)
 
 
@@ -89,14 +91,18 @@ def _num_logprobs(name: str, value: object) -> int:
     if isinstance(value, bool):
         raise InvalidParameterError(
             name,
-            f"must say how many of the most likely tokens to report, 0 … {MAX_LOGPROBS}, "
+            f"must be the number of most likely tokens to report, 0 … {MAX_LOGPROBS}, "
             f"got {value!r}",
         )
     return integer(name, value, 0, MAX_LOGPROBS)
 
 
 def refuse_unknown_keys(where: str, keys: Iterable[str], known: Iterable[str]) -> None:
-    """Raise :class:`InvalidParameterError` for the first key that is not known, with a hint."""
+    """Reject unknown keys.
+
+    Raises:
+        InvalidParameterError: a key is unknown; suggests the closest known key.
+    """
     known = sorted(known)
     for key in keys:
         if key not in known:
@@ -107,36 +113,42 @@ def refuse_unknown_keys(where: str, keys: Iterable[str], known: Iterable[str]) -
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are drawn and when it ends.
+    """Sampling parameters and stop conditions of one request.
 
     Attributes:
-        max_tokens: most tokens to generate; 0 only reads the prompt, for ``prompt_logprobs``.
-        temperature: 0 for greedy decoding, otherwise (from 1e-4 to 1e4) divides the logits.
-        top_p: keep the most likely tokens whose mass reaches this, in (0, 1]; 1 is off.
-        top_k: keep this many most likely tokens; 0 is off, and so is -1, which becomes 0.
-        min_p: drop tokens less likely than this times the most likely one, in [0, 1]; 0 is off.
-        repetition_penalty: divides positive (multiplies negative) logits of tokens in prompt or
-            output, in [0.001, 1000]; 1 is off.
-        presence_penalty: subtracted from the logits of tokens in the output, in [-2, 2].
-        frequency_penalty: the same times the number of occurrences, in [-2, 2].
-        logit_bias: token id to a number in [-100, 100] added to its logit.
-        stop: strings that end the text; the text is cut before them.
-        stop_token_ids: tokens that end the text; they are the last of ``token_ids`` and not in
-            the text.
-        ignore_eos: go on after the model's end-of-sequence token.
+        max_tokens: maximum number of tokens to generate. 0 generates nothing and only computes
+            ``prompt_logprobs``.
+        temperature: divides the logits, from 1e-4 to 1e4; 0 for greedy decoding.
+        top_p: keep the smallest set of most likely tokens whose total probability reaches this
+            value, in (0, 1]; 1 disables the filter.
+        top_k: number of most likely tokens to keep; 0 or -1 disables the filter.
+        min_p: drop tokens whose probability is below this fraction of the largest probability, in
+            [0, 1]; 0 disables the filter.
+        repetition_penalty: divides the positive logits, and multiplies the negative logits, of
+            tokens that occur in the prompt or the output, in [0.001, 1000]; 1 disables it.
+        presence_penalty: subtracted from the logits of tokens that occur in the output, in
+            [-2, 2].
+        frequency_penalty: subtracted from the logit of a token once for each of its occurrences in
+            the output, in [-2, 2].
+        logit_bias: mapping from token id to a number in [-100, 100] that is added to its logit.
+        stop: strings that end the text. The text is cut before the stop string.
+        stop_token_ids: tokens that end the text. The stop token is the last of ``token_ids`` and is
+            not part of the text.
+        ignore_eos: continue after the model's end-of-sequence token.
         seed: 64-bit seed. The same seed gives the same text, alone or in a batch, unless the
-            policy goes by step times or by the batch (``docs/policies.md``). ``None`` draws one.
-        logprobs: report the target's log-probability of each generated token and of this many most
-            likely ones at its place, 0 … 20; ``None`` reports none.
-        structured_outputs: the form that the text must have; ``None`` for any.
-        prompt_logprobs: report the target's log-probability of each prompt token but the first,
-            and of this many most likely ones at its place, 0 … 20; ``None`` reports none.
-        min_tokens: no end-of-sequence or stop token comes before this many other tokens, and no
-            stop string is looked for in their text, at most ``max_tokens``. A text that must have
-            a form ends all the same where the form leaves nothing else.
+            policy depends on step times or on the batch (``docs/policies.md``). ``None`` draws a
+            random seed.
+        logprobs: number of most likely tokens, 0 … 20, whose log-probabilities under the target are
+            reported at each position beside that of the generated token; ``None`` disables
+            log-probabilities.
+        structured_outputs: grammar that the text must match; ``None`` for unconstrained text.
+        prompt_logprobs: like ``logprobs``, for each prompt token except the first.
+        min_tokens: number of tokens, at most ``max_tokens``, before which the output does not end:
+            end-of-sequence and stop tokens are masked and stop strings are not matched. Constrained
+            text still ends earlier where the grammar allows no other token.
 
     Raises:
-        InvalidParameterError: a value lies outside its range.
+        InvalidParameterError: a value is out of range.
     """
 
     max_tokens: int = 128
@@ -209,7 +221,8 @@ class SamplingParams:
             )
         if self.structured_outputs is not None and self.ignore_eos:
             raise InvalidParameterError(
-                "ignore_eos", "a text that must have a form ends where the form does"
+                "ignore_eos",
+                "cannot be combined with structured_outputs, which decide where to end",
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -217,7 +230,7 @@ class SamplingParams:
 
     @property
     def uses_penalties(self) -> bool:
-        """Whether the distribution depends on which tokens were said before."""
+        """Whether the distribution depends on the counts of earlier tokens."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -226,28 +239,30 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Build from outside input, refusing unknown keys by name."""
+        """Build from external input; unknown keys raise :class:`InvalidParameterError`."""
         refuse_unknown_keys("sampling", values, (item.name for item in fields(cls)))
-        form = values.get("structured_outputs")
-        if isinstance(form, Mapping):
+        grammar = values.get("structured_outputs")
+        if isinstance(grammar, Mapping):
             known = (item.name for item in fields(StructuredOutputs))
-            refuse_unknown_keys("structured_outputs", form, known)
-            values = {**values, "structured_outputs": StructuredOutputs(**form)}
+            refuse_unknown_keys("structured_outputs", grammar, known)
+            values = {**values, "structured_outputs": StructuredOutputs(**grammar)}
         return cls(**values)
 
 
 @dataclass(frozen=True)
 class RequestSpeculation:
-    """How one request speculates, where it differs from the engine.
+    """Speculation settings of one request, which override those of the engine.
 
     Attributes:
-        enabled: False decodes it with the target alone.
-        policy: name of its policy, with standard options; ``None`` for the engine's.
-        num_speculative_tokens: most tokens drafted for it per step; the engine's limit holds too.
-        lenience: its own, in (0, 1]; ``None`` for the engine's.
+        enabled: False decodes the request with the target alone.
+        policy: name of the policy, which gets its default options; ``None`` for the engine's
+            policy.
+        num_speculative_tokens: maximum number of tokens drafted per step, further limited by the
+            engine's maximum; ``None`` for the engine's maximum.
+        lenience: lenience of the request, in (0, 1]; ``None`` for the engine's lenience.
 
     Raises:
-        InvalidParameterError: a value lies outside its range.
+        InvalidParameterError: a value is out of range.
     """
 
     enabled: bool = True
@@ -266,40 +281,45 @@ class RequestSpeculation:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RequestSpeculation:
-        """Build from outside input, refusing unknown keys by name."""
+        """Build from external input; unknown keys raise :class:`InvalidParameterError`."""
         refuse_unknown_keys("speculation", values, (item.name for item in fields(cls)))
         return cls(**values)
 
 
-# Keys of vLLM's --speculative-config that mean the same here under another name.
+# Keys of vLLM's --speculative-config and the corresponding field names.
 _ALIASES = {"model": "draft"}
 
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """How drafts are made, chosen and accepted.
+    """Speculation settings of an engine.
+
+    Paths may be given as :class:`pathlib.Path`; they are stored as strings.
 
     Attributes:
-        draft: the draft model: a folder, a hub id or a zoo name such as ``"zoo:draft"``. Folders
-            and files may be given as :class:`pathlib.Path`; what is kept is a string.
-        companion: the model that judges the draft: a folder, a hub id, a zoo name, or
-            ``"draft:int8"`` or ``"draft:int4"`` for the draft itself with quantised weights.
-        policy: name of the policy that decides how much to draft and to verify; ``None`` for
-            ``"sv"`` where there is a companion and ``"adaptive"`` where there is none.
-        policy_options: further options of the policy.
-        profile: file of ``draftwise profile``, what is known of acceptance for these models.
-        latency_profile: file of ``draftwise profile-latency``, what passes cost on this machine;
-            without it a policy that prices measures for a few seconds when it is loaded.
-        num_speculative_tokens: most tokens drafted per step (γ), 0 … 64.
-        lenience: divides the acceptance test's denominator, in (0, 1]. Below 1 more is accepted
-            and the output is no longer the target's distribution. A mapping from a number of
-            waiting requests to the lenience from there on makes it follow the load:
-            ``{0: 1.0, 16: 0.8}``.
-        verification: ``"block"`` decides over the whole draft (accepts more), ``"token"`` token
-            by token. Both are lossless; lenience below 1 always uses ``"token"``.
+        draft: name of the draft model (a folder, a hub id or a zoo name such as ``"zoo:draft"``) or
+            of a registered proposer that needs no model.
+        companion: name of the companion model, which scores drafted tokens before the target
+            verifies them: a folder, a hub id, a zoo name, or ``"draft:int8"`` or ``"draft:int4"``
+            for the draft model with quantised weights.
+        policy: name of the policy that decides how many tokens to draft and to verify; ``None`` for
+            ``"sv"`` with a companion and ``"adaptive"`` without one.
+        policy_options: options of the policy.
+        profile: acceptance profile of these models, a file of ``draftwise profile``.
+        latency_profile: latency profile of these models on this machine, a file of ``draftwise
+            profile-latency``. Without one, policies that need latencies measure them for a few
+            seconds at load time.
+        num_speculative_tokens: maximum number of tokens drafted per step (γ), 0 … 64.
+        lenience: factor on the denominator of the acceptance ratio, in (0, 1]. A value below 1
+            accepts more tokens, and the output no longer has the target's distribution. A mapping
+            such as ``{0: 1.0, 16: 0.8}`` makes it depend on the load: each key is a number of
+            waiting requests from which its lenience applies.
+        verification: ``"block"`` for block verification, which accepts more tokens, or ``"token"``
+            for token-by-token verification. Both are lossless. Lenience below 1 always uses
+            ``"token"``.
 
     Raises:
-        InvalidParameterError: a value lies outside its range.
+        InvalidParameterError: a value is out of range.
     """
 
     draft: str
@@ -326,7 +346,7 @@ class SpeculationConfig:
         if self.companion_quantization not in (None, *QUANTIZATIONS):
             known = " and ".join(f"'{_DRAFT_ITSELF}{each}'" for each in QUANTIZATIONS)
             raise InvalidParameterError(
-                "companion", f"{self.companion!r} is unknown; the draft quantised is {known}"
+                "companion", f"{self.companion!r} is unknown; a quantised draft is {known}"
             )
         _set(
             self,
@@ -341,7 +361,7 @@ class SpeculationConfig:
         refuse_deep("policy_options", self.policy_options)
         for key in self.policy_options:
             if not isinstance(key, str):
-                raise InvalidParameterError("policy_options", f"names are strings, got {key!r}")
+                raise InvalidParameterError("policy_options", f"keys must be strings, got {key!r}")
         options = {key: plain(value) for key, value in self.policy_options.items()}
         _set(self, policy_options=MappingProxyType(options))
 
@@ -350,28 +370,28 @@ class SpeculationConfig:
 
     @property
     def policy_name(self) -> str:
-        """The policy, chosen by whether there is a companion if it was left open."""
+        """Name of the policy; the default depends on whether there is a companion."""
         return self.policy or ("adaptive" if self.companion is None else "sv")
 
     @property
     def companion_quantization(self) -> str | None:
-        """``"int8"`` for the companion ``"draft:int8"``, ``None`` for a model of its own."""
+        """``"int8"`` for the companion ``"draft:int8"``; ``None`` for a separate model."""
         if self.companion is None or not self.companion.startswith(_DRAFT_ITSELF):
             return None
         return self.companion.removeprefix(_DRAFT_ITSELF)
 
     def lenience_at(self, num_waiting: int) -> float:
-        """The lenience while so many requests wait."""
+        """The lenience that applies while ``num_waiting`` requests wait."""
         if not isinstance(self.lenience, Mapping):
             return self.lenience
-        return self.lenience[max(start for start in self.lenience if start <= num_waiting)]
+        return self.lenience[max(least for least in self.lenience if least <= num_waiting)]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculationConfig:
-        """Build from outside input, with vLLM's key names where the meaning is the same.
+        """Build from external input, which may use vLLM's key names.
 
-        ``model`` is taken for ``draft`` and ``method`` may be ``"draft_model"``. Unknown keys are
-        refused by name.
+        ``model`` is an alias of ``draft``, and ``method`` may be ``"draft_model"``. Unknown keys
+        raise :class:`InvalidParameterError`.
         """
         values = dict(values)
         method = values.pop("method", "draft_model")
@@ -383,7 +403,7 @@ class SpeculationConfig:
             if theirs in values:
                 if ours in values:
                     raise InvalidParameterError(
-                        f"speculation.{theirs}", f"is another name of {ours!r}; give one of them"
+                        f"speculation.{theirs}", f"is an alias of {ours!r}; give only one of them"
                     )
                 values[ours] = values.pop(theirs)
         refuse_unknown_keys("speculation", values, (item.name for item in fields(cls)))

@@ -1,4 +1,4 @@
-"""How processes that Draftwise starts come to their end."""
+"""Termination of the processes that Draftwise starts."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import os
 import threading
 import time
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 def end_quickly() -> None:
-    """Skip the search for reference cycles at the end of this process.
+    """Skip the garbage collection at the exit of this process.
 
-    The search walks through every object of PyTorch and transformers and takes over a second. The
-    operating system takes the memory back anyway.
+    The collector traverses all objects of PyTorch and transformers, which takes over a second. The
+    operating system frees the memory anyway.
     """
     atexit.register(gc.freeze)
 
 
 def end_with_parent() -> None:
-    """End this process soon after the process that started it, even while it computes.
+    """Exit this process soon after its parent process has exited, even during a computation.
 
-    A process that waits for its parent's messages notices a closed connection by itself; one that
+    A process that waits for messages of its parent notices a closed connection, but a process that
     hangs in a computation does not.
     """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, name="draftwise-parent", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Prompts as users give them: text, tokens, chat messages, and files of JSON lines."""
+"""Prompts as text, token ids or chat messages, and files of prompts in JSON lines."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | np.ndarray[Any, Any] | Tensor"
 
-# Spec-Bench and MT-Bench have `turns`, HumanEval `prompt`, GSM8K `question`, MBPP `text`.
+# Spec-Bench and MT-Bench use `turns`, HumanEval `prompt`, GSM8K `question`, MBPP `text`.
 _KEYS = ("prompt", "question", "turns", "text")
 
-# Text has about four characters per token, so a beginning of eight per token tells enough.
+# Text has about four characters per token, so a prefix with eight characters per allowed token is
+# long enough to show that the text is too long.
 _CHARACTERS_PER_TOKEN = 8
-_TOKENS_AT_A_CUT = 256
+_CUT_TOLERANCE_TOKENS = 256
 
 
 def load_prompts(path: str | Path, num_prompts: int | None = None) -> list[str]:
     """Read prompts from a file of JSON lines.
 
     Args:
-        path: each line an object with ``prompt``, ``question``, ``turns`` (the first is taken) or
-            ``text``.
-        num_prompts: stop after this many; ``None`` for all.
+        path: file in which each line is an object with the key ``prompt``, ``question``, ``turns``
+            (of which the first is used) or ``text``.
+        num_prompts: maximum number of prompts to read; ``None`` for all.
 
     Raises:
-        PromptError: the file cannot be read, or a line has none of the keys; names the line.
+        PromptError: the file cannot be read, or a line has none of the keys.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -49,7 +50,7 @@ def load_prompts(path: str | Path, num_prompts: int | None = None) -> list[str]:
         if line.strip():
             prompts.append(_prompt(line, f"{path}:{number}"))
     if not prompts:
-        raise PromptError("prompts", f"{str(path)!r} holds no prompts")
+        raise PromptError("prompts", f"{str(path)!r} contains no prompts")
     return prompts
 
 
@@ -64,14 +65,16 @@ def _prompt(line: str, where: str) -> str:
             value = value[0]
         if isinstance(value, str) and value:
             return value
-    raise PromptError("prompts", f"{where} has no text under any of {', '.join(_KEYS)}")
+    raise PromptError("prompts", f"{where} has no text for any of the keys {', '.join(_KEYS)}")
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt becomes a list of one; a list of ids or of messages is one prompt.
+    """Convert one prompt or a list of prompts to a list of prompts.
+
+    A list of token ids and a list of chat messages are one prompt.
 
     Raises:
-        PromptError: it is neither a prompt nor a list.
+        PromptError: the value is neither a prompt nor a list of prompts.
     """
     if isinstance(prompts, str):
         return [prompts]
@@ -83,18 +86,21 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if not isinstance(prompts, Iterable):
         raise _not_a_prompt(prompts)
     items = list(prompts)
-    if items and _belongs_to_a_prompt(items[0]):
+    if items and _is_prompt_element(items[0]):
         return [items]
     return items
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is an array of NumPy, a tensor, or one of their kind."""
+    """Whether a value is a NumPy array, a tensor, or another array with their interface."""
     return all(hasattr(value, name) for name in ("dtype", "ndim", "tolist"))
 
 
-def _belongs_to_a_prompt(item: Any) -> bool:
-    """Whether what it is in is one prompt: it is a number or a message."""
+def _is_prompt_element(item: Any) -> bool:
+    """Whether the first item of a list shows that the list is one prompt.
+
+    Numbers are token ids, and mappings are chat messages.
+    """
     if _is_array(item):
         return bool(item.ndim == 0)
     return isinstance(item, int | float) or (isinstance(item, Mapping) and "input_ids" not in item)
@@ -107,7 +113,7 @@ def _not_a_prompt(value: object) -> PromptError:
     elif isinstance(value, Mapping):
         hint = "; put the message into a list"
     elif isinstance(value, bytes | bytearray | memoryview):
-        hint = "; decode it, or pass list(...) of it if its bytes are token ids"
+        hint = "; decode it, or convert it with list(...) if its bytes are token ids"
     return PromptError(
         "prompt",
         f"must be a string, token ids, messages or a list of these, got "
@@ -116,11 +122,11 @@ def _not_a_prompt(value: object) -> PromptError:
 
 
 def _as_ids_or_messages(prompt: Any) -> list[Any]:
-    """Plain integers, or whatever is in a list that begins with a message."""
+    """Convert a prompt to a list of Python integers, or to a list of messages."""
     items: list[Any]
     if _is_array(prompt):
         if prompt.ndim != 1:
-            raise PromptError("prompt", f"token ids have one dimension, got {prompt.ndim}")
+            raise PromptError("prompt", f"token ids must have one dimension, got {prompt.ndim}")
         kind, items = f"{type(prompt).__name__} of {prompt.dtype}", prompt.tolist()
     elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray | memoryview):
         kind, items = "", list(prompt)
@@ -138,7 +144,11 @@ def _as_ids_or_messages(prompt: Any) -> list[Any]:
 
 
 def one_per_prompt(field: str, given: Any, kind: type[Any], prompts: list[Prompt]) -> list[Any]:
-    """One for all, or the standard one for ``None``, becomes one for each."""
+    """Convert parameters, which may be shared or ``None`` for the defaults, to one per prompt.
+
+    Raises:
+        InvalidParameterError: a value has another type, or there is not one per prompt.
+    """
     if given is None or isinstance(given, kind):
         return [given or kind()] * len(prompts)
     if not isinstance(given, Sequence) or not all(isinstance(each, kind) for each in given):
@@ -147,19 +157,19 @@ def one_per_prompt(field: str, given: Any, kind: type[Any], prompts: list[Prompt
         )
     if len(given) != len(prompts):
         raise InvalidParameterError(
-            field, f"{len(given)} parameter sets for {len(prompts)} prompts"
+            field, f"must have one item per prompt, got {len(given)} for {len(prompts)} prompts"
         )
     return list(given)
 
 
 @dataclass(frozen=True)
-class ChatFormat:
-    """How messages become a prompt.
+class ChatTemplateParams:
+    """Parameters for rendering chat messages to a prompt.
 
     Attributes:
-        template: Jinja text in place of the tokenizer's own template; ``None`` for its own.
-        tools: functions that the model may call, in OpenAI's form; ``None`` for none.
-        variables: further variables of the template, such as ``{"enable_thinking": False}``.
+        template: Jinja source of the chat template; ``None`` for the tokenizer's template.
+        tools: functions that the model may call, in OpenAI's format; ``None`` for none.
+        variables: additional template variables, such as ``{"enable_thinking": False}``.
     """
 
     template: str | None = None
@@ -168,28 +178,32 @@ class ChatFormat:
 
 
 def is_tokens(prompt: Prompt) -> bool:
-    """Whether a prompt is given as token ids."""
-    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
+    """Whether a prompt is a list of token ids."""
+    return not isinstance(prompt, str) and bool(prompt) and is_integer(prompt[0])
 
 
 def tokenize(
     tokenizer: Any,
     prompt: Prompt,
-    chat: ChatFormat | None = None,
+    chat: ChatTemplateParams | None = None,
     *,
     max_tokens: int | None = None,
 ) -> tuple[str | None, list[int]]:
-    """The text of a prompt, if it has one, and its tokens.
+    """Tokenize a prompt.
 
     Args:
         tokenizer: a Hugging Face tokenizer; ``None`` if the model has none.
         prompt: text, token ids, or messages for the chat template.
-        chat: how messages become a prompt; ``None`` for the tokenizer's own template alone.
-        max_tokens: a text that certainly has more tokens is refused without tokenizing all of it.
+        chat: parameters of the chat template; ``None`` for the defaults.
+        max_tokens: reject texts that certainly have more tokens, without tokenizing all of them.
+
+    Returns:
+        The text, or ``None`` if token ids were given, and the token ids.
 
     Raises:
-        PromptError: it is empty, malformed or far too long, or the tokenizer for it is missing.
-        InvalidParameterError: a variable of the template has a name that it cannot have.
+        PromptError: the prompt is empty, malformed or far too long, or needs a tokenizer and there
+            is none.
+        InvalidParameterError: a template variable has a reserved name.
     """
     if not isinstance(prompt, str):
         prompt = _as_ids_or_messages(prompt)
@@ -200,38 +214,40 @@ def tokenize(
     if tokenizer is None:
         raise PromptError("prompt", "the target has no tokenizer; give token ids")
     text = (
-        prompt if isinstance(prompt, str) else _render_chat(tokenizer, prompt, chat or ChatFormat())
+        prompt
+        if isinstance(prompt, str)
+        else _render_chat(tokenizer, prompt, chat or ChatTemplateParams())
     )
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise PromptError(
-            "prompt", f"is no valid text: half of a surrogate pair at character {error.start}"
+            "prompt", f"is not valid text: unpaired surrogate at character {error.start}"
         ) from error
     if max_tokens is not None:
         _refuse_far_too_long(tokenizer, text, max_tokens)
-    # A chat template writes its own special tokens.
+    # Chat templates contain their own special tokens.
     ids = tokenizer(text, add_special_tokens=isinstance(prompt, str), verbose=False)["input_ids"]
     return text, list(ids)
 
 
 def _refuse_far_too_long(tokenizer: Any, text: str, max_tokens: int) -> None:
-    """Tokenize beginnings of a long text, each twice as long as the last.
+    """Tokenize prefixes of a long text, each twice as long as the one before.
 
-    A beginning has at most a few tokens more than the same characters have within the whole text,
-    because only the token at the cut can change.
+    A prefix has at most a few tokens more than the same characters have within the whole text,
+    because only tokens near the cut can change.
 
     Raises:
-        PromptError: a beginning has too many tokens already.
+        PromptError: a prefix already has too many tokens.
     """
     length = _CHARACTERS_PER_TOKEN * max_tokens
     while length < len(text):
         ids = tokenizer(text[:length], add_special_tokens=False, verbose=False)["input_ids"]
-        if len(ids) > max_tokens + _TOKENS_AT_A_CUT:
+        if len(ids) > max_tokens + _CUT_TOLERANCE_TOKENS:
             raise PromptError(
                 "prompt",
-                f"is too long: its first {length} of {len(text)} characters have {len(ids)} "
-                f"tokens; the longest prompt has {max_tokens}",
+                f"is too long: the first {length} of its {len(text)} characters have {len(ids)} "
+                f"tokens; at most {max_tokens} tokens are allowed",
             )
         length *= 2
 
@@ -243,7 +259,7 @@ def load_chat_template(path: str | Path) -> str:
         path: a file with a Jinja template.
 
     Raises:
-        InvalidParameterError: it cannot be read, is empty, or is no Jinja template.
+        InvalidParameterError: the file cannot be read, is empty, or is not a Jinja template.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -267,22 +283,22 @@ def load_chat_template(path: str | Path) -> str:
         raise InvalidParameterError(
             "chat_template", f"{str(path)!r}, line {error.lineno}: {error.message}"
         ) from error
-    except Exception:  # a template may refuse this chat, or need what only a tokenizer has
+    except Exception:  # a template may reject this chat, or need variables of a tokenizer
         return text
     return text
 
 
-def _render_chat(tokenizer: Any, messages: Any, chat: ChatFormat) -> str:
+def _render_chat(tokenizer: Any, messages: Any, chat: ChatTemplateParams) -> str:
     if not chat.template and not getattr(tokenizer, "chat_template", None):
         raise PromptError("prompt", "the target's tokenizer has no chat template; give text")
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
-            raise PromptError("prompt", "each message needs a 'role' and a 'content'")
+            raise PromptError("prompt", "each message must have a 'role' and a 'content'")
     reserved = {"messages", "conversations", *_parameters(tokenizer.apply_chat_template)}
     for name in chat.variables:
         if name in reserved:
             raise InvalidParameterError(
-                f"chat_template_kwargs.{name}", "is set by the server; use another name"
+                f"chat_template_kwargs.{name}", "is a reserved name; use another name"
             )
     try:
         text: str = tokenizer.apply_chat_template(
@@ -293,12 +309,12 @@ def _render_chat(tokenizer: Any, messages: Any, chat: ChatFormat) -> str:
             add_generation_prompt=True,
             **chat.variables,
         )
-    except Exception as error:  # templates raise whatever their authors chose
-        raise PromptError("prompt", f"the chat template refuses it: {error}") from error
+    except Exception as error:  # templates may raise any exception
+        raise PromptError("prompt", f"the chat template failed: {error}") from error
     return text
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:
-    """Names of the parameters of a function that are declared."""
-    every = inspect.signature(function).parameters.values()
-    return {each.name for each in every if each.kind is not each.VAR_KEYWORD}
+    """Names of the declared parameters of a function."""
+    declared = inspect.signature(function).parameters.values()
+    return {each.name for each in declared if each.kind is not each.VAR_KEYWORD}

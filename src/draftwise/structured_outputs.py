@@ -1,4 +1,4 @@
-"""What form a generated text must have."""
+"""Grammars for structured outputs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ _FIELD = "structured_outputs"
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """The form that a request's text must have, given in exactly one way.
+    """Grammar that the text of a request must match. Exactly one field must be set.
 
-    At every place only tokens may come that leave the text completable, and the end of the text
-    only where it is complete. A text that ``max_tokens`` ends, or a stop string, is the beginning
-    of a complete one.
+    At each position only tokens are allowed after which the text can still be completed, and the
+    text may end only where it is complete. A text that is ended by ``max_tokens`` or a stop string
+    is a prefix of a matching text.
 
     Attributes:
-        json_schema: JSON that this schema describes, as a mapping of at most 100 levels.
-        json_object: True for any JSON object.
-        regex: a regular expression that matches the whole text, in the syntax of Rust's ``regex``
+        json_schema: JSON schema as a mapping with at most 100 levels; the text is JSON that
+            matches it.
+        json_object: True for an arbitrary JSON object.
+        regex: regular expression that matches the whole text, in the syntax of Rust's ``regex``
             without look-around.
-        choice: one of these strings.
-        grammar: a context-free grammar in llguidance's variant of Lark; its start is ``start``.
+        choice: strings of which the text is one.
+        grammar: context-free grammar in llguidance's variant of Lark, with the start rule
+            ``start``.
 
     Raises:
-        InvalidParameterError: none or several are given, or one is not what it should be.
+        InvalidParameterError: no field or several fields are set, or a value is invalid.
     """
 
     json_schema: Mapping[str, Any] | None = field(default=None, hash=False)
@@ -63,7 +65,7 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """Name of the one field that is given."""
+        """Name of the field that is set."""
         return next(item.name for item in fields(self) if _is_given(getattr(self, item.name)))
 
 
@@ -81,7 +83,7 @@ def _text(name: str, value: object) -> None:
 
 
 def _schema(value: object) -> dict[str, Any]:
-    """A copy of the caller's own, which may change."""
+    """Copy a JSON schema, as the caller may modify the original."""
     name = f"{_FIELD}.json_schema"
     if not isinstance(value, Mapping):
         raise InvalidParameterError(name, f"must be a mapping, got {shown(value)}")

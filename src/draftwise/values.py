@@ -1,4 +1,4 @@
-"""Checks of single values that users give; what passes becomes a plain Python value."""
+"""Validation of single values from users, and their conversion to plain Python values."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from numbers import Integral, Real
 
 from draftwise.errors import InvalidParameterError
 
-# Levels of mappings and lists in a value of any form. Python, pickle and llguidance follow nesting
-# by recursion, which ends at some hundred levels.
+# Maximum nesting of mappings and lists. Python, pickle and llguidance process nested values
+# recursively, and their recursion limits are a few hundred levels.
 MAX_NESTING = 100
 _SHOWN_CHARACTERS = 200
 
 
 def shown(value: object) -> str:
-    """A value as an error message shows it, however large, deep or odd it is."""
+    """Format a value for an error message; safe for large, deeply nested and custom values."""
     try:
         text = repr(value)
-    except Exception:  # too deep, too many digits, or a class of the user's own
+    except Exception:  # nested too deeply, too many digits, or a failing __repr__
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def is_integer(value: object) -> bool:
-    """Whether it is an integer of Python or NumPy; ``True`` is none."""
+    """Whether a value is an integer of Python or NumPy; booleans do not count as integers."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def plain(value: object) -> object:
-    """A number of NumPy as one of Python; anything else as it is."""
+    """Convert NumPy numbers to Python numbers; return other values unchanged."""
     if isinstance(value, bool):
         return value
     if isinstance(value, Integral):
@@ -39,10 +39,10 @@ def plain(value: object) -> object:
 
 
 def integer(name: str, value: object, low: int, high: int | None = None) -> int:
-    """An integer in a range.
+    """Validate an integer in a closed range.
 
     Raises:
-        InvalidParameterError: it is none, or outside.
+        InvalidParameterError: the value is not an integer or is out of range.
     """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise InvalidParameterError(name, f"must be an integer, got {shown(value)}")
@@ -54,10 +54,10 @@ def integer(name: str, value: object, low: int, high: int | None = None) -> int:
 
 
 def number(name: str, value: object, low: float, high: float, low_open: bool = False) -> float:
-    """A finite number in a range.
+    """Validate a finite number in a range, which excludes ``low`` if ``low_open``.
 
     Raises:
-        InvalidParameterError: it is none, or outside.
+        InvalidParameterError: the value is not a finite number or is out of range.
     """
     finite = None
     if isinstance(value, Real) and not isinstance(value, bool):
@@ -77,10 +77,10 @@ def number(name: str, value: object, low: float, high: float, low_open: bool = F
 
 
 def boolean(name: str, value: object) -> bool:
-    """``True`` or ``False``.
+    """Validate a boolean.
 
     Raises:
-        InvalidParameterError: it is neither.
+        InvalidParameterError: the value is not a boolean.
     """
     if not isinstance(value, bool):
         raise InvalidParameterError(name, f"must be a bool, got {shown(value)}")
@@ -88,10 +88,10 @@ def boolean(name: str, value: object) -> bool:
 
 
 def text_name(name: str, value: object, kind: str) -> str:
-    """The name of something, such as a model.
+    """Validate a name, such as that of a model.
 
     Raises:
-        InvalidParameterError: it is no string, or empty.
+        InvalidParameterError: the value is not a string, or is empty.
     """
     if not isinstance(value, str) or not value:
         raise InvalidParameterError(name, f"must name a {kind}, got {shown(value)}")
@@ -99,19 +99,19 @@ def text_name(name: str, value: object, kind: str) -> str:
 
 
 def path_name(name: str, value: object, kind: str) -> str:
-    """The name of something that may lie in a file or folder, which may be a path object.
+    """Validate a name or path and convert it to a string.
 
     Raises:
-        InvalidParameterError: it is neither a string nor a path, or empty.
+        InvalidParameterError: the value is neither a string nor a path, or is empty.
     """
     return text_name(name, os.fspath(value) if isinstance(value, os.PathLike) else value, kind)
 
 
 def refuse_deep(name: str, value: object) -> None:
-    """Refuse what is nested deeper than :data:`MAX_NESTING` levels of mappings and lists.
+    """Reject values with more than :data:`MAX_NESTING` levels of mappings and lists.
 
     Raises:
-        InvalidParameterError: it is.
+        InvalidParameterError: the value is nested too deeply.
     """
     level: list[object] = [value]
     for _ in range(MAX_NESTING):

@@ -1,4 +1,4 @@
-"""Contenders that answer at once, and what they are given."""
+"""Contenders with canned answers, and their inputs."""
 
 from draftwise.benchmark.contenders import Turn
 from draftwise.benchmark.recorder import StepRecords
@@ -6,7 +6,7 @@ from draftwise.errors import PeerError
 
 
 class Fake:
-    """Answers with a token of its own; every turn takes as long as it is told."""
+    """Answers with a fixed token; every turn reports a configured duration."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""This report against an older one."""
+"""Comparison of a report with an older one."""
 
 import json
 
@@ -20,7 +20,7 @@ def report(**ratios):
     return {"cells": [{"workload": "w", "batch_size": 8, "contenders": contenders}]}
 
 
-def test_slower_ones_come_first_and_what_is_within_the_spread_is_not_clear():
+def test_ordered_by_ratio_and_overlapping_ranges_are_not_clear():
     old = report(a=(1.9, 2.0, 2.1), b=(1.0, 1.1, 1.2), c=(1.0, 1.0, 1.0))
     new = report(a=(1.4, 1.5, 1.6), b=(1.0, 1.15, 1.2), c=(1.4, 1.5, 1.6))
     found = changes(old, new)
@@ -33,12 +33,12 @@ def test_slower_ones_come_first_and_what_is_within_the_spread_is_not_clear():
     assert (found[0].workload, found[0].batch_size) == ("w", 8)
 
 
-def test_the_target_alone_is_compared_by_its_rate():
+def test_target_only_decoding_is_compared_by_its_rate():
     (change,) = changes(report(none=(9, 10, 11)), report(none=(4, 5, 6)))
     assert (change.before, change.after, change.is_clear) == (10, 5, True)
 
 
-def test_only_what_both_have():
+def test_only_results_in_both_reports_are_compared():
     old, new = report(a=(1, 1, 1)), report(b=(1, 1, 1))
     assert changes(old, new) == []
     new["cells"][0]["contenders"]["a"] = {"error": "fell over"}
@@ -48,7 +48,7 @@ def test_only_what_both_have():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"cells": [{}]}', '{"cells": 3}'])
-def test_what_is_not_a_report(tmp_path, text):
+def test_invalid_reports(tmp_path, text):
     file = tmp_path / "results.json"
     file.write_text(text)
     with pytest.raises(InvalidParameterError, match="not a report") as caught:
@@ -56,12 +56,12 @@ def test_what_is_not_a_report(tmp_path, text):
     assert caught.value.field == "compare"
 
 
-def test_a_report_that_is_not_there(tmp_path):
+def test_a_missing_report(tmp_path):
     with pytest.raises(InvalidParameterError, match="compare"):
         load_report(tmp_path / "nothing.json")
 
 
-def test_a_report_comes_back(tmp_path):
+def test_a_report_is_loaded(tmp_path):
     file = tmp_path / "results.json"
     file.write_text(json.dumps(report(a=(1, 2, 3))))
     assert load_report(file) == report(a=(1, 2, 3))

@@ -1,4 +1,4 @@
-"""Everybody answers the same prompts, in turns."""
+"""Interleaved runs of all contenders on the same prompts."""
 
 import pytest
 
@@ -11,13 +11,13 @@ PROMPTS = [[i] for i in range(5)]
 PARAMS = SamplingParams(max_tokens=4, temperature=0)
 
 
-def test_prompts_are_dealt_out_in_order_and_again():
+def test_prompts_are_divided_between_rounds_cyclically():
     cell = make_cell("work", PROMPTS, 2, 4)
     assert cell.question_ids == [[0, 1], [2, 3], [4, 0], [1, 2]]
     assert cell.rounds[2] == [[4], [0]]
 
 
-def test_all_answer_the_same_prompts_and_as_many_tokens():
+def test_all_contenders_answer_the_same_prompts_with_equal_lengths():
     cell = make_cell("work", PROMPTS, 2, 3)
     both = Fake("none"), Fake("other", seconds=0.5)
     results = compete(cell, both, SamplingParams(max_tokens=4, temperature=0.5, seed=9, stop="x"))
@@ -30,14 +30,14 @@ def test_all_answer_the_same_prompts_and_as_many_tokens():
     assert ratios(results, "other") == [2.0] * 3
 
 
-def test_warm_up_is_apart_and_short():
+def test_warm_up_is_short_and_untimed():
     fake = Fake("none")
     results = compete(make_cell("w", PROMPTS, 1, 2), [fake], SamplingParams(max_tokens=500))
     assert [params[0].max_tokens for _, params in fake.calls] == [32, 500, 500]
     assert len(results["none"].turns) == 2
 
 
-def test_who_learns_has_whole_turns_before():
+def test_contenders_that_learn_have_untimed_turns():
     fakes = Fake("none"), Fake("b", learns=True)
     cell = make_cell("w", PROMPTS, 2, 3)
     results = compete(cell, fakes, PARAMS, learning_turns=4)
@@ -55,7 +55,7 @@ def test_the_order_changes():
 
 
 @pytest.mark.parametrize(("fails_at", "turns"), [(0, 0), (1, 0), (3, 2)])
-def test_who_fails_is_out_and_the_others_go_on(fails_at, turns):
+def test_a_failed_contender_is_excluded_and_the_others_continue(fails_at, turns):
     fakes = Fake("none"), Fake("b", fails_at=fails_at)
     results = compete(make_cell("w", PROMPTS, 1, 5), fakes, PARAMS)
     assert len(results["none"].turns) == 5
@@ -64,7 +64,7 @@ def test_who_fails_is_out_and_the_others_go_on(fails_at, turns):
     assert len(ratios(results, "b")) == turns
 
 
-def test_who_cannot_run_such_batches_takes_no_part():
+def test_contenders_that_do_not_support_the_cell_are_left_out():
     results = compete(make_cell("w", PROMPTS, 2, 2), [Fake("none"), Fake("b", largest=1)], PARAMS)
     assert list(results) == ["none"]
 

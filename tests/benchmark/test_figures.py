@@ -1,4 +1,4 @@
-"""From turns to figures."""
+"""Figures computed from turns."""
 
 import json
 from collections import Counter
@@ -35,7 +35,7 @@ def figures(**fakes):
     return figures_of_cell(CELL, compete(CELL, everybody, params), Parameters(100, 10), True)
 
 
-def test_a_cell_is_ready_for_a_file():
+def test_figures_of_a_cell_are_json_compatible():
     cell = figures(a=Fake("a", records=STEPS))
     assert json.loads(json.dumps(cell)) == cell
     assert (cell["workload"], cell["batch_size"], cell["rounds"]) == ("work", 2, 3)
@@ -49,7 +49,7 @@ def test_ratios_and_rates():
     assert (own["identical_answers"], own["answers"]) == (6, 6)
 
 
-def test_what_steps_did():
+def test_figures_of_steps():
     own = figures(a=Fake("a", records=STEPS))["contenders"]["a"]
     assert own["accepted_length"] == 20 / 8
     assert own["acceptance_rate"] == 0.75
@@ -61,7 +61,7 @@ def test_what_steps_did():
     assert own["acceptance_by_position"] == [5 / 6, 0.8]
 
 
-def test_who_failed_is_said_and_why():
+def test_errors_are_reported():
     cell = figures(a=Fake("a", fails_at=0), b=Fake("b", fails_at=2))
     assert cell["contenders"]["a"] == {"error": "fell over"}
     assert cell["contenders"]["b"]["error"] == "fell over"

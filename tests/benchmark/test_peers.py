@@ -1,4 +1,4 @@
-"""Other engines in processes of their own: the protocol, and what may go wrong."""
+"""Other engines in separate processes: the protocol and its failures."""
 
 import json
 import sys
@@ -48,7 +48,7 @@ def ask(peer):
     return peer.generate([[1, 2, 3], [4, 5]], [SamplingParams(max_tokens=3)] * 2)
 
 
-def test_it_is_asked_in_its_own_process(peer):
+def test_it_runs_in_its_own_process(peer):
     made = peer(ECHO)
     turn = ask(made)
     assert turn.answers == [[3, 2, 1], [5, 4]]
@@ -59,12 +59,12 @@ def test_it_is_asked_in_its_own_process(peer):
     assert ask(made).answers == turn.answers
 
 
-def test_what_it_counts(peer):
+def test_counters_are_returned(peer):
     assert ask(peer(COUNTING)).counts == {"drafts": 3.0}
     assert ask(peer(ECHO)).counts == {}
 
 
-def test_a_mode_without_a_draft_is_given_none(peer):
+def test_a_mode_without_a_draft_has_no_draft_setting(peer):
     made = peer(ECHO, PeerMode("", {"draft": False}))
     ask(made)
     assert made.name == "vllm"
@@ -81,7 +81,7 @@ def test_closing_ends_the_process(peer):
 
 
 def is_stopped(pid):
-    """As the system shows it, a moment after it was told to."""
+    """Process state as reported by the system, once it has changed."""
     for _ in range(500):
         if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T":
             return True
@@ -90,8 +90,8 @@ def is_stopped(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="states are not told here")
-def test_between_its_turns_it_stands_still(peer):
-    """With whatever it started: a thread that spins would disturb the others' turns."""
+def test_its_processes_are_paused_between_turns(peer):
+    """Including its child processes, as spinning threads would slow down other contenders."""
     child = "import time\nwhile True: time.sleep(0.001)"
     started = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
     made = peer(started + ECHO.replace('{"version"', '{"child": p.pid, "version"') + "p.kill()")
@@ -107,20 +107,20 @@ def test_between_its_turns_it_stands_still(peer):
 @pytest.mark.parametrize(
     ("worker", "why"),
     [
-        ("import sys; sys.exit('no such engine')", "ended.*no such engine"),
-        (ECHO.replace('"answers": answers, ', ""), "answered something else"),
-        (ECHO.replace("0.25", "'x'"), "answered something else"),
+        ("import sys; sys.exit('no such engine')", "exited.*no such engine"),
+        (ECHO.replace('"answers": answers, ', ""), "sent an invalid reply"),
+        (ECHO.replace("0.25", "'x'"), "sent an invalid reply"),
         (ECHO.replace('{"version"', '{"error": "out of memory", "version"'), "out of memory"),
-        (ECHO.replace("for line", "sys.exit(3)\nfor line"), "ended"),
-        ("import sys\nprint('1 / 0', file=sys.stderr)\n1 / 0", "last: ZeroDivisionError: division"),
+        (ECHO.replace("for line", "sys.exit(3)\nfor line"), "exited"),
+        ("import sys\nprint('1 / 0', file=sys.stderr)\n1 / 0", "ZeroDivisionError: division"),
         (
             "import os, sys; print('core.OutOfRangeError: big', file=sys.stderr)\n"
             "print('frees memory', file=sys.stderr, flush=True); os._exit(1)",
-            "last: core.OutOfRangeError: big",
+            "last output: core.OutOfRangeError: big",
         ),
     ],
 )
-def test_failures_are_told_with_their_reason_and_log(peer, tmp_path, worker, why):
+def test_failures_are_reported_with_reason_and_log(peer, tmp_path, worker, why):
     with pytest.raises(PeerError, match=why) as caught:
         ask(peer(worker))
     assert caught.value.field == "vllm draft 5"
@@ -128,7 +128,7 @@ def test_failures_are_told_with_their_reason_and_log(peer, tmp_path, worker, why
     assert "\n" not in caught.value.message
 
 
-def test_an_error_in_another_process_of_an_engine_is_looked_up(peer):
+def test_an_error_in_another_process_is_found_in_the_log(peer):
     failing = """
 import json, sys
 print("(EngineCore pid=7) ERROR [core.py:8] ValueError: no memory for the cache", file=sys.stderr)
@@ -200,9 +200,9 @@ def openvino(tmp_path, monkeypatch):
         each.close()
 
 
-def test_an_export_that_would_fail_is_not_begun(openvino):
+def test_an_export_that_would_fail_is_not_started(openvino):
     with pytest.raises(
-        PeerError, match=r"needs transformers 5\.0 or older.* has 5\.0\.1"
+        PeerError, match=r"requires transformers 5\.0 or older.* has 5\.0\.1"
     ) as caught:
         ask(openvino("5.0.1", "gemma3_text"))
     assert f"{sys.executable} -m pip install 'transformers<=5.0'" in caught.value.message
@@ -213,8 +213,8 @@ def test_an_export_that_would_fail_is_not_begun(openvino):
     ("version", "kind"),
     [("4.57.6", "gemma3_text"), ("5.0.0", "gemma3_text"), ("5.1.0", "llama"), ("5.1.0", "new")],
 )
-def test_an_export_that_fails_says_why(openvino, tmp_path, version, kind):
-    """With the exporter's own last line, not with the command."""
+def test_an_export_failure_includes_the_reason(openvino, tmp_path, version, kind):
+    """The error has the last line of the exporter's output, not the command."""
     with pytest.raises(PeerError, match=r"failed: KeyError: 'a layer that nobody") as caught:
         ask(openvino(version, kind))
     assert "optimum_cli" not in caught.value.message
@@ -222,7 +222,7 @@ def test_an_export_that_fails_says_why(openvino, tmp_path, version, kind):
     assert "Traceback" in (tmp_path / "openvino.log").read_text()
 
 
-def test_a_model_that_is_converted_needs_no_export(openvino, tmp_path):
+def test_a_converted_model_is_not_exported_again(openvino, tmp_path):
     made = openvino("5.1.0", "gemma3_text")
     for name in ("target", "draft"):
         path = str(tmp_path / name).strip("/").replace("/", "-")
@@ -231,15 +231,15 @@ def test_a_model_that_is_converted_needs_no_export(openvino, tmp_path):
         ask(made)
 
 
-def test_an_interpreter_that_is_not_there(peer):
+def test_a_missing_interpreter(peer):
     with pytest.raises(PeerError, match="cannot run"):
         ask(peer(ECHO, interpreter="/nowhere/python"))
 
 
-def test_one_that_hangs_is_given_up(peer, monkeypatch):
+def test_a_peer_that_hangs_times_out(peer, monkeypatch):
     monkeypatch.setattr(module, "_TURN_SECONDS", 0.2)
     made = peer(ECHO.replace("    answers =", "    import time; time.sleep(60)\n    answers ="))
-    with pytest.raises(PeerError, match="took too long"):
+    with pytest.raises(PeerError, match="timed out"):
         ask(made)
     assert made._process is None
 
@@ -256,8 +256,8 @@ def test_modes(tmp_path):
     assert [each.name for each in peers(["vllm"], alone, tmp_path)] == ["vllm"]
 
 
-def test_an_engine_that_is_not_known(tmp_path):
+def test_an_unknown_engine(tmp_path):
     with pytest.raises(
-        InvalidParameterError, match=r"llama.*transformers, vllm, vllm-draftwise, openvino"
+        InvalidParameterError, match=r"transformers, vllm, vllm-draftwise, openvino, got .llama."
     ):
         peers(["llama"], MODELS, tmp_path)

@@ -1,4 +1,4 @@
-"""What a run does, step by step."""
+"""Records of the steps of a run."""
 
 import pytest
 
@@ -18,7 +18,7 @@ TIMES = StepTimes(0.1, 0.0, 0.05, 0.7, 0.1, 0.05)
 
 
 class Requests:
-    """Hashable stand-ins whose counts rise."""
+    """Hashable fake requests with increasing counts."""
 
     def __init__(self, count):
         self.all = [type("Request", (), {"stats": SpeculationStats()})() for _ in range(count)]
@@ -78,7 +78,7 @@ def contenders(models):
     return policy_contenders(llm, ["fixed", "fixed:2", "none", "heuristic"], speculation)
 
 
-def test_policies_take_part_with_the_target_alone_first(contenders):
+def test_policy_contenders_start_with_target_only_decoding(contenders):
     assert [each.name for each in contenders] == ["none", "fixed", "fixed:2", "heuristic"]
     described = [each.describe() for each in contenders]
     assert [each["num_speculative_tokens"] for each in described[1:]] == [3, 2, 3]
@@ -87,7 +87,7 @@ def test_policies_take_part_with_the_target_alone_first(contenders):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_turn_says_what_happened(contenders, temperature):
+def test_a_turn_records_its_steps(contenders, temperature):
     prompts = [[1, 2, 3], [4], [5, 6]]
     params = [
         SamplingParams(max_tokens=9, temperature=temperature, seed=s, ignore_eos=True)

@@ -1,10 +1,10 @@
-"""What a page of HTML holds."""
+"""Properties of an HTML page."""
 
 from html.parser import HTMLParser
 
 
 class Page(HTMLParser):
-    """Tags that are open at the end, pictures, and addresses the page would fetch."""
+    """Unclosed tags, images, and URLs that the page would load."""
 
     def __init__(self, text):
         super().__init__()

@@ -1,4 +1,4 @@
-"""How the command line begins and ends."""
+"""Signals and exit status of the command line."""
 
 import signal
 import subprocess
@@ -26,7 +26,7 @@ app.main()
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_what_was_begun_is_ended_when_asked_to_stop(number, status):
+def test_termination_ends_child_processes(number, status):
     with subprocess.Popen([sys.executable, "-c", LONG], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout.readline() == "begun\n"
         run.send_signal(number)
@@ -34,7 +34,7 @@ def test_what_was_begun_is_ended_when_asked_to_stop(number, status):
         assert run.wait() == status
 
 
-def test_signals_are_the_callers_again_afterwards(monkeypatch):
+def test_signal_handlers_are_restored(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "argv", ["draftwise", "--version"])
     with pytest.raises(SystemExit):

@@ -10,6 +10,8 @@ from draftwise.cli import main
 from ..tiny_models import Recipe
 from .page import Page
 
+pytestmark = pytest.mark.slow
+
 TARGET = Recipe(vocab=300, context=128, tokenizer=True)
 DRAFT = TARGET.draft(0.2)
 COMPANION = TARGET.draft(0.2, noise_seed=2)
@@ -25,7 +27,7 @@ def prompt_file(tmp_path):
 
 @pytest.fixture
 def command(models, monkeypatch, capsys, prompt_file, tmp_path):
-    """Run the command with the tiny models; gives (exit status, stdout, stderr)."""
+    """Run the command with the tiny models; returns (exit status, stdout, stderr)."""
 
     def run(*arguments, workload=prompt_file):
         named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)]
@@ -63,7 +65,7 @@ def test_files_and_tables(command, tmp_path):
     assert "--policies" in report["command"]
 
 
-def test_the_page_needs_nothing_else(command, tmp_path):
+def test_the_page_loads_no_external_resources(command, tmp_path):
     command("--policies", "fixed")
     text = (tmp_path / "out" / "report.html").read_text()
     page = Page(text)
@@ -107,7 +109,7 @@ def test_sampling_with_a_companion(command, models, tmp_path):
     assert "same" in out
 
 
-def test_an_older_report(command, tmp_path):
+def test_comparison_with_an_earlier_report(command, tmp_path):
     command("--policies", "fixed")
     old = tmp_path / "out" / "results.json"
     report = json.loads(old.read_text())
@@ -118,10 +120,10 @@ def test_an_older_report(command, tmp_path):
     status, out, _ = command("--policies", "fixed", "--compare", str(kept))
     assert status == 0
     assert "-100% fixed, questions, batch 1: 1000.00 →" in out
-    assert "got slower" in out
+    assert "measurements are slower" in out
 
 
-def test_a_peer_that_cannot_run_does_not_end_the_run(command, tmp_path):
+def test_a_failing_peer_does_not_end_the_run(command, tmp_path):
     status, _, _ = command("--policies", "fixed", "--peers", "vllm=/nowhere/python")
     assert status == 0
     report = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -131,7 +133,7 @@ def test_a_peer_that_cannot_run_does_not_end_the_run(command, tmp_path):
 
 
 def test_transformers_as_a_peer(command, tmp_path):
-    """The real one, in its own process, on the same models: greedy answers are the same."""
+    """transformers in its own process on the same models gives the same greedy answers."""
     status, _, _ = command("--policies", "fixed", "--peers", "transformers", "--batch-sizes", "1")
     assert status == 0
     report = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -157,13 +159,13 @@ def test_transformers_as_a_peer(command, tmp_path):
         (["--output", "/proc/here"], "--output"),
     ],
 )
-def test_bad_input(command, arguments, field):
+def test_invalid_input(command, arguments, field):
     status, _, err = command(*arguments)
     assert status == 2
     assert err.startswith(f"error {field}: ")
 
 
-def test_a_workload_of_long_prompts_alone(command, tmp_path):
+def test_a_workload_with_only_too_long_prompts(command, tmp_path):
     file = tmp_path / "long.jsonl"
     file.write_text(json.dumps({"prompt": "abcdef" * 8}))
     status, _, err = command("--longest-prompt", "3", workload=file)
@@ -171,7 +173,7 @@ def test_a_workload_of_long_prompts_alone(command, tmp_path):
     assert err.startswith("error --workload: no prompt")
 
 
-def test_a_workload_that_is_not_there(command, tmp_path):
+def test_a_missing_workload(command, tmp_path):
     status, _, err = command(workload=tmp_path / "nothing.jsonl")
     assert status == 2
     assert "--workload" in err

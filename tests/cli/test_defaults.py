@@ -1,4 +1,4 @@
-"""Which models a command runs when not all are named."""
+"""Default models of commands."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def chosen(*names, **others):
     return models.target, models.draft, models.companion, models.models
 
 
-def test_the_zoo_is_the_default_among_itself():
+def test_zoo_models_are_defaults_for_zoo_targets():
     whole = ("zoo:target", "zoo:draft", "zoo:companion", ("zoo:draft", "zoo:mid"))
     assert chosen(None, None) == whole
     assert chosen("zoo:target", None) == whole
@@ -23,7 +23,7 @@ def test_the_zoo_is_the_default_among_itself():
     assert chosen("zoo:target", "own")[:3] == ("zoo:target", "own", "zoo:companion")
 
 
-def test_beside_ones_own_target_nothing_is_taken_from_the_zoo():
+def test_zoo_models_are_not_defaults_for_other_targets():
     assert chosen("own", None) == ("own", None, None, ())
     assert chosen("own", "d") == ("own", "d", None, ("d",))
     assert chosen("own", "d", "c") == ("own", "d", "c", ("d", "c"))
@@ -31,7 +31,7 @@ def test_beside_ones_own_target_nothing_is_taken_from_the_zoo():
     assert chosen("own", "d", "c", models=("d", "e")) == ("own", "d", "c", ("d", "e"))
 
 
-def test_none_is_no_draft():
+def test_draft_none_disables_the_draft():
     for target in (None, "zoo:target", "own"):
         models = choose_models(ZOO, target, "none")
         assert models.draft is None
@@ -49,14 +49,14 @@ def test_none_is_no_draft():
         ({"draft": None, "models": ("zoo:draft", "own")}, "--models"),
     ],
 )
-def test_small_models_of_ones_own_need_their_target(named, flag):
-    with pytest.raises(InvalidParameterError, match=rf"missing: {flag} .*'own'.*--target") as told:
+def test_small_models_from_outside_the_zoo_need_a_target(named, flag):
+    with pytest.raises(InvalidParameterError, match=rf"missing: {flag} .*'own'.*--target") as info:
         choose_models(ZOO, None, **named)
-    assert told.value.field == "target"
+    assert info.value.field == "target"
 
 
 def test_a_draft_can_be_required():
     assert choose_models(ZOO, "own", "d").require_draft("a") == "d"
-    with pytest.raises(InvalidParameterError, match=r"missing: this needs one; .*--draft") as told:
+    with pytest.raises(InvalidParameterError, match=r"missing: this needs one; .*--draft") as info:
         choose_models(ZOO, "own", None).require_draft("this needs one")
-    assert told.value.field == "draft"
+    assert info.value.field == "draft"

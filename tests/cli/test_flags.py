@@ -22,7 +22,7 @@ def test_every_command_names_its_flags():
     assert all(isinstance(each, FlaggingCommand) for each in COMMANDS.values())
 
 
-def test_fields_become_flags():
+def test_fields_are_replaced_by_flags():
     for command, field, flag in (
         ("generate", "max_model_len", "--max-model-len"),
         ("generate", "sampling.top_k", "--top-k"),
@@ -39,27 +39,27 @@ def test_fields_become_flags():
         assert named(command, field).field == flag
 
 
-def test_a_field_without_an_option_stays():
+def test_a_field_without_an_option_is_unchanged():
     assert named("serve", "target").field == "target"
     assert named("profile", "logit_bias").field == "logit_bias"
     assert named("policies", "max_model_len").field == "max_model_len"
 
 
-def test_messages_name_flags_too_and_leave_what_the_user_wrote():
-    told = named("generate", "target", "set max_model_len to 8 or less")
-    assert told.message == "set --max-model-len to 8 or less"
+def test_messages_name_flags_and_keep_quoted_text():
+    error = named("generate", "target", "set max_model_len to 8 or less")
+    assert error.message == "set --max-model-len to 8 or less"
     path = "cannot read '/a/max_tokens' or 'max_tokens' or ./max_tokens.json"
     assert named("generate", "prompts", path).message == path
     unknown = "use stop_token_ids instead"
     assert named("generate", "stop", unknown).message == unknown
 
 
-def test_models_can_be_shortened_wherever_they_are_loaded():
+def test_every_command_that_loads_models_has_max_model_len():
     for name in ("generate", "profile", "profile-latency", "benchmark", "study", "serve", "chat"):
         assert flag_of(COMMANDS[name], "max_model_len") == "--max-model-len", name
 
 
-def test_the_error_of_a_command_is_seen_with_its_flag():
+def test_an_error_of_a_command_names_the_flag():
     inner = typer.Typer()
 
     @inner.command(cls=FlaggingCommand)

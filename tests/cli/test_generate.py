@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from draftwise.cli import main
-from draftwise.engine.lanes import shares
+from draftwise.engine.parallel.pinned_threads import shares
 
 from ..tiny_models import Recipe
 
@@ -17,9 +17,9 @@ DRAFT = TARGET.draft()
 
 @pytest.fixture
 def command(models, monkeypatch, capsys):
-    """Run the command with the tiny pair; gives (exit status, stdout, stderr).
+    """Run the command with the tiny pair; returns (exit status, stdout, stderr).
 
-    The policy is ``fixed``, which measures nothing and repeats itself, unless another is asked for.
+    The default policy is ``fixed``, which is deterministic and measures no latencies.
     """
 
     def run(*arguments, pair=True, policy="fixed"):
@@ -65,7 +65,7 @@ def test_all_kinds_of_prompt_files_load(command, prompt_file):
     assert prompts == ["abc", "cab", "bed", "fed"]
 
 
-def test_num_prompts_takes_the_first(command, prompt_file):
+def test_num_prompts_limits_the_prompts(command, prompt_file):
     arguments = ["--prompts", prompt_file, "--num-prompts", "2", "--max-tokens", "4", "--json"]
     _, out, _ = command("generate", *arguments)
     assert [output["prompt"] for output in json.loads(out)["outputs"]] == ["abc", "cab"]
@@ -105,8 +105,9 @@ def test_seed_repeats_and_differs_between_prompts(command, prompt_file):
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [["--overlap"], ["--no-overlap"], ["--draft-replicas", "2"]])
-def test_ways_of_running_say_the_same(command, prompt_file, way):
+def test_all_execution_options_give_the_same_text(command, prompt_file, way):
     if way == ["--overlap"] and shares() is None:
         pytest.skip("the machine has a single core")
     arguments = ["generate", "--prompts", prompt_file, "--json", "--max-tokens", "8"]
@@ -153,7 +154,7 @@ def test_policy_none_needs_no_draft(command, models):
         (["head", "--chat", "--max-model-len", "97"], "--max-model-len"),
     ],
 )
-def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):
+def test_user_errors_print_one_line_and_exit_with_status_2(command, arguments, field):
     status, out, err = command("generate", *arguments)
     assert status == 2
     assert out == ""
@@ -161,13 +162,13 @@ def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):
     assert "Traceback" not in err
 
 
-def test_missing_model_names_the_bundled_ones(command):
+def test_a_missing_model_lists_the_bundled_models(command):
     status, _, err = command("generate", "x", "--target", "zoo:targte", pair=False)
     assert status == 2
     assert "zoo:target" in err
 
 
-def test_a_bad_prompt_does_not_stop_the_others(command, tmp_path):
+def test_an_invalid_prompt_does_not_affect_others(command, tmp_path):
     file = tmp_path / "prompts.jsonl"
     lines = [{"prompt": "bad"}, {"prompt": "deaf " * 60}, {"prompt": "a bed"}]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -178,7 +179,7 @@ def test_a_bad_prompt_does_not_stop_the_others(command, tmp_path):
     assert "context" in outputs[1]["error"]
 
 
-def test_a_malformed_line_is_named(command, tmp_path):
+def test_a_malformed_line_is_reported_with_its_number(command, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "bad"}\n{"nothing": 1}\n')
     status, _, err = command("generate", "--prompts", str(file))
@@ -186,7 +187,7 @@ def test_a_malformed_line_is_named(command, tmp_path):
     assert "prompts.jsonl:2" in err
 
 
-def test_help_does_not_wait_for_pytorch():
+def test_help_does_not_import_pytorch():
     script = "import sys; from draftwise.cli import main; sys.argv[1:] = ['--help']\n"
     script += "try: main()\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
     done = subprocess.run(
@@ -195,16 +196,16 @@ def test_help_does_not_wait_for_pytorch():
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_log_probabilities_are_in_the_json(command):
+def test_json_contains_logprobs(command):
     arguments = ["--max-tokens", "6", "--dtype=float32", "--logprobs", "2"]
     status, out, _ = command("generate", "head", "--json", *arguments)
     assert status == 0
     (output,) = json.loads(out)["outputs"]
     assert len(output["logprobs"]) == len(output["token_ids"]) == 6
-    for told, token in zip(output["logprobs"], output["token_ids"], strict=True):
-        assert told["rank"] == 1  # greedy
-        assert told["top"][0] == [token, told["logprob"]]
-        assert len(told["top"]) == 2
+    for entry, token in zip(output["logprobs"], output["token_ids"], strict=True):
+        assert entry["rank"] == 1  # greedy
+        assert entry["top"][0] == [token, entry["logprob"]]
+        assert len(entry["top"]) == 2
     _, out, _ = command("generate", "head", "--json", "--max-tokens", "6")
     assert "logprobs" not in json.loads(out)["outputs"][0]
     status, _, err = command("generate", "head", *arguments)
@@ -212,7 +213,7 @@ def test_log_probabilities_are_in_the_json(command):
     assert "logprobs" in err
 
 
-def test_texts_can_be_held_to_a_schema(command, tmp_path):
+def test_texts_match_a_json_schema(command, tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"enum": [{"cat": True}, {"dog": [1, 2]}]}))
     arguments = ["--json-schema", str(schema), "--json", "--max-tokens", "40"]
@@ -227,7 +228,7 @@ def test_texts_can_be_held_to_a_schema(command, tmp_path):
         assert "--json-schema" in err
 
 
-def test_a_chat_template_of_a_file(command, tmp_path):
+def test_chat_template_from_a_file(command, tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text("{% for message in messages %}head {{ message.content }}{% endfor %}")
     options = ["--json", "--max-tokens", "8", "--dtype=float32"]
@@ -235,8 +236,8 @@ def test_a_chat_template_of_a_file(command, tmp_path):
     chat = command("generate", "abc", "--chat", template, *options)
     plain = command("generate", "head abc", *options)
     assert chat[0] == plain[0] == 0
-    told, expected = (json.loads(each[1])["outputs"][0] for each in (chat, plain))
-    assert told["token_ids"] == expected["token_ids"]
+    templated, expected = (json.loads(each[1])["outputs"][0] for each in (chat, plain))
+    assert templated["token_ids"] == expected["token_ids"]
     assert command("generate", "abc", template, *options)[0] == 2  # without --chat
     file.write_text("{% for")
     status, _, error = command("generate", "abc", "--chat", template, *options)
@@ -244,8 +245,8 @@ def test_a_chat_template_of_a_file(command, tmp_path):
     assert "error --chat-template: " in error
 
 
-def test_a_target_of_ones_own_runs_alone(command, models):
-    """Nothing of the zoo is loaded beside it, and how to get drafts is said."""
+def test_a_target_from_outside_the_zoo_has_no_default_draft(command, models):
+    """No zoo model is loaded, and a message says how to name a draft."""
     arguments = ["generate", "head", "--target", models.folder(TARGET), "--max-tokens", "4"]
     status, out, err = command(*arguments, "--json", pair=False, policy=None)
     assert status == 0
@@ -254,12 +255,12 @@ def test_a_target_of_ones_own_runs_alone(command, models):
     result = json.loads(out)
     assert (result["draft"], result["policy"]) == (None, "none")
     assert len(result["outputs"][0]["token_ids"]) == 4
-    for said in (["--draft", "none"], ["--policy", "none"]):
-        status, _, err = command(*arguments, *said, pair=False, policy=None)
+    for no_draft in (["--draft", "none"], ["--policy", "none"]):
+        status, _, err = command(*arguments, *no_draft, pair=False, policy=None)
         assert (status, err) == (0, "")
 
 
-def test_a_draft_and_a_companion_of_ones_own(command, models):
+def test_draft_and_companion_from_outside_the_zoo(command, models):
     companion = models.folder(TARGET.draft(noise_seed=5))
     arguments = ["generate", "head", "--companion", companion, "--max-tokens", "4", "--json"]
     status, out, _ = command(*arguments, policy="staged")
@@ -272,8 +273,8 @@ def test_a_draft_and_a_companion_of_ones_own(command, models):
 @pytest.mark.parametrize(
     ("arguments", "begin"),
     [
-        (["--draft", "OWN"], "error --target: missing: --draft names "),
-        (["--companion", "OWN"], "error --target: missing: --companion names "),
+        (["--draft", "OWN"], "error --target: missing: --draft is "),
+        (["--companion", "OWN"], "error --target: missing: --companion is "),
         (["--target", "OWN", "--companion", "OWN"], "error --draft: missing: --companion needs "),
         (["--target", "OWN", "--policy", "sv"], "error --draft: missing: --policy needs "),
         (
@@ -284,14 +285,14 @@ def test_a_draft_and_a_companion_of_ones_own(command, models):
         (["--target", "OWN", "--draft", "none", "--compare"], "error --draft: missing: "),
     ],
 )
-def test_missing_models_are_named_before_anything_is_loaded(command, arguments, begin):
+def test_missing_models_are_reported_before_loading(command, arguments, begin):
     named = ["/no/such/folder" if each == "OWN" else each for each in arguments]
     status, _, err = command("generate", "head", *named, pair=False, policy=None)
     assert status == 2
     assert err.startswith(begin)
 
 
-def test_errors_of_single_prompts_name_flags_too(command, tmp_path):
+def test_errors_of_single_prompts_name_flags(command, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("deaf " * 60, "a bed")))
     arguments = ["generate", "--prompts", str(file), "--max-tokens", "4"]

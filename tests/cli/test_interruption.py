@@ -1,4 +1,4 @@
-"""Ctrl-C while ``draftwise generate`` runs: what there is so far is shown."""
+"""Ctrl-C during ``draftwise generate``: the text generated so far is printed."""
 
 import json
 import os
@@ -11,6 +11,8 @@ import pytest
 from draftwise.cli.interruption import interruptible
 
 from ..tiny_models import Recipe
+
+pytestmark = pytest.mark.slow
 
 TARGET = Recipe(vocab=300, context=4096, tokenizer=True, config={"eos_token_id": None})
 SENT_AFTER_STEPS = 8
@@ -51,7 +53,7 @@ def interrupted(*arguments, after=SENT_AFTER_STEPS, group=False):
 
 @pytest.fixture
 def endless(models):
-    """Options for texts that would take very long."""
+    """Options for texts that would take very long to generate."""
     return ["--target", models.folder(TARGET), "--max-tokens", "4000", "--dtype", "float32"]
 
 
@@ -62,7 +64,7 @@ def prompt_file(tmp_path):
     return str(file)
 
 
-def test_what_was_generated_is_printed_into_a_pipe(endless):
+def test_generated_text_is_printed_to_a_pipe(endless):
     done = interrupted("a bed", *endless)
     assert done.returncode == 130
     assert "1  a bed" in done.stdout
@@ -70,7 +72,7 @@ def test_what_was_generated_is_printed_into_a_pipe(endless):
     assert "Traceback" not in done.stderr
 
 
-def test_json_has_what_was_generated(endless):
+def test_json_contains_the_generated_text(endless):
     done = interrupted("a bed", "--json", *endless)
     assert done.returncode == 130
     (output,) = json.loads(done.stdout)["outputs"]
@@ -80,7 +82,7 @@ def test_json_has_what_was_generated(endless):
 
 
 def test_with_drafts_and_several_prompts(endless, models, prompt_file):
-    """Two run at once; the third has not begun."""
+    """Two prompts run at once; the third has not started."""
     arguments = ["--draft", models.folder(TARGET.draft()), "--policy", "fixed", "--json"]
     arguments += ["--prompts", prompt_file, "--batch-size", "2"]
     done = interrupted(*endless, *arguments)
@@ -93,8 +95,8 @@ def test_with_drafts_and_several_prompts(endless, models, prompt_file):
     assert result["timing"]["num_tokens"] == first + second
 
 
-def test_replicas_that_are_interrupted_too_are_no_other_error(endless, models):
-    """A terminal sends ctrl-C to all processes of a command."""
+def test_interrupted_replicas_cause_no_error(endless, models):
+    """A terminal sends SIGINT to all processes of a command."""
     arguments = ["--draft", models.folder(TARGET.draft()), "--policy", "fixed"]
     done = interrupted("a bed", "--json", "--draft-replicas", "2", *arguments, *endless, group=True)
     assert done.returncode == 130
@@ -103,7 +105,7 @@ def test_replicas_that_are_interrupted_too_are_no_other_error(endless, models):
     assert output["token_ids"]
 
 
-def test_texts_that_have_ended_stay_whole(endless, prompt_file):
+def test_finished_texts_are_complete(endless, prompt_file):
     arguments = ["--prompts", prompt_file, "--batch-size", "1", "--json", "--max-tokens", "5"]
     done = interrupted(*endless, *arguments)
     assert done.returncode == 130
@@ -118,7 +120,7 @@ def test_texts_that_have_ended_stay_whole(endless, prompt_file):
     assert [title in shown.stdout for title in ("1  abc", "2  bed", "3  cab")] == [True] * 3
 
 
-def test_a_comparison_shows_what_came_with_drafts(endless, models):
+def test_a_comparison_shows_the_speculative_text(endless, models):
     arguments = ["--draft", models.folder(TARGET.draft()), "--policy", "fixed", "--compare"]
     arguments += ["--max-tokens", "40", "--json"]
     done = interrupted("a bed", *endless, *arguments, after=70)
@@ -130,8 +132,8 @@ def test_a_comparison_shows_what_came_with_drafts(endless, models):
 
 
 @pytest.mark.parametrize("way", [[], ["--json"]])
-def test_a_reader_that_is_gone_is_no_other_error(endless, way):
-    """A ctrl-C in a terminal ends the program that reads as well."""
+def test_a_closed_pipe_causes_no_error(endless, way):
+    """Ctrl-C in a terminal also ends the reader of a pipe."""
     reads, writes = os.pipe()
     try:
         leaves = SCRIPT.replace("os.kill(", f"os.close({reads}); os.kill(")
@@ -144,14 +146,14 @@ def test_a_reader_that_is_gone_is_no_other_error(endless, way):
             pass_fds=[reads],
         ) as run:
             os.close(reads)
-            _, told = run.communicate(timeout=PATIENCE_SECONDS)
+            _, stderr = run.communicate(timeout=PATIENCE_SECONDS)
     finally:
         os.close(writes)
     assert run.returncode == 130
-    assert "rror" not in told
+    assert "rror" not in stderr
 
 
-def test_a_second_ctrl_c_ends_at_once():
+def test_a_second_ctrl_c_exits_immediately():
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -167,7 +169,7 @@ def test_a_second_ctrl_c_ends_at_once():
         signal.signal(signal.SIGINT, before)
 
 
-def test_what_others_do_with_ctrl_c_stays_theirs():
+def test_other_handlers_of_ctrl_c_are_kept():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with interruptible() as interruption:

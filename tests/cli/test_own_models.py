@@ -1,4 +1,4 @@
-"""Commands on a target folder of one's own: alone, with a draft, with draft and companion."""
+"""Commands with models from outside the zoo: target, draft and companion."""
 
 import io
 import json
@@ -12,6 +12,8 @@ from draftwise.profiling.passes import Stage
 
 from ..tiny_models import Recipe
 
+pytestmark = pytest.mark.slow
+
 TARGET = Recipe(vocab=300, context=128, tokenizer=True)
 RECIPES = {
     "target": TARGET,
@@ -22,7 +24,7 @@ RECIPES = {
 
 @pytest.fixture
 def command(models, monkeypatch, capsys, tmp_path):
-    """Run a command in an empty folder; ``OWN:draft`` is the folder of that tiny model."""
+    """Run a command in an empty folder; ``OWN:draft`` means the folder of that tiny model."""
 
     def run(*arguments):
         words = [
@@ -51,11 +53,11 @@ BENCHMARK = (
 )
 
 
-def test_benchmark_measures_the_target_alone_with_its_peers(command, tmp_path):
-    """The longest prompt is what the short context has room for."""
+def test_benchmark_of_a_target_without_a_draft(command, tmp_path):
+    """The maximum prompt length is limited by the short context."""
     status, _, err = command(*BENCHMARK, "--peers", "transformers,vllm=/nowhere/python")
     assert status == 0
-    assert err.splitlines()[0].startswith("no draft: the target alone is measured")
+    assert err.splitlines()[0].startswith("no draft: only ")
     report = json.loads((tmp_path / "benchmark" / "results.json").read_text())
     assert report["contenders"].keys() == {"none", "transformers", "vllm"}
     assert report["contenders"]["none"]["policy"] == "none"
@@ -98,7 +100,7 @@ def test_profile_latency(command, tmp_path, named):
     arguments = ["profile-latency", "--target", "OWN:target", "--max-batch-size", "2", *named]
     status, _, err = command(*arguments, "--contexts", "16", "--max-model-len", "64")
     assert status == 0
-    assert err.startswith("no draft: the target alone is measured") == (not named)
+    assert err.startswith("no draft: only ") == (not named)
     stages = LatencyProfile.load(tmp_path / "latency.json").costs.keys()
     assert stages == ({Stage.TARGET, Stage.DRAFT} if named else {Stage.TARGET})
 
@@ -144,7 +146,7 @@ def test_errors_in_a_chat_name_flags(command, monkeypatch):
         ),
         (
             ["benchmark", "--workload", "p.jsonl", "--draft", "OWN:draft"],
-            "--target: missing: --draft names ",
+            "--target: missing: --draft is ",
         ),
         ([*BENCHMARK, "--policies", "sv"], "--draft: missing: --policies needs "),
         ([*BENCHMARK, "--max-model-len", "16"], "--max-model-len: 16 leaves 0 "),
@@ -154,7 +156,7 @@ def test_errors_in_a_chat_name_flags(command, monkeypatch):
         (["serve", "OWN:target", "--lenience", "0.5"], "--draft: missing: --lenience needs "),
     ],
 )
-def test_what_is_missing_is_named(command, arguments, begin):
+def test_missing_models_are_reported(command, arguments, begin):
     status, _, err = command(*arguments)
     assert status == 2
     assert err.splitlines()[-1].startswith(f"error {begin}")

@@ -11,7 +11,7 @@ from draftwise.policies import POLICIES
 
 @pytest.fixture
 def listed(monkeypatch, capsys):
-    """Run the command on a terminal of 100 columns; gives what it prints."""
+    """Run the command on a terminal with 100 columns; returns its output."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["draftwise", "policies", *arguments])

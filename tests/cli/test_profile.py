@@ -11,6 +11,8 @@ from draftwise.profiling import acceptance
 
 from ..tiny_models import Recipe
 
+pytestmark = pytest.mark.slow
+
 TARGET = Recipe(vocab=300, context=96, tokenizer=True)
 DRAFT = TARGET.draft(0.2)
 COMPANION = TARGET.draft(0.2, noise_seed=2)
@@ -26,7 +28,7 @@ def prompt_file(tmp_path):
 
 @pytest.fixture
 def command(models, monkeypatch, capsys, prompt_file, tmp_path):
-    """Run the command with the tiny models; gives (exit status, stdout, stderr)."""
+    """Run the command with the tiny models; returns (exit status, stdout, stderr)."""
 
     def run(*arguments, companion=True, prompts=prompt_file):
         named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)]
@@ -85,7 +87,7 @@ def test_without_companion(command, tmp_path):
     assert set(profile.parameters) == {"free", "disco", "specdec++"}
 
 
-def test_chat_makes_other_prompts(command, tmp_path):
+def test_chat_changes_the_prompts(command, tmp_path):
     prompts = []
     for arguments in ([], ["--chat"]):
         assert command(*arguments, "--num-prompts", "2", companion=False)[0] == 0
@@ -93,7 +95,7 @@ def test_chat_makes_other_prompts(command, tmp_path):
     assert prompts[0] != prompts[1]
 
 
-def test_continues_where_it_stopped(command, tmp_path, monkeypatch):
+def test_resumes_an_interrupted_run(command, tmp_path, monkeypatch):
     assert command()[0] == 0
     whole = load(tmp_path).summary
     (tmp_path / "profile.safetensors").unlink()
@@ -119,18 +121,18 @@ def test_continues_where_it_stopped(command, tmp_path, monkeypatch):
 
     status, out, _ = command(*arguments)
     assert status == 0
-    assert "continued after 3 prompts" in out
+    assert "resumed after 3 prompts" in out
     assert not (tmp_path / "profile.partial.safetensors").exists()
     resumed = load(tmp_path).summary
     assert resumed.num_tokens == whole.num_tokens
     assert resumed.mean_acceptance == pytest.approx(whole.mean_acceptance, abs=1e-4)
 
 
-def test_prompts_that_are_too_long_are_left_out(command, tmp_path, prompt_file):
+def test_too_long_prompts_are_skipped(command, tmp_path, prompt_file):
     prompt_file.write_text(prompt_file.read_text() + json.dumps({"prompt": "deaf " * 60}) + "\n")
     status, out, _ = command(companion=False)
     assert status == 0
-    assert "1 prompts are left out" in out
+    assert "1 prompts were skipped" in out
     assert "of 6 prompts" in out
 
 
@@ -150,7 +152,7 @@ def test_prompts_that_are_too_long_are_left_out(command, tmp_path, prompt_file):
         (["-o", "/"], "--output"),
     ],
 )
-def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):
+def test_user_errors_print_one_line_and_exit_with_status_2(command, arguments, field):
     status, out, err = command(*arguments)
     assert status == 2
     assert out == ""
@@ -158,7 +160,7 @@ def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):
     assert "Traceback" not in err
 
 
-def test_counts_below_one_are_refused(command):
+def test_counts_below_one_are_rejected(command):
     for option in ("--num-prompts", "--batch-size", "--num-speculative-tokens"):
         status, _, err = command(option, "0")
         assert status == 2

@@ -20,7 +20,7 @@ SMALL = ("--max-batch-size", "2", "--num-speculative-tokens", "4", "--contexts",
 
 @pytest.fixture
 def command(models, monkeypatch, capsys, tmp_path):
-    """Run the command with the tiny pair; gives (exit status, stdout, stderr, file)."""
+    """Run the command with the tiny pair; returns (exit status, stdout, stderr, file)."""
     file = tmp_path / "latency.json"
 
     def run(*arguments):
@@ -36,7 +36,7 @@ def command(models, monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_writes_a_profile_and_shows_it(command):
+def test_writes_and_prints_a_profile(command):
     status, out, err, file = command("--dtype", "float32")
     assert (status, err) == (0, "")
     profile = LatencyProfile.load(file)
@@ -50,19 +50,19 @@ def test_writes_a_profile_and_shows_it(command):
     assert str(file) in out
 
 
-def test_says_what_it_means(command):
+def test_prints_the_cost_of_verification(command):
     _, out, _, file = command("--dtype", "float32")
     cost = LatencyProfile.load(file).costs[Stage.TARGET]
     context = {1: 16, 2: 32}
     more = {n: 100 * (cost(5 * n, context[n]) / cost(n, context[n]) - 1) for n in (1, 2)}
     sentence = (
-        f"Verifying 4 tokens more per request costs {more[1]:.0f} % of a target-only pass at "
+        f"Verifying 4 more tokens per request costs {more[1]:.0f} % of a target-only pass at "
         f"batch 1 and {more[2]:.0f} % of a target-only pass at batch 2."
     )
     assert sentence in " ".join(out.split())
 
 
-def test_companion_and_interference_are_measured_when_asked(command, models):
+def test_companion_and_interference_are_measured(command, models):
     other = models.folder(TARGET.draft(noise_seed=5))
     status, out, _, file = command("--companion", other, "--interference", "--dtype=float32")
     assert status == 0
@@ -80,7 +80,7 @@ def test_without_a_draft(command):
     assert LatencyProfile.load(file).costs.keys() == {Stage.TARGET}
 
 
-def test_threads_are_set_and_written_down(command):
+def test_threads_are_set_and_recorded(command):
     before = torch.get_num_threads()
     try:
         _, _, _, file = command("--threads", str(before + 1), "--max-batch-size", "1")
@@ -106,7 +106,7 @@ def test_threads_are_set_and_written_down(command):
         (["-o", "/"], "--output"),
     ],
 )
-def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):
+def test_user_errors_print_one_line_and_exit_with_status_2(command, arguments, field):
     status, out, err, file = command(*arguments)
     assert status == 2
     assert out == ""

@@ -1,15 +1,19 @@
-"""Which warnings reach a user of the command."""
+"""Warnings shown by the command line."""
 
 import os
 import subprocess
 import sys
 import warnings
 
+import pytest
+
 from draftwise.cli.quiet import only_our_warnings
 from draftwise.errors import DraftwiseWarning
 
+pytestmark = pytest.mark.slow
 
-def test_ours_are_one_line_each_and_others_are_silent(capsys):
+
+def test_draftwise_warnings_are_one_line_and_others_are_hidden(capsys):
     with only_our_warnings() as shown:
         warnings.warn("of a library", UserWarning, stacklevel=1)
         for _ in range(2):
@@ -20,15 +24,15 @@ def test_ours_are_one_line_each_and_others_are_silent(capsys):
     assert shown == 2 * ["profile: was made elsewhere"]
 
 
-def test_filters_are_as_before_afterwards():
+def test_filters_are_restored():
     before = warnings.filters[:]
     with only_our_warnings():
         pass
     assert warnings.filters == before
 
 
-def test_a_prompt_that_is_too_long_is_our_error_alone():
-    """In a process of its own: the models' library sets up its warnings when it is imported."""
+def test_a_too_long_prompt_shows_only_our_error():
+    """In a separate process, because transformers configures its warnings when it is imported."""
     command = "from draftwise.cli import main; main()"
     environment = {k: v for k, v in os.environ.items() if k != "TRANSFORMERS_VERBOSITY"}
     done = subprocess.run(
@@ -44,7 +48,7 @@ def test_a_prompt_that_is_too_long_is_our_error_alone():
     assert line.endswith("raise --max-model-len")
 
 
-def test_what_the_user_wants_to_hear_of_the_library_stays(monkeypatch):
+def test_the_verbosity_set_by_the_user_is_kept(monkeypatch):
     monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
     with only_our_warnings():
         assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"

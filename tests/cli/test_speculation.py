@@ -1,4 +1,4 @@
-"""What ``draftwise generate`` says about speculation, on tiny models."""
+"""The speculation summary of ``draftwise generate``, on tiny models."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from draftwise.cli import main
-from draftwise.cli.speculation import _advice
+from draftwise.cli.speculation_report import _advice
 from draftwise.core.goodput import advised_draft_length
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
@@ -25,7 +25,7 @@ SHORT = ["--max-tokens", "16", "--dtype", "float32", "--batch-size", "2"]
 
 @pytest.fixture(scope="module")
 def latency_profile(models, tmp_path_factory):
-    """A file that says what passes of the tiny models cost, so that no test measures."""
+    """A latency profile of the tiny models, so that no test measures latencies."""
     llm = LLM(models.folder(TARGET), None, dtype="float32", max_batch_size=1)
     triple = llm.load_models(
         SpeculationConfig(models.folder(DRAFT), companion=models.folder(COMPANION))
@@ -37,8 +37,8 @@ def latency_profile(models, tmp_path_factory):
 
 @pytest.fixture
 def command(models, monkeypatch, capsys, latency_profile, tmp_path):
-    """Run ``generate`` over four prompts; gives (exit status, stdout, stderr)."""
-    monkeypatch.setattr(latency, "_how_far_off", lambda profile, models: 1.0)
+    """Run ``generate`` with four prompts; returns (exit status, stdout, stderr)."""
+    monkeypatch.setattr(latency, "_deviation", lambda profile, models: 1.0)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
         "".join(json.dumps({"prompt": p}) + "\n" for p in ("abc", "cab", "bed", "ad"))
@@ -74,7 +74,7 @@ def rows(out):
         (["--policy", "svip", "--policy-option", "threshold=0.5"], False, "svip"),
     ],
 )
-def test_the_summary_says_which_policy_ran(command, arguments, companion, policy):
+def test_the_summary_names_the_policy(command, arguments, companion, policy):
     status, out, err = command(*arguments, companion=companion)
     assert (status, err) == (0, "")
     summary = rows(out)
@@ -84,32 +84,32 @@ def test_the_summary_says_which_policy_ran(command, arguments, companion, policy
     assert summary["output"].startswith("lossless")
 
 
-def test_what_was_drafted_and_how_good_the_estimates_were(command):
+def test_the_summary_has_counts_and_calibration_error(command):
     often = ["--policy-option", "explore_every=2", "--max-tokens", "48"]
     _, out, _ = command(*often, companion=True)
     summary = rows(out)
     counts = r"drafted \d\.\d\d, verified \d\.\d\d, accepted \d\.\d\d tokens for each request"
     assert re.fullmatch(counts, summary["per step"])
-    assert re.fullmatch(r"off by \d\.\d\d on average \(calibration error\)", summary["estimates"])
+    assert re.match(r"\d\.\d\d \(", summary["calibration error"])
     assert "advice" not in summary
 
     _, out, _ = command(*often, "--json", companion=True)
-    said = json.loads(out)["speculation"]
-    assert said["policy"] == "sv"
-    assert said["policy_was_given"] is False
-    assert said["policy_options"] == {"explore_every": 2}
-    assert said["num_drafted"] >= said["num_verified"] >= said["num_accepted"] > 0
-    assert 0 <= said["calibration_error"] <= 1
-    assert said["advised_num_speculative_tokens"] is None
+    result = json.loads(out)["speculation"]
+    assert result["policy"] == "sv"
+    assert result["policy_was_given"] is False
+    assert result["policy_options"] == {"explore_every": 2}
+    assert result["num_drafted"] >= result["num_verified"] >= result["num_accepted"] > 0
+    assert 0 <= result["calibration_error"] <= 1
+    assert result["advised_num_speculative_tokens"] is None
 
 
-def test_a_fixed_length_comes_with_advice(command):
+def test_fixed_draft_lengths_get_advice(command):
     _, out, _ = command("--policy", "fixed", "--json")
-    said = json.loads(out)["speculation"]
-    accepted = said["num_accepted"] / said["num_steps"]
+    result = json.loads(out)["speculation"]
+    accepted = result["num_accepted"] / result["num_steps"]
     advised = advised_draft_length(accepted, 5)
-    assert said["advised_num_speculative_tokens"] == advised
-    assert said["calibration_error"] is None
+    assert result["advised_num_speculative_tokens"] == advised
+    assert result["calibration_error"] is None
     _, out, _ = command("--policy", "fixed")
     summary = rows(out)
     assert summary["advice"].startswith(f"accepted {accepted:.1f} of 5 drafted tokens per step: ")
@@ -118,54 +118,54 @@ def test_a_fixed_length_comes_with_advice(command):
 
 
 @pytest.mark.parametrize(
-    ("num_accepted", "said"),
+    ("num_accepted", "text"),
     [
         (12, "accepted 1.2 of 5 drafted tokens per step: about 2 would do"),
         (42, "accepted 4.2 of 5 drafted tokens per step: 5 is about right"),
-        (48, "accepted 4.8 of 5 drafted tokens per step: more may pay, try 10"),
+        (48, "accepted 4.8 of 5 drafted tokens per step: longer drafts may be faster, try 10"),
     ],
 )
-def test_advice_in_words(num_accepted, said):
+def test_text_of_the_advice(num_accepted, text):
     stats = SpeculationStats(
         num_steps=10, num_drafted=50, num_verified=50, num_accepted=num_accepted
     )
-    assert _advice(stats, 5) == said
+    assert _advice(stats, 5) == text
 
 
-def test_advice_stays_in_range():
+def test_advice_is_in_range():
     most = MAX_SPECULATIVE_TOKENS
     stats = SpeculationStats(num_steps=1, num_drafted=most, num_verified=most, num_accepted=most)
     assert f"{most} is about right" in _advice(stats, most)
 
 
-def test_the_target_alone_has_nothing_to_say_about_drafts(command):
+def test_target_only_decoding_has_no_speculation_summary(command):
     _, out, _ = command("--policy", "none")
-    assert not {"draft", "per step", "advice", "estimates"} & rows(out).keys()
+    assert not {"draft", "per step", "advice", "calibration error"} & rows(out).keys()
     _, out, _ = command("--policy", "none", "--json")
     assert json.loads(out)["speculation"]["advised_num_speculative_tokens"] is None
 
 
-def test_lenience_is_said_in_plain_words(command):
+def test_text_of_lenience(command):
     arguments = ["--policy", "fixed", "--temperature", "1", "--lenience"]
     summary = rows(command(*arguments, "0.5")[1])
     assert summary["lenience"] == "0.5"
     assert summary["output"].startswith("not lossless: lenience below 1 accepts")
 
     _, out, _ = command(*arguments, "0:1.0,1:0.6")
-    assert rows(out)["lenience"] == "1, 0.6 while 1 or more wait"
+    assert rows(out)["lenience"] == "1, 0.6 while 1 or more requests wait"
     result = json.loads(command(*arguments, "0:1.0,1:0.6", "--json")[1])
     assert result["speculation"]["lenience"] == {"0": 1.0, "1": 0.6}
     assert result["speculation"]["lossless"] is False
 
 
-def test_a_biased_policy_is_named(command):
+def test_the_summary_names_a_biased_policy(command):
     arguments = ["--policy", "sv-published", "--temperature", "1"]
     _, out, _ = command(*arguments, companion=True)
-    assert "not lossless: policy sv-published biases what is sampled" in out
+    assert "not lossless: policy sv-published changes the distribution of sampled text" in out
 
 
 @pytest.mark.parametrize("companion", [False, True])
-def test_comparison_with_policies_that_price(command, companion):
+def test_comparison_with_policies_that_use_latencies(command, companion):
     status, out, _ = command("--compare", "--policy-option=explore_every=2", companion=companion)
     assert status == 0
     assert "all 4 texts are identical" in out
@@ -184,8 +184,8 @@ def test_block_and_token_verification_can_be_chosen(command):
     assert json.loads(command(*arguments, "token")[1])["speculation"]["verification"] == "token"
 
 
-def test_warnings_are_one_line_and_in_the_object(command, monkeypatch):
-    monkeypatch.setattr(latency, "_how_far_off", lambda profile, models: 3.0)
+def test_warnings_are_one_line_and_in_the_json(command, monkeypatch):
+    monkeypatch.setattr(latency, "_deviation", lambda profile, models: 3.0)
     status, out, err = command("--json")
     assert status == 0
     first, *others = err.splitlines()
@@ -194,7 +194,7 @@ def test_warnings_are_one_line_and_in_the_object(command, monkeypatch):
     assert json.loads(out)["warnings"] == [first.removeprefix("warning ")]
 
 
-def test_measuring_is_announced(models):
+def test_measuring_latencies_is_reported(models):
     heard = []
     LLM(
         models.folder(TARGET),
@@ -205,7 +205,7 @@ def test_measuring_is_announced(models):
     folders = [models.folder(TARGET), models.folder(DRAFT)]
     assert heard == [
         *(f"loading {f}" for f in folders),
-        "measuring what passes cost on this machine",
+        "measuring latencies on this machine",
     ]
 
 
@@ -225,7 +225,7 @@ def test_measuring_is_announced(models):
         (["--companion", "draft:int3"], "--companion"),
     ],
 )
-def test_mistakes_end_with_one_line_and_status_2(command, arguments, field):
+def test_user_errors_print_one_line_and_exit_with_status_2(command, arguments, field):
     status, out, err = command(*arguments)
     assert status == 2
     assert out == ""

@@ -11,6 +11,8 @@ from draftwise.studies.registry import STUDIES
 from ..tiny_models import Recipe
 from .page import Page
 
+pytestmark = pytest.mark.slow
+
 TARGET = Recipe(vocab=300, context=128, tokenizer=True)
 DRAFT = TARGET.draft(0.2)
 COMPANION = TARGET.draft(0.2, noise_seed=2)
@@ -26,7 +28,7 @@ def prompt_file(tmp_path):
 
 @pytest.fixture
 def command(models, monkeypatch, capsys, prompt_file, tmp_path):
-    """Run the command with the tiny models; gives (exit status, stdout, stderr)."""
+    """Run the command with the tiny models; returns (exit status, stdout, stderr)."""
 
     def run(*arguments, prompts=prompt_file, roles=("target", "draft", "companion", "models")):
         recipes = {"target": TARGET, "draft": DRAFT, "companion": COMPANION, "models": COMPANION}
@@ -45,7 +47,7 @@ def command(models, monkeypatch, capsys, prompt_file, tmp_path):
     return run
 
 
-def test_files_and_words(command, tmp_path):
+def test_files_and_output(command, tmp_path):
     status, out, err = command("oracle-length")
     assert (status, err) == (0, "")
     folder = tmp_path / "out" / "oracle-length"
@@ -62,7 +64,7 @@ def test_files_and_words(command, tmp_path):
     assert "standard deviation" in out
 
 
-def test_the_page_needs_nothing_else(command, tmp_path):
+def test_the_page_loads_no_external_resources(command, tmp_path):
     assert command("oracle-length", "rejection")[0] == 0
     data = tmp_path / "out" / "rejection" / "data.json"
     before = data.read_text()
@@ -76,7 +78,7 @@ def test_the_page_needs_nothing_else(command, tmp_path):
     assert page.fetched == []
 
 
-def test_the_list(command):
+def test_list(command):
     status, out, _ = command("list", prompts=None)
     assert status == 0
     for name in STUDIES:
@@ -99,19 +101,19 @@ def test_the_list(command):
         (["bounds", "--output", "/proc/here"], "--output"),
     ],
 )
-def test_bad_input(command, arguments, field):
+def test_invalid_input(command, arguments, field):
     status, _, err = command(*arguments)
     assert status == 2
     assert err.startswith(f"error {field}: ")
 
 
-def test_prompts_have_to_be_named(command):
+def test_prompts_are_required(command):
     status, _, err = command("bounds", prompts=None)
     assert status == 2
     assert err.startswith("error --prompts: ")
 
 
-def test_a_draft_of_ones_own_is_enough(command, tmp_path):
+def test_a_target_and_a_draft_are_enough(command, tmp_path):
     roles = ("target", "draft")
     status, _, err = command("oracle-length", roles=roles)
     assert (status, err) == (0, "")
@@ -135,26 +137,34 @@ def test_the_named_small_models_are_compared(command, tmp_path):
     [
         (["bounds"], ("target",), "error --draft: missing: "),
         (["bounds", "--draft", "none"], ("target",), "error --draft: missing: "),
-        (["bounds"], ("draft",), "error --target: missing: --draft names "),
-        (["bounds"], ("models",), "error --target: missing: --models names "),
-        (["bias"], ("target", "draft"), "error --companion: missing: bias "),
-        (["information-gain"], ("target", "draft"), "error --models: information-gain compares 2 "),
-        (["oracle-length", "regret"], ("target", "draft"), "error --companion: missing: regret "),
+        (["bounds"], ("draft",), "error --target: missing: --draft is "),
+        (["bounds"], ("models",), "error --target: missing: --models is "),
+        (["bias"], ("target", "draft"), "error --companion: missing: the study bias "),
+        (
+            ["information-gain"],
+            ("target", "draft"),
+            "error --models: the study information-gain requires ",
+        ),
+        (
+            ["oracle-length", "regret"],
+            ("target", "draft"),
+            "error --companion: missing: the study regret ",
+        ),
         (["bounds", "--max-model-len", "200"], ("target", "draft"), "error --max-model-len: 200 "),
     ],
 )
-def test_missing_models_are_named_at_once(command, tmp_path, arguments, roles, begin):
+def test_missing_models_are_reported_before_loading(command, tmp_path, arguments, roles, begin):
     status, _, err = command(*arguments, roles=roles)
     assert status == 2
     assert err.startswith(begin)
     assert not list((tmp_path / "out").glob("*"))
 
 
-def test_all_leaves_out_what_cannot_be_run(command, monkeypatch):
+def test_all_skips_studies_without_their_models(command, monkeypatch):
     measured = []
 
-    def run(console, names, settings, output, leave_out):
-        assert leave_out
+    def run(console, names, settings, output, skip):
+        assert skip
         measured.extend(names)
         raise SystemExit(0)
 
@@ -162,19 +172,19 @@ def test_all_leaves_out_what_cannot_be_run(command, monkeypatch):
     status, out, _ = command("all", roles=("target", "draft"))
     assert status == 0
     for name, study in STUDIES.items():
-        can_run = not study.needs_companion and study.fewest_models < 2
+        can_run = not study.needs_companion and study.min_models < 2
         assert (name in measured) == can_run
-        assert (f"{name} is left out: --" in out) != can_run
+        assert (f"{name} is skipped: --" in out) != can_run
 
 
-def test_what_cannot_be_measured_is_left_out_of_all(command, monkeypatch, tmp_path):
-    """Texts too short for the drafts of one study do not end the others."""
+def test_all_skips_studies_that_cannot_be_measured(command, monkeypatch, tmp_path):
+    """Texts that are too short for one study do not end the other studies."""
     few = {name: STUDIES[name] for name in ("oracle-length", "threshold")}
     monkeypatch.setattr("draftwise.studies.registry.STUDIES", few)
     arguments = ["--max-tokens", "8", "--num-prompts", "2", "--batch-sizes", "1"]
     status, out, _ = command("all", *arguments, roles=("target", "draft"))
     assert status == 0
-    assert "threshold is left out: --max-tokens: too few" in out
+    assert "threshold is skipped: --max-tokens: too few" in out
     assert [file.name for file in (tmp_path / "out").iterdir() if file.is_dir()] == [
         "oracle-length"
     ]

@@ -1,4 +1,4 @@
-"""One step of speculation on a :class:`Tree`: simulated on many requests, or worked out exactly.
+"""One step of speculation on a :class:`Tree`: simulated on many requests, or computed exactly.
 
 The exact law is that of the code under test: its acceptance thresholds and the boundaries of its
 last draw are found by bisection over the uniform numbers, for every draft that can be drawn.
@@ -26,7 +26,7 @@ BISECTIONS = 48
 
 @dataclass(frozen=True)
 class Speculation:
-    """What is drafted and which of it is dropped.
+    """The draft distribution, and which drafted tokens are dropped.
 
     Attributes:
         target: p, one position deeper than the draft.
@@ -55,14 +55,14 @@ class Speculation:
         return torch.stack(kept, dim=1).long().cumprod(dim=1).sum(dim=1)
 
     def question(self, tokens: Tensor, limits: Tensor | None = None) -> Question:
-        """What the target is asked about each draft, none longer than ``limits`` (``[n]``)."""
+        """Verification length of each draft, at most ``limits`` (``[n]``)."""
         lengths = self.lengths(tokens)
         told = self.proposals().along(tokens)
         if not self.honest:
             told = self.draft.along(tokens)
             told[torch.arange(len(tokens)), lengths] = 0.0
         if limits is not None:
-            # Where the limit falls nobody asks whether the token would have been kept.
+            # At the limit, the filter is not applied to the next token.
             cut = limits <= lengths
             told[cut, limits[cut]] = 0.0
             lengths = torch.minimum(lengths, limits)
@@ -75,7 +75,7 @@ def keep_all(draft: Tree) -> tuple[Tensor, ...]:
 
 
 def predictable_stop(draft: Tree, p_stop: float, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Stop after some prefixes, whatever is drawn next."""
+    """Stop after some prefixes, independently of the next token."""
     return tuple(
         (torch.rand(len(table), 1, generator=generator) >= p_stop).expand_as(table).clone()
         for table in draft.conditionals
@@ -128,7 +128,7 @@ class Question:
 
 @cache
 def uniforms_for(num_requests: int, num_tokens: int, first_seed: int = 0) -> StepUniforms:
-    """The numbers of one step for many requests, each with a seed of its own."""
+    """The uniform numbers of one step for many requests, each with its own seed."""
     seeds = list(range(first_seed, first_seed + num_requests))
     return step_uniforms(seeds, [7] * num_requests, num_tokens)
 
@@ -163,7 +163,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class ExactLaw:
-    """What a rule makes of a :class:`Speculation`.
+    """The exact outcome of a rule for a :class:`Speculation`.
 
     Attributes:
         joint: ``[vocab ** depth]`` probability of every output sequence.

@@ -1,4 +1,4 @@
-"""Exact distributions to compare with, and a test that says whether samples come from them.
+"""Exact distributions, and a statistical test whether samples come from them.
 
 A :class:`Tree` is the mock of a language model here: a distribution for every prefix, over a
 vocabulary small enough that every continuation can be counted. A prefix is numbered by reading its
@@ -23,7 +23,7 @@ def chi_square_p_value(
     counts: Tensor | npt.NDArray[np.generic] | Sequence[int],
     probabilities: Tensor | npt.NDArray[np.generic] | Sequence[float],
 ) -> float:
-    """How likely counts at least this far from a distribution are if they were drawn from it.
+    """The p-value of counts under a distribution.
 
     Pearson's test; cells with an expected count below :data:`MIN_EXPECTED_COUNT` are pooled.
 
@@ -45,7 +45,7 @@ def chi_square_p_value(
     expected = distribution * (observed.sum() / distribution.sum())
     order = np.argsort(expected, kind="stable")
     observed, expected = observed[order], expected[order]
-    # The rarest cells become one; it takes in further cells until it is common enough itself.
+    # The rarest cells are pooled, with further cells until the pool is common enough.
     rare = int(np.searchsorted(expected, MIN_EXPECTED_COUNT))
     while 0 < rare < len(expected) and expected[:rare].sum() < MIN_EXPECTED_COUNT:
         rare += 1
@@ -72,7 +72,7 @@ def prefix_codes(tokens: Tensor, vocab: int) -> Tensor:
 
 
 def sequence_counts(tokens: Tensor, vocab: int) -> Tensor:
-    """``[vocab ** length]`` how often each sequence occurs among ``tokens`` (``[n, length]``)."""
+    """``[vocab ** length]`` count of each sequence among ``tokens`` (``[n, length]``)."""
     codes = prefix_codes(tokens, vocab)[:, -1]
     return torch.bincount(codes, minlength=vocab ** tokens.shape[1])
 
@@ -103,7 +103,7 @@ class Tree:
         return mass
 
     def along(self, tokens: Tensor) -> Tensor:
-        """``[n, length + 1, vocab]`` the distributions met on the way through ``tokens``.
+        """``[n, length + 1, vocab]`` the distributions along the path of ``tokens``.
 
         Positions beyond the tree's depth hold zeros.
         """

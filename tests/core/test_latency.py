@@ -1,4 +1,4 @@
-"""Costs of passes: the measured curve, and how it follows a machine that changed."""
+"""Costs of passes: the profiled curve, and its online correction when the machine changes."""
 
 import math
 import random
@@ -31,7 +31,7 @@ CHANGES = {
 
 
 def follow(change, sizes, num_steps=300, seed=0):
-    """A model that has seen noisy steps of a changed machine."""
+    """A latency model after noisy observations of a changed machine."""
     generator = random.Random(seed)
     model = LatencyModel(CURVE)
     for _ in range(num_steps):
@@ -47,25 +47,25 @@ def true_marginal(change, n):
 
 
 class TestStageCost:
-    def test_between_measured_sizes_it_is_linear(self):
+    def test_linear_between_measured_sizes(self):
         assert CURVE(12) == pytest.approx(0.029)
         assert CURVE(8) == 0.024
 
-    def test_below_the_smallest_it_costs_as_much_and_nothing_costs_nothing(self):
+    def test_constant_below_the_smallest_size_and_zero_without_tokens(self):
         cost = StageCost((4, 8), (0.01, 0.02))
         assert cost(1) == 0.01
         assert cost(0, 100) == 0.0
 
-    def test_beyond_the_largest_it_grows_as_over_the_upper_half(self):
+    def test_extrapolated_with_the_slope_of_the_upper_half(self):
         assert CURVE(512) == pytest.approx(0.34 + 256 * (0.34 - 0.18) / 128)
         level_end = StageCost((16, 32, 64, 80), (1.0, 2.0, 4.0, 4.0))
         assert level_end(128) == pytest.approx(4.0 + 48 * 2.0 / 48)
         assert StageCost((4,), (0.01,))(1000) == 0.01
 
-    def test_context_adds(self):
+    def test_context_adds_time(self):
         assert CURVE(8, 1000) == pytest.approx(0.03)
 
-    def test_survives_a_file(self):
+    def test_round_trip_through_a_file(self):
         assert StageCost.from_dict(CURVE.to_dict()) == CURVE
 
     @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ class TestStageCost:
             ((1, 2), (0.1, 0.2), math.nan),
         ],
     )
-    def test_refuses_what_is_no_curve(self, values):
-        with pytest.raises(ValueError, match=r"tokens must rise|context cannot"):
+    def test_refuses_invalid_curves(self, values):
+        with pytest.raises(ValueError, match=r"tokens must be ascending|per_context_token"):
             StageCost(*values)
 
 
 class TestLiveCorrection:
-    def test_before_any_step_it_is_what_was_measured(self):
+    def test_equals_the_profile_before_any_step(self):
         model = LatencyModel(CURVE, DRAFT, DRAFT)
         for n in (1, 5, 24, 300):
             assert model.target_seconds(n, 500) == pytest.approx(CURVE(n, 500))
@@ -115,8 +115,8 @@ class TestLiveCorrection:
 
     @pytest.mark.parametrize("size", [1, 8, 32, 192])
     @pytest.mark.parametrize("change", ["more per pass", "more per token"])
-    def test_steps_of_one_size_leave_the_curve_sane_elsewhere(self, change, size):
-        """What was added cannot be known from one size, but nothing becomes absurd."""
+    def test_steps_of_one_size_keep_the_curve_plausible_elsewhere(self, change, size):
+        """One size cannot determine the whole curve, but the curve must remain plausible."""
         model = follow(change, [size])
         assert model.target_seconds(size, 1000) == pytest.approx(
             CHANGES[change](size, 1000), rel=0.1
@@ -144,7 +144,7 @@ class TestLiveCorrection:
         )
     )
     @settings(deadline=None, max_examples=60)
-    def test_stays_positive_and_rising_whatever_is_observed(self, steps):
+    def test_stays_positive_and_increasing_for_any_observations(self, steps):
         model = LatencyModel(CURVE, DRAFT, DRAFT)
         for n, context, seconds in steps:
             model.observe_target(n, context, seconds)
@@ -157,7 +157,7 @@ class TestLiveCorrection:
         assert all(0 <= model.marginal_seconds(n) < math.inf for n in (1, 8, 64, 600))
 
     @pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 0.0, -1.0])
-    def test_ignores_times_that_are_none(self, seconds):
+    def test_ignores_invalid_times(self, seconds):
         model = LatencyModel(CURVE, DRAFT, DRAFT)
         model.observe_target(8, 100, seconds)
         model.observe_draft([8, 4], seconds)
@@ -166,7 +166,7 @@ class TestLiveCorrection:
         assert model.draft_seconds(8) == DRAFT(8)
         assert model.companion_seconds(8) == DRAFT(8)
 
-    def test_ignores_steps_that_did_nothing(self):
+    def test_ignores_steps_without_tokens(self):
         model = LatencyModel(CURVE, DRAFT, DRAFT)
         model.observe_target(0, 0, 1.0)
         model.observe_draft([], 1.0)
@@ -176,13 +176,13 @@ class TestLiveCorrection:
         assert model.draft_seconds(8) == DRAFT(8)
         assert model.companion_seconds(8) == DRAFT(8)
 
-    def test_one_pause_hardly_counts(self):
+    def test_one_pause_has_little_effect(self):
         model = follow("none", SIZES)
         before = model.target_seconds(8)
         model.observe_target(8, 0, 1000.0)
         assert model.target_seconds(8) < 1.1 * before
 
-    def test_draft_times_are_shared_out_over_the_passes(self):
+    def test_draft_time_is_divided_between_the_passes(self):
         model = LatencyModel(CURVE, DRAFT)
         for step in range(300):
             counts = [8, 6, 1] if step % 2 else [32, 20]
@@ -190,7 +190,7 @@ class TestLiveCorrection:
         for n in (1, 8, 32):
             assert model.draft_seconds(n) == pytest.approx(3 * DRAFT(n), rel=0.05)
 
-    def test_companion_follows(self):
+    def test_companion_cost_is_corrected(self):
         model = LatencyModel(CURVE, None, DRAFT)
         for step in range(300):
             n = SIZES[step % len(SIZES)]

@@ -1,4 +1,4 @@
-"""Whatever is dropped and wherever drafts are cut, the output has the target's distribution.
+"""For any filter and any draft length, the output has the target's distribution.
 
 First exactly, by working out the law of the code under test; then by counting what many simulated
 requests say. Each kind of test is also shown rules that are wrong, and must find them out.
@@ -29,6 +29,8 @@ from .statistics_tools import (
     sequence_counts,
     total_variation,
 )
+
+pytestmark = pytest.mark.slow
 
 RULES = {method: partial(accept, method=method) for method in ("token", "block")}
 rules = st.sampled_from(sorted(RULES)).map(RULES.__getitem__)
@@ -67,7 +69,7 @@ def one_number_for_everything(p, proposals, tokens, lengths, accept_uniforms, fi
 
 
 def lenient(p, proposals, tokens, lengths, accept_uniforms, final_uniforms):
-    """Accepts more than the target would."""
+    """Accepts with too high a probability."""
     return accept(
         p,
         proposals,
@@ -88,7 +90,7 @@ WRONG_RULES = {
 
 
 def random_filter(draft, p_drop, generator):
-    """Keep or drop each token of each prefix at random: any filter there is."""
+    """A random filter: keep or drop each token of each prefix."""
     return tuple(
         torch.rand(table.shape, generator=generator) >= p_drop for table in draft.conditionals
     )
@@ -197,7 +199,7 @@ def example(vocab=4, depth=4, seed=0):
 
 
 def disagreement():
-    """A target and a draft that have nothing in common: what is wrong shows."""
+    """An unrelated target and draft, so that errors are visible."""
     generator = torch.Generator().manual_seed(7)
     target = random_tree(3, 3, generator, sharpness=0.5, p_zero=0.3)
     draft = random_tree(3, 2, generator, sharpness=0.5, p_zero=0.3)
@@ -206,7 +208,7 @@ def disagreement():
 
 # The exact law is only worked out for rules that use each number once.
 @pytest.mark.parametrize("name", sorted(WRONG_RULES.keys() - {"one number for everything"}))
-def test_wrong_rules_are_found_out_exactly(name):
+def test_exact_law_detects_wrong_rules(name):
     speculation = disagreement()
     law = exact_law(speculation, WRONG_RULES[name])
     assert total_variation(law.joint, speculation.target.joint()) > 0.01
@@ -214,7 +216,7 @@ def test_wrong_rules_are_found_out_exactly(name):
 
 def p_value(speculation, rule, limits=None, seed=0, num_requests=NUM_REQUESTS):
     tokens, accepted = simulate(speculation, rule, num_requests, limits, seed)
-    # Something was accepted and something was not, or the test would say nothing.
+    # Both acceptances and rejections must occur for the test to be meaningful.
     assert 0 < float(accepted.num_accepted.double().mean()) < speculation.draft.depth
     counts = sequence_counts(tokens, speculation.target.vocab)
     return chi_square_p_value(counts, speculation.target.joint())
@@ -263,6 +265,7 @@ WAYS_TO_CUT = [
 ]
 
 
+@pytest.mark.covering("cut", "shape", "rule")
 @both_methods
 @pytest.mark.parametrize("shape", [(4, 4), (7, 3)], ids=["4 tokens deep", "7 tokens wide"])
 @pytest.mark.parametrize("cut", WAYS_TO_CUT)
@@ -273,14 +276,14 @@ def test_simulated_requests_follow_the_target(cut, shape, rule):
 
 
 @pytest.mark.parametrize("wrong", WRONG_RULES.values(), ids=WRONG_RULES.keys())
-def test_simulation_finds_wrong_rules_out(wrong):
+def test_simulation_detects_wrong_rules(wrong):
     assert p_value(disagreement(), wrong) < IMPOSSIBLE
 
 
 @both_methods
 @pytest.mark.parametrize("cut", [filter_by_own_acceptance, filter_by_own_probability])
-def test_simulation_finds_unfiltered_dropping_out(cut, rule):
-    """The same drops, without telling the acceptance law of them."""
+def test_simulation_detects_unfiltered_dropping(cut, rule):
+    """The same filter, without passing the filtered proposals to the acceptance law."""
     target, draft, companion, generator = example()
     keep, _ = cut(draft, companion, generator)
     assert p_value(Speculation(target, draft, keep, honest=False), rule) < IMPOSSIBLE

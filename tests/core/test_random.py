@@ -92,7 +92,7 @@ def test_the_largest_word_gives_a_number_below_one():
 
 
 def test_the_same_request_always_gets_the_same_numbers():
-    """Pinned: a seed in a bug report must give the same text with every version."""
+    """Pinned values: a seed must give the same text in every version."""
     uniforms = step_uniforms([42], [10], 2)
     words = philox(
         np.array(

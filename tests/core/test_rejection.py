@@ -1,4 +1,4 @@
-"""The acceptance law, on its own: identities, packing, greedy decoding, drawing."""
+"""The acceptance law in isolation: identities, packing, greedy decoding, sampling."""
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ def batches(draw, max_batch=5, max_width=4, max_vocab=7):
 
 @property_test
 @given(batches(), methods)
-def test_a_request_is_answered_alike_alone_and_in_a_batch(batch, method):
+def test_results_do_not_depend_on_the_batch(batch, method):
     together = accept(*batch.arguments(), method=method)
     for i, length in enumerate(batch.lengths.tolist()):
         for width in {length, batch.tokens.shape[1]}:
@@ -85,8 +85,8 @@ def test_a_request_is_answered_alike_alone_and_in_a_batch(batch, method):
 
 @property_test
 @given(batches(), methods, st.integers(0, 10**6))
-def test_what_lies_beyond_the_length_is_not_looked_at(batch, method, seed):
-    """Even if it is no number."""
+def test_entries_beyond_the_length_are_ignored(batch, method, seed):
+    """Even if they are NaN."""
     expected = accept(*batch.arguments(), method=method)
     generator = torch.Generator().manual_seed(seed)
     vocab = batch.p.shape[1]
@@ -103,8 +103,8 @@ def test_what_lies_beyond_the_length_is_not_looked_at(batch, method, seed):
 
 @property_test
 @given(batches(), methods, st.sampled_from([0.0, 0.5, 1.0]))
-def test_answers_are_possible(batch, method, p_zero):
-    """Accepted tokens and the next one have p > 0; no more is accepted than verified."""
+def test_results_have_positive_probability(batch, method, p_zero):
+    """Accepted tokens and the next token have p > 0, and only verified tokens are accepted."""
     batch.accept_uniforms *= batch.accept_uniforms > p_zero  # 0 is a number like any other
     num_accepted, next_tokens, *probabilities = accept(*batch.arguments(), method=method)
     for each in probabilities:
@@ -132,8 +132,8 @@ def test_an_empty_batch(method):
 
 @property_test
 @given(batches(max_width=1))
-def test_both_methods_are_one_at_width_one_without_a_filter_at_the_end(batch):
-    """With one drafted token the block is the token."""
+def test_both_methods_are_equal_for_one_token(batch):
+    """With one drafted token, block and token verification are the same."""
     batch.proposals[torch.arange(len(batch.lengths)), batch.lengths] = 0.0
     token = accept(*batch.arguments(), method="token")
     block = accept(*batch.arguments(), method="block")
@@ -207,7 +207,7 @@ token_lists = st.lists(st.integers(0, 2), max_size=5)
 
 @property_test
 @given(st.lists(st.tuples(token_lists, token_lists), min_size=1, max_size=5), st.data())
-def test_greedy_keeps_what_the_target_says_itself(requests, data):
+def test_greedy_accepts_tokens_equal_to_the_argmax(requests, data):
     drafts = [draft for draft, _ in requests]
     width = max(map(len, drafts))
     said = [
@@ -245,8 +245,8 @@ def test_greedy_keeps_what_the_target_says_itself(requests, data):
 
 @pytest.mark.parametrize("method", ["token", "block"])
 @pytest.mark.parametrize("lenience", [None, 0.7])
-def test_reach_is_how_often_tokens_are_kept(method, lenience):
-    """Over the drafts that q writes and the coins: so often as many tokens are accepted."""
+def test_prefix_acceptance_prob_is_the_acceptance_frequency(method, lenience):
+    """Its mean over drafts from q equals the frequency with which as many tokens are accepted."""
     generator = torch.Generator().manual_seed(3)
     vocab, width, count = 5, 4, 60_000
     # One distribution for every prefix of the same length is enough: the law knows no more.
@@ -265,14 +265,14 @@ def test_reach_is_how_often_tokens_are_kept(method, lenience):
         method,
     )
     kept = (accepted.num_accepted.unsqueeze(1) > torch.arange(width)).double()
-    difference = kept - accepted.reach
+    difference = kept - accepted.prefix_acceptance_prob
     error = difference.std(dim=0) / count**0.5
     assert (difference.mean(dim=0).abs() < 4 * error + 1e-6).all()
-    assert 0.1 < accepted.reach[:, 0].mean() < 0.99
+    assert 0.1 < accepted.prefix_acceptance_prob[:, 0].mean() < 0.99
     product = accepted.acceptance.cumprod(dim=1)
     if lenience is None:
-        assert (accepted.reach >= product - 1e-6).all()
-        assert torch.allclose(accepted.reach, product) == (method == "token")
+        assert (accepted.prefix_acceptance_prob >= product - 1e-6).all()
+        assert torch.allclose(accepted.prefix_acceptance_prob, product) == (method == "token")
 
 
 weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e3)), min_size=1, max_size=30).filter(
@@ -302,7 +302,7 @@ def test_a_row_of_zeros_gives_index_zero():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("vocab", [2, 7, 100])
 def test_drawing_has_the_exact_frequencies(vocab, dtype):
-    """An evenly spaced grid of numbers hits each token in proportion to its weight."""
+    """An evenly spaced grid of uniforms draws each token in proportion to its weight."""
     generator = torch.Generator().manual_seed(vocab)
     weights = 5 * distributions(generator, vocab)  # not normalised
     grid = 20_011
@@ -313,7 +313,7 @@ def test_drawing_has_the_exact_frequencies(vocab, dtype):
 
 
 @pytest.mark.parametrize("num_zeros", [0, 1, 5])
-def test_the_largest_number_draws_a_possible_token(num_zeros):
+def test_the_largest_uniform_draws_a_possible_token(num_zeros):
     """Many small weights: the rounded total must not push the draw past the end."""
     table = torch.full((1, 3000), 1 / 3000)
     table[:, 3000 - num_zeros :] = 0.0
@@ -321,6 +321,7 @@ def test_the_largest_number_draws_a_possible_token(num_zeros):
     assert float(table[0, drawn]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [513, 4096, 50_000])
 def test_drawing_from_a_large_vocabulary_loses_no_token(vocab):
     """Quantiles in the middle of each token's share, unlikely tokens included, find that token."""

@@ -27,7 +27,7 @@ property_test = settings(deadline=None, derandomize=True, max_examples=60)
 
 @dataclass(frozen=True)
 class Row:
-    """The sampling parameters of one request, as a user gives them."""
+    """The sampling parameters of one request, as specified by a user."""
 
     temperature: float = 1.0
     top_k: int = 0  # off
@@ -66,7 +66,7 @@ class Case:
 
 
 def controls_of(rows, vocab):
-    """Tensors for what some row uses, ``None`` for what none does."""
+    """Controls with ``None`` for the parameters that no row uses."""
 
     def column(name, off, dtype=torch.float32):
         values = [getattr(row, name) for row in rows]
@@ -164,7 +164,7 @@ def hugging_face(logits, row, tokens):
 
 
 def far_from_a_threshold(case, margin=1e-5):
-    """Whether rounding cannot decide what top-p and min-p keep, for the parameters of HF."""
+    """Whether the tokens that top-p and min-p keep do not depend on rounding."""
     row = case.rows[0]
     unfiltered = Row(row.temperature, row.top_k, repetition_penalty=row.repetition_penalty)
     p = Case([unfiltered], case.logits, case.prompts, case.outputs).probabilities()[0].double()
@@ -204,7 +204,7 @@ def test_top_k_keeps_ties_like_hugging_face(top_k):
 
 
 def reference(case):
-    """Everything in one plain loop over one row, in double precision."""
+    """Reference implementation: a loop over one row, in double precision."""
     (row,) = case.rows
     scores = [float(x) for x in case.logits[0]]
     for token, value in row.bias:
@@ -255,6 +255,7 @@ def test_mixed_batches_equal_row_by_row(case):
     assert torch.equal(together > 0, alone > 0)
 
 
+@pytest.mark.slow
 @property_test
 @given(cases())
 def test_every_row_is_a_distribution(case):
@@ -324,7 +325,7 @@ TEMPERATURE = torch.tensor([0.7, 0.0, 1.3])
 
 
 @pytest.mark.parametrize("name", OFF)
-def test_a_parameter_that_is_off_changes_nothing(name):
+def test_a_disabled_parameter_changes_nothing(name):
     logits = random_logits(3, 3, 11, 3.0)
     history = history_of([[1, 2], [3], [4]], [[1], [], [5, 5]], 11)
     plain = LogitControls(TEMPERATURE, all_greedy=False)
@@ -357,7 +358,7 @@ def test_logits_without_controls_are_not_copied():
     assert control_logits(logits, LogitControls(TEMPERATURE, all_greedy=False)) is logits
 
 
-def test_the_logits_of_the_caller_stay_as_they_are():
+def test_the_logits_of_the_caller_are_not_modified():
     case = Case(
         [Row(0.8, 3, 0.9, 0.1, 1.2, 0.3, 0.4, ((2, 1.0),)), Row(temperature=0.0)],
         random_logits(1, 2, 9, 2.0),
@@ -388,7 +389,7 @@ def test_penalties_without_a_history_are_refused(name):
 
 
 class TestMasks:
-    """Tokens that may not be drawn count for nothing, in the filters as in the draw."""
+    """Masked tokens have no effect on the filters or on sampling."""
 
     PARTS = (
         {},
@@ -400,7 +401,7 @@ class TestMasks:
     )
 
     @pytest.mark.parametrize("parts", PARTS, ids=lambda parts: next(iter(parts), "plain"))
-    def test_the_rest_is_as_if_the_vocabulary_were_smaller(self, parts):
+    def test_equals_a_smaller_vocabulary(self, parts):
         logits, keep = random_logits(3, 3, 11, 2.0), torch.tensor([1, 2, 5, 6, 9])
         mask = torch.full((3, 11), -torch.inf)
         mask[:, keep] = 0.0
@@ -418,7 +419,7 @@ class TestMasks:
         greedy = greedy_tokens(logits, controls.masked(mask), history)
         assert greedy[1] == p[1].argmax()
 
-    def test_rows_without_one_are_exactly_what_they_were(self):
+    def test_rows_without_a_mask_do_not_change(self):
         logits = random_logits(4, 2, 50, 3.0)
         mask = torch.zeros(2, 50)
         mask[0, ::2] = -torch.inf
@@ -429,7 +430,7 @@ class TestMasks:
         assert torch.equal(p[1], probabilities(logits, controls)[1])
         assert p[0, ::2].count_nonzero() == 0
 
-    def test_rows_are_taken_with_their_masks(self):
+    def test_selected_rows_keep_their_masks(self):
         mask = torch.zeros(3, 4)
         mask[1, 2] = -torch.inf
         controls = LogitControls(torch.ones(3), all_greedy=False).masked(mask)

@@ -58,7 +58,7 @@ class TestEntropy:
         expected = -(r * math.log(r) + (1 - r) * math.log(1 - r)) / (1 - r)
         assert entropy(q).item() == pytest.approx(expected)
 
-    def test_certainty_and_nothing(self):
+    def test_one_hot_and_zero_rows(self):
         assert entropy(tensor(0.0, 1.0, 0.0)).item() == 0.0
         assert entropy(torch.zeros(3, 5)).tolist() == [0.0] * 3
 
@@ -107,7 +107,7 @@ class TestOverlapAndAgreement:
             if q[token] > 0:
                 assert alone.item() == pytest.approx(min(1.0, (c[token] / q[token]).item()))
 
-    def test_nothing(self):
+    def test_zero_rows(self):
         q, nothing = tensor(0.3, 0.7), torch.zeros(2, dtype=torch.float64)
         for a, b in ((q, nothing), (nothing, q), (nothing, nothing)):
             assert overlap(a, b).item() == 0.0
@@ -151,12 +151,12 @@ class TestDivergence:
                 expected += a * math.log(a / b) if b else math.inf
         assert kl_divergence(p, q).item() == pytest.approx(expected, abs=1e-9)
 
-    def test_mass_that_q_misses(self):
+    def test_infinite_where_q_is_zero(self):
         p, q = tensor(0.5, 0.5), tensor(1.0, 0.0)
         assert kl_divergence(p, q).item() == math.inf
         assert kl_divergence(q, p).item() == pytest.approx(math.log(2))
 
-    def test_nothing(self):
+    def test_zero_rows(self):
         nothing = torch.zeros(3, dtype=torch.float64)
         assert kl_divergence(nothing, nothing).item() == 0.0
 
@@ -169,13 +169,13 @@ class TestBounds:
         expected = [1 - math.sqrt(1 - math.exp(-k)) for k in kl.tolist()]
         assert bretagnolle_huber_bound(kl).tolist() == pytest.approx(expected)
 
-    def test_an_infinite_divergence_promises_nothing(self):
+    def test_bounds_are_zero_at_infinite_divergence(self):
         assert pinsker_bound(tensor(math.inf)).tolist() == [0.0]
         assert bretagnolle_huber_bound(tensor(math.inf)).tolist() == [0.0]
         kl = kl_divergence(tensor(0.5, 0.5), tensor(1.0, 0.0))
         assert pinsker_bound(kl).item() == bretagnolle_huber_bound(kl).item() == 0.0
 
-    def test_rounding_below_zero_promises_everything(self):
+    def test_bounds_are_one_at_slightly_negative_divergence(self):
         """The divergence of equal distributions may come out as a tiny negative number."""
         kl = tensor(-1e-17)
         assert pinsker_bound(kl).tolist() == [1.0]
@@ -202,8 +202,8 @@ class TestBounds:
         assert bretagnolle_huber_bound(kl) > 0 or kl > 30
 
 
-def test_rows_without_a_token_are_zero_among_others():
-    """What ragged drafts look like."""
+def test_padding_rows_are_zero():
+    """Padding of ragged drafts."""
     q = torch.zeros(2, 3, 4)
     c = torch.zeros(2, 3, 4)
     q[0, :2], c[0, :2] = 0.25, torch.tensor([0.5, 0.5, 0.0, 0.0])

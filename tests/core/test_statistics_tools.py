@@ -1,4 +1,4 @@
-"""The tools that judge everything else must be able to say no."""
+"""The statistical tools must detect wrong distributions."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_rare_cells_are_pooled(counts, p, pooled_counts, pooled_p):
     assert chi_square_p_value(counts, p) == pytest.approx(expected)
 
 
-def test_impossible_outcomes_are_never_forgiven():
+def test_impossible_outcomes_have_p_value_zero():
     assert chi_square_p_value([1, 99_999, 100_000], [0.0, 0.5, 0.5]) == 0.0
     assert chi_square_p_value([0, 10], [0.0, 1.0]) == 1.0
 
@@ -60,7 +60,7 @@ def test_impossible_outcomes_are_never_forgiven():
 @pytest.mark.parametrize(
     ("counts", "p"), [([1, 2], [1.0]), ([1, 2], [0.5, 0.6]), ([1, 2], [1.5, -0.5])]
 )
-def test_nonsense_is_refused(counts, p):
+def test_invalid_input_is_refused(counts, p):
     with pytest.raises(ValueError, match=r"shapes differ|the expected distribution"):
         chi_square_p_value(counts, p)
 

@@ -3,12 +3,14 @@
 import pytest
 
 from ..engine.assembly import generate
-from ..engine.forms import RECIPE
+from ..engine.grammars import RECIPE
 from ..engine.test_logprobs import RECIPE as PLAIN_RECIPE
 from ..engine.test_logprobs import assert_all_right, work
 from ..engine.test_lossless import NOT_UNLIKELY
 from ..engine.test_structured_outputs import SETTINGS, asked, p_values
 from .placing import PLACES, assemble
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("policy", ["fixed", "sv", "staged"])

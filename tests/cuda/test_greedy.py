@@ -4,12 +4,15 @@ import pytest
 import torch
 
 from draftwise import SamplingParams, SpeculationConfig
+from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES
 
 from ..engine.assembly import generate
 from ..tiny_models import Recipe
 from .placing import PLACES, RECORDED, assemble, load
+
+pytestmark = pytest.mark.slow
 
 VOCAB, NUM_TOKENS = 64, 20
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
@@ -103,17 +106,19 @@ def test_nothing_is_recorded_twice(models, place):
     """The same requests again meet no new size, and no recording is made anew."""
     recipe = Recipe("llama", VOCAB)
     engine = assemble(place, models, recipe, 16, policy="fixed", num_speculative_tokens=4)
-    follower = engine._sides[0]._drafter._follower
-    chain = engine._sides[0]._drafter._chain
+    cached_model = engine._pipeline.proposer.cached_model
+    (recorded,) = (
+        each for each in engine._pipeline.proposer._backends if isinstance(each, RecordedBackend)
+    )
     known = []
     for _ in range(3):
         generate(engine, prompts(), [GREEDY] * len(LENGTHS))
-        steps = [follower.cache.steps, engine._verifier._cache.steps]
+        steps = [cached_model.cache.steps, engine._verifier._cache.steps]
         known.append(
             (
                 [id(each) for each in steps],
                 [each.num_sizes for each in steps],
-                sorted(map(id, chain._recordings.values())),
+                sorted(map(id, recorded._recordings.values())),
             )
         )
     assert known[0] == known[1] == known[2]

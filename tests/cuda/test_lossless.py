@@ -20,6 +20,8 @@ from ..engine.test_lossless import (
 )
 from .placing import PLACES, Place, assemble
 
+pytestmark = pytest.mark.slow
+
 # Batches of all plain requests, of filtered ones among greedy ones, and with penalties.
 SETTINGS = {
     "plain": (([1, 2, 3], PLAIN), ([1], PLAIN)),
@@ -78,6 +80,7 @@ class PlacedCase(Case):
                 assert chi_square_p_value(counts, expected) > NOT_UNLIKELY
 
 
+@pytest.mark.covering("policy", "gamma", "settings")
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize(
     ("policy", "gamma"),

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from draftwise import SamplingParams
-from draftwise.engine.drafting import ModelDraft
+from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.errors import NumericalError
 from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache, LayerShape
@@ -24,6 +24,8 @@ from draftwise.models.transfer import fetch, upload
 from ..engine.assembly import generate
 from ..tiny_models import Recipe
 from .placing import NEEDS_CUDA, PLACES, RECORDED, assemble
+
+pytestmark = pytest.mark.slow
 
 VOCAB = 32
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)]
@@ -113,18 +115,9 @@ def test_drafting_in_a_row_says_what_drafting_one_by_one_says(models, monkeypatc
         return said(engine)
 
     in_a_row = run()
-    monkeypatch.setattr(
-        ModelDraft,
-        "propose",
-        lambda self, *a, _plain=ModelDraft.propose: _one_by_one(self, _plain, a),
-    )
+    monkeypatch.setattr(RecordedBackend, "serves", lambda *_: False)
     one_by_one = run()
     assert sum(a != b for a, b in zip(in_a_row, one_by_one, strict=True)) <= 1
-
-
-def _one_by_one(self, propose, arguments):
-    self._chain.serves = lambda *_: False
-    return propose(self, *arguments)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -135,8 +128,8 @@ def test_a_draft_that_is_not_a_number_proposes_nothing(models, place, temperatur
     params = [SamplingParams(max_tokens=8, temperature=temperature, seed=1)] * 6
     prompts = [[1, 2, index] for index in range(6)]
     with torch.no_grad():
-        follower = engine._sides[0]._drafter._follower
-        follower.model._model.get_input_embeddings().weight[5] = math.nan
+        cached_model = engine._pipeline.proposer.cached_model
+        cached_model.model._model.get_input_embeddings().weight[5] = math.nan
     outputs = generate(engine, prompts, params)
     assert all(output.error is None and len(output.token_ids) == 8 for output in outputs)
 
@@ -163,7 +156,7 @@ def test_a_target_that_is_not_a_number_fails_one_request(models, place):
 
 def filled_cache(device, dtype, shape, rows=4, capacity=40):
     cache = KVCache([shape], rows, capacity, dtype, device)
-    for each in cache.slots(0):
+    for each in cache.token_slots(0):
         each.copy_(torch.randn(each.shape, device=device))
     return cache
 
@@ -184,7 +177,7 @@ def ragged(cache, segments, kind):
 
 def by_hand(cache, segments, q):
     """The same, request by request and token by token, in float32."""
-    keys, values = (each.float() for each in cache.slots(0))
+    keys, values = (each.float() for each in cache.token_slots(0))
     out = []
     for row, start, count in segments:
         for index in range(count):

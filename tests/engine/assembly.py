@@ -1,9 +1,9 @@
-"""Engines of tiny models, with whatever their policy needs."""
+"""Engines of tiny models, with the parts that their policy needs."""
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
-from draftwise.engine.overlap import OverlapOptions
+from draftwise.engine.parallel.overlap import OverlapOptions, OverlappedEngine
 from draftwise.outputs import FinishReason
 from draftwise.policies import policy_class
 
@@ -33,13 +33,14 @@ def assemble(target, draft, companion, max_batch_size, overlaps=False, **specula
         dtype="float32",
         max_batch_size=max_batch_size,
     )
-    return Engine(
+    parts = (
         Models(llm.target, llm.draft, llm.companion),
         SpeculationConfig(**names, **speculation),
-        EngineOptions(max_batch_size, overlap=OverlapOptions() if overlaps else None),
+        EngineOptions(max_batch_size),
         fixed_latency() if policy.needs_latency else None,
         profile() if policy.needs_profile else None,
     )
+    return OverlappedEngine(*parts, overlap=OverlapOptions()) if overlaps else Engine(*parts)
 
 
 def assemble_recipe(models, recipe, max_batch_size, draft_noise=0.1, **speculation):
@@ -60,7 +61,7 @@ def generate(engine, prompts, params):
 
 
 def varied_work(count):
-    """Prompts of many lengths, some greedy or penalised, and how to go on with each."""
+    """Prompts of many lengths with their sampling parameters; some are greedy or penalised."""
     prompts = [[(index * 5 + i * 3) % 16 for i in range(1 + index % 11)] for index in range(count)]
     params = [
         SamplingParams(
@@ -75,12 +76,12 @@ def varied_work(count):
 
 
 def token_ids(outputs):
-    """What each request said."""
+    """The output of each request."""
     return [output.token_ids for output in outputs]
 
 
 def assert_same_with_cancellations(engine, expected):
-    """Requests that join one by one, some of them cancelled, say what they say undisturbed."""
+    """Requests that join one by one, some cancelled, give the same outputs as undisturbed ones."""
     requests = []
     for index, (prompt, params) in enumerate(zip(*varied_work(len(expected)), strict=True)):
         requests.append(engine.add(None, prompt, params))

@@ -1,10 +1,10 @@
-"""A policy that looks at everything and a run that remembers what it saw."""
+"""A policy that uses every signal, and a run that records what it saw."""
 
 from dataclasses import dataclass, replace
 
 import torch
 
-from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
@@ -15,7 +15,7 @@ from .exact import process
 
 
 class Recorder(Policy):
-    """Drafts and verifies random lengths, drawn without a look at any token."""
+    """Drafts and verifies random lengths that do not depend on any token."""
 
     name = "recorder"
     summary = "remembers what it was shown"
@@ -29,7 +29,7 @@ class Recorder(Policy):
         self.longest_verified = longest_verified
         self.num_steps = 0
         self.positions: list[DraftPosition] = []
-        self.seen: tuple[Draft, Judgement | None] | None = None
+        self.seen: tuple[Draft, CompanionScores | None] | None = None
 
     def _draw(self, count, high):
         return torch.randint(0, high, (count,), generator=self.generator).tolist()
@@ -43,12 +43,12 @@ class Recorder(Policy):
         self.positions.append(position)
         return torch.tensor(self._draw(len(position.requests), 6)) > 0
 
-    def wants_judgement(self):
+    def wants_companion(self):
         self.num_steps += 1
         return self.asks(self.num_steps)
 
-    def select(self, draft, judgement):
-        self.seen = draft, judgement
+    def select(self, draft, companion_scores):
+        self.seen = draft, companion_scores
         drawn = self._draw(len(draft.lengths), self.longest_verified + 1)
         lengths = [min(n, length) for n, length in zip(drawn, draft.lengths, strict=True)]
         proposals = draft.probs
@@ -99,7 +99,7 @@ class RecordedEngine:
         self.seen: list[Seen] = []
 
     def step(self):
-        """One step; what its drafts looked like is added to ``seen``."""
+        """Take one step and add its drafts to ``seen``."""
         scheduler = self.engine._scheduler
         known = [*scheduler._waiting, *scheduler._running.values()]
         before = {request.request_id: list(request.tokens) for request in known}
@@ -110,7 +110,7 @@ class RecordedEngine:
             self.engine.step()
         finally:
             del scheduler.next_batch
-        draft, judgement = self.recorder.seen
+        draft, companion_scores = self.recorder.seen
         drafted = draft.tokens.tolist()
         for index, request in enumerate(batches[0].generating):
             length = draft.lengths[index]
@@ -124,10 +124,10 @@ class RecordedEngine:
                     drafted[index][:length],
                     signals.entropy[index],
                     signals.token_probs[index],
-                    signals.beliefs[index].clone(),
-                    None if judgement is None else judgement.overlap[index],
-                    None if judgement is None else judgement.agreement[index],
-                    None if judgement is None else judgement.beliefs[index],
+                    signals.draft_probs[index].clone(),
+                    None if companion_scores is None else companion_scores.overlap[index],
+                    None if companion_scores is None else companion_scores.agreement[index],
+                    None if companion_scores is None else companion_scores.probs[index],
                 )
             )
 
@@ -143,7 +143,7 @@ class RecordedEngine:
 
 @torch.no_grad()
 def expected_beliefs(model, seen, width):
-    """``[drafted, width]`` what a model thinks of each drafted position, from a fresh forward.
+    """``[drafted, width]`` a model's distribution at each drafted position, from a fresh forward.
 
     Args:
         model: as transformers runs it.

@@ -11,6 +11,8 @@ from draftwise.models.native.decoder import NativeDecoder
 
 from ..tiny_models import Recipe
 
+pytestmark = pytest.mark.slow
+
 TARGET = Recipe(vocab=64, context=128, sharpness=1.0, config={"num_hidden_layers": 4})
 PROMPTS = [[(7 * i + j) % 64 for j in range(3 + i % 9)] for i in range(24)]
 PARAMS = SamplingParams(max_tokens=60, temperature=0.0)

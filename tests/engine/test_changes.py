@@ -1,4 +1,4 @@
-"""Requests that speculate in their own way, and engines that change theirs while they run."""
+"""Requests with their own speculation settings, and engines whose settings change at run time."""
 
 import pytest
 
@@ -16,7 +16,7 @@ PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10], [11, 12], [13, 14]]
 WITHOUT_MORE = [
     name
     for name, policy in POLICIES.items()
-    if not (policy.needs_profile or policy.judged_by_target)
+    if not (policy.needs_profile or policy.uses_target_oracle)
 ]
 
 
@@ -31,7 +31,7 @@ def finish(engine):
 
 
 def test_every_request_its_own_policy(models, engine):
-    """All in one batch: greedy texts are the target's, whoever decides."""
+    """All in one batch: greedy texts are the target's under every policy."""
     plain = LLM(models.folder(RECIPE), dtype="float32")
     requests = [
         (prompt, engine.add(None, prompt, GREEDY, RequestSpeculation(policy=name)))
@@ -46,6 +46,7 @@ def test_every_request_its_own_policy(models, engine):
     assert drafted[2 * WITHOUT_MORE.index("fixed")] > 0
 
 
+@pytest.mark.slow
 def test_a_mixed_batch_is_lossless(models):
     names = ("fixed", "tetris", "staged", "svip")
     case = Case("sv", "block", 3)
@@ -200,7 +201,7 @@ def test_bad_ways_are_named(values, field):
 
 
 def test_what_the_engine_was_started_without_stays_missing(models):
-    """Whatever models are loaded: an engine that drafts nothing has no cache for a draft."""
+    """An engine that drafts nothing has no cache for a draft, even if a draft model is loaded."""
     engine = assemble_recipe(models, RECIPE, 4, policy="none")
     with pytest.raises(InvalidParameterError) as caught:
         engine.add(None, [1, 2], GREEDY, RequestSpeculation(policy="fixed"))

@@ -13,14 +13,16 @@ from draftwise.errors import (
     VocabularyMismatchError,
 )
 from draftwise.models.loading import load_model
-from draftwise.models.native.decoder import DecoderCall
 from draftwise.models.native.drafting import DraftRun
+from draftwise.models.native.structures import DecoderCall
 from draftwise.models.packed_model import PackedModel
 from draftwise.policies import registry
 
 from ..tiny_models import Recipe, byte_tokenizer
 from .recording import RecordedEngine, Recorder, expected_beliefs
 from .test_failures import break_token
+
+pytestmark = pytest.mark.slow
 
 VOCAB = 32
 TARGET = Recipe(vocab=VOCAB, seed=8, tokenizer=True)
@@ -66,7 +68,7 @@ def work(kinds, count=14, longest=25, vocab=VOCAB):
 
 
 def assert_signals(models, run, draft=DRAFT, companion=COMPANION, target=TARGET):
-    """Compare everything that was seen; how many positions the companion judged."""
+    """Compare all recorded signals. Returns the number of positions that the companion scored."""
     close = functools.partial(torch.testing.assert_close, rtol=2e-3, atol=2e-4)
     judged = 0
     for seen in run.seen:
@@ -82,7 +84,7 @@ def assert_signals(models, run, draft=DRAFT, companion=COMPANION, target=TARGET)
         if seen.c is None:
             continue
         c = expected_beliefs(models.reference(companion), seen, target.vocab)
-        # Beyond the companion's context it says nothing.
+        # Beyond its context the companion gives no scores.
         c[max(0, companion.context + 1 - len(seen.tokens)) :] = 0.0
         judged += int(c.any(1).sum())
         close(seen.c[:length], c)
@@ -94,7 +96,7 @@ def assert_signals(models, run, draft=DRAFT, companion=COMPANION, target=TARGET)
 
 
 def assert_greedy_texts(models, outputs, prompts, params, target=TARGET):
-    """Greedy requests say what the target says by itself."""
+    """Greedy requests give the same output as the target alone."""
     plain = LLM(models.folder(target), dtype="float32").generate(prompts, params)
     for ours, theirs, each in zip(outputs, plain, params, strict=True):
         assert ours.error is None
@@ -121,7 +123,7 @@ def test_signals_of_ragged_drafts(models, kinds, max_chunk_tokens):
 @pytest.mark.parametrize("asks", [lambda n: n % 3 == 0, lambda n: n > 12, lambda n: n % 11 < 3])
 @pytest.mark.parametrize("kinds", KINDS)
 def test_a_companion_that_is_not_always_asked(models, kinds, asks):
-    """It reads what it missed when it is asked again."""
+    """It reads the tokens that it missed when it scores again."""
     run = build(models, asks=asks)
     prompts, params = work(KINDS[kinds])
     outputs = run.run(prompts, params)
@@ -146,7 +148,7 @@ def test_most_of_the_draft_is_dropped(models, longest_verified):
     [("mixed", (64, 20)), ("mixed", (20, 64)), ("greedy", (24, 16)), ("sampled", (64, 1))],
 )
 def test_shorter_contexts(models, kinds, contexts):
-    """A draft's context ends the draft, a companion's ends its judgement: signals 0 there."""
+    """A draft's context ends the draft, a companion's ends its scores: signals are 0 there."""
     draft = TARGET.draft(context=contexts[0])
     companion = TARGET.draft(0.2, noise_seed=2, context=contexts[1])
     run = build(models, draft=draft, companion=companion)
@@ -161,7 +163,7 @@ def test_shorter_contexts(models, kinds, contexts):
 
 @pytest.mark.parametrize(("draft_vocab", "companion_vocab"), [(24, 40), (40, 24), (24, 24)])
 def test_other_widths(models, draft_vocab, companion_vocab):
-    """Logits are cut or filled to the target's width before they become probabilities."""
+    """Logits are truncated or padded to the target's width before they become probabilities."""
     draft = Recipe(vocab=draft_vocab, seed=8)
     companion = Recipe(vocab=companion_vocab, seed=9)
     run = build(models, draft=draft, companion=companion)
@@ -174,7 +176,7 @@ def test_other_widths(models, draft_vocab, companion_vocab):
 
 
 def test_signals_at_every_position_while_drafting(models):
-    """What a policy sees after each token is what it sees at the end."""
+    """A policy sees the same signals after each token as at the end of the draft."""
     run = build(models)
     prompts, params = work(KINDS["mixed"])
     for index, prompt in enumerate(prompts[:5]):
@@ -187,7 +189,7 @@ def test_signals_at_every_position_while_drafting(models):
             rows = list(position.requests)
             assert position.index == at
             assert torch.equal(position.tokens, draft.tokens[rows, at])
-            assert torch.equal(position.beliefs, draft.signals.beliefs[rows, at])
+            assert torch.equal(position.draft_probs, draft.signals.draft_probs[rows, at])
             assert torch.equal(position.entropy, draft.signals.entropy[rows, at])
             assert torch.equal(position.token_probs, draft.signals.token_probs[rows, at])
             count += len(rows)
@@ -220,8 +222,8 @@ class Passes:
 
         monkeypatch.setattr(PackedModel, "forward", counted)
         monkeypatch.setattr(DraftRun, "draw", counted_draw)
-        self.draft = run.engine._sides[0]._drafter._follower.model
-        self.companion = run.engine._sides[0]._companion._follower.model
+        self.draft = run.engine._pipeline.proposer.cached_model.model
+        self.companion = run.engine._pipeline.companion._cached_model.model
 
     def step(self):
         """``[(tokens, logits), …]`` of the draft and of the companion in one step."""
@@ -289,7 +291,7 @@ class TestPasses:
 
 
 class TestABrokenCompanion:
-    """What it cannot say is 0, never NaN, and the texts stay."""
+    """Missing scores are 0, never NaN, and the outputs do not change."""
 
     BROKEN = 17
 
@@ -298,7 +300,7 @@ class TestABrokenCompanion:
         folder = models.folder(COMPANION)
         own = load_model(folder, "companion", torch.float32, torch.device("cpu"))
         break_token(own.model, self.BROKEN)
-        run.engine._sides[0]._companion._follower.model = own.model
+        run.engine._pipeline.companion._cached_model.model = own.model
         return run, run.run(prompts, params)
 
     @pytest.mark.parametrize("kinds", KINDS)
@@ -322,7 +324,7 @@ class TestABrokenCompanion:
         assert 0 < spoilt < sum(len(seen.drafted) for seen in run.seen)
 
     def test_only_those_who_meet_it(self, models):
-        """Neighbours and later requests of the same row are judged as ever."""
+        """Other requests, and later requests in the same slot, are scored as before."""
         prompts, _ = work([{}])
         params = [
             SamplingParams(max_tokens=12, seed=seed, logit_bias={self.BROKEN: -100.0})
@@ -339,7 +341,7 @@ class TestABrokenCompanion:
         run = build(models)
         own = load_model(models.folder(DRAFT), "draft", torch.float32, torch.device("cpu"))
         break_token(own.model, self.BROKEN)
-        run.engine._sides[0]._drafter._follower.model = own.model
+        run.engine._pipeline.proposer.cached_model.model = own.model
         prompts, params = work(KINDS[kinds])
         outputs = run.run(prompts, params)
         assert_greedy_texts(models, outputs, prompts, params)
@@ -355,7 +357,7 @@ class TestABrokenCompanion:
 
 @pytest.fixture
 def register(monkeypatch):
-    """Make the recorder known by name."""
+    """Register the recorder under its name."""
     monkeypatch.setattr(registry, "POLICIES", {**registry.POLICIES, "recorder": Recorder})
 
 
@@ -385,8 +387,8 @@ class TestChoosing:
         assert llm.companion.fingerprint != llm.draft.fingerprint
         assert llm.companion.num_parameters == llm.draft.num_parameters
         assert llm.generate([1, 2], SamplingParams(seed=1))[0].error is None
-        _, judgement = llm.engine.policies.default.seen
-        assert judgement is None or judgement.overlap.mean() > 0.5
+        _, companion_scores = llm.engine.policies.default.seen
+        assert companion_scores is None or companion_scores.overlap.mean() > 0.5
 
     def test_what_is_loaded_is_shared(self, models):
         llm = open_llm(models, "draft:int8")

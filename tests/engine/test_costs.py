@@ -1,4 +1,4 @@
-"""What the latency model is told of the steps of an engine."""
+"""The steps of an engine from which the latency model learns."""
 
 from types import SimpleNamespace
 
@@ -7,6 +7,7 @@ import pytest
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.types import StepTimes
 from draftwise.engine.costs import CostLearner
+from draftwise.engine.step import Step
 
 
 def latency():
@@ -14,13 +15,17 @@ def latency():
     return LatencyModel(cost, cost, cost)
 
 
-def step(num_drafted, num_verified, signals=None, judgement=None):
+def step(num_drafted, num_verified, signals=None, companion_scores=None):
     requests = [SimpleNamespace(tokens=[0] * 50) for _ in num_drafted]
-    return SimpleNamespace(
+    return Step(
+        pipeline=None,
+        clock=None,
         batch=SimpleNamespace(chunks=[], generating=requests, can_draft=[True] * len(requests)),
         draft=SimpleNamespace(lengths=num_drafted, signals=signals),
+        companion_scores=companion_scores,
         plan=SimpleNamespace(lengths=num_verified),
-        judgement=judgement,
+        logits=None,
+        outcome=None,
     )
 
 
@@ -30,7 +35,7 @@ def times(draft, verify, companion=0.0):
 
 def test_plain_steps_teach_what_passes_cost():
     model = latency()
-    learner, before = CostLearner(model, None), (model.target_seconds(16), model.draft_seconds(4))
+    learner, before = CostLearner(model), (model.target_seconds(16), model.draft_seconds(4))
     for _ in range(60):
         learner.observe(step((3,) * 4, (3,) * 4), times(draft=0.09, verify=0.05))
     assert model.target_seconds(16) > 2 * before[0]
@@ -40,7 +45,7 @@ def test_plain_steps_teach_what_passes_cost():
 def test_what_looking_at_a_draft_costs_is_not_put_down_to_the_passes():
     """Picked tokens make irregular passes: other ways of running are no slower for that."""
     model = latency()
-    learner, before = CostLearner(model, None), (model.target_seconds(16), model.draft_seconds(4))
+    learner, before = CostLearner(model), (model.target_seconds(16), model.draft_seconds(4))
     for _ in range(60):
         picked = step((3, 1, 5, 2), (2, 1, 4, 0), signals=object())
         learner.observe(picked, times(draft=0.09, verify=0.05))
@@ -49,16 +54,16 @@ def test_what_looking_at_a_draft_costs_is_not_put_down_to_the_passes():
 
 def test_a_companion_that_was_asked_teaches_what_it_costs():
     model = latency()
-    learner, before = CostLearner(model, None), model.companion_seconds(12)
+    learner, before = CostLearner(model), model.companion_seconds(12)
     for _ in range(60):
-        judged = step((3,) * 4, (2, 1, 3, 0), signals=object(), judgement=object())
+        judged = step((3,) * 4, (2, 1, 3, 0), signals=object(), companion_scores=object())
         learner.observe(judged, times(draft=0.01, verify=0.02, companion=0.05))
     assert model.companion_seconds(12) > 2 * before
 
 
 def test_steps_with_prompts_teach_nothing():
     model = latency()
-    learner, before = CostLearner(model, None), model.target_seconds(16)
+    learner, before = CostLearner(model), model.target_seconds(16)
     with_prompt = step((3,) * 4, (3,) * 4)
     with_prompt.batch.chunks = [object()]
     for _ in range(60):

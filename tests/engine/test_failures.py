@@ -1,4 +1,4 @@
-"""An error of one request is its own: the others say what they would have said without it."""
+"""An error of one request does not change the outputs of the others."""
 
 import math
 
@@ -15,7 +15,7 @@ from .test_lossless import NOT_UNLIKELY, Case
 VOCAB = 32
 RECIPE = Recipe(vocab=VOCAB, seed=8, tokenizer=True)
 BROKEN = 17
-# Nobody else meets the broken token, neither in a text nor in a draft.
+# No other request contains the broken token, neither in its text nor in a draft.
 AVOIDED = {BROKEN: -100.0}
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
 GREEDY = {"temperature": 0.0}
@@ -37,7 +37,7 @@ def build(models, speculation=True, **options):
 
 @torch.no_grad()
 def break_token(packed_model, token):
-    """Give a loaded model a token whose embedding is not a number."""
+    """Give a loaded model a token whose embedding is NaN."""
     packed_model._model.get_input_embeddings().weight[token] = math.nan
 
 
@@ -59,6 +59,7 @@ def token_ids(outputs):
     return [output.token_ids for output in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_chunk_tokens", [512, 10])
 @pytest.mark.parametrize("speculation", [True, False])
 @pytest.mark.parametrize("others", KINDS)
@@ -90,7 +91,7 @@ def test_numbers_that_become_none_in_the_middle_of_a_text(models, others):
     llm = build(models, max_batch_size=5)
     break_token(llm.target.model, BROKEN)
     prompts.insert(3, [1, 2, 3])
-    # Says the broken token as soon as it may.
+    # Generates the broken token as soon as it is allowed.
     params.insert(3, SamplingParams(max_tokens=30, logit_bias={BROKEN: 3.0}, seed=0))
     outputs = llm.generate(prompts, params)
     failed = outputs.pop(3)
@@ -133,7 +134,7 @@ def test_a_cancelled_request_leaves_no_stale_numbers(models):
 
 
 class TestABrokenDraft:
-    """Nothing is drafted by what is not a number, and nothing else changes."""
+    """Nothing is drafted from NaN logits, and nothing else changes."""
 
     @pytest.mark.parametrize("max_chunk_tokens", [512, 10])
     def test_greedy_texts_stay(self, models, max_chunk_tokens):
@@ -144,15 +145,16 @@ class TestABrokenDraft:
         break_token(llm.draft.model, BROKEN)
         assert token_ids(llm.generate(prompts, params)) == expected
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", ["block", "token"])
     def test_sampled_texts_follow_the_target(self, models, method, monkeypatch):
-        """A draft that breaks in the middle of texts and in the middle of drafts."""
+        """A draft model with NaN logits in the middle of texts and of drafts."""
         case = Case("fixed", method, 3, num_requests=24_000)
         build_engine = Case.engine
 
         def broken_engine(case, models, max_batch_size=512):
             engine = build_engine(case, models, max_batch_size)
-            break_token(engine._sides[0]._drafter._follower.model, 5)
+            break_token(engine._pipeline.proposer.cached_model.model, 5)
             return engine
 
         monkeypatch.setattr(Case, "engine", broken_engine)
@@ -163,7 +165,7 @@ class TestABrokenDraft:
             assert p_value > NOT_UNLIKELY
 
     def test_later_requests_are_drafted_for_again(self, models):
-        """Its numbers do not stay behind in the rows of the draft's cache."""
+        """NaN values do not remain in the slots of the draft's cache."""
         prompts, params = work(12, [SAMPLED])
         fresh = build(models, max_batch_size=3).generate(prompts, params)
         llm = build(models, max_batch_size=3)
@@ -227,7 +229,7 @@ def test_a_single_bad_prompt_raises(models, bad):
 
 @pytest.mark.parametrize("prompts", [5, None, b"abc", {"role": "user", "content": "a"}])
 def test_prompts_of_another_kind(models, prompts):
-    """A lone message and bytes can be iterated over, but nobody means that."""
+    """A single message and bytes are iterable, but are not valid prompts."""
     llm = build(models)
     with pytest.raises(PromptError, match="must be a string, token ids, messages or a list"):
         llm.generate(prompts)

@@ -1,4 +1,4 @@
-"""At temperature 0 the engine says, token for token, what ``transformers`` generates by itself."""
+"""At temperature 0 the engine's tokens are exactly those that ``transformers`` generates."""
 
 import functools
 
@@ -30,7 +30,7 @@ RECIPE = Recipe("llama", VOCAB)
 
 @pytest.fixture(scope="module")
 def generated(models):
-    """What ``generate`` says after each prompt, computed once per model."""
+    """The output of ``generate`` for each prompt, computed once per model."""
 
     @functools.cache
     def of(family, repetition_penalty=1.0):
@@ -73,6 +73,8 @@ def sources(outputs):
     return {source for output in outputs for source in output.token_sources}
 
 
+@pytest.mark.covering("family", "max_chunk_tokens")
+@pytest.mark.slow
 @pytest.mark.parametrize("max_chunk_tokens", [512, 9])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_alone(models, generated, family, max_chunk_tokens):
@@ -82,6 +84,8 @@ def test_alone(models, generated, family, max_chunk_tokens):
     assert sources(outputs) == {TokenSource.TARGET}
 
 
+@pytest.mark.covering("family", "max_batch_size")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("max_batch_size", "max_chunk_tokens", "num_speculative_tokens"),
     [(16, 512, 3), (16, 9, 5), (5, 33, 1)],
@@ -101,10 +105,11 @@ def test_with_a_draft(
     )
     outputs = llm.generate(PROMPTS, GREEDY)
     assert token_ids(outputs) == generated(family)
-    # Accepted, rejected and bonus tokens all occur, or the test would say little.
+    # Accepted, rejected and bonus tokens must all occur for the test to be meaningful.
     assert sources(outputs) == set(TokenSource)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_with_a_draft_one_at_a_time(models, generated, family):
     recipe = Recipe(family, VOCAB)
@@ -116,13 +121,14 @@ def test_with_a_draft_one_at_a_time(models, generated, family):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_with_every_policy(models, generated, policy):
-    """Also those that are lossless at temperature 0 only."""
+    """Including policies that are lossless at temperature 0 only."""
     llm = assemble_recipe(models, RECIPE, 16, policy=policy, num_speculative_tokens=4)
     outputs = generate(llm, PROMPTS, [GREEDY] * len(PROMPTS))
     assert token_ids(outputs) == generated("llama")
     assert all(output.speculation.lossless for output in outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_with_every_policy_among_sampled_requests(models, generated, policy):
     llm = assemble_recipe(models, RECIPE, 16, policy=policy, num_speculative_tokens=4)
@@ -180,6 +186,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
 def test_variants_of_llama(models, config):
     recipe = Recipe(vocab=VOCAB, config=config)

@@ -9,6 +9,8 @@ import pytest
 
 from ..tiny_models import Recipe
 
+pytestmark = pytest.mark.slow
+
 RECIPE = Recipe(vocab=32, seed=11, tokenizer=True)
 NUM_SIGNALS = 30
 

@@ -1,4 +1,4 @@
-"""Log-probabilities are the target's own, whoever wrote the token."""
+"""Log-probabilities are the target's own, whatever the source of the token."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
 from draftwise.engine import logprobs, verification
-from draftwise.engine.lanes import shares
+from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.outputs import FinishReason, TokenSource
 
 from ..tiny_models import Recipe
@@ -18,7 +18,7 @@ RECIPE = Recipe(vocab=32, seed=8, tokenizer=True, config={"eos_token_id": 1})
 
 
 def work(count):
-    """Every kind of request, most of which ask for log-probabilities."""
+    """Every kind of request. Most of them want log-probabilities."""
     prompts, params = varied_work(count)
     asked = (0, None, 3, 20, 1)
     controls = (
@@ -62,6 +62,8 @@ def assert_all_right(models, outputs, params):
             assert_right(model, output, each.logprobs)
 
 
+@pytest.mark.slow
+@pytest.mark.covering("policy", "overlaps", "native")
 @pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("overlaps", [False, True], ids=["whole", "halves"])
 @pytest.mark.parametrize("policy", ["none", "fixed", "svip", "sv", "staged", "tetris"])
@@ -96,6 +98,7 @@ def test_alike_requests(models, temperature):
     assert_all_right(models, outputs, params)
 
 
+@pytest.mark.slow
 def test_replicas(models):
     speculation = SpeculationConfig(
         models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
@@ -134,9 +137,9 @@ def test_texts_that_end_within_a_draft_have_one_for_each_token(models):
 
 def test_a_structure_has_no_part_in_them(models):
     llm = build(models, max_batch_size=4)
-    form = StructuredOutputs(regex="[a-h]{3,9}")
+    grammar = StructuredOutputs(regex="[a-h]{3,9}")
     params = [
-        SamplingParams(24, 1.0, logprobs=3, seed=index, structured_outputs=form)
+        SamplingParams(24, 1.0, logprobs=3, seed=index, structured_outputs=grammar)
         for index in range(12)
     ]
     outputs = llm.generate([[index] for index in range(12)], params)

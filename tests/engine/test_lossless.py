@@ -1,4 +1,4 @@
-"""Whatever speculates, the engine's texts have exactly the target's distribution.
+"""With every proposer and policy, the engine's texts have exactly the target's distribution.
 
 The joint distribution of the first tokens is worked out without the engine and compared with what
 tens of thousands of requests say that run through one engine together, joining and leaving.
@@ -14,15 +14,20 @@ from draftwise import SamplingParams
 from draftwise.core.rejection import accept as right_accept
 from draftwise.core.rejection import sample
 from draftwise.engine import verification
-from draftwise.engine.native_chain import NativeChain
+from draftwise.engine.drafting.native import NativeBackend
+from draftwise.engine.parallel.pinned_threads import shares
+from draftwise.models.native import compilation, library
 from draftwise.models.native.library import kernel_in_use
 from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES, Signal
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
+from ..levels import exhaustive_unless
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe
 from .exact import exact_distribution
+
+pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 26_000
 # Of each way to verify, for policies other than the fixed length.
@@ -91,7 +96,7 @@ class Case:
         )
 
     def requests(self, engine, num_requests):
-        """Requests of all settings in turn; some go on for longer than what is compared."""
+        """Requests with all settings in turn. Some are longer than the compared prefix."""
         longer = itertools.cycle([0, 0, 0, 0, 1, 1, 1, 2, 3])
         requests = []
         for seed, (prompt, params) in zip(
@@ -144,23 +149,42 @@ CASES += [
     for name in LOSSLESS
     if not POLICIES[name].needs_draft
 ]
-CASES += [
-    Case(name, "block", 3, num_requests=NUM_REQUESTS_OF_EACH_POLICY, overlaps=True)
-    for name in ("fixed", "svip", "adaptive", "sv")
-]
-CASES_BY_KERNELS = [
-    Case(name, "block", 3, num_requests=9_000, settings=FREE_OF_HISTORY)
-    for name in LOSSLESS
-    if POLICIES[name].needs_draft
-]
+CASES_IN_HALVES = exhaustive_unless(
+    lambda case: case.policy in ("adaptive", "sv"),
+    [
+        Case(name, "block", 3, num_requests=NUM_REQUESTS_OF_EACH_POLICY, overlaps=True)
+        for name in ("fixed", "svip", "adaptive", "sv")
+    ],
+)
+# With a policy that never stops, and with a policy whose rule the kernels apply.
+CASES_BY_KERNELS = exhaustive_unless(
+    lambda case: case.policy in ("fixed", "adaptive"),
+    [
+        Case(name, "block", 3, num_requests=9_000, settings=FREE_OF_HISTORY)
+        for name in LOSSLESS
+        if POLICIES[name].needs_draft
+    ],
+)
 
 
+@pytest.mark.covering("case.policy", "case.verification")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_texts_follow_the_target(models, case):
+    assert_texts_follow_the_target(models, case)
+
+
+@pytest.mark.skipif(shares() is None, reason="the machine has a single core")
+@pytest.mark.parametrize("case", CASES_IN_HALVES, ids=str)
+def test_texts_of_halves_follow_the_target(models, case):
+    """One half of the batch drafts while the target verifies the other half."""
+    assert_texts_follow_the_target(models, case)
+
+
+def assert_texts_follow_the_target(models, case):
     tokens, requests = case.sampled(models)
     sources = {source for r in requests[:1000] for source in r.output().token_sources}
     if POLICIES[case.policy].needs_draft:
-        # Accepted, rejected and bonus tokens all occur, or the test would say little.
+        # Accepted, rejected and bonus tokens must all occur for the test to be meaningful.
         assert sources == set(TokenSource)
     else:
         assert sources == {TokenSource.TARGET}
@@ -172,23 +196,48 @@ def test_texts_follow_the_target(models, case):
 @pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
 @pytest.mark.parametrize("case", CASES_BY_KERNELS, ids=str)
 def test_texts_drafted_by_kernels_follow_the_target(models, case, monkeypatch):
-    draft, num_drafts = NativeChain.draft, [0]
+    begin, num_drafts = NativeBackend.begin, [0]
 
     def counted(*arguments):
         num_drafts[0] += 1
-        return draft(*arguments)
+        return begin(*arguments)
 
-    monkeypatch.setattr(NativeChain, "draft", counted)
+    monkeypatch.setattr(NativeBackend, "begin", counted)
     tokens, _ = case.sampled(models)
     assert num_drafts[0] > 20
     for p_value in case.p_values(models, tokens):
         assert p_value > NOT_UNLIKELY
 
 
+@pytest.fixture
+def no_kernels(monkeypatch):
+    """As on a machine without a compiler: PyTorch's operations do all the work."""
+    monkeypatch.setenv(compilation.NATIVE_VARIABLE, "0")
+    library._load.cache_clear()
+    assert kernel_in_use() != "native"
+    yield
+    library._load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("fixed", "block", 3, num_requests=NUM_REQUESTS_OF_EACH_POLICY),
+        Case("sv", "token", 2, num_requests=NUM_REQUESTS_OF_EACH_POLICY),
+    ],
+    ids=str,
+)
+def test_texts_without_kernels_follow_the_target(models, no_kernels, case):
+    tokens, _ = case.sampled(models)
+    for p_value in case.p_values(models, tokens):
+        assert p_value > NOT_UNLIKELY
+
+
+@pytest.mark.covering("method", "max_batch_size")
 @pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 200), (3, 800), (16, 4000)])
 @pytest.mark.parametrize("method", ["block", "token"])
 def test_smaller_batches_say_the_same(models, method, max_batch_size, num_requests):
-    """Request for request what the large batches of the test above say."""
+    """Each request gives the same output as in the large batches of the test above."""
     assert_smaller_batches_say_the_same(
         models, Case("fixed", method, 3), max_batch_size, num_requests
     )
@@ -204,6 +253,7 @@ def assert_smaller_batches_say_the_same(models, case, max_batch_size, num_reques
 DRAFTING = [name for name in LOSSLESS if POLICIES[name].needs_draft]
 
 
+@pytest.mark.covering("policy", "max_batch_size")
 @pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 60), (16, 800)])
 @pytest.mark.parametrize("policy", [n for n in DRAFTING if Signal.LOAD not in POLICIES[n].signals])
 def test_policies_that_ignore_the_others_say_the_same_in_smaller_batches(
@@ -224,6 +274,7 @@ def small_case(policy):
     return Case(policy, "token", 2, vocab=4, num_tokens=3, draft_noise=0.5)
 
 
+@pytest.mark.covering("policy", "max_batch_size")
 @SMALL_BATCHES
 @pytest.mark.parametrize("policy", [n for n in DRAFTING if Signal.LOAD in POLICIES[n].signals])
 def test_policies_that_look_at_the_load_follow_the_target_in_smaller_batches(
@@ -244,7 +295,7 @@ def test_smaller_batches_find_a_wrong_rule_out(models, monkeypatch, max_batch_si
 
 
 def apply_instead(monkeypatch, rule):
-    """Let the engine follow another rule than the law."""
+    """Make the engine use another rule than the acceptance law."""
     monkeypatch.setattr(verification, "library_for", lambda _: None)
     monkeypatch.setattr(verification, "accept", rule)
 
@@ -259,7 +310,7 @@ def resample_from_p(p, proposals, tokens, lengths, accept_uniforms, final_unifor
 
 
 def one_position_late(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):
-    """Judges each drafted token by the distribution after it."""
+    """Accepts each drafted token by the distribution after it."""
     return right_accept(p.roll(-1, 0), proposals, tokens, lengths, accept_uniforms, final_uniforms)
 
 

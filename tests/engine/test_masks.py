@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 class Known:
-    """Allows a random half of its tokens behind each draft, always the same."""
+    """Allows a random half of its tokens after each draft, the same half each time."""
 
     def __init__(self, num_tokens):
         self.num_tokens = num_tokens
@@ -34,7 +34,7 @@ def request(num_tokens=None):
 
 @pytest.mark.parametrize("vocab", [8, 13, 32, 37, 64])
 def test_tokens_that_may_come_are_zero(vocab):
-    """Whether the logits are wider than what the tokenizer knows, or narrower."""
+    """Logits may be wider or narrower than the tokenizer's vocabulary."""
     places = [(request(32), []), (request(), [1, 2]), (request(32), [4, 5]), (request(24), [1])]
     masks = next_masks(places, vocab, CPU)
     assert masks.shape == (4, vocab)

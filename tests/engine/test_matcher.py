@@ -1,4 +1,4 @@
-"""What may come next is what some text of the form begins with."""
+"""The allowed next tokens are those that continue a prefix of some text of the grammar."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ TOKENS = TOKENIZER.get_vocab()
 END = TOKENS[EOS]
 SPECIAL = 3
 NAMES = {index: name for name, index in TOKENS.items()}
-# In no form below is more than one token long forced: there the tokenizer's own spelling is.
+# In no grammar below is more than one token long forced: there the tokenizer's own spelling is.
 LETTERS = ["".join(each) for n in (1, 2, 3) for each in itertools.product("abc", repeat=n)]
 WORDS = {text + end for text in LETTERS for end in ("", ".", ",")}
 REGEX = "[abc]{1,3}[.,]?"
@@ -33,8 +33,8 @@ def compiler():
     return GrammarCompiler(TOKENIZER, frozenset([END]))
 
 
-def begin(compiler, **form):
-    return compiler.matcher(StructuredOutputs(**form))
+def begin(compiler, **grammar):
+    return compiler.matcher(StructuredOutputs(**grammar))
 
 
 def tokens_of(bits):
@@ -42,7 +42,7 @@ def tokens_of(bits):
 
 
 def allowed_by(words, text):
-    """Tokens that may follow a text, worked out from all texts of a form."""
+    """Tokens that may follow a text, worked out from all texts of a grammar."""
     allowed = {
         token
         for token, name in NAMES.items()
@@ -56,16 +56,16 @@ def is_whole(words, text):
 
 
 @pytest.mark.parametrize(
-    ("form", "words"),
+    ("grammar", "words"),
     [({"regex": REGEX}, WORDS), ({"choice": CHOICE}, set(CHOICE))],
     ids=["regex", "choice"],
 )
-def test_exactly_the_beginnings_of_words_are_allowed(compiler, form, words):
-    """Along random drafts that are taken back, rejected in the middle, and gone on with."""
+def test_exactly_the_beginnings_of_words_are_allowed(compiler, grammar, words):
+    """Along random drafts that are discarded, rejected in the middle, and continued."""
     rng = np.random.default_rng(0)
     num_whole = 0
     for _ in range(60):
-        matcher, text = begin(compiler, **form), ""
+        matcher, text = begin(compiler, **grammar), ""
         while not matcher.is_complete:
             for _ in range(3):
                 drafted, ahead = [], text
@@ -152,7 +152,7 @@ def test_a_draft_into_what_cannot_be_said_is_taken_back(compiler):
 
 
 def test_a_draft_that_the_grammar_library_cannot_follow_is_taken_back(compiler):
-    """After an error it says nothing more, so it is begun anew."""
+    """After an error the parser gives no more answers, so it is created again."""
     matcher = begin(compiler, regex="[ab]zebra|[ab]c")
     assert matcher.take(TOKENS["a"])
     matcher._grammar.consume_token(TOKENS["h"])
@@ -192,7 +192,7 @@ def test_choices_are_taken_literally(words):
 
 
 def test_tokenizers_with_bytes_to_fall_back_on():
-    """As those that were converted from SentencePiece."""
+    """With a tokenizer like those converted from SentencePiece."""
     names = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "c", "ab", "▁c"]
     plain = Tokenizer(
         models.BPE(
@@ -229,7 +229,7 @@ def test_several_tokens_may_end_a_text():
 
 
 @pytest.mark.parametrize(
-    "form",
+    "grammar",
     [
         {"json_schema": {"type": "strin"}},
         {"json_schema": {"type": "string", "minLength": 5, "maxLength": 2}},
@@ -242,10 +242,10 @@ def test_several_tokens_may_end_a_text():
     ],
     ids=str,
 )
-def test_what_cannot_be_followed_is_named(compiler, form):
+def test_what_cannot_be_followed_is_named(compiler, grammar):
     with pytest.raises(InvalidParameterError) as caught:
-        begin(compiler, **form)
-    assert caught.value.field == f"structured_outputs.{next(iter(form))}"
+        begin(compiler, **grammar)
+    assert caught.value.field == f"structured_outputs.{next(iter(grammar))}"
     assert "\n" not in str(caught.value)
 
 
@@ -327,7 +327,7 @@ def test_what_stands_between_parts_of_json(what):
 
 
 def test_json_is_followed_whatever_is_drawn():
-    """Random tokens of those allowed make what a schema describes."""
+    """Random allowed tokens produce a text that the schema describes."""
     schema = {
         "type": "object",
         "properties": {

@@ -1,9 +1,13 @@
-"""Finished requests leave nothing behind."""
+"""Finished requests leave no memory allocated."""
 
 import subprocess
 import sys
 
+import pytest
+
 from ..tiny_models import Recipe
+
+pytestmark = pytest.mark.slow
 
 TARGET = Recipe(vocab=32, context=64)
 

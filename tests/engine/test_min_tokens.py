@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
-from draftwise.engine import judging, verification
-from draftwise.engine.lanes import shares
+from draftwise.engine import companion, verification
+from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.errors import InvalidParameterError
 from draftwise.outputs import FinishReason
 
@@ -58,6 +58,8 @@ def reference(model, prompt, params, eos):
     return said
 
 
+@pytest.mark.slow
+@pytest.mark.covering("policy", "overlaps", "native")
 @pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("overlaps", [False, True], ids=["whole", "halves"])
 @pytest.mark.parametrize("policy", POLICIES)
@@ -65,7 +67,7 @@ def test_greedy_texts_are_the_targets_own(models, monkeypatch, policy, overlaps,
     if overlaps and (shares() is None or policy in ("none", "tetris")):
         pytest.skip("nothing overlaps here")
     if not native:
-        for module in (verification, judging):
+        for module in (verification, companion):
             monkeypatch.setattr(module, "library_for", lambda _: None)
     engine = assemble_recipe(
         models, RECIPE, 7, policy=policy, num_speculative_tokens=3, overlaps=overlaps
@@ -110,6 +112,8 @@ SETTINGS = (
 )
 
 
+@pytest.mark.slow
+@pytest.mark.covering("policy", "method")
 @pytest.mark.parametrize("method", ["block", "token"])
 @pytest.mark.parametrize("policy", ["fixed", "svip", "sv", "staged"])
 def test_texts_follow_the_masked_target(models, policy, method):
@@ -123,12 +127,13 @@ def test_texts_follow_the_masked_target(models, policy, method):
         assert p_value > NOT_UNLIKELY
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_not_masked_changes_nothing_but_its_luck(models, monkeypatch):
     """The mask of the target alone makes the text; the draft's only makes it likelier."""
     case = Case("fixed", "token", 3, num_tokens=3, num_requests=10_000, settings=SETTINGS)
     masked = case.sampled(models)[1]
     monkeypatch.setattr(
-        "draftwise.engine.drafting.next_masks",
+        "draftwise.engine.drafting.loop.next_masks",
         lambda places, vocab_size, device: torch.zeros(len(list(places)), vocab_size),
     )
     tokens, requests = case.sampled(models)
@@ -138,6 +143,7 @@ def test_a_draft_that_is_not_masked_changes_nothing_but_its_luck(models, monkeyp
     assert next(accepted) > next(accepted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["none", "perfect", "broken"])
 def test_stop_strings_are_looked_for_behind_them(folders, draft):  # noqa: F811
     """As in vLLM: neither in the text of the first tokens, nor across its end."""
@@ -160,8 +166,8 @@ def test_a_form_ends_where_nothing_else_may_come(models):
     llm = LLM(models.folder(recipe), speculation, dtype="float32")
 
     def said(regex, **options):
-        form = StructuredOutputs(regex=regex)
-        params = SamplingParams(structured_outputs=form, max_tokens=24, seed=0, **options)
+        grammar = StructuredOutputs(regex=regex)
+        params = SamplingParams(structured_outputs=grammar, max_tokens=24, seed=0, **options)
         return llm.generate("abc", params)[0]
 
     assert said("abc", min_tokens=12).text == "abc"

@@ -2,12 +2,15 @@
 
 import subprocess
 
+import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 
 from ..tiny_models import Recipe
+
+pytestmark = pytest.mark.slow
 
 TARGET = Recipe(vocab=48, context=128)
 

@@ -1,18 +1,17 @@
-"""What the oracle says beforehand is what the target does, and costs a step nothing."""
+"""The oracle predicts the target's decisions exactly, and its time is not counted."""
 
 import functools
 import itertools
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from draftwise import RequestSpeculation, SamplingParams
 from draftwise.core.goodput import OperatingPoint
-from draftwise.engine import oracle, stopwatch
+from draftwise.engine import oracle, step
 from draftwise.models.native.drafting import DraftRun
-from draftwise.policies.pricing import Price, PriceBook
+from draftwise.policies.pricing import Price, Pricing
 
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe
@@ -30,12 +29,7 @@ def lively_prices(monkeypatch):
         threshold = next(thresholds)
         return Price(OperatingPoint(4, threshold), 1.0, threshold)
 
-    monkeypatch.setattr(PriceBook, "price", price)
-    monkeypatch.setattr(
-        PriceBook,
-        "draft_thresholds",
-        lambda *given: np.tile([np.inf, 0.5, 0.2, 0.1, 0.0], (given[-1] + 1, 1)),
-    )
+    monkeypatch.setattr(Pricing, "price", price)
 
 
 def build(models, draft_noise=0.1, max_batch_size=5):
@@ -45,7 +39,7 @@ def build(models, draft_noise=0.1, max_batch_size=5):
 
 
 class Watch:
-    """Compares what the oracle expected with what came of it, step after step."""
+    """Compares the oracle's predictions with the outcome of each step."""
 
     def __init__(self, engine):
         self.policy = engine.policies.default
@@ -109,7 +103,7 @@ def test_what_it_judges_in_full_are_the_targets_distributions(models, lively_pri
 
 
 class Clock:
-    """A clock that moves when it is told to."""
+    """A clock that only advances on request."""
 
     def __init__(self):
         self.now = 100.0
@@ -131,22 +125,24 @@ def clock(monkeypatch):
     clock = Clock()
     fake = SimpleNamespace(perf_counter=clock.perf_counter)
     monkeypatch.setattr(oracle, "time", fake)
-    monkeypatch.setattr(stopwatch, "time", fake)
+    monkeypatch.setattr(step, "time", fake)
     return clock
 
 
 def test_what_it_is_told_is_off_the_clock(models, lively_prices, clock, monkeypatch):
     engine = build(models)
-    teller = engine._oracle
+    teller = engine._pipeline.oracle
     # What the oracle does, in the middle of drafting and after it, takes ages.
     for name in ("read", "read_one"):
         monkeypatch.setattr(
-            teller._follower, name, clock.slow(getattr(teller._follower, name), 1000.0)
+            teller._cached_model, name, clock.slow(getattr(teller._cached_model, name), 1000.0)
         )
     for name in ("probabilities", "overlap"):
         monkeypatch.setattr(oracle, name, clock.slow(getattr(oracle, name), 300.0))
-    drafter, verifier = engine._sides[0]._drafter, engine._verifier
-    monkeypatch.setattr(drafter._follower, "read_one", clock.slow(drafter._follower.read_one, 0.25))
+    drafter, verifier = engine._pipeline.proposer, engine._verifier
+    monkeypatch.setattr(
+        drafter.cached_model, "read_one", clock.slow(drafter.cached_model.read_one, 0.25)
+    )
     draw = DraftRun.draw
 
     def slow_draw(run, num_positions):
@@ -185,14 +181,16 @@ def test_without_an_oracle_everything_counts(models):
 
 
 def test_others_are_not_told(models, lively_prices):
-    """A request with a policy of its own hears nothing of the target beforehand."""
+    """A request with its own policy gets no scores of the target."""
     engine = build(models)
     heard = []
     policy = engine.policies.get("adaptive")
     select = policy.select
-    policy.select = lambda draft, judgement: heard.append(judgement) or select(draft, judgement)
+    policy.select = lambda draft, companion_scores: (
+        heard.append(companion_scores) or select(draft, companion_scores)
+    )
     for seed, name in enumerate([None, "adaptive", None, "adaptive"]):
-        params = SamplingParams(max_tokens=12, seed=seed)
+        params = SamplingParams(max_tokens=24, seed=seed)
         engine.add(None, [1, 2, seed], params, RequestSpeculation(policy=name))
     while engine.num_unfinished:
         engine.step()

@@ -1,4 +1,4 @@
-"""One half of the batch is drafted for while the other is verified, and nobody notices."""
+"""Overlapping the halves of a batch does not change any output."""
 
 import threading
 
@@ -7,12 +7,15 @@ import torch
 
 from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.core.latency import LatencyModel, StageCost
-from draftwise.engine import lanes, overlap
 from draftwise.engine.assembly import EngineOptions
-from draftwise.engine.engine import Engine
-from draftwise.engine.lanes import Lane, shares
-from draftwise.engine.overlap import Interference, Overlap, OverlapOptions
-from draftwise.engine.side import Side
+from draftwise.engine.parallel import overlap, pinned_threads
+from draftwise.engine.parallel.overlap import (
+    Interference,
+    OverlapDecision,
+    OverlapOptions,
+    OverlappedEngine,
+)
+from draftwise.engine.parallel.pinned_threads import PinnedThread, shares
 from draftwise.engine.verification import TargetVerifier
 from draftwise.errors import InvalidParameterError
 from draftwise.outputs import FinishReason
@@ -35,21 +38,26 @@ def build(models, overlaps=True, **options):
 
 @pytest.fixture(scope="module")
 def expected(models):
-    """What 40 requests say without overlap."""
+    """The outputs of 40 requests without overlap."""
     return token_ids(build(models, overlaps=False, max_batch_size=8).generate(*varied_work(40)))
 
 
 @pytest.fixture
 def halves(monkeypatch):
-    """For each step, requests that were prepared and those that were verified meanwhile."""
-    seen, step = [], Overlap.step
+    """For each step, the prepared requests and those verified at the same time."""
+    seen, half_step = [], OverlappedEngine._half_step
 
-    def spied(self, verifier, side, batch, clock):
-        ahead = [] if self.ahead is None else self.ahead.batch.generating
-        seen.append([{r.request_id for r in each} for each in (batch.generating, ahead)])
-        return step(self, verifier, side, batch, clock)
+    def ahead_of(engine):
+        ahead = engine._ahead
+        return set() if ahead is None else {r.request_id for r in ahead.batch.generating}
 
-    monkeypatch.setattr(Overlap, "step", spied)
+    def spied(self):
+        verified = ahead_of(self)
+        advanced = half_step(self)
+        seen.append((ahead_of(self), verified))
+        return advanced
+
+    monkeypatch.setattr(OverlappedEngine, "_half_step", spied)
     return seen
 
 
@@ -62,7 +70,7 @@ def test_texts_are_the_same(models, expected, halves, max_batch_size):
 
 
 def test_they_run_at_the_same_time(models, monkeypatch):
-    """Each waits until the other has begun."""
+    """Each thread waits until the other has started."""
     begun = {name: threading.Event() for name in ("prepare", "verify")}
     threads = {name: set() for name in begun}
     met = []
@@ -80,7 +88,8 @@ def test_they_run_at_the_same_time(models, monkeypatch):
         return together
 
     llm = build(models, max_batch_size=4)
-    monkeypatch.setattr(Side, "prepare", meeting("prepare", "verify", Side.prepare))
+    prepare = staticmethod(meeting("prepare", "verify", OverlappedEngine._prepare))
+    monkeypatch.setattr(OverlappedEngine, "_prepare", prepare)
     monkeypatch.setattr(
         TargetVerifier, "verify", meeting("verify", "prepare", TargetVerifier.verify)
     )
@@ -95,11 +104,11 @@ def test_requests_join_and_are_cancelled_meanwhile(models, expected):
     assert_same_with_cancellations(llm.engine, expected)
     scheduler = llm.engine._scheduler
     assert scheduler.num_reserved_tokens == 0
-    assert len(scheduler._free_rows) == 6
+    assert len(scheduler._free_slots) == 6
 
 
 def test_what_is_said_is_reported_once(models):
-    """Also what is finished outside of a step, because somebody was cancelled."""
+    """Including steps that are finished outside of :meth:`step` after a cancellation."""
     llm = build(models, max_batch_size=6)
     engine = llm.engine
     params = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -111,7 +120,7 @@ def test_what_is_said_is_reported_once(models):
             engine.cancel(requests[0])
         if not engine.num_unfinished:
             break
-    ended += [r.request_id for r in engine._take_advanced()]
+    ended += [r.request_id for r in engine._advanced]
     assert sorted(set(ended)) == [r.request_id for r in requests[1:]]
 
 
@@ -163,7 +172,7 @@ class TestDeciding:
 
     def overlap(self, target, draft, interference, lengths=(4,) * 16, tokens_each=5):
         latency = LatencyModel(target, StageCost((1, 4096), (draft, draft)))
-        made = Overlap(latency, interference)
+        made = OverlapDecision(latency, interference)
         for _ in range(100):
             made.observe(tokens_each * len(lengths), 0, lengths)
         return made
@@ -179,12 +188,12 @@ class TestDeciding:
         assert not self.overlap(self.FLAT, 0.001, gpu).pays(16)
         # A draft that costs nothing leaves nothing to hide.
         assert not self.overlap(self.LINEAR, 0.00001, gpu).pays(16)
-        # Nor does it pay where they slow each other down.
+        # Overlap is not worthwhile either if the passes slow each other down.
         assert not self.overlap(self.LINEAR, 0.001, Interference(1.9, 1.9)).pays(16)
 
     def test_a_single_request_has_no_halves(self):
-        assert not Overlap(fixed_latency(), None).pays(1)
-        assert Overlap(fixed_latency(), None).pays(2)
+        assert not OverlapDecision(fixed_latency(), None).pays(1)
+        assert OverlapDecision(fixed_latency(), None).pays(2)
 
     def test_what_steps_look_like_is_followed(self):
         made = self.overlap(self.LINEAR, 0.001, Interference(1.05, 1.2), lengths=(0,) * 16)
@@ -194,22 +203,24 @@ class TestDeciding:
         assert made.pays(16)
 
 
-class TestLanes:
+class TestPinnedThreads:
     def test_each_has_its_cores(self):
         large, small = shares()
         assert not set(large) & set(small)
         before = torch.get_num_threads()
-        lane = Lane("one", small)
-        assert lane.submit(torch.get_num_threads).result() == 1
-        assert lane.submit(lambda: sorted(lanes.os.sched_getaffinity(0))).result() == small
+        thread = PinnedThread("one", small)
+        assert thread.submit(torch.get_num_threads).result() == 1
+        assert (
+            thread.submit(lambda: sorted(pinned_threads.os.sched_getaffinity(0))).result() == small
+        )
         assert torch.get_num_threads() == before
-        assert len(lanes.usable_cores()) >= len(large) + 1
-        lane.close()
+        assert len(pinned_threads.usable_cores()) >= len(large) + 1
+        thread.close()
 
-    def test_a_single_core_has_no_lanes(self, monkeypatch):
+    def test_a_single_core_cannot_overlap(self, models, monkeypatch):
         monkeypatch.setattr(overlap, "shares", lambda: None)
         with pytest.raises(InvalidParameterError, match="two cores") as caught:
-            Overlap(None, None)
+            build(models)
         assert caught.value.field == "overlap"
 
 
@@ -223,22 +234,24 @@ class TestAsking:
         llm = build(models, overlaps=False)
         speculation = SpeculationConfig(models.folder(RECIPE.draft()), policy="oracle")
         with pytest.raises(InvalidParameterError, match="leaves no target") as caught:
-            Engine(
+            OverlappedEngine(
                 llm.load_models(speculation),
                 speculation,
-                EngineOptions(4, overlap=OverlapOptions()),
+                EngineOptions(4),
                 fixed_latency(),
+                overlap=OverlapOptions(),
             )
         assert caught.value.field == "overlap"
 
     def test_a_policy_that_is_made_is_one(self, models):
         llm = build(models, overlaps=False)
         with pytest.raises(InvalidParameterError, match="for each half"):
-            Engine(
+            OverlappedEngine(
                 llm.load_models(llm.speculation),
                 llm.speculation,
-                EngineOptions(4, overlap=OverlapOptions()),
+                EngineOptions(4),
                 policy=llm.engine.policies.default,
+                overlap=OverlapOptions(),
             )
 
     @pytest.mark.filterwarnings("ignore:latency_profile")  # the machine may be busier by now
@@ -256,7 +269,8 @@ class TestAsking:
         )
         for asked in (None, False):
             llm = LLM(models.folder(RECIPE), speculation, dtype="float32", overlap=asked)
-            assert (llm.engine._overlap is not None) == (interference and asked is None)
+            assert isinstance(llm.engine, OverlappedEngine) == (interference and asked is None)
 
     def test_without_a_draft_there_is_nothing_to_overlap(self, models):
-        assert LLM(models.folder(RECIPE), dtype="float32", overlap=True).engine._overlap is None
+        llm = LLM(models.folder(RECIPE), dtype="float32", overlap=True)
+        assert not isinstance(llm.engine, OverlappedEngine)

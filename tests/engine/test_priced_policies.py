@@ -1,13 +1,12 @@
 """Policies that price, under prices that make every kind of decision happen.
 
 On a tiny model nothing pays, so that a priced policy would do nothing at all; here prices change
-from step to step, and drafts are cut, filtered and verified whole, side by side.
+from step to step, and drafts are cut, filtered and verified whole, side by pipeline.
 """
 
 import itertools
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,11 +16,13 @@ from draftwise.outputs import TokenSource
 from draftwise.params import SamplingParams
 from draftwise.policies import POLICIES
 from draftwise.policies.adaptive import Adaptive
-from draftwise.policies.mixture import Mixture
 from draftwise.policies.priced import PricedPolicy
-from draftwise.policies.pricing import Price, PriceBook
+from draftwise.policies.pricing import Price, Pricing
+from draftwise.policies.router import PolicyRouter
 
 from .test_lossless import COLD, HOT, NOT_UNLIKELY, PLAIN, Case
+
+pytestmark = pytest.mark.slow
 
 PRICED = [name for name, p in POLICIES.items() if issubclass(p, PricedPolicy) and p.lossless]
 
@@ -30,23 +31,16 @@ PRICED = [name for name, p in POLICIES.items() if issubclass(p, PricedPolicy) an
 def lively_prices(monkeypatch):
     points = itertools.cycle([0.05, 0.2, 0.0, 0.35, 0.5, 0.7, 0.3, 0.45])
     lengths = itertools.cycle([3, 2, 4])
-    drafts = itertools.cycle([0.1, 0.5, 0.0, 0.3])
 
     def price(*_):
         threshold = next(points)
         return Price(OperatingPoint(next(lengths), threshold), 1.0, threshold or 0.4)
 
-    monkeypatch.setattr(PriceBook, "price", price)
-    monkeypatch.setattr(
-        PriceBook,
-        "draft_thresholds",
-        lambda book, _, count: np.array(
-            [[np.inf] + [next(drafts)] * book._max_draft_length for _ in range(count + 1)]
-        ),
-    )
-    monkeypatch.setattr(PriceBook, "companion_price", lambda *_: 0.0)
+    monkeypatch.setattr(Pricing, "price", price)
+    monkeypatch.setattr(Pricing, "companion_price", lambda *_: 0.0)
 
 
+@pytest.mark.covering("policy", "method")
 @pytest.mark.parametrize(("method", "gamma"), [("block", 3), ("token", 2)])
 @pytest.mark.parametrize("policy", PRICED)
 def test_whatever_is_decided_texts_follow_the_target(models, lively_prices, policy, method, gamma):
@@ -80,20 +74,16 @@ def changing_ways(monkeypatch):
     def begin():
         points = itertools.cycle([(4, 0.3), (3, 0.0), (4, 0.15), (0, 0.0), (4, 0.5)])
         monkeypatch.setattr(
-            PriceBook, "price", lambda *_: Price(OperatingPoint(*next(points)), 1.0, 0.3)
+            Pricing, "price", lambda *_: Price(OperatingPoint(*next(points)), 1.0, 0.3)
         )
 
-    def thresholds(_, price, count):
-        return np.array([np.inf, 0.35, 0.3, 0.25, 0.2]) * (1 + np.arange(count + 1)[:, None] / 20)
-
-    monkeypatch.setattr(PriceBook, "draft_thresholds", thresholds)
     return begin
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "sv", "sv-predictable"])
 def test_a_rule_says_what_asking_says(models, changing_ways, monkeypatch, policy):
-    """Kernels that follow the policy's rule stop where the policy would have stopped."""
-    runs, num_followed, draft_rule = [], [], Mixture.draft_rule
+    """Kernels that apply the policy's rule stop where the policy would have stopped."""
+    runs, num_followed, draft_rule = [], [], PolicyRouter.draft_rule
     for asks in (False, True):
         changing_ways()
         with monkeypatch.context() as patch:
@@ -104,7 +94,7 @@ def test_a_rule_says_what_asking_says(models, changing_ways, monkeypatch, policy
                 followed.append(said is not None)
                 return said
 
-            patch.setattr(Mixture, "draft_rule", rule)
+            patch.setattr(PolicyRouter, "draft_rule", rule)
             engine = Case(policy, "block", 4).engine(models, 7)
             requests = mixed_requests(engine, 400)
             while engine.num_unfinished:
@@ -123,11 +113,11 @@ def test_what_a_rule_notes_is_what_selecting_finds(models, changing_ways, monkey
     """The kernels' ranges are those of the policy, up to the first token that is dropped."""
     select, lengths, bounds = Adaptive.select, [], []
 
-    def both(self, draft, judgement):
+    def both(self, draft, companion_scores):
         untouched = replace(draft, probs=None if draft.probs is None else draft.probs.clone())
-        plan = select(self, draft, judgement)
+        plan = select(self, draft, companion_scores)
         threshold = self._price.point.threshold
-        if judgement is not None or threshold == 0 or not any(draft.lengths):
+        if companion_scores is not None or threshold == 0 or not any(draft.lengths):
             return plan
         assert self._notes.are_about(draft)
         found = self.keep_in_range(untouched, self._expected, self.models, threshold)

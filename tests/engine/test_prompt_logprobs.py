@@ -1,4 +1,4 @@
-"""What the target thinks of prompts, against a plain pass of transformers over all of them."""
+"""Prompt log-probabilities equal those of one forward pass of transformers."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.engine import logprobs
-from draftwise.engine.lanes import shares
+from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.engine.verification import TargetVerifier
 from draftwise.outputs import FinishReason
 
@@ -34,7 +34,7 @@ def assert_right(model, output, count):
 
 
 def work(count):
-    """Requests some of which ask; some of them generate nothing."""
+    """Some requests want prompt log-probabilities, and some generate no tokens."""
     prompts, params = varied_work(count)
     asked = (0, None, 3, 20)
     params = [
@@ -48,6 +48,7 @@ def work(count):
     return prompts, params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlaps", [False, True], ids=["whole", "halves"])
 @pytest.mark.parametrize("policy", ["none", "fixed", "sv"])
 def test_they_are_those_of_a_plain_pass(models, policy, overlaps):
@@ -74,7 +75,7 @@ def test_they_are_those_of_a_plain_pass(models, policy, overlaps):
 
 
 def test_a_prompt_is_read_chunk_by_chunk_and_only_who_asks_pays(models, monkeypatch):
-    """No pass gives more rows than a chunk has, and no row is given for who does not ask."""
+    """A pass gives at most one row per chunk token, and none for requests that want none."""
     rows = []
     verify = TargetVerifier.verify
 

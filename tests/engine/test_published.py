@@ -1,10 +1,9 @@
-"""Selections as they were published bias the output; their lossless forms do not.
+"""Selection rules as published bias the output; their lossless forms do not.
 
 Three models whose next token depends on the last one only, so small that the distribution of what
 a request says is a product of three rows of a table.
 """
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,12 +11,14 @@ from draftwise import SamplingParams
 from draftwise.core.goodput import OperatingPoint
 from draftwise.core.latency import StageCost
 from draftwise.policies import POLICIES
-from draftwise.policies.pricing import Price, PriceBook
+from draftwise.policies.pricing import Price, Pricing
 
 from ..core.statistics_tools import Tree, chi_square_p_value, sequence_counts
 from ..stand_ins import FixedLatency
 from ..tiny_models import bigram_model, save
 from .assembly import assemble
+
+pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 4000
 NOT_UNLIKELY = 1e-4
@@ -50,7 +51,7 @@ COMPANION = torch.tensor(
     ]
 )
 
-# The published form, its lossless one, and the options of both.
+# The published grammar, its lossless one, and the options of both.
 FORMS = [
     ("tetris-published", "tetris", {}),
     ("sv-published", "sv", {}),
@@ -67,15 +68,12 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def dear_tokens(monkeypatch):
-    """Verifying has its price, the same for all: what is unlikely to be kept does not pay."""
+    """Each verified token costs the same, so verifying unlikely tokens is not worthwhile."""
     steep = FixedLatency(StageCost((1, 4096), (0.003, 0.700)), StageCost((1,), (1e-4,)))
     monkeypatch.setitem(assemble.__globals__, "fixed_latency", lambda: steep)
     price = Price(OperatingPoint(2, 0.72), 1.0, 0.72)
-    monkeypatch.setattr(PriceBook, "price", lambda *_: price)
-    monkeypatch.setattr(
-        PriceBook, "draft_thresholds", lambda *given: np.tile([np.inf, 0, 0], (given[-1] + 1, 1))
-    )
-    monkeypatch.setattr(PriceBook, "companion_price", lambda *_: 0.0)
+    monkeypatch.setattr(Pricing, "price", lambda *_: price)
+    monkeypatch.setattr(Pricing, "companion_price", lambda *_: 0.0)
 
 
 def expected():
@@ -111,6 +109,7 @@ def p_value(folders, policy, method, options):
     return chi_square_p_value(sequence_counts(said, VOCAB), expected())
 
 
+@pytest.mark.covering("lossless", "method")
 @pytest.mark.parametrize("method", ["block", "token"])
 @pytest.mark.parametrize(("published", "lossless", "options"), FORMS)
 def test_the_published_form_is_found_out_and_ours_is_not(

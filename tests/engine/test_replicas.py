@@ -1,4 +1,6 @@
-"""Drafting in shares: two processes with a draft and a companion each say what one would."""
+"""Drafting in two processes gives the same outputs as drafting in one."""
+
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,8 +9,8 @@ import torch
 from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.engine.assembly import EngineOptions
 from draftwise.engine.engine import Engine
-from draftwise.engine.overlap import OverlapOptions
-from draftwise.engine.replicas.processes import Replicas
+from draftwise.engine.parallel.replicas.assembly import ReplicaAssembly
+from draftwise.engine.parallel.replicas.processes import Replicas
 from draftwise.errors import InvalidParameterError, ReplicaError
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
@@ -16,6 +18,8 @@ from ..stand_ins import fixed_latency
 from ..tiny_models import Recipe
 from .assembly import assert_same_with_cancellations, token_ids, varied_work
 from .exact import exact_distribution
+
+pytestmark = pytest.mark.slow
 
 RECIPE = Recipe(vocab=16, seed=6)
 
@@ -38,7 +42,7 @@ def build(models, num_replicas, policy="fixed", companion=None, **options):
 
 @pytest.fixture(scope="module")
 def replicated(models):
-    """One for all that only generate; every engine of it costs a process."""
+    """One engine shared by tests that only generate, because each engine starts a process."""
     made = build(models, 2, max_batch_size=7, max_chunk_tokens=9)
     yield made
     made.close()
@@ -46,7 +50,7 @@ def replicated(models):
 
 @pytest.mark.parametrize("policy", ["fixed", "svip", "adaedl", "heuristic"])
 def test_texts_are_the_same(models, replicated, policy):
-    """With every way of stopping a draft: never, by the signals of each token, by the past."""
+    """Policies that never stop a draft, that stop by signals, and that stop by earlier steps."""
     alone = build(models, 1, policy, max_batch_size=7, max_chunk_tokens=9)
     replicated.change_speculation(policy=policy)
     outputs = replicated.generate(*varied_work(40))
@@ -58,14 +62,14 @@ def test_texts_are_the_same(models, replicated, policy):
 
 
 def test_shares_are_drafted_elsewhere(replicated, monkeypatch):
-    """Requests with odd rows are the replica's, which is told no more than it must know."""
+    """Requests in odd slots belong to the replica, which only gets the text changes it needs."""
     seen, send = [], Replicas.send
     monkeypatch.setattr(
         Replicas, "send", lambda self, value, rank: seen.append(value) or send(self, value, rank)
     )
     replicated.change_speculation(policy="fixed")
     replicated.generate([[1, 2, 3]] * 4, SamplingParams(max_tokens=9, ignore_eos=True))
-    assert {row for share in seen for row in share.rows} == {1, 3}
+    assert {slot for share in seen for slot in share.cache_slots} == {1, 3}
     for share in seen[2:]:  # all prompts are read by then
         assert all(not change.is_new and len(change.tail) <= 4 for change in share.texts)
 
@@ -77,7 +81,7 @@ def test_requests_are_cancelled_meanwhile(models, replicated):
 
 
 def test_a_companion_judges_its_share(models):
-    """The staged policy asks it in every step and lets its word decide."""
+    """The staged policy uses the companion's scores in every step."""
     together, alone = (build(models, n, "staged", "yes", max_batch_size=5) for n in (2, 1))
     outputs, expected = (llm.generate(*varied_work(30)) for llm in (together, alone))
     assert token_ids(outputs) == token_ids(expected)
@@ -118,7 +122,7 @@ def test_each_request_may_have_its_own_policy(replicated, models):
 class TestFailures:
     def test_a_replica_that_dies_is_named(self, models):
         llm = build(models, 2, max_batch_size=4)
-        processes = llm.engine._replicas.close.peek()[2][1]
+        processes = llm.engine._pipeline.proposer._shares.replicas.close.peek()[2][1]
         for process in processes:
             process.kill()
             process.wait()
@@ -130,40 +134,38 @@ class TestFailures:
 
     def test_closing_ends_them(self, models):
         llm = build(models, 2, max_batch_size=4)
-        (process,) = llm.engine._replicas.close.peek()[2][1]
+        (process,) = llm.engine._pipeline.proposer._shares.replicas.close.peek()[2][1]
         llm.close()
         llm.close()
         assert process.poll() == 0
 
     def test_a_model_that_cannot_be_loaded_there(self, models, monkeypatch):
-        from draftwise.engine.replicas import process
+        from draftwise.engine.parallel.replicas import messages
 
-        spec = process.ModelSpec("/nowhere", "draft", torch.float32, 16, False, None)
+        spec = messages.ModelSpec("/nowhere", "draft", torch.float32, 16, False, None)
         with pytest.raises(Exception, match="/nowhere"):
-            Replicas([process.ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["?"])
+            Replicas([messages.ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["?"])
 
     def test_another_model_is_refused(self, models):
-        from draftwise.engine.replicas import process
+        from draftwise.engine.parallel.replicas import messages
 
         folder = models.folder(RECIPE.draft())
-        spec = process.ModelSpec(folder, "draft", torch.float32, 16, False, None)
+        spec = messages.ModelSpec(folder, "draft", torch.float32, 16, False, None)
         with pytest.raises(ReplicaError, match="other models"):
-            Replicas([process.ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["another"])
+            Replicas([messages.ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["another"])
 
     def test_what_cannot_be_shared(self, models):
         llm = build(models, 1)
-        for speculation, options, match in (
-            (SpeculationConfig("x", policy="oracle"), EngineOptions(), "asks the target"),
-            (llm.speculation, EngineOptions(overlap=OverlapOptions()), "together"),
-        ):
-            with pytest.raises(InvalidParameterError, match=match):
-                Engine(
-                    llm.load_models(llm.speculation),
-                    speculation,
-                    options,
-                    fixed_latency(),
-                    replicas=object(),
-                )
+        with pytest.raises(InvalidParameterError, match="uses the target while it drafts"):
+            Engine(
+                llm.load_models(llm.speculation),
+                SpeculationConfig("x", policy="oracle"),
+                EngineOptions(),
+                fixed_latency(),
+                assemble=partial(ReplicaAssembly, object()),
+            )
+        with pytest.raises(InvalidParameterError, match="combined with draft_replicas"):
+            build(models, 2, overlap=True)
 
     @pytest.mark.parametrize("count", [0, -1, 1.5, True])
     def test_a_number_of_replicas(self, models, count):
@@ -174,14 +176,14 @@ class TestFailures:
 
 def test_a_cut_draft_has_nothing_behind_its_lengths():
     from draftwise.core.types import Draft, DraftSignals
-    from draftwise.engine.replicas.replica import cut
+    from draftwise.engine.parallel.replicas.replica import _cut
 
     ones = torch.ones(2, 3)
     signals = DraftSignals(torch.ones(2, 3, 4), ones.clone(), ones.clone())
-    draft = Draft(ones.long(), (3, 2), torch.ones(2, 4, 4), (-1, 0, 1), signals)
-    shorter = cut(draft, (1, 2))
+    draft = Draft(ones.long(), (3, 2), torch.ones(2, 4, 4), signals)
+    shorter = _cut(draft, (1, 2))
     assert shorter.lengths == (1, 2)
-    assert np.array_equal(shorter.tokens, [[1, 0, 0], [1, 1, 1]])
+    assert np.array_equal(shorter.tokens, [[1, 0, 0], [1, 1, 0]])
     assert shorter.probs[0, 1:].sum() == 0
     assert shorter.signals.entropy[0].tolist() == [1, 0, 0]
-    assert shorter.signals.beliefs[0, 1:].sum() == 0
+    assert shorter.signals.draft_probs[0, 1:].sum() == 0

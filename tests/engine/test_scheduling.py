@@ -1,4 +1,4 @@
-"""Requests join, wait, leave and are cancelled; none of it changes what the others say."""
+"""Requests that join, wait, leave or are cancelled do not change other outputs."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def build(models, **options):
 
 
 def work(count):
-    """Prompts of many lengths, and how to go on with each."""
+    """Prompts of many lengths with their sampling parameters."""
     prompts = [[(index * 5 + i * 3) % 16 for i in range(1 + index % 11)] for index in range(count)]
     params = [SamplingParams(max_tokens=1 + index % 14, seed=index) for index in range(count)]
     return prompts, params
@@ -32,17 +32,17 @@ def token_ids(outputs):
 
 @pytest.fixture(scope="module")
 def expected(models):
-    """What 50 requests say that all run at once."""
+    """The outputs of 50 requests that all run at once."""
     return token_ids(build(models, max_batch_size=50).generate(*work(50)))
 
 
 def assert_idle(llm):
-    """Every row is free and nothing is reserved."""
+    """Every slot is free and nothing is reserved."""
     scheduler = llm.engine._scheduler
     assert llm.engine.num_unfinished == 0
     assert scheduler.num_reserved_tokens == 0
-    assert sorted(scheduler._free_rows) == list(range(len(scheduler._free_rows)))
-    assert len(scheduler._free_rows) == scheduler._caches[0].num_rows
+    assert sorted(scheduler._free_slots) == list(range(len(scheduler._free_slots)))
+    assert len(scheduler._free_slots) == scheduler._target_cache.num_cache_slots
 
 
 @pytest.mark.parametrize("max_batch_size", [1, 4, 7])
@@ -84,7 +84,8 @@ def test_requests_that_arrive_later(models, expected):
 
 def bytes_per_token(models):
     engine = build(models, max_batch_size=1).engine
-    return sum(cache.bytes_per_token for cache in engine._scheduler._caches)
+    caches = engine._scheduler._target_cache, engine._pipeline.proposer.cached_model.cache
+    return sum(cache.bytes_per_token for cache in caches)
 
 
 def test_a_small_cache_makes_requests_wait(models, expected):

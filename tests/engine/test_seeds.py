@@ -35,6 +35,7 @@ def others():
         yield prompt, SamplingParams(max_tokens=1 + index, seed=index, **kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [{}, {"temperature": 0.7, "top_p": 0.9}, EVERYTHING], ids=len)
 @pytest.mark.parametrize("speculation", [True, False])
 @pytest.mark.parametrize("place", [0, 17, 31])

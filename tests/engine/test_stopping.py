@@ -1,4 +1,4 @@
-"""Where a text ends, whatever a draft has written beyond."""
+"""Where a text ends, also if the draft continues after its end."""
 
 import json
 
@@ -10,7 +10,7 @@ from draftwise.outputs import FinishReason, TokenSource
 from ..tiny_models import Recipe, bigram_model, byte_tokenizer, chain_logits, save
 
 TOKENIZER = byte_tokenizer()
-# No two of these characters share a byte, so that a chain of tokens can say them.
+# No two of these characters share a byte, so that a chain of tokens can spell them.
 TEXT = "hgf€ed.ñc,😀:a\n"
 CHAIN = [
     token
@@ -142,7 +142,7 @@ def test_every_stop_token(llm):
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("where", ["generation_config.json", "config.json"])
 def test_end_of_sequence(folders, tmp_path, position, draft, where):
-    """Also inside a draft; ``ignore_eos`` goes on after it."""
+    """Also inside a draft. With ``ignore_eos`` generation continues after it."""
     eos = CHAIN[position]
     save(bigram_model(chain_logits(len(TOKENIZER), CHAIN), CONTEXT), tmp_path, tokenizer=True)
     generation = tmp_path / "generation_config.json"

@@ -1,4 +1,4 @@
-"""A form changes the target's law to the one that is worked out token by token, and no other."""
+"""With a grammar, outputs have exactly the law that is computed token by token."""
 
 import collections
 import functools
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
-from draftwise.engine import judging, verification
-from draftwise.engine.chain import DraftChain
-from draftwise.engine.drafting import _DraftWriter
-from draftwise.engine.lanes import shares
+from draftwise.engine import companion, verification
+from draftwise.engine.drafting.eager import EagerBackend
+from draftwise.engine.drafting.native import NativeBackend
+from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.engine.matcher import Matcher
-from draftwise.engine.native_chain import NativeChain
+from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.errors import InvalidParameterError, NumericalError
 from draftwise.outputs import FinishReason, TokenSource
 from draftwise.values import MAX_NESTING
@@ -24,7 +24,7 @@ from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe, generate
 from .exact import exact_distribution
-from .forms import CHOICE, END, LETTERS, RECIPE, TOKENIZER
+from .grammars import CHOICE, END, LETTERS, RECIPE, TOKENIZER
 from .test_failures import break_token
 from .test_lossless import IMPOSSIBLE, NOT_UNLIKELY
 
@@ -34,7 +34,7 @@ BIASED = SamplingParams(
     max_tokens=8, top_p=0.95, repetition_penalty=1.2, logit_bias={11: 1.0, 20: 1.5, END: -0.5}
 )
 CUT = SamplingParams(max_tokens=2, temperature=1.4, min_p=0.02)
-# All of them share every batch, with requests whose texts may have any form.
+# All of them share every batch, also with requests without a grammar.
 SETTINGS = (
     ([3, 4, 5], PLAIN, LETTERS),
     ([7], COLD, LETTERS),
@@ -46,8 +46,8 @@ SETTINGS = (
 
 def asked(number):
     """Prompt and parameters of a request."""
-    prompt, params, form = SETTINGS[number % len(SETTINGS)]
-    structure = None if form is None else form.asked
+    prompt, params, grammar = SETTINGS[number % len(SETTINGS)]
+    structure = None if grammar is None else grammar.asked
     return prompt, replace(params, seed=number, structured_outputs=structure)
 
 
@@ -70,11 +70,11 @@ def sampled(models, policy, num_requests, max_batch_size, **speculation):
 
 @pytest.fixture(scope="module")
 def laws(models):
-    """Of each setting, the probability of every text."""
+    """The probability of every text, for each setting."""
     model = models.reference(RECIPE)
     return [
-        None if form is None else form.law(model, prompt, params)
-        for prompt, params, form in SETTINGS
+        None if grammar is None else grammar.law(model, prompt, params)
+        for prompt, params, grammar in SETTINGS
     ]
 
 
@@ -92,10 +92,14 @@ def p_values(models, outputs, laws):
 
 
 CASES = [
-    (policy, method, gamma, overlaps)
-    for policy, method, gamma, overlaps in (
+    ("fixed", "block", 3, False),
+    ("staged", "token", 2, False),
+    ("sv", "block", 3, True),
+]
+CASES += [
+    pytest.param(*case, marks=pytest.mark.exhaustive)
+    for case in (
         ("none", "block", 0, False),
-        ("fixed", "block", 3, False),
         ("fixed", "token", 2, False),
         ("svip", "block", 3, False),
         ("sv", "block", 3, False),
@@ -103,13 +107,12 @@ CASES = [
         ("adaptive", "block", 3, False),
         ("tetris", "block", 3, False),
         ("staged", "block", 3, False),
-        ("staged", "token", 2, False),
         ("fixed", "block", 3, True),
-        ("sv", "block", 3, True),
     )
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "method", "gamma", "overlaps"), CASES)
 def test_texts_follow_the_target_within_the_form(models, laws, policy, method, gamma, overlaps):
     if overlaps and shares() is None:
@@ -126,7 +129,7 @@ def test_texts_follow_the_target_within_the_form(models, laws, policy, method, g
     if policy != "none":
         bound = [output for number, output in enumerate(outputs) if SETTINGS[number % 5][2]]
         sources = {source for output in bound for source in output.token_sources}
-        # Few texts are so long that one of three tokens is kept whole and goes on.
+        # Few texts continue after a fully accepted draft of three tokens.
         assert sources | {TokenSource.BONUS} == set(TokenSource)
         assert TokenSource.BONUS in sources or gamma == 3
         if policy in ("sv", "staged"):
@@ -141,6 +144,8 @@ def test_texts_follow_the_target_within_the_form(models, laws, policy, method, g
         assert p_value > NOT_UNLIKELY
 
 
+@pytest.mark.slow
+@pytest.mark.covering("policy", "max_batch_size")
 @pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 1200), (16, 6000)])
 @pytest.mark.parametrize("policy", ["fixed", "sv", "tetris", "staged"])
 def test_smaller_batches(models, laws, policy, max_batch_size, num_requests):
@@ -149,19 +154,21 @@ def test_smaller_batches(models, laws, policy, max_batch_size, num_requests):
         assert p_value > NOT_UNLIKELY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fixed", "staged"])
 def test_without_our_kernels(models, laws, monkeypatch, policy):
     monkeypatch.setattr(verification, "library_for", lambda _: None)
-    monkeypatch.setattr(judging, "library_for", lambda _: None)
+    monkeypatch.setattr(companion, "library_for", lambda _: None)
     outputs = sampled(models, policy, 5000, 256)
     for p_value in p_values(models, outputs, laws):
         assert p_value > NOT_UNLIKELY
 
 
+@pytest.mark.slow
 def test_another_law_is_found_out(models, laws):
-    """The target's own law, given that the text has the form, is another."""
+    """The target's law conditioned on the whole text matching the grammar is different."""
     model = models.reference(RECIPE)
-    prompt, params, form = SETTINGS[0]
+    prompt, params, grammar = SETTINGS[0]
     given = {}
     with torch.no_grad():
         for text in laws[0]:
@@ -175,9 +182,10 @@ def test_another_law_is_found_out(models, laws):
     outputs = sampled(models, "fixed", 10_000, 256)
     assert next(p_values(models, outputs, wrong)) < IMPOSSIBLE
     assert params is PLAIN
-    assert form is LETTERS
+    assert grammar is LETTERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fixed", "svip", "staged"])
 def test_requests_without_a_form_say_what_they_say_alone(models, policy):
     def free(number):
@@ -205,9 +213,10 @@ def json_schema(**properties):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fixed", "svip", "sv", "staged", "tetris", "adaptive"])
 def test_greedy_texts_are_those_of_the_target_alone(models, policy):
-    forms = itertools.cycle(
+    grammars = itertools.cycle(
         [
             StructuredOutputs(regex="([a-h]{2,5}[., ]){1,4}"),
             StructuredOutputs(choice=("abc", "bad", "cabbage", "ha", "haha")),
@@ -220,11 +229,11 @@ def test_greedy_texts_are_those_of_the_target_alone(models, policy):
         SamplingParams(
             18,
             0.0,
-            structured_outputs=form,
+            structured_outputs=grammar,
             presence_penalty=0.4 * (index % 3),
-            ignore_eos=form is None,
+            ignore_eos=grammar is None,
         )
-        for index, form in zip(range(48), forms, strict=False)
+        for index, grammar in zip(range(48), grammars, strict=False)
     ]
     alone = generate(assemble_recipe(models, RECIPE, 7, policy="none"), prompts, params)
     engine = assemble_recipe(models, RECIPE, 7, 0.3, policy=policy, num_speculative_tokens=4)
@@ -244,25 +253,25 @@ def build(models, policy="fixed", draft_noise=0.3, recipe=RECIPE, **options):
 
 
 def test_a_text_that_can_only_end_ends(models):
-    """Without another step for the end that must follow, and whatever was drafted behind."""
+    """Without another step for the forced end, also if the draft continued after it."""
     llm = build(models, max_batch_size=4)
-    form = StructuredOutputs(regex="[ab][gh]")
+    grammar = StructuredOutputs(regex="[ab][gh]")
     outputs = llm.generate(
         [[index % 30] for index in range(40)],
-        [SamplingParams(9, seed=index, structured_outputs=form) for index in range(40)],
+        [SamplingParams(9, seed=index, structured_outputs=grammar) for index in range(40)],
     )
     for output in outputs:
         assert output.finish_reason is FinishReason.STOP
         assert len(output.text) == len(output.token_ids) == 2
-    # The last token allowed completes the form: that is no text cut off.
-    exact = llm.generate([[3]], SamplingParams(2, structured_outputs=form))[0]
+    # The last token allowed completes the grammar: that is no text cut off.
+    exact = llm.generate([[3]], SamplingParams(2, structured_outputs=grammar))[0]
     assert exact.finish_reason is FinishReason.STOP
 
 
 def test_the_end_is_said_where_more_could_follow(models):
     llm = build(models, max_batch_size=8)
-    form = StructuredOutputs(regex="[a-h]*")
-    params = [SamplingParams(60, seed=index, structured_outputs=form) for index in range(40)]
+    grammar = StructuredOutputs(regex="[a-h]*")
+    params = [SamplingParams(60, seed=index, structured_outputs=grammar) for index in range(40)]
     outputs = llm.generate([[index % 30] for index in range(40)], params)
     ended = [output for output in outputs if output.finish_reason is FinishReason.STOP]
     assert ended
@@ -274,9 +283,9 @@ def test_the_end_is_said_where_more_could_follow(models):
 
 def test_a_stop_string_ends_a_text_before_its_form(models):
     llm = build(models, draft_noise=0.0, max_batch_size=4)
-    form = StructuredOutputs(regex="[a-h]{12}")
+    grammar = StructuredOutputs(regex="[a-h]{12}")
     params = [
-        SamplingParams(20, seed=index, stop="e", structured_outputs=form) for index in range(30)
+        SamplingParams(20, seed=index, stop="e", structured_outputs=grammar) for index in range(30)
     ]
     outputs = llm.generate([[index % 30] for index in range(30)], params)
     stopped = [output for output in outputs if len(output.text) < 12]
@@ -290,8 +299,8 @@ def test_padding_is_never_said(models):
     """The model's vocabulary is wider than its tokenizer's; the padding would be likely."""
     llm = build(models, max_batch_size=4)
     padding = {len(TOKENIZER): 100.0, len(TOKENIZER) + 1: 100.0}
-    form = StructuredOutputs(regex="(.|\n){8}")
-    params = SamplingParams(30, logit_bias=padding, structured_outputs=form)
+    grammar = StructuredOutputs(regex="(.|\n){8}")
+    params = SamplingParams(30, logit_bias=padding, structured_outputs=grammar)
     outputs = llm.generate([[index] for index in range(8)], params)
     assert all(token < len(TOKENIZER) for output in outputs for token in output.token_ids)
     free = llm.generate([[1]], replace(params, structured_outputs=None))[0]
@@ -305,21 +314,21 @@ def test_a_draft_that_knows_nothing_of_the_form(models):
     speculation = SpeculationConfig(models.folder(draft), num_speculative_tokens=3, policy="fixed")
     llm = LLM(models.folder(target), speculation, dtype="float32", max_batch_size=4)
     assert min(TOKENIZER(" \n")["input_ids"]) >= draft.vocab
-    form = StructuredOutputs(choice=("\n \n", "\n  ", " \n ", "  \n"))
+    grammar = StructuredOutputs(choice=("\n \n", "\n  ", " \n ", "  \n"))
     for temperature in (0.0, 1.0):
-        params = SamplingParams(9, temperature, structured_outputs=form)
+        params = SamplingParams(9, temperature, structured_outputs=grammar)
         outputs = llm.generate([[1], [2], [3]], params)
         for output in outputs:
-            assert output.text in form.choice
+            assert output.text in grammar.choice
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_numbers_that_are_none_fail_one_request(models, temperature):
     broken = 8
     llm = build(models, max_batch_size=4)
-    form = StructuredOutputs(regex="[a-c]{4}")
+    grammar = StructuredOutputs(regex="[a-c]{4}")
     fine = SamplingParams(
-        8, temperature, seed=1, structured_outputs=form, logit_bias={broken: -100.0}
+        8, temperature, seed=1, structured_outputs=grammar, logit_bias={broken: -100.0}
     )
     expected = llm.generate([[3], [4]], fine)
     break_token(llm.target.model, broken)
@@ -329,7 +338,7 @@ def test_numbers_that_are_none_fail_one_request(models, temperature):
     assert isinstance(failed.error, NumericalError)
     assert failed.token_ids == []
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
-    # And in the middle: the form leads over the broken token.
+    # And in the middle: the grammar leads over the broken token.
     name = TOKENIZER.decode([broken])
     through = StructuredOutputs(choice=(f"hg{name}hghghg",))
     middle = llm.generate([[3], [4]], [replace(fine, structured_outputs=through), fine])
@@ -352,10 +361,10 @@ def test_a_target_without_any_allowed_token_fails_that_request(models, monkeypat
         )
 
     monkeypatch.setattr(llm.target.model, "forward", one_sided)
-    form = StructuredOutputs(choice=("hg", "gh"))
+    grammar = StructuredOutputs(choice=("hg", "gh"))
     for temperature in (0.0, 1.0):
         params = SamplingParams(6, temperature, seed=2, presence_penalty=0.5)
-        bound = replace(params, structured_outputs=form)
+        bound = replace(params, structured_outputs=grammar)
         outputs = llm.generate([[3], [4], [5]], [params, bound, params])
         assert isinstance(outputs[1].error, NumericalError)
         assert outputs[0].token_ids
@@ -382,8 +391,8 @@ def test_a_target_without_a_tokenizer(models):
 
 def test_a_text_that_the_tokens_cannot_go_on_fails_that_request(models):
     llm = build(models, max_batch_size=4)
-    form = StructuredOutputs(choice=("hgz",))
-    outputs = llm.generate([[1], [2]], [SamplingParams(6, structured_outputs=form), PLAIN])
+    grammar = StructuredOutputs(choice=("hgz",))
+    outputs = llm.generate([[1], [2]], [SamplingParams(6, structured_outputs=grammar), PLAIN])
     assert outputs[0].error.field == "structured_outputs.choice"
     assert outputs[1].error is None
 
@@ -391,26 +400,24 @@ def test_a_text_that_the_tokens_cannot_go_on_fails_that_request(models):
 def test_nobody_pays_where_no_text_must_have_a_form(models, monkeypatch):
     llm = build(models, max_batch_size=4)
     slow, fast = [], []
-    write = _DraftWriter.write
-    monkeypatch.setattr(
-        _DraftWriter, "write", lambda self, *args: slow.append(1) or write(self, *args)
-    )
-    for chain in (NativeChain, DraftChain):
-        draft = chain.draft
-        monkeypatch.setattr(
-            chain, "draft", lambda self, *a, draft=draft: fast.append(1) or draft(self, *a)
-        )
+    for backend, seen in ((EagerBackend, slow), (NativeBackend, fast), (RecordedBackend, fast)):
+
+        def counted(self, step, seen=seen, begin=backend.begin):
+            seen.append(step)
+            begin(self, step)
+
+        monkeypatch.setattr(backend, "begin", counted)
     llm.generate([[1], [2]], SamplingParams(9))
     assert fast
     assert not slow
     fast.clear()
-    form = StructuredOutputs(regex="[a-h]{6}")
-    llm.generate([[1], [2]], [SamplingParams(9), SamplingParams(9, structured_outputs=form)])
+    grammar = StructuredOutputs(regex="[a-h]{6}")
+    llm.generate([[1], [2]], [SamplingParams(9), SamplingParams(9, structured_outputs=grammar)])
     assert slow
 
 
 def test_replicas_leave_it_to_the_target(models, laws):
-    """Nothing is drafted for those whose text must have a form; the others are drafted for."""
+    """Nothing is drafted for requests with a grammar. Others get drafts."""
     speculation = SpeculationConfig(
         models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
     )
@@ -432,13 +439,13 @@ def test_replicas_leave_it_to_the_target(models, laws):
 
 
 def test_masks_are_worked_out_once(models, monkeypatch):
-    """What the draft has seen is what companion and target see."""
+    """Draft, companion and target use the same masks."""
     seen = []
     here = Matcher._here
     monkeypatch.setattr(Matcher, "_here", lambda self: seen.append(self) or here(self))
     engine = assemble_recipe(models, RECIPE, 1, 0.0, policy="staged", num_speculative_tokens=3)
-    form = StructuredOutputs(regex="[a-h]{20}")
-    (output,) = generate(engine, [[1]], [SamplingParams(40, 0.0, structured_outputs=form)])
+    grammar = StructuredOutputs(regex="[a-h]{20}")
+    (output,) = generate(engine, [[1]], [SamplingParams(40, 0.0, structured_outputs=grammar)])
     assert output.finish_reason is FinishReason.STOP
     assert len(seen) <= len(output.token_ids) + output.speculation.num_drafted + 2
 
@@ -492,7 +499,7 @@ def test_the_deepest_schemas_can_be_followed(models):
         constant = [constant]
     llm = build(models, max_batch_size=4)
     for schema in (lists, {"const": constant}):
-        form = StructuredOutputs(json_schema=schema)
-        request = llm.engine.add(None, [1], SamplingParams(4, structured_outputs=form))
+        grammar = StructuredOutputs(json_schema=schema)
+        request = llm.engine.add(None, [1], SamplingParams(4, structured_outputs=grammar))
         assert request.matcher.error is None
         llm.engine.cancel(request)

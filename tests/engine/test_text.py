@@ -1,4 +1,4 @@
-"""Tokens become text as they come: whole characters, stop strings, nothing taken back."""
+"""Incremental detokenization: whole characters, stop strings, no released text is revoked."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Several threads on one engine: nobody's text changes, and nobody's failure is another's."""
+"""Several threads on one engine do not change each other's outputs, even after failures."""
 
 import gc
 import random
@@ -13,6 +13,8 @@ from draftwise.errors import ClosedError, EngineError, PromptError
 from draftwise.outputs import FinishReason
 
 from ..tiny_models import Recipe
+
+pytestmark = pytest.mark.slow
 
 RECIPE = Recipe(vocab=32, seed=11, tokenizer=True, config={"eos_token_id": 1})
 LONG = SamplingParams(max_tokens=50, seed=1, ignore_eos=True)
@@ -45,7 +47,7 @@ def varied_work(count):
 
 
 def together(*runs):
-    """Run something in a thread each; raises what one of them raised."""
+    """Run each function in its own thread. Raises an exception that one of them raised."""
     problems = []
 
     def guarded(run):
@@ -152,7 +154,7 @@ def test_requests_of_two_threads_are_in_one_batch(models):
 
 class TestCancelling:
     def test_inside_of_a_step_of_the_same_thread(self, models, monkeypatch):
-        """As a garbage collection does that closes a stream."""
+        """Cancel as a garbage collection does that closes a stream."""
         llm = build(models)
         expected = llm.generate([3, 4], LONG)[0].token_ids
         stream = llm.stream([1, 2], LONG)
@@ -218,7 +220,7 @@ class Interrupts:
 
 
 class TestInterruptions:
-    """A KeyboardInterrupt ends the requests of the thread that it hits, and nobody else's."""
+    """A KeyboardInterrupt ends only the requests of the thread that it interrupts."""
 
     @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
     @pytest.mark.parametrize("place", PLACES)
@@ -244,7 +246,7 @@ class TestInterruptions:
 
     @pytest.mark.parametrize("number", range(4))
     def test_a_request_that_was_being_changed_says_so(self, models, monkeypatch, number):
-        """Its state may be half of two steps; all others go on."""
+        """Its state may be inconsistent between two steps. All other requests continue."""
         llm = build(models)
         work = varied_work(12)[6:9]
         work = [(prompt, LONG) for prompt, _ in work]
@@ -314,7 +316,7 @@ def test_a_step_that_fails_is_everybodys(models, monkeypatch, options, place):
 
 
 def test_all_threads_hear_of_a_failure(models, monkeypatch):
-    """None of them hangs, and the engine can be used on."""
+    """No thread hangs, and the engine remains usable."""
     llm = build(models)
     all_in = threading.Barrier(4, timeout=SOON)
     verify, errors = llm.engine._verifier.verify, []
@@ -345,7 +347,7 @@ def test_all_threads_hear_of_a_failure(models, monkeypatch):
 
 def test_everything_else_beside_generate(models):
     llm = build(models, max_batch_size=4)
-    forms = [StructuredOutputs(regex=f"[ab]{{{n}}}") for n in range(1, 9)]
+    grammars = [StructuredOutputs(regex=f"[ab]{{{n}}}") for n in range(1, 9)]
     stop = threading.Event()
     expected = llm.generate(["ab", "abc d"], [LONG, SHORT])
 
@@ -373,8 +375,8 @@ def test_everything_else_beside_generate(models):
             llm.change_speculation(num_speculative_tokens=number)
 
     def with_forms():
-        for form in forms:
-            (output,) = llm.generate("ab", SamplingParams(structured_outputs=form, seed=1))
+        for grammar in grammars:
+            (output,) = llm.generate("ab", SamplingParams(structured_outputs=grammar, seed=1))
             assert set(output.text) <= {"a", "b"}
 
     def refused():
@@ -444,7 +446,7 @@ def test_closing_ends_what_others_do(models):
 
 
 def test_a_step_loop_of_ones_own(models):
-    """Beside other threads: a request holds its own result, whichever thread took the step."""
+    """With other threads: a request holds its own result, whichever thread took the step."""
     llm = build(models)
     expected = llm.generate([1, 2], LONG)[0].token_ids
 

@@ -1,4 +1,4 @@
-"""The lock around steps: in order of arrival, those first who need no step."""
+"""The lock around steps: order of arrival, but threads that need no step go first."""
 
 import threading
 import time
@@ -136,7 +136,7 @@ class TestSoon:
         assert done == [1]
 
     def test_in_the_middle_of_the_lock_itself(self):
-        """As a finaliser does that runs there."""
+        """Run work as a finaliser at this point would."""
         turns, done = Turns(), []
         crowd = Crowd(turns)
 

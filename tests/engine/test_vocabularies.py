@@ -41,6 +41,7 @@ def test_greedy_texts_stay(models, draft, max_chunk_tokens):
     assert TokenSource.CORRECTION in {s for output in outputs for s in output.token_sources}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["wider", "narrower"])
 def test_sampled_texts_follow_the_target(models, draft):
     llm = build(models, draft, max_batch_size=256)

@@ -6,6 +6,8 @@ from draftwise.estimators.classifier import AcceptanceHead, features
 
 from ..stand_ins import random_records
 
+pytestmark = pytest.mark.slow
+
 
 def columns(records):
     names = "entropy", "token_prob", "top_prob", "position", "history"
@@ -21,7 +23,7 @@ def log_loss(p, y):
     return -(y * np.log(p) + (1 - y) * np.log(1 - p)).mean()
 
 
-def test_it_predicts_the_acceptance_of_tokens_it_has_not_seen(head):
+def test_predicts_the_acceptance_of_held_out_tokens(head):
     held_out = random_records(seed=1)
     p = head.predict(columns(held_out)).numpy()
     y = held_out.acceptance
@@ -33,7 +35,7 @@ def test_it_predicts_the_acceptance_of_tokens_it_has_not_seen(head):
         assert p[part].mean() == pytest.approx(y[part].mean(), abs=0.05)
 
 
-def test_rejections_can_weigh_more():
+def test_rejection_weight_lowers_predictions():
     records = random_records()
     x = columns(records)
     plain = AcceptanceHead.fit(records).predict(x)
@@ -44,7 +46,7 @@ def test_rejections_can_weigh_more():
     assert float((cautious - expected).abs().mean()) < 0.05
 
 
-def test_tokens_that_are_hardly_reached_hardly_count():
+def test_tokens_are_weighted_by_reach_probability():
     records = random_records(num_chains=400, length=2)
     first = records.position == 0
     acceptance = np.where(first, 0.0, 1.0).astype(np.float32)
@@ -62,7 +64,7 @@ def test_the_same_records_give_the_same_head(head):
     assert not torch.equal(head.weights[0], other.weights[0])
 
 
-def test_it_survives_the_way_through_a_file(head):
+def test_round_trip_through_a_file(head):
     tensors = head.to_tensors()
     again = AcceptanceHead.from_tensors(tensors)
     x = torch.rand(7, 5)
@@ -79,7 +81,7 @@ def test_features_are_finite_at_the_edges():
     assert bool(features(zero, zero, zero, zero, zero).isfinite().all())
 
 
-def test_features_that_never_vary_do_no_harm():
+def test_constant_features_are_harmless():
     records = random_records(length=1)
     head = AcceptanceHead.fit(records)
     far = columns(records)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.core.signals import agreement, entropy, overlap
-from draftwise.estimators.combined import SMALLEST_TOKEN_PROB, Inputs, SignalModel, Signals
+from draftwise.estimators.combined import Inputs, SignalModel, Signals
+from draftwise.estimators.polynomial import SMALLEST_TOKEN_PROB
 from draftwise.estimators.records import Records
 
 property_test = settings(deadline=None, derandomize=True, max_examples=60)
@@ -271,6 +272,7 @@ def follow(model, truth, num_steps, batch=8, seed=0):
         model.observe(signals, truth.predict(signals), np.ones(batch))
 
 
+@pytest.mark.slow
 class TestLearning:
     @each_kind
     def test_it_follows_a_workload_and_its_change(self, inputs):

@@ -18,7 +18,7 @@ def binary_entropy(p):
     return -p * np.log2(p) - (1 - p) * np.log2(1 - p)
 
 
-def test_a_signal_that_decides_tells_everything():
+def test_a_deterministic_signal_has_the_full_gain():
     fates = np.array([0, 1] * 500)
     gain = information_gain(fates, 7 * fates)
     assert gain.entropy == pytest.approx(1)
@@ -43,7 +43,7 @@ def test_a_known_mixture():
     assert split.corrected == pytest.approx(expected, abs=0.01)
 
 
-def test_a_companion_that_knows_nothing():
+def test_an_independent_companion_has_no_gain():
     random = np.random.default_rng(1)
     size = 4000
     records = records_of(random.random(size), random.random(size), np.full(size, 0.7))
@@ -55,7 +55,7 @@ def test_a_companion_that_knows_nothing():
 
 
 @pytest.mark.parametrize("fate", ["accepted", "acceptance"])
-def test_finer_nested_bins_tell_no_less(fate):
+def test_finer_nested_bins_have_no_smaller_gain(fate):
     gains = information_gains(smooth_records(5000), fate)
     plain = [gains[f"S,A {binning}"].plain for binning in ("5x5", "10x10", "20x20")]
     assert plain == sorted(plain)
@@ -64,7 +64,7 @@ def test_finer_nested_bins_tell_no_less(fate):
         assert 0 <= gain.plain <= gain.entropy
 
 
-def test_the_signals_that_matter_are_found():
+def test_informative_signals_have_the_largest_gain():
     gains = information_gains(smooth_records(20_000))
     both, overlap, agreement = (gains[n].corrected for n in ("S,A adaptive", "S", "A"))
     assert both > agreement > overlap > 0.01
@@ -76,7 +76,7 @@ def test_acceptance_probabilities_have_more_than_a_bit():
     assert information_gains(smooth_records(2000), "acceptance")["A"].entropy > 2
 
 
-def test_only_tokens_that_were_put_to_the_test_count():
+def test_only_tested_tokens_count():
     records = records_of(
         [0.5] * 12, [0.5] * 12, [1, 0, 1, 1, 1, 1, 0, 1, 1, 1, 1, 0], chain_length=3
     )
@@ -99,7 +99,7 @@ class TestPearson:
         assert pearson(x, 3 * x + 1) == pytest.approx(1)
         assert pearson(x, -x) == pytest.approx(-1)
 
-    def test_as_numpy_has_it(self):
+    def test_equals_numpy(self):
         x, y = np.random.default_rng(0).random((2, 200), dtype=np.float32)
         assert pearson(x, x + y) == pytest.approx(np.corrcoef(x, x + y)[0, 1], abs=1e-6)
 
@@ -109,7 +109,7 @@ class TestPearson:
         repeated = pearson(np.repeat(x, times), np.repeat(y, times))
         assert pearson(x, y, times.astype(np.float32)) == pytest.approx(repeated, abs=1e-6)
 
-    def test_what_does_not_vary(self):
+    def test_constant_values(self):
         assert pearson(np.ones(5, dtype=np.float32), np.arange(5, dtype=np.float32)) == 0
 
 
@@ -124,11 +124,11 @@ class TestRunningCalibration:
         calibration.observe([0.72, 0.78, 1.0], [1, 0.5, 1])
         assert calibration.error == pytest.approx(0, abs=1e-12)
 
-    def test_older_predictions_fade(self):
+    def test_older_predictions_are_forgotten(self):
         calibration = RunningCalibration(half_life=10)
         calibration.observe([1.0] * 10, [0.0] * 10)
         calibration.observe([1.0] * 10, [1.0] * 10)
         assert calibration.error == pytest.approx(1 / 3)
 
-    def test_nothing_seen(self):
+    def test_without_observations(self):
         assert RunningCalibration().error == 0

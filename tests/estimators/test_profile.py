@@ -1,4 +1,4 @@
-"""Profiles: what is in them, their file, and whose they are."""
+"""Acceptance profiles: their contents, their file, and the check of the models."""
 
 import json
 from dataclasses import replace
@@ -44,7 +44,7 @@ def refusal(path):
 
 
 class TestFitting:
-    def test_all_that_it_holds(self, profile):
+    def test_contents(self, profile):
         assert profile.provenance == PROVENANCE
         assert tuple(profile.tables) == BINNINGS
         expected = mean_signals(RECORDS)["means"]
@@ -67,7 +67,7 @@ class TestFitting:
         for error in summary.calibration_errors.values():
             assert 0 < error < 0.06
 
-    def test_without_companion_nothing_is_said_of_its_signals(self):
+    def test_without_companion_its_signals_are_left_out(self):
         nothing = np.zeros(len(RECORDS), dtype=np.float32)
         records = replace(RECORDS, overlap=nothing, agreement=nothing)
         profile = fit_profile(records, PROVENANCE | {"companion": "none"}, {})
@@ -81,7 +81,7 @@ class TestFitting:
         assert caught.value.field == "profile"
 
     @pytest.mark.parametrize("size", [1, 2, 9])
-    def test_hardly_any_records(self, size, tmp_path):
+    def test_few_records(self, size, tmp_path):
         profile = fit_profile(smooth_records(size), PROVENANCE, estimator_fits(True))
         profile.save(tmp_path / "profile")
         assert AcceptanceProfile.load(tmp_path / "profile").summary == profile.summary
@@ -122,7 +122,7 @@ class TestFile:
         assert load_file(again).keys() == load_file(file).keys()
         assert again.stat().st_size == file.stat().st_size
 
-    def test_nothing_there(self, tmp_path):
+    def test_missing_file(self, tmp_path):
         assert "there is no file" in refusal(tmp_path / "nothing")
         assert "there is no file" in refusal(tmp_path)
 
@@ -185,7 +185,7 @@ class TestFile:
         save_file(tensors, file, self.metadata(profile))
         assert "damaged" in refusal(file)
 
-    def test_a_folder_that_is_not_there(self, profile, tmp_path):
+    def test_a_missing_folder(self, profile, tmp_path):
         with pytest.raises(InvalidParameterError, match="cannot write") as caught:
             profile.save(tmp_path / "no" / "profile")
         assert caught.value.field == "profile"
@@ -199,7 +199,7 @@ class TestFile:
         }
 
 
-class TestWhoseItIs:
+class TestModelCheck:
     def test_the_same_models(self, profile):
         profile.check(target="aaa", draft="bbb", companion="ccc")
 
@@ -217,7 +217,7 @@ class TestWhoseItIs:
         others = {"target", "draft", "companion"} - {role}
         assert not any(f"another {other}" in caught.value.message for other in others)
 
-    def test_all_that_differ_are_named(self, profile):
+    def test_all_differing_models_are_named(self, profile):
         with pytest.raises(InvalidParameterError) as caught:
             profile.check(target="x", draft="y", companion="ccc")
         assert "another target: file aaa, now x and for another draft" in caught.value.message

@@ -1,4 +1,4 @@
-"""Acceptance tables: exact thresholds, means, cells without data, and following what is seen."""
+"""Acceptance tables: exact thresholds, means, empty cells, and online updates."""
 
 import math
 
@@ -60,7 +60,7 @@ def test_a_threshold_is_an_agreement_or_infinite(name):
 
 
 @each_table
-def test_predictions_are_probabilities_that_do_not_fall_along_agreement(name):
+def test_predictions_are_probabilities_and_non_decreasing_along_agreement(name):
     table = TABLES[name]
     steps = torch.linspace(0, 1, 101)
     predicted = table.predict(steps.unsqueeze(1).expand(101, 101), steps.expand(101, 101))
@@ -104,7 +104,7 @@ def test_adaptive_cells_hold_about_as_many_records_each():
     assert ordinary.mean() == pytest.approx(fair, rel=0.3)
 
 
-def test_values_that_many_share_get_bins_of_their_own():
+def test_frequent_values_have_their_own_bins():
     records = smooth_records(20_000)
     ones = np.ones(len(records), dtype=np.float32)
     grid = adaptive_grid(records.overlap, records.agreement, ones)
@@ -117,8 +117,8 @@ def test_values_that_many_share_get_bins_of_their_own():
 
 
 @each_binning
-def test_a_record_counts_as_far_as_it_was_reached(binning):
-    """Of chains whose first token is always rejected only the first tokens count."""
+def test_records_are_weighted_by_reach_probability(binning):
+    """If the first token of all chains is always rejected, only first tokens count."""
     size = 4000
     acceptance = np.tile([0.0, 1.0], size // 2)
     records = records_of([0.55] * size, [0.55] * size, acceptance, chain_length=2)
@@ -138,8 +138,8 @@ def test_few_records(binning, size):
 
 @each_binning
 @pytest.mark.parametrize("level", [0.1, 0.9])
-def test_empty_cells_fall_back_to_their_surroundings(binning, level):
-    """All data in a corner: far away the table is still moved, and never left undefined."""
+def test_empty_cells_fall_back_to_coarser_tables(binning, level):
+    """With all data in one corner, distant cells are still updated, and never undefined."""
     random = np.random.default_rng(0)
     size = 3000
     overlap, agreement = 0.5 + 0.1 * random.random((2, size))
@@ -152,7 +152,7 @@ def test_empty_cells_fall_back_to_their_surroundings(binning, level):
     assert bool(table.values.isfinite().all())
 
 
-def test_data_that_fall_along_agreement_are_evened_out():
+def test_values_are_monotone_along_agreement():
     agreement = np.tile([0.1, 0.9], 2000)
     records = records_of(np.full(4000, 0.5), agreement, np.where(agreement < 0.5, 0.8, 0.2))
     table = AcceptanceTable.fit(records, "5x5")
@@ -196,7 +196,7 @@ def test_tensors_hold_the_whole_table(name):
         ("agreement_edges", lambda t: t[0]),
     ],
 )
-def test_tensors_that_are_no_table(key, change):
+def test_invalid_tensors(key, change):
     tensors = TABLES["10x10"].to_tensors()
     with pytest.raises(ValueError, match=r"must|needs"):
         AcceptanceTable.from_tensors(tensors | {key: change(tensors[key])})
@@ -210,7 +210,7 @@ class TestObserving:
             table.observe(overlap, agreement, torch.full((50,), level))
 
     @pytest.mark.parametrize("level", [0.0, 0.5, 1.0])
-    def test_the_prior_moves_to_what_is_seen(self, level):
+    def test_the_prior_moves_towards_observations(self, level):
         table = AcceptanceTable.prior()
         before = table.values.clone()
         self.observe(table, 20_000, level)
@@ -225,18 +225,18 @@ class TestObserving:
         assert bool((table.values > before)[1:9, 1:9].all())
         assert table.values[5, 5] == table.values[5, 5:].min()
 
-    def test_older_observations_fade(self):
+    def test_older_observations_are_forgotten(self):
         table = AcceptanceTable.prior()
         self.observe(table, 20_000, 1.0)
         self.observe(table, 20_000, 0.0)
         assert table.values.mean() < 0.15
 
-    def test_a_table_of_much_data_learns_too(self):
+    def test_a_table_of_much_data_still_adapts(self):
         table = table_of("5x5")
         self.observe(table, 20_000, 0.0)
         assert table.values.mean() < 0.2
 
-    def test_weight_zero_teaches_nothing(self):
+    def test_observations_of_weight_zero_change_nothing(self):
         table = AcceptanceTable.prior()
         before = table.values.clone()
         ones = torch.ones(500)
@@ -262,7 +262,7 @@ class TestObserving:
             table.observe(half, half, torch.full((10,), 0.25))
         assert table.calibration_error < 0.05
 
-    def test_copies_learn_by_themselves(self):
+    def test_copies_are_independent(self):
         table = table_of("10x10")
         copy = table.to(torch.device("cpu"))
         self.observe(table, 2000, 0.0)

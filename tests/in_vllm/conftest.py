@@ -1,4 +1,4 @@
-"""vLLM with Draftwise in it: run by ``make test-vllm`` in an environment that has both."""
+"""Tools for tests of Draftwise inside vLLM, in an environment with both (``make test-vllm``)."""
 
 import json
 import subprocess
@@ -14,19 +14,19 @@ PROCESS = Path(__file__).with_name("engine_process.py")
 
 
 class Answers:
-    """What an engine said, and how it came to it."""
+    """The output of an engine's process: its tokens and counters."""
 
     def __init__(self, values):
         vars(self).update(values)
 
 
 class EngineError(Exception):
-    """vLLM did not start, or failed."""
+    """vLLM failed to start or to generate."""
 
 
-def answer(engine, prompts, params, runner=1, **further):
-    """Run an engine in a process of its own, with a version of vLLM's model runner."""
-    wanted = {"engine": engine, "prompts": prompts, "params": params, **further}
+def answer(engine, prompts, params, runner=1, **extra_arguments):
+    """Run an engine in its own process, with the given version of vLLM's model runner."""
+    wanted = {"engine": engine, "prompts": prompts, "params": params, **extra_arguments}
     done = subprocess.run(
         [sys.executable, str(PROCESS), str(runner)],
         input=json.dumps(wanted) + "\n",
@@ -45,7 +45,7 @@ def answer(engine, prompts, params, runner=1, **further):
 
 
 def steered(engine, draft, settings, num_speculative_tokens=5, **speculative):
-    """The arguments of an engine with Draftwise in it."""
+    """The arguments of an engine with Draftwise."""
     return {
         **engine,
         "speculative_config": {

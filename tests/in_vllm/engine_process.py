@@ -1,12 +1,12 @@
-"""Runs vLLM in a process of its own: a line of JSON comes in, a line goes out.
+"""A process that runs one vLLM engine. It reads one line of JSON and writes one.
 
-An engine of vLLM can hardly be ended within a process. What is asked of it: ``engine`` (arguments
-of ``vllm.LLM``), ``prompts`` (token ids), ``params`` (of ``SamplingParams``), and perhaps ``rule``
-(the name of a policy below) and ``costs`` (what steps are said to cost, whatever they do).
+A process of its own is used because a vLLM engine cannot be shut down reliably within a process.
+The input has ``engine`` (arguments of ``vllm.LLM``), ``prompts`` (token ids) and ``params`` (of
+``SamplingParams``), and optionally ``rule`` (the name of a policy below) and ``costs`` (assumed
+cost of a token in the target's pass, in place of measured ones).
 
 The argument of the process is the version of vLLM's model runner. The second one is written in
-Triton; where there is nothing to compile that for, its kernels are interpreted: slowly, and with
-the same results.
+Triton. Without a GPU its kernels are interpreted, slowly but with the same results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from importlib import metadata
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the drafter is looked at
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that the drafter can be inspected
 os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(sys.argv[1]) - 1)
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -26,7 +26,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 if sys.argv[1] == "2":
     import interpreted_triton
 
-    interpreted_triton.switch_on()
+    interpreted_triton.enable()
 
 import torch
 from vllm import LLM, SamplingParams, TokensPrompt
@@ -38,42 +38,42 @@ from draftwise.policies.base import Policy, Signal
 
 
 class ByAgreement(Policy):
-    """Sends tokens up to the first that the companion would not draw: looks at what it cuts."""
+    """Drops tokens from the first that the companion would not draw on: not lossless."""
 
     name = "by-agreement"
-    summary = source = "of a test"
+    summary = source = "for a test"
     signals = frozenset({Signal.AGREEMENT, Signal.OVERLAP})
     needs_companion = True
 
     def draft_lengths(self, requests):
         return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
 
-    def select(self, draft, judgement):
-        if judgement is None:  # nothing was drafted
-            return super().select(draft, judgement)
-        keeps = self.keeps(judgement)
+    def select(self, draft, companion_scores):
+        if companion_scores is None:  # nothing was drafted
+            return super().select(draft, companion_scores)
+        keeps = self.keeps(companion_scores)
         drafted = torch.arange(draft.tokens.shape[1]) < torch.tensor(draft.lengths).unsqueeze(1)
         lengths = (keeps & drafted).cumprod(dim=1).sum(dim=1)
         return Plan(draft.tokens, tuple(lengths.tolist()), draft.probs)
 
-    def keeps(self, judgement):
-        return judgement.agreement >= 0.9
+    def keeps(self, companion_scores):
+        return companion_scores.agreement >= 0.9
 
 
 class ByOverlap(ByAgreement):
-    """The same by what is known before the token is drawn."""
+    """The same by overlap, which is known before the token is drawn: lossless."""
 
     name = "by-overlap"
 
-    def keeps(self, judgement):
-        return judgement.overlap >= 0.3
+    def keeps(self, companion_scores):
+        return companion_scores.overlap >= 0.3
 
 
 RULES = {rule.name: rule for rule in (ByAgreement, ByOverlap)}
 
 
-class Said(LatencyModel):
-    """Costs that stay as they are said to be."""
+class FixedCosts(LatencyModel):
+    """Costs that are given and never change."""
 
     def observe_target(self, *_):
         pass
@@ -85,18 +85,18 @@ class Said(LatencyModel):
             super().restart(*costs)
 
 
-def say_costs(per_token: float) -> None:
-    """Let a token in the target's pass cost so much of the pass."""
+def fix_costs(per_token: float) -> None:
+    """Set the cost of a token in the target's pass, relative to a pass over one token."""
     target = StageCost((1.0, 256.0), (1.0, 1.0 + 255 * per_token))
     small = StageCost((1.0, 256.0), (0.01, 0.011))
-    worker._latency = lambda settings: Said(target, small, small)
+    worker._latency = lambda settings: FixedCosts(target, small, small)
 
 
-def mend_vllm() -> None:
-    """vLLM 0.32.0 on a CPU writes sampling parameters of drafted tokens to a copy (vllm#55005).
+def patch_vllm() -> None:
+    """Work around a bug of vLLM 0.32.0 on a CPU (vllm#55005); other versions are not patched.
 
-    Temperature, top-k and top-p of sampled requests are then whatever was in memory, with any
-    speculation. Later versions are left alone.
+    It writes the sampling parameters of drafted tokens to a copy. With any speculation, sampled
+    requests then use uninitialised temperature, top-k and top-p.
     """
     version = metadata.version("vllm-cpu")
     if version != "0.32.0":
@@ -108,15 +108,15 @@ def mend_vllm() -> None:
         starts = torch.nn.functional.pad(cu_num_tokens, (1, 0))[:-1]
         output.copy_(torch.repeat_interleave(values, (cu_num_tokens - starts).long()))
 
-    cpu_triton_utils._expand_kernel_impl = expand  # is registered when a worker starts
+    cpu_triton_utils._expand_kernel_impl = expand  # registered when a worker starts
 
 
 def run(wanted: dict[str, Any]) -> dict[str, Any]:
     if "costs" in wanted:
-        say_costs(wanted["costs"])
-    mend_vllm()
+        fix_costs(wanted["costs"])
+    patch_vllm()
     if sys.argv[1] == "2":
-        interpreted_triton.give_a_logarithm()
+        interpreted_triton.add_logarithm()
     llm = LLM(**wanted["engine"])
     seen: dict[str, Any] = {"overlaps": [], "drafted": 0, "sent": 0, "asked": 0, "steps": 0}
     if "worker_cls" in wanted["engine"]:
@@ -133,31 +133,31 @@ def run(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
-    """Count what the proposer does, and let it follow another rule."""
+    """Count what the proposer does, and optionally replace its policy."""
     core = llm.llm_engine.engine_core.engine_core
     drafter = core.model_executor.driver_worker.worker.drafter
-    drafting = drafter.drafting
-    steering = drafting.steering
+    hooks = drafter.hooks
+    steering = hooks.steering
     if rule is not None:
         steering.policy = RULES[rule](worker.PolicyContext(drafter.num_speculative_tokens))
-    finish, judged = steering.finish, drafting._judged
+    finish, score = steering.finish, hooks._companion_scores
 
     def finish_and_count(*args):
         lengths = finish(*args)
-        step = steering.sent
+        step = steering.pending
         seen["steps"] += 1
         seen["drafted"] += sum(step.num_drafted)
         seen["sent"] += sum(step.lengths)
-        seen["asked"] += step.judged
+        seen["asked"] += step.scored
         return lengths
 
-    def judge_and_keep(draft, *step):
-        judgement = judged(draft, *step)
+    def score_and_record(draft, *step):
+        companion_scores = score(draft, *step)
         drafted = draft.signals.token_probs > 0
-        seen["overlaps"] += judgement.overlap[drafted].tolist()
-        return judgement
+        seen["overlaps"] += companion_scores.overlap[drafted].tolist()
+        return companion_scores
 
-    steering.finish, drafting._judged = finish_and_count, judge_and_keep
+    steering.finish, hooks._companion_scores = finish_and_count, score_and_record
 
 
 if __name__ == "__main__":

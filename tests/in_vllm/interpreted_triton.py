@@ -1,15 +1,15 @@
-"""vLLM's second model runner on a machine for which Triton compiles nothing.
+"""vLLM's second model runner on a machine without a GPU.
 
-Its kernels are then interpreted: slowly, and with the same results. What is mended
-here is Triton's interpreter; of vLLM nothing but a function of the device's library.
+Its Triton kernels are interpreted, slowly but with the same results. The patches are to Triton's
+interpreter, and to one device function in vLLM.
 """
 
 import os
 import types
 
 
-def switch_on():
-    """Let vLLM take Triton for usable; before either is imported."""
+def enable():
+    """Make vLLM accept interpreted Triton. Must run before either is imported."""
     os.environ["TRITON_INTERPRET"] = "1"
     from triton import backends
     from triton.runtime import interpreter
@@ -18,33 +18,36 @@ def switch_on():
     backends.backends["cpu"] = types.SimpleNamespace(driver=driver)
     builder = interpreter.InterpreterBuilder
     for name, place in (("create_masked_load", 1), ("create_masked_store", 2)):
-        setattr(builder, name, _with_booleans(getattr(builder, name), place))
-    _make_ready_once(interpreter)
+        setattr(builder, name, _with_boolean_mask(getattr(builder, name), place))
+    _patch_language_once(interpreter)
 
 
-def give_a_logarithm():
-    """To a kernel of vLLM, which is imported by now: the interpreter knows no device's library."""
+def add_logarithm():
+    """Replace the device function ``log1p`` in a kernel of vLLM, as the interpreter has none.
+
+    Must run after vLLM is imported.
+    """
     from triton import language as tl
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler_utils
 
     rejection_sampler_utils.tldevice = types.SimpleNamespace(log1p=lambda x: tl.log(1.0 + x))
 
 
-def _with_booleans(operation, place):
-    """The interpreter computes some masks as integers, and then does not take them."""
+def _with_boolean_mask(operation, place):
+    """Convert a mask to booleans: the interpreter computes some as integers, but rejects those."""
 
-    def mended(self, *arguments):
+    def patched(self, *arguments):
         mask = arguments[place]
         mask.data = mask.data.astype(bool)
         return operation(self, *arguments)
 
-    return mended
+    return patched
 
 
-def _make_ready_once(interpreter):
-    """The interpreter makes the language ready for each call of a function, and that takes long.
+def _patch_language_once(interpreter):
+    """Patch Triton's language once per function and kernel instead of at every call, for speed.
 
-    Once for each function is enough while a kernel runs: at its end all is as it was.
+    At the end of a kernel the interpreter restores the language.
     """
     ready = set()
     run = interpreter.GridExecutor.__call__

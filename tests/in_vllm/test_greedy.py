@@ -1,9 +1,11 @@
-"""At temperature 0 the text is the target's to the last token, whatever steers."""
+"""At temperature 0 the tokens equal those of the target alone, with any policy."""
 
 import pytest
 from transformers import AutoTokenizer
 
 from .conftest import answer, steered
+
+pytestmark = pytest.mark.slow
 
 NUM_PROMPTS, MAX_TOKENS = 100, 40
 GREEDY = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
@@ -20,7 +22,7 @@ def long_and_short_prompts(zoo, count):
     result = []
     for number in range(count):
         text = TASKS[number % len(TASKS)].format(a=7 + 3 * number, b=2 + number)
-        # Some begin alike for longer than a block of the cache, some are longer than a chunk.
+        # Some share a prefix longer than a block of the cache; some are longer than a chunk.
         text = "Answer in one short sentence, and be careful. " * (number % 3) + text
         ids = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
@@ -49,10 +51,11 @@ def engine(zoo):
 
 @pytest.fixture(scope="module")
 def expected(engine, prompts):
-    """Of the target alone."""
+    """Tokens of the target alone."""
     return answer(engine, prompts, GREEDY).tokens
 
 
+@pytest.mark.exhaustive
 def test_svip(engine, zoo, prompts, expected):
     settings = {"policy": "svip", "policy_options": {"threshold": 0.8}}
     answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY)
@@ -61,6 +64,7 @@ def test_svip(engine, zoo, prompts, expected):
     assert 0 < answers.sent == answers.drafted
 
 
+@pytest.mark.exhaustive
 def test_a_companion_that_is_the_draft(engine, zoo, prompts, expected):
     settings = {"policy": "sv", "companion": zoo["draft"]}
     answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY)
@@ -78,6 +82,7 @@ def test_a_companion(engine, zoo, prompts, expected):
     assert answers.sent > 0
 
 
+@pytest.mark.exhaustive
 def test_prompts_in_chunks(engine, zoo, prompts, expected):
     small = {**engine, "max_num_batched_tokens": 48, "max_num_seqs": 8}
     settings = {"policy": "sv", "companion": zoo["companion"]}
@@ -85,23 +90,26 @@ def test_prompts_in_chunks(engine, zoo, prompts, expected):
     assert answers.tokens == expected
 
 
-def test_a_cache_of_prefixes(engine, zoo, prompts, expected):
+@pytest.mark.exhaustive
+def test_prefix_caching(engine, zoo, prompts, expected):
     cached = {**engine, "enable_prefix_caching": True}
     settings = {"policy": "sv", "companion": zoo["companion"]}
     answers = answer(steered(cached, zoo["draft"], settings), prompts + prompts, GREEDY)
     assert answers.tokens == expected + expected
 
 
-def test_where_tokens_are_dear(engine, zoo, prompts, expected):
-    """Prices that leave out much of what was drafted."""
+@pytest.mark.exhaustive
+def test_expensive_tokens(engine, zoo, prompts, expected):
+    """At these costs many drafted tokens are not verified."""
     settings = {"policy": "sv", "companion": zoo["companion"]}
     answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, costs=0.2)
     assert answers.tokens == expected
     assert answers.sent < answers.drafted
 
 
+@pytest.mark.exhaustive
 def test_compiled(engine, zoo, prompts, expected):
-    """As users run it: compiled, with the policy that is taken where none is named."""
+    """The default configuration: compiled, with the default policy."""
     compiled = {**engine, "enforce_eager": False}
     settings = {"companion": zoo["companion"]}
     answers = answer(steered(compiled, zoo["draft"], settings), prompts, GREEDY)

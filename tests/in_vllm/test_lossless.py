@@ -1,4 +1,4 @@
-"""At temperature 1 tokens come from the target's distribution, or the test finds it out."""
+"""At temperature 1 tokens come from the target's distribution; a biased rule is detected."""
 
 import pytest
 import torch
@@ -10,10 +10,12 @@ from ..engine.exact import exact_distribution
 from ..tiny_models import ModelShelf, Recipe
 from .conftest import answer, steered
 
+pytestmark = pytest.mark.slow
+
 VOCAB, NUM_TOKENS, NUM_REQUESTS = 8, 4, 12_000
 NOT_UNLIKELY, IMPOSSIBLE = 1e-4, 1e-6
 PROMPT = [1, 2, 3]
-# vLLM's attention on a CPU wants heads of at least 32.
+# vLLM's attention on a CPU needs a head size of at least 32.
 TARGET = Recipe(
     vocab=VOCAB,
     config={
@@ -30,8 +32,10 @@ def shelf(tmp_path_factory):
     return ModelShelf(tmp_path_factory.mktemp("models"))
 
 
-def sampled(shelf, settings, draft, companion, num_requests, num_tokens, samples=True, **further):
-    """What an engine answers at temperature 1."""
+def sampled(
+    shelf, settings, draft, companion, num_requests, num_tokens, samples=True, **extra_arguments
+):
+    """The output of an engine at temperature 1."""
     engine = {
         "model": shelf.folder(TARGET),
         "dtype": "float32",
@@ -47,31 +51,33 @@ def sampled(shelf, settings, draft, companion, num_requests, num_tokens, samples
         steered(engine, shelf.folder(draft), settings, 2, **method),
         [PROMPT] * num_requests,
         {"temperature": 1.0, "max_tokens": num_tokens},
-        **further,
+        **extra_arguments,
     )
 
 
-def p_value(shelf, settings, rule=None, samples=True, **further):
-    """How likely such tokens are if they come from the target, and what was done."""
+def p_value(shelf, settings, rule=None, samples=True, **extra_arguments):
+    """The p-value of the tokens under the target's distribution, and the engine's output."""
     if rule is not None:
-        further["rule"] = rule
+        extra_arguments["rule"] = rule
     draft, companion = TARGET.draft(0.3), TARGET.draft(0.3, noise_seed=5)
     answers = sampled(
-        shelf, settings, draft, companion, NUM_REQUESTS, NUM_TOKENS, samples, **further
+        shelf, settings, draft, companion, NUM_REQUESTS, NUM_TOKENS, samples, **extra_arguments
     )
     tree = exact_distribution(shelf.reference(TARGET), PROMPT, SamplingParams(), NUM_TOKENS)
     counts = sequence_counts(torch.tensor(answers.tokens), VOCAB)
     return chi_square_p_value(counts, tree.joint()), answers
 
 
-def test_a_cut_that_was_known_before(shelf):
+@pytest.mark.exhaustive
+def test_a_rule_that_does_not_look_at_dropped_tokens(shelf):
     p, answers = p_value(shelf, {"policy": "sv-predictable"}, rule="by-overlap")
     assert answers.sent < answers.drafted
     assert p > NOT_UNLIKELY
 
 
-def test_a_cut_that_looks_at_the_token(shelf):
-    """The same test finds the published rule out."""
+@pytest.mark.exhaustive
+def test_a_rule_that_looks_at_dropped_tokens(shelf):
+    """The test detects the bias of the published rule."""
     p, answers = p_value(shelf, {"policy": "sv-predictable"}, rule="by-agreement")
     assert answers.sent < answers.drafted
     assert p < IMPOSSIBLE
@@ -83,8 +89,9 @@ def test_speculative_verification_of_sampled_drafts(shelf):
     assert p > NOT_UNLIKELY
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", [None, "by-agreement"])
-def test_any_rule_with_drafts_of_the_likeliest_tokens(shelf, rule):
+def test_any_rule_with_greedy_drafts(shelf, rule):
     p, answers = p_value(shelf, {"policy": "sv"}, rule, samples=False, costs=0.1)
     assert answers.sent < answers.drafted
     assert p > NOT_UNLIKELY

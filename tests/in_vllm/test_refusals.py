@@ -1,4 +1,4 @@
-"""What cannot be had is refused when the server starts, by name."""
+"""Unsupported settings are refused at the server's start, with an error that names them."""
 
 import types
 
@@ -10,6 +10,8 @@ from draftwise.models.fingerprint import checkpoint_fingerprint
 
 from ..tiny_models import ModelShelf, Recipe
 from .conftest import EngineError, answer, steered
+
+pytestmark = pytest.mark.slow
 
 SIZES = {
     "hidden_size": 64,
@@ -46,16 +48,19 @@ def test_an_unknown_key(shelf):
     )
 
 
+@pytest.mark.exhaustive
 def test_an_unknown_policy(shelf):
     assert "policy: unknown policy 'svp'" in refused(shelf, {"policy": "svp"})
 
 
+@pytest.mark.exhaustive
 def test_a_missing_profile(shelf):
     assert "there is no file '/nowhere/p.safetensors'" in refused(
         shelf, {"profile": "/nowhere/p.safetensors"}
     )
 
 
+@pytest.mark.exhaustive
 def test_a_profile_of_other_models(shelf, tmp_path):
     path = tmp_path / "p.safetensors"
     AcceptanceProfile({"target": "a", "draft": "b", "companion": "c"}).save(path)
@@ -63,6 +68,7 @@ def test_a_profile_of_other_models(shelf, tmp_path):
     assert "profile: was made for another target" in said
 
 
+@pytest.mark.exhaustive
 def test_a_profile_of_another_companion(shelf, tmp_path):
     path = tmp_path / "p.safetensors"
     made_for = {
@@ -77,20 +83,24 @@ def test_a_profile_of_another_companion(shelf, tmp_path):
     assert "another target" not in said
 
 
+@pytest.mark.exhaustive
 def test_a_companion_with_heads_that_vllm_cannot_serve(shelf):
     other = Recipe(vocab=8, config={**SIZES, "hidden_size": 16})
     assert "head" in refused(shelf, {"companion": shelf.folder(other)}).lower()
 
 
+@pytest.mark.exhaustive
 def test_a_companion_with_another_vocabulary(shelf):
     other = Recipe(vocab=9, config=SIZES)
     assert "draftwise.companion" in refused(shelf, {"companion": shelf.folder(other)})
 
 
-def test_a_companion_that_is_not_there(shelf):
+@pytest.mark.exhaustive
+def test_a_companion_that_does_not_exist(shelf):
     assert "draftwise.companion" in refused(shelf, {"companion": "/nowhere/model"})
 
 
+@pytest.mark.exhaustive
 def test_a_rule_that_would_bias_sampled_drafts(shelf):
     changes = {
         "speculative_config": {
@@ -109,13 +119,13 @@ def test_a_rule_that_would_bias_sampled_drafts(shelf):
         ("speculative_config", "method", "eagle", "speculative_config.method"),
         ("speculative_config", "use_heterogeneous_vocab", True, "use_heterogeneous_vocab"),
         ("speculative_config", "use_local_argmax_reduction", True, "use_local_argmax_reduction"),
-        # vLLM itself wants a GPU for this one.
+        # vLLM itself needs a GPU for this one.
         ("speculative_config", "enable_adaptive_verification", True, "adaptive_verification"),
         ("scheduler_config", "async_scheduling", True, "async_scheduling"),
         ("parallel_config", "data_parallel_size", 2, "data_parallel_size"),
     ],
 )
-def test_what_a_steered_draft_model_cannot(part, key, value, named):
+def test_unsupported_settings_of_vllm(part, key, value, named):
     from draftwise.integrations.vllm.worker import check_config
 
     parts = {

@@ -1,4 +1,4 @@
-"""Requests that join and leave through the server that ``draftwise vllm-serve`` starts."""
+"""Concurrent requests to the server that ``draftwise vllm-serve`` starts."""
 
 import os
 import socket
@@ -15,6 +15,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from .conftest import answer
+
+pytestmark = pytest.mark.slow
 
 START_SECONDS = 300
 NUM_AT_ONCE, NUM_REQUESTS = 16, 64
@@ -66,13 +68,18 @@ def server(tmp_path_factory):
         process.wait(60)
 
 
-def test_the_texts_of_the_target_alone(server, zoo, prompts):
+# Tokens asked for, one number for each request.
+LENGTHS = [5 + 11 * (number % 7) for number in range(NUM_REQUESTS)]
+
+
+@pytest.fixture(scope="module")
+def answers(server, prompts):
+    """Tokens of many requests at once, ``None`` for those that left."""
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
-    lengths = [5 + 11 * (number % 7) for number in range(NUM_REQUESTS)]
     left = threading.Event()
 
     def ask(number):
-        if number % 5 == 4:  # leaves in the middle of its answer
+        if number % 5 == 4:  # disconnects before its answer is complete
             stream = client.completions.create(
                 model="zoo", prompt=prompts[number], max_tokens=80, temperature=0, stream=True
             )
@@ -83,7 +90,7 @@ def test_the_texts_of_the_target_alone(server, zoo, prompts):
         done = client.completions.create(
             model="zoo",
             prompt=prompts[number],
-            max_tokens=lengths[number],
+            max_tokens=LENGTHS[number],
             temperature=0,
             extra_body={"ignore_eos": True, "return_token_ids": True},
         )
@@ -93,6 +100,10 @@ def test_the_texts_of_the_target_alone(server, zoo, prompts):
         answers = list(pool.map(ask, range(NUM_REQUESTS)))
     client.close()
     assert left.is_set()
+    return answers
+
+
+def test_the_texts_of_the_target_alone(answers, zoo, prompts):
     engine = {
         "model": zoo["target"],
         "dtype": "float32",
@@ -101,13 +112,14 @@ def test_the_texts_of_the_target_alone(server, zoo, prompts):
         "enforce_eager": True,
         "kv_cache_memory_bytes": 1 << 29,
     }
-    expected = answer(engine, prompts, {"temperature": 0.0, "max_tokens": max(lengths)}).tokens
+    expected = answer(engine, prompts, {"temperature": 0.0, "max_tokens": max(LENGTHS)}).tokens
     for number, tokens in enumerate(answers):
         if tokens is not None:
-            assert tokens == expected[number][: lengths[number]], number
+            assert tokens == expected[number][: LENGTHS[number]], number
 
 
-def test_metrics_are_there(server):
+@pytest.mark.usefixtures("answers")
+def test_metrics(server):
     with urllib.request.urlopen(f"{server}/metrics") as reply:
         text = reply.read().decode()
     assert "vllm:spec_decode_num_draft_tokens" in text

@@ -1,6 +1,6 @@
-"""The same on vLLM's V2 model runner, whose Triton kernels are interpreted where there is no GPU.
+"""Greedy and lossless tests on vLLM's V2 model runner, with interpreted Triton kernels.
 
-That is slow, so there is less of it.
+They are smaller than those on V1, as the interpreter is slow.
 """
 
 import pytest
@@ -13,6 +13,8 @@ from ..engine.exact import exact_distribution
 from .conftest import answer, steered
 from .test_greedy import engine, long_and_short_prompts
 from .test_lossless import IMPOSSIBLE, NOT_UNLIKELY, PROMPT, TARGET, sampled, shelf
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["engine", "shelf"]
 
@@ -27,7 +29,7 @@ def prompts(zoo):
 
 @pytest.fixture(scope="module")
 def expected(engine, prompts):
-    """Of the target alone, by the first model runner."""
+    """Tokens of the target alone, by the V1 model runner."""
     return answer(engine, prompts, GREEDY).tokens
 
 
@@ -38,6 +40,7 @@ def test_svip(engine, zoo, prompts, expected):
     assert 0 < answers.sent == answers.drafted
 
 
+@pytest.mark.exhaustive
 def test_a_companion_that_is_the_draft(engine, zoo, prompts, expected):
     settings = {"policy": "sv", "companion": zoo["draft"]}
     arguments = steered(engine, zoo["draft"], settings)
@@ -47,7 +50,8 @@ def test_a_companion_that_is_the_draft(engine, zoo, prompts, expected):
     assert answers.smallest_overlap > 1 - 1e-3
 
 
-def test_chunks_and_prefixes_where_tokens_are_dear(engine, zoo, prompts, expected):
+@pytest.mark.exhaustive
+def test_chunks_and_prefixes_with_expensive_tokens(engine, zoo, prompts, expected):
     small = {
         **engine,
         "max_num_batched_tokens": 64,
@@ -62,12 +66,13 @@ def test_chunks_and_prefixes_where_tokens_are_dear(engine, zoo, prompts, expecte
     assert 0 < answers.sent < answers.drafted
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", ["by-overlap", "by-agreement"])
 def test_sampled_drafts(shelf, rule):
-    """A cut that was known before is lossless; one that looks at the token is found out.
+    """A rule that does not look at dropped tokens is lossless; the bias of another is detected.
 
-    Few requests must do. So tokens are counted that the second rule makes more likely: it sends a
-    token that the companion would draw as well, and the target takes what is left out from p.
+    To detect it with few requests, those tokens are counted that the biased rule makes more likely.
+    It verifies tokens that the companion would draw as well; where it drops one, vLLM draws from p.
     """
     draft, companion = TARGET.draft(0.1), TARGET.draft(0.6, noise_seed=5)
     answers = sampled(shelf, {}, draft, companion, NUM_REQUESTS, NUM_TOKENS, rule=rule, runner=2)

@@ -1,13 +1,13 @@
-"""A policy steered through another engine's steps, with an engine that is a few tensors."""
+"""A policy in another engine's steps, with a fake engine."""
 
 import pytest
 import torch
 
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.signals import agreement, overlap
-from draftwise.core.types import Judgement
+from draftwise.core.types import CompanionScores
 from draftwise.integrations.vllm.steering import Steering
-from draftwise.integrations.vllm.steps import Member, Verified, verified_of
+from draftwise.integrations.vllm.steps import RequestView, Verified, verified_by_request
 from draftwise.policies import POLICIES, PolicyContext, create_policy
 from draftwise.policies.base import Policy
 
@@ -26,8 +26,8 @@ def steer(name, **options):
     return Steering(create_policy(name, context, options), latency)
 
 
-def members(count, room=LONGEST, greedy=True, first=0):
-    return [Member(f"r{first + i}", 20 + i, 4, room, greedy) for i in range(count)]
+def views(count, room=LONGEST, greedy=True, first=0):
+    return [RequestView(f"r{first + i}", 20 + i, 4, room, greedy) for i in range(count)]
 
 
 class Clock:
@@ -44,30 +44,30 @@ def distributions(count, seed, sharpness=2.0):
     return (sharpness * torch.randn(count, VOCAB, generator=generator)).softmax(dim=-1)
 
 
-def step(steering, batch, seed, clock, ask=True):
-    """One step of an engine; the lengths, and all that was drafted."""
+def step(steering, batch, seed, clock, scores=True):
+    """Run one step of the fake engine; the selected lengths and the drafted tokens."""
     limit = steering.begin(batch)
-    drafted, beliefs = [], []
+    drafted, draft_probs = [], []
     for index in range(limit):
         q = distributions(len(batch), 100 * seed + index)
         tokens = q.argmax(dim=1)
         drafted.append(tokens)
-        beliefs.append(q)
-        if not steering.drawn(tokens, q if steering.wants_beliefs else None):
+        draft_probs.append(q)
+        if not steering.drawn(tokens, q if steering.wants_draft_probs else None):
             break
 
-    def judge(draft):
+    def score(draft):
         c = distributions(len(batch) * draft.tokens.shape[1], seed).view(len(batch), -1, VOCAB)
         c_drawn = c.gather(2, draft.tokens.unsqueeze(2)).squeeze(2)
         signals = draft.signals
-        return Judgement(
-            c, overlap(signals.beliefs, c), agreement(signals.token_probs, c_drawn)
+        return CompanionScores(
+            c, overlap(signals.draft_probs, c), agreement(signals.token_probs, c_drawn)
         ), 0.001
 
-    return steering.finish(judge if ask else None, clock, 0.002), drafted
+    return steering.finish(score if scores else None, clock, 0.002), drafted
 
 
-USABLE = [n for n, p in POLICIES.items() if not (p.judged_by_target or p.replaces_tokens)]
+USABLE = [n for n, p in POLICIES.items() if not (p.uses_target_oracle or p.replaces_tokens)]
 WITHOUT_PROFILE = [n for n in USABLE if not POLICIES[n].needs_profile]
 
 
@@ -75,20 +75,21 @@ WITHOUT_PROFILE = [n for n in USABLE if not POLICIES[n].needs_profile]
 def test_every_policy_through_changing_batches(name):
     steering, clock = steer(name), Clock()
     generator = torch.Generator().manual_seed(1)
-    batch, verified = members(3), {}
+    batch, verified = views(3), {}
     for number in range(120):
-        steering.settle(verified, 0.02, 0)
-        if number % 7 == 3:  # one ends, another comes, a third reads its prompt
-            batch = batch[1:] + members(1, room=0, first=1000 + number)
+        steering.end_step(verified, 0.02, 0)
+        if number % 7 == 3:  # one request ends and another joins with a prompt to process
+            batch = batch[1:] + views(1, room=0, first=1000 + number)
         elif number % 7 == 4:
             batch = [
-                Member(m.name, m.num_tokens, m.num_output_tokens, LONGEST, m.greedy) for m in batch
+                RequestView(m.name, m.num_tokens, m.num_output_tokens, LONGEST, m.greedy)
+                for m in batch
             ]
         lengths, drafted = step(steering, batch, number, clock)
         assert len(lengths) == len(batch)
-        for member, length in zip(batch, lengths, strict=True):
-            assert 0 <= length <= min(member.room, len(drafted))
-        assert sum(steering.sent.lengths) == sum(lengths) <= sum(steering.sent.num_drafted)
+        for view, length in zip(batch, lengths, strict=True):
+            assert 0 <= length <= min(view.room, len(drafted))
+        assert sum(steering.pending.lengths) == sum(lengths) <= sum(steering.pending.num_drafted)
         verified = {
             m.name: Verified(n, int(torch.randint(0, n + 1, (), generator=generator)))
             for m, n in zip(batch, lengths, strict=True)
@@ -96,17 +97,17 @@ def test_every_policy_through_changing_batches(name):
         }
 
 
-def test_a_fixed_length_for_who_has_room():
+def test_a_fixed_length_within_each_request_s_room():
     steering = steer("fixed")
-    batch = [*members(2), Member("x", 9, 1, 2, True), Member("y", 9, 0, 0, True)]
+    batch = [*views(2), RequestView("x", 9, 1, 2, True), RequestView("y", 9, 0, 0, True)]
     lengths, drafted = step(steering, batch, 0, Clock())
     assert lengths == [LONGEST, LONGEST, 2, 0]
     assert len(drafted) == LONGEST
 
 
-def test_svip_stops_where_the_draft_guesses():
+def test_svip_stops_where_the_draft_is_uncertain():
     steering = steer("svip", threshold=0.5)
-    assert steering.begin(members(2)) == LONGEST
+    assert steering.begin(views(2)) == LONGEST
     sure = torch.eye(VOCAB)[:1]
     guess = torch.full((1, VOCAB), 1 / VOCAB)
     tokens = torch.zeros(2, dtype=torch.long)
@@ -117,26 +118,26 @@ def test_svip_stops_where_the_draft_guesses():
     assert steering.finish(None, Clock(), 0.0) == [4, 2]
 
 
-def test_a_companion_that_agrees_is_believed_like_the_draft():
+def test_a_companion_that_agrees_with_the_draft():
     seen = []
     steering = steer("sv")
-    steering.begin(members(2))
+    steering.begin(views(2))
     q = distributions(2, 3)
     while steering.drawn(q.argmax(dim=1), q):
         pass
 
     def same(draft):
         ones = torch.where(draft.signals.token_probs > 0, 1.0, 0.0)
-        seen.append(overlap(draft.signals.beliefs, draft.signals.beliefs))
-        return Judgement(draft.signals.beliefs, ones, ones), 0.0
+        seen.append(overlap(draft.signals.draft_probs, draft.signals.draft_probs))
+        return CompanionScores(draft.signals.draft_probs, ones, ones), 0.0
 
     steering.finish(same, Clock(), 0.0)
-    assert steering.sent.judged
+    assert steering.pending.scored
     torch.testing.assert_close(seen[0], (seen[0] > 0).float())
 
 
 class Watching(Policy):
-    """Keeps what it is told."""
+    """A policy that records its inputs."""
 
     name = "watching"
     summary = source = "of this test"
@@ -156,105 +157,105 @@ class Watching(Policy):
         self.forgotten += request_ids
 
 
-def test_what_became_of_a_step():
+def test_the_outcome_of_a_step():
     policy = Watching(PolicyContext(LONGEST))
     steering, clock = Steering(policy, None), Clock()
-    step(steering, members(3), 0, clock)
-    steering.settle({"r0": Verified(3, 3), "r1": Verified(3, 1)}, 0.05, 0)
+    step(steering, views(3), 0, clock)
+    steering.end_step({"r0": Verified(3, 3), "r1": Verified(3, 1)}, 0.05, 0)
     outcome, times = policy.outcomes[0]
     assert outcome.num_verified == (3, 3, 0)
     assert outcome.num_accepted == (3, 1, 0)
-    assert outcome.failed == {2}  # it ended: nobody knows what was accepted
+    assert outcome.failed == {2}  # it ended, so its result is unknown
     assert outcome.acceptance.tolist()[:2] == [[1, 1, 1], [1, 0, 0]]
-    assert outcome.known_lengths[:2] == (3, 2)  # of the last one nothing was seen
+    assert outcome.known_lengths[:2] == (3, 2)  # unknown after the first rejected token
     assert times.total == pytest.approx(0.05)
     assert not times.is_typical
-    steering.begin(members(2))
+    steering.begin(views(2))
     assert policy.forgotten == [2]
     history = [state.history for state in policy.states[-1]]
     assert history[0] > history[1] > 0.5
     assert history[1] == pytest.approx(0.6 + 0.1 * 0.4 - 0.1 * 0.64)
 
 
-def test_who_gained_nothing_is_not_known():
-    became = verified_of(["a", "b", "c", "d"], [3, 3, 0, 0], [4, 1, 1, 0])
-    assert became == {"a": Verified(3, 3), "b": Verified(3, 0), "c": Verified(0, 0)}
+def test_requests_that_gain_nothing_have_no_result():
+    results = verified_by_request(["a", "b", "c", "d"], [3, 3, 0, 0], [4, 1, 1, 0])
+    assert results == {"a": Verified(3, 3), "b": Verified(3, 0), "c": Verified(0, 0)}
 
 
 def test_steps_with_prompts_are_not_typical():
     policy = Watching(PolicyContext(LONGEST))
     steering, clock = Steering(policy, None), Clock()
     for prompts in (0, 7):
-        step(steering, members(2), 0, clock)
+        step(steering, views(2), 0, clock)
         verified = {f"r{i}": Verified(3, 0) for i in range(2)}
-        steering.settle(verified, 0.05, prompts)
+        steering.end_step(verified, 0.05, prompts)
     assert [times.is_typical for _, times in policy.outcomes] == [True, False]
 
 
-def test_tokens_that_are_not_ours_teach_nothing():
+def test_drafts_of_other_proposers_are_ignored():
     policy = Watching(PolicyContext(LONGEST))
     steering, clock = Steering(policy, None), Clock()
-    step(steering, members(2), 0, clock)
-    settled = steering.settle({"r0": Verified(5, 0), "r1": Verified(3, 1)}, 0.05, 0)
+    step(steering, views(2), 0, clock)
+    result = steering.end_step({"r0": Verified(5, 0), "r1": Verified(3, 1)}, 0.05, 0)
     assert policy.outcomes[0][0].failed == {0}
-    assert (settled.num_verified, settled.num_accepted) == ((3,), (1,))
+    assert (result.num_verified, result.num_accepted) == ((3,), (1,))
 
 
-def test_nothing_to_settle():
-    assert steer("fixed").settle({}, 1.0, 0) is None
+def test_no_pending_step():
+    assert steer("fixed").end_step({}, 1.0, 0) is None
 
 
-def test_what_was_expected():
+def test_expected_tokens():
     steering, clock = steer("adaptive"), Clock()
     for number in range(30):
-        lengths, _ = step(steering, members(2), number, clock)
+        lengths, _ = step(steering, views(2), number, clock)
         verified = {f"r{i}": Verified(n, n) for i, n in enumerate(lengths)}
-        settled = steering.settle(verified, 0.02, 0)
-        assert 2 <= settled.expected_tokens <= 2 + sum(lengths)
-        assert settled.num_sent <= settled.num_drafted
+        result = steering.end_step(verified, 0.02, 0)
+        assert 2 <= result.expected_tokens <= 2 + sum(lengths)
+        assert result.num_sent <= result.num_drafted
 
 
-def test_those_who_work_together_do_what_one_says():
-    """A rank with other times and estimates follows the first one."""
-    said = []
+def test_all_ranks_use_the_first_rank_s_decisions():
+    """Another rank has different times and estimates."""
+    decisions = []
 
-    def say(decision):
-        said.append(decision)
+    def broadcast(decision):
+        decisions.append(decision)
         return decision
 
-    answers = iter(())
+    received = iter(())
 
-    def follow(decision):
-        return next(answers)
+    def receive(decision):
+        return next(received)
 
     lengths = []
-    for agree in (say, follow):
+    for agree in (broadcast, receive):
         steering, clock = steer("sv"), Clock()
         steering._agree = agree
-        answers = iter(said)
-        if agree is follow:  # it would do something else
+        received = iter(decisions)
+        if agree is receive:  # its own decisions would differ
             steering.policy = create_policy("none", PolicyContext(LONGEST), {})
         for number in range(20):
-            sent, _ = step(steering, members(3), number, clock, ask=agree is say)
-            lengths.append(sent)
-            verified = {f"r{i}": Verified(n, n // 2) for i, n in enumerate(sent)}
-            steering.settle(verified, 0.02, 0)
+            selected, _ = step(steering, views(3), number, clock, scores=agree is broadcast)
+            lengths.append(selected)
+            verified = {f"r{i}": Verified(n, n // 2) for i, n in enumerate(selected)}
+            steering.end_step(verified, 0.02, 0)
     assert lengths[:20] == lengths[20:]
     assert any(map(any, lengths))
 
 
-def test_what_looking_at_a_draft_costs_is_not_put_down_to_the_passes():
-    def seconds_after(watched):
+def test_steps_with_draft_signals_do_not_change_the_costs_of_passes():
+    def seconds_after(has_signals):
         latency, clock = costs(), Clock()
         policy = create_policy("fixed", PolicyContext(LONGEST), {})
-        policy.uses_draft_signals = lambda: watched
+        policy.uses_draft_signals = lambda: has_signals
         steering = Steering(policy, latency)
-        batch, verified = members(4), {}
+        batch, verified = views(4), {}
         for number in range(60):
-            steering.settle(verified, 0.5, 0)
+            steering.end_step(verified, 0.5, 0)
             lengths, _ = step(steering, batch, number, clock)
             verified = {m.name: Verified(n, 0) for m, n in zip(batch, lengths, strict=True)}
         return latency.target_seconds(24)
 
-    assert seconds_after(watched=False) > 5 * costs().target_seconds(24)
-    assert seconds_after(watched=True) == costs().target_seconds(24)
+    assert seconds_after(has_signals=False) > 5 * costs().target_seconds(24)
+    assert seconds_after(has_signals=True) == costs().target_seconds(24)

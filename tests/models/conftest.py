@@ -8,5 +8,5 @@ from ..tiny_models import Recipe
 
 @pytest.fixture
 def llama(models, tmp_path):
-    """A folder of its own that a test may change."""
+    """A model's folder that a test may change."""
     return Path(shutil.copytree(models.folder(Recipe(vocab=32, tokenizer=True)), tmp_path / "m"))

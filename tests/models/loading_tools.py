@@ -1,4 +1,4 @@
-"""Loading models by themselves, and expecting that they are refused."""
+"""Helpers that load a single model, or expect that loading it is refused."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def refused(folder, error=UnsupportedModelError, role="target", **options):
 
 
 def tiny(tmp_path, class_name, **settings):
-    """The folder of a model of any architecture, with transformers' own random weights."""
+    """The folder of a tiny model of any architecture, with random weights by ``transformers``."""
     config = getattr(transformers, f"{class_name}Config")(**{**_SMALL, **settings})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return save(model, tmp_path / class_name)

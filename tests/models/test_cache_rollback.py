@@ -1,4 +1,4 @@
-"""Whatever is computed, rolled back and computed again: only the surviving tokens count."""
+"""After rollbacks, logits depend only on the tokens that were kept."""
 
 import functools
 
@@ -15,7 +15,7 @@ from ..tiny_models import Recipe
 
 VOCAB = 16
 CAPACITY = 96
-NUM_ROWS = 6
+NUM_CACHE_SLOTS = 6
 RECIPES = {
     "llama": Recipe(vocab=VOCAB, context=CAPACITY, seed=1),
     "gpt2": Recipe("gpt2", vocab=VOCAB, context=CAPACITY, seed=1),
@@ -30,52 +30,55 @@ def _loaded(folder):
 
 
 class Machine:
-    """A model with a cache, beside the plain lists of tokens that its rows should stand for."""
+    """A model with a cache, and the token lists that its cache slots should represent."""
 
     def __init__(self, model, reference):
         self.model = model
         self.reference = reference
-        self.cache = model.new_cache(NUM_ROWS, CAPACITY)
-        self.texts = [[] for _ in range(NUM_ROWS)]
+        self.cache = model.new_cache(NUM_CACHE_SLOTS, CAPACITY)
+        self.texts = [[] for _ in range(NUM_CACHE_SLOTS)]
 
     @torch.inference_mode()
     def forward(self, new):
-        """Feed rows with tokens: ``{row: tokens}``; compare every logit with a fresh forward."""
-        segments = [Segment(r, len(self.texts[r]), len(new[r])) for r in sorted(new)]
-        tokens = [token for row in sorted(new) for token in new[row]]
+        """Feed ``{cache slot: tokens}`` and compare all logits with a forward without a cache."""
+        segments = [Segment(slot, len(self.texts[slot]), len(new[slot])) for slot in sorted(new)]
+        tokens = [token for slot in sorted(new) for token in new[slot]]
         logits = self.model.forward(self.cache, tokens, segments, range(len(tokens)))
         first = 0
-        for row in sorted(new):
-            self.texts[row] += new[row]
-            assert self.cache.lengths[row] == len(self.texts[row])
-            count = len(new[row])
-            expected = self.reference(input_ids=torch.tensor([self.texts[row]])).logits[0, -count:]
+        for slot in sorted(new):
+            self.texts[slot] += new[slot]
+            assert self.cache.lengths[slot] == len(self.texts[slot])
+            count = len(new[slot])
+            expected = self.reference(input_ids=torch.tensor([self.texts[slot]])).logits[0, -count:]
             torch.testing.assert_close(
                 logits[first : first + count], expected, rtol=1e-3, atol=1e-3
             )
             first += count
 
-    def truncate(self, row, length):
-        self.cache.truncate(row, length)
-        del self.texts[row][length:]
-        assert self.cache.lengths[row] == len(self.texts[row])
+    def truncate(self, slot, length):
+        self.cache.truncate(slot, length)
+        del self.texts[slot][length:]
+        assert self.cache.lengths[slot] == len(self.texts[slot])
 
-    def clear(self, row):
-        self.cache.clear(row)
-        self.texts[row] = []
+    def clear(self, slot):
+        self.cache.clear(slot)
+        self.texts[slot] = []
 
 
-# A step feeds some rows (gaps between them allowed) and then rolls some back or hands them on.
+# A step feeds some cache slots (not always adjacent ones), then truncates or clears some.
 pieces = st.one_of(st.just(1), st.just(1), st.integers(1, 6), st.integers(30, 45))
-feeds = st.dictionaries(st.integers(0, NUM_ROWS - 1), pieces, min_size=1, max_size=NUM_ROWS)
+feeds = st.dictionaries(
+    st.integers(0, NUM_CACHE_SLOTS - 1), pieces, min_size=1, max_size=NUM_CACHE_SLOTS
+)
 rollbacks = st.dictionaries(
-    st.integers(0, NUM_ROWS - 1),
+    st.integers(0, NUM_CACHE_SLOTS - 1),
     st.one_of(st.integers(0, 8), st.sampled_from(["clear", "beyond"])),
     max_size=3,
 )
 histories = st.lists(st.tuples(feeds, rollbacks), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", RECIPES)
 @property_test
 @given(histories, st.integers(0, 10**6))
@@ -85,19 +88,19 @@ def test_only_surviving_tokens_count(models, family, history, seed):
     generator = torch.Generator().manual_seed(seed)
     for feed, rollback in history:
         new = {}
-        for row, count in feed.items():
-            count = min(count, CAPACITY - len(machine.texts[row]))
+        for slot, count in feed.items():
+            count = min(count, CAPACITY - len(machine.texts[slot]))
             if count:
-                new[row] = torch.randint(0, VOCAB, (count,), generator=generator).tolist()
+                new[slot] = torch.randint(0, VOCAB, (count,), generator=generator).tolist()
         if new:
             machine.forward(new)
-        for row, back in rollback.items():
+        for slot, back in rollback.items():
             if back == "clear":
-                machine.clear(row)
+                machine.clear(slot)
             elif back == "beyond":
-                machine.truncate(row, len(machine.texts[row]) + 3)
+                machine.truncate(slot, len(machine.texts[slot]) + 3)
             else:
-                machine.truncate(row, max(0, len(machine.texts[row]) - back))
+                machine.truncate(slot, max(0, len(machine.texts[slot]) - back))
 
 
 @pytest.fixture
@@ -106,22 +109,22 @@ def machine(models):
     return Machine(_loaded(models.folder(recipe)), models.reference(recipe))
 
 
-def test_a_row_filled_to_the_last_position(machine):
+def test_a_cache_slot_filled_to_the_last_position(machine):
     machine.forward({2: [3] * (CAPACITY - 1), 3: [1, 2]})
     machine.forward({2: [5], 3: [4]})
     machine.truncate(2, CAPACITY - 3)
     machine.forward({2: [7, 8, 9]})
 
 
-def test_a_row_cleared_for_a_shorter_text_beside_a_longer_one(machine):
+def test_a_cache_slot_cleared_for_a_shorter_text_beside_a_longer_one(machine):
     machine.forward({0: [1] * 20, 1: [2] * 21})
     machine.clear(1)
-    # Padded to the longer row's length, the stale keys of row 1 are in reach and must not count.
+    # Padded to the length of slot 0, the read includes stale keys of slot 1, which must not count.
     machine.forward({0: [3], 1: [4] * 11})
     machine.forward({0: [5], 1: [6]})
 
 
-def test_no_logits_are_computed_when_none_are_wanted(machine):
+def test_no_logits_are_computed_without_logit_rows(machine):
     segments = [Segment(0, 0, 3)]
     assert machine.model.forward(machine.cache, [1, 2, 3], segments, None) is None
     machine.texts[0] = [1, 2, 3]
@@ -137,13 +140,13 @@ def test_logits_of_chosen_tokens_only(machine):
     torch.testing.assert_close(logits, torch.stack([first, second]), rtol=1e-3, atol=1e-3)
 
 
-def test_a_cleared_row_holds_no_stale_nans(machine):
+def test_a_cleared_cache_slot_holds_no_stale_nans(machine):
     machine.forward({0: [1] * 12, 1: [2] * 12, 2: [3] * 12})
-    slots = torch.arange(CAPACITY, CAPACITY + 12)
+    token_slots = torch.arange(CAPACITY, CAPACITY + 12)
     for layer, shape in enumerate(machine.model.layers):
         for_keys = torch.full((12, shape.num_heads, shape.key_size), float("nan"))
         for_values = torch.full((12, shape.num_heads, shape.value_size), float("nan"))
-        machine.cache.write(layer, slots, for_keys, for_values)
+        machine.cache.write(layer, token_slots, for_keys, for_values)
     machine.truncate(1, 4)
     machine.clear(1)
     machine.forward({0: [4], 1: [5] * 7, 2: [6]})
@@ -154,6 +157,6 @@ def test_a_model_of_nans_is_refused(models, tmp_path):
     with torch.no_grad():
         model.lm_head.weight.fill_(float("nan"))
     model.save_pretrained(tmp_path)
-    with pytest.raises(NumericalError, match="not numbers") as caught:
+    with pytest.raises(NumericalError, match="no finite logits") as caught:
         load_model(str(tmp_path), "draft", torch.float32, torch.device("cpu"))
     assert caught.value.field == "draft"

@@ -1,4 +1,4 @@
-"""Fingerprints: the same for the same model, another for any other."""
+"""Fingerprints are equal for the same model and differ between models."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Large tensors in the host's memory: the same numbers, and no more memory than their own."""
+"""Large tensors in host memory: equal values, and no more memory than their size."""
 
 import gc
 import mmap
@@ -10,6 +10,8 @@ import torch
 
 from draftwise.models.host_memory import host_zeros, in_large_pages
 
+pytestmark = pytest.mark.slow
+
 LARGE = 2 << 20
 
 
@@ -17,7 +19,7 @@ def resident():
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("needs /proc")
-    gc.collect()  # what earlier tests left is not counted
+    gc.collect()  # so that garbage of earlier tests is not counted
     return int(re.search(r"VmRSS:\s+(\d+)", status.read_text())[1]) << 10
 
 
@@ -32,19 +34,19 @@ def test_a_copy_has_the_same_numbers(num_bytes, dtype):
     assert copy.data_ptr() % 64 == 0
 
 
-def test_what_is_small_stays_where_it_is():
+def test_small_tensors_are_not_copied():
     tensor = torch.zeros(LARGE // 4 - 1)
     assert in_large_pages(tensor) is tensor
     assert in_large_pages(torch.zeros(32, 64).t()).is_contiguous()
 
 
-def test_a_system_without_them(monkeypatch):
+def test_a_system_without_huge_pages(monkeypatch):
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     tensor = torch.zeros(LARGE)
     assert in_large_pages(tensor) is tensor
 
 
-def test_a_system_that_refuses(monkeypatch):
+def test_a_system_that_refuses_huge_pages(monkeypatch):
     class Refusing(mmap.mmap):
         def madvise(self, *_):
             raise OSError(22, "Invalid argument")
@@ -63,8 +65,8 @@ def test_zeros_take_no_memory_before_they_are_written():
     assert not zeros[len(zeros) // 2 :].any()
 
 
-def test_the_memory_of_a_copy_is_given_back():
-    """It lives as long as anything of the tensor does, and takes what the tensor takes."""
+def test_the_memory_of_a_copy_is_released():
+    """It is kept as long as a view of the tensor exists, and is as large as the tensor."""
     before, size = resident(), 64 * LARGE
     copy = in_large_pages(torch.ones(size, dtype=torch.uint8))
     part = copy[LARGE:]

@@ -1,4 +1,4 @@
-"""Hub ids where there is no network: one question, then the local cache or a typed error."""
+"""Hub ids without a network: one request, then the local cache or a typed error."""
 
 import shutil
 import threading
@@ -23,7 +23,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A hub that answers every question with one status, and an empty cache."""
+    """A hub that responds to every request with one status, and an empty cache."""
 
     class Hub(BaseHTTPRequestHandler):
         status = 503
@@ -52,7 +52,10 @@ def hub(monkeypatch, tmp_path):
 
 @pytest.fixture
 def cached(models):
-    """Puts a tiny model into the local cache, as a download does; gives its folder there."""
+    """A function that puts a tiny model into the local cache, as a download does.
+
+    It returns the model's folder there.
+    """
 
     def put(name):
         repository = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
@@ -67,16 +70,16 @@ def cached(models):
 
 def test_the_hub_is_asked_once(hub):
     with pytest.raises(
-        ModelNotFoundError, match=r"'org/m' .*local cache.* answers with status 503"
+        ModelNotFoundError, match=r"'org/m' .*local cache.* responds with status 503"
     ):
         LLM("org/m")
     assert hub.asked == ["/"]
 
 
-def test_a_draft_of_the_hub_likewise(hub, models):
-    with pytest.raises(ModelNotFoundError, match=r"'org/m' .*local cache") as told:
+def test_the_hub_is_asked_once_for_a_draft(hub, models):
+    with pytest.raises(ModelNotFoundError, match=r"'org/m' .*local cache") as caught:
         LLM(models.folder(TARGET), SpeculationConfig("org/m"))
-    assert told.value.field == "draft"
+    assert caught.value.field == "draft"
     assert hub.asked == ["/"]
 
 
@@ -86,7 +89,7 @@ def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
         find_on_hub("org/m", "target")
 
 
-def test_offline_it_is_not_asked(hub, monkeypatch, cached):
+def test_the_hub_is_not_asked_offline(hub, monkeypatch, cached):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE"):
         LLM("org/m")
@@ -106,14 +109,14 @@ def test_a_cached_model_loads_without_the_hub(hub, cached):
     assert quantised.name == "org/m:int8"
 
 
-def test_a_hub_that_answers_is_left_to_transformers(hub, cached):
+def test_a_hub_that_responds_is_left_to_transformers(hub, cached):
     hub.status = 404
     cached("org/m")
     assert find_on_hub("org/m", "target") == "org/m"
     assert find_on_hub("org/other", "target") == "org/other"
 
 
-def test_what_is_no_hub_id_is_not_asked_for(hub):
-    with pytest.raises(ModelNotFoundError, match=r"no folder 'a b/c'.* no hub id"):
+def test_the_hub_is_not_asked_for_an_invalid_id(hub):
+    with pytest.raises(ModelNotFoundError, match=r"'a b/c' is neither a folder nor a hub id"):
         find_on_hub("a b/c", "target")
     assert hub.asked == []

@@ -11,12 +11,12 @@ CPU = torch.device("cpu")
 LAYERS = [LayerShape(2, 4, 6), LayerShape(1, 8, 8)]
 
 
-def new_cache(num_rows=3, capacity=5, dtype=torch.float32):
-    return KVCache(LAYERS, num_rows, capacity, dtype, CPU)
+def new_cache(num_cache_slots=3, capacity=5, dtype=torch.float32):
+    return KVCache(LAYERS, num_cache_slots, capacity, dtype, CPU)
 
 
 def numbers(count, shape, start=1.0):
-    """Keys and values ``[count, heads, size]`` that are all different."""
+    """Keys and values ``[count, heads, size]`` with distinct elements."""
     keys = torch.arange(count * shape.num_heads * shape.key_size).float() + start
     values = -torch.arange(count * shape.num_heads * shape.value_size).float() - start
     return (
@@ -35,8 +35,8 @@ def test_memory_of_a_token(dtype):
 def test_what_is_written_is_read(layer):
     cache = new_cache()
     keys, values = numbers(3, LAYERS[layer])
-    slots = torch.tensor([1 * 5 + 0, 1 * 5 + 1, 2 * 5 + 0])
-    cache.write(layer, slots, keys, values)
+    token_slots = torch.tensor([1 * 5 + 0, 1 * 5 + 1, 2 * 5 + 0])
+    cache.write(layer, token_slots, keys, values)
     read_keys, read_values = cache.read(layer, 1, 3, 2)
     assert torch.equal(read_keys[0].transpose(0, 1), keys[:2])
     assert torch.equal(read_values[0].transpose(0, 1), values[:2])
@@ -44,15 +44,15 @@ def test_what_is_written_is_read(layer):
     assert not read_keys[1, :, 1].any()
 
 
-def test_other_rows_are_not_touched():
+def test_other_cache_slots_are_not_changed():
     cache = new_cache()
     keys, values = numbers(5, LAYERS[0])
     cache.write(0, torch.arange(5, 10), keys, values)
-    for row in (0, 2):
-        assert not any(part.any() for part in cache.read(0, row, row + 1, 5))
+    for slot in (0, 2):
+        assert not any(part.any() for part in cache.read(0, slot, slot + 1, 5))
 
 
-def test_truncating_moves_a_number():
+def test_truncating_changes_the_length():
     cache = new_cache()
     cache.advance(1, 4)
     cache.truncate(1, 6)
@@ -61,24 +61,24 @@ def test_truncating_moves_a_number():
     assert cache.lengths == [0, 2, 0]
 
 
-def test_clearing_leaves_nothing_even_of_what_was_rolled_back():
+def test_clearing_zeroes_rolled_back_tokens_too():
     cache = new_cache()
     for layer, shape in enumerate(LAYERS):
         keys, values = numbers(15, shape)
         cache.write(layer, torch.arange(15), keys, values)
-    for row in range(3):
-        cache.advance(row, 5)
+    for slot in range(3):
+        cache.advance(slot, 5)
     cache.truncate(1, 2)
     cache.advance(1, 3)
     cache.clear(1)
     assert cache.lengths == [5, 0, 5]
     for layer in range(2):
         assert not any(part.any() for part in cache.read(layer, 1, 2, 5))
-        for row in (0, 2):
-            assert all(part.all() for part in cache.read(layer, row, row + 1, 5))
+        for slot in (0, 2):
+            assert all(part.all() for part in cache.read(layer, slot, slot + 1, 5))
 
 
-def test_a_cache_that_no_memory_holds():
+def test_a_cache_larger_than_memory():
     with pytest.raises(CacheExhaustedError) as caught:
         new_cache(capacity=10**15)
     assert caught.value.field == "max_model_len"

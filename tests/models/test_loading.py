@@ -1,4 +1,4 @@
-"""What can be loaded, and how everything else is refused: by name, before a token is made."""
+"""What can be loaded, and the typed errors that refuse everything else at load."""
 
 import json
 
@@ -21,7 +21,7 @@ from .loading_tools import CPU, load, refused
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_facts_of_a_loaded_model(models, family):
+def test_attributes_of_a_loaded_model(models, family):
     recipe = Recipe(family, vocab=32)
     loaded = load(models.folder(recipe))
     assert loaded.name == models.folder(recipe)
@@ -34,12 +34,12 @@ def test_facts_of_a_loaded_model(models, family):
     assert len(loaded.model.layers) == 2
 
 
-def test_a_tokenizer_is_loaded_where_there_is_one(llama):
+def test_a_tokenizer_is_loaded_if_present(llama):
     assert load(llama).tokenizer.get_vocab() == byte_tokenizer().get_vocab()
 
 
 @pytest.mark.parametrize(("eos", "expected"), [(3, {3}), ([3, 5], {3, 5})])
-def test_tokens_that_end_a_text(llama, eos, expected):
+def test_end_of_sequence_tokens(llama, eos, expected):
     edit_config(llama, eos_token_id=7)
     (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     assert load(llama).eos_token_ids == expected
@@ -66,7 +66,7 @@ class TestNotFound:
         assert "has no config.json" in error.message
 
     def test_only_pickled_weights(self, llama):
-        """They could run code when they are read."""
+        """Reading them could run code."""
         weights = models_weights(llama)
         torch.save(weights, llama / "pytorch_model.bin")
         (llama / "model.safetensors").unlink()
@@ -120,17 +120,16 @@ class TestDamaged:
         assert refused(llama, DraftwiseError).field == "target"
 
     def test_missing_weights(self, llama):
-        """A model that would partly consist of random numbers."""
+        """Part of the model would be random numbers."""
         edit_config(llama, num_hidden_layers=3)
         error = refused(llama)
         assert error.field == "target"
-        assert "missing are 9, such as model.layers.2.input_layernorm.weight" in error.message
+        assert "9 are missing, such as model.layers.2.input_layernorm.weight" in error.message
 
-    def test_the_weights_of_no_language_model(self, tmp_path):
-        """Without the layer that tells tokens."""
+    def test_weights_without_a_language_model_head(self, tmp_path):
         transformers.LlamaModel(Recipe().build().config).save_pretrained(tmp_path)
         error = refused(tmp_path)
-        assert "missing are 1, such as lm_head.weight" in error.message
+        assert "1 are missing, such as lm_head.weight" in error.message
 
 
 class TestVocabularies:
@@ -165,7 +164,7 @@ class TestVocabularies:
         assert repr(target) in caught.value.message
 
 
-class TestPlaceAndType:
+class TestDeviceAndDtype:
     def test_types(self):
         assert resolve_dtype("float16", CPU) is torch.float16
         assert resolve_dtype("auto", CPU) in (torch.bfloat16, torch.float32)
@@ -183,7 +182,7 @@ class TestPlaceAndType:
         assert resolve_device("auto").type in ("cpu", "cuda")
 
     @pytest.mark.parametrize("device", ["gpu", "", "cuda:99", "meta:x"])
-    def test_devices_that_are_not_there(self, device):
+    def test_unavailable_devices(self, device):
         with pytest.raises(InvalidParameterError) as caught:
             resolve_device(device)
         assert caught.value.field == "device"

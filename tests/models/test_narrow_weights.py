@@ -1,4 +1,4 @@
-"""Weights stored in fewer bits than they are multiplied in."""
+"""Weights stored in fewer bits than the kernels compute with."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from draftwise.models import packed_model
 from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
-from draftwise.models.native import narrow, suitability
+from draftwise.models.native import narrow, structures, suitability
 from draftwise.models.native.library import native_library
 from draftwise.models.native.panels import panels
 from draftwise.models.quantization import QuantizedMatrix
@@ -17,11 +17,11 @@ from .test_native_decoder import RECIPES, TILED, load
 
 pytestmark = pytest.mark.skipif(
     native_library() is None or not native_library().multiplies_pairs,
-    reason="no kernels for them on this machine",
+    reason="this machine has no kernels for narrow weights",
 )
 
 CPU = torch.device("cpu")
-# Whole tiles, of which threads take several pieces.
+# A multiple of the tile size, large enough that each thread computes several pieces.
 LARGE = Recipe(
     "llama", 2048, config={"hidden_size": 128, "head_dim": 64, "intermediate_size": 1344}
 )
@@ -30,7 +30,7 @@ LARGE = Recipe(
 @pytest.fixture(autouse=True)
 def all_are_large(monkeypatch):
     monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
-    monkeypatch.setattr(suitability, "_is_best", lambda *_: True)
+    monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
 
 
 def logits_of(model, tokens):
@@ -46,12 +46,12 @@ def some_tokens(vocab, count):
 
 WITH_TILES = pytest.mark.skipif(
     native_library() is None or not native_library().multiplies_tiles,
-    reason="not stored so without a matrix unit",
+    reason="12-bit weights need a matrix unit",
 )
 
 
 class TestTwelveBits:
-    """Numbers of bfloat16, of which none is changed."""
+    """bfloat16 weights, compressed without loss."""
 
     def load(self, folder, bits, monkeypatch):
         monkeypatch.setattr(suitability, "_stored_bits", lambda *_: bits)
@@ -85,8 +85,8 @@ class TestTwelveBits:
         narrow_model, wide_model = (self.load(tmp_path, bits, monkeypatch) for bits in (12, 16))
         assert torch.equal(logits_of(narrow_model, tokens), logits_of(wide_model, tokens))
 
-    def test_a_reader_of_the_format_finds_every_number(self):
-        """Everything that 16 bits can be, written by the kernels and read without them."""
+    def test_every_bfloat16_value_survives_the_format(self):
+        """Written by the kernels, and read by a reader in Python."""
         numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
         common = torch.randn(2**17, generator=torch.Generator().manual_seed(0)).bfloat16()
         weight = torch.cat([common, numbers]).view(-1, 64)
@@ -96,7 +96,7 @@ class TestTwelveBits:
         )
 
     @pytest.mark.parametrize("seed", range(5))
-    def test_few_numbers_are_exceptions(self, seed):
+    def test_few_values_are_exceptions(self, seed):
         weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(seed)) * 0.02
         stored = narrow.compressed_weight(
             panels(weight.bfloat16(), native_library()), native_library()
@@ -104,7 +104,7 @@ class TestTwelveBits:
         assert header_of(stored)["num_exceptions"] < weight.numel() / 2000
         assert len(stored) < 0.76 * 2 * weight.numel() + 256
 
-    def test_who_is_stored_so(self):
+    def test_compressible_weights(self):
         library = native_library()
         usual = torch.randn(64, 64).bfloat16()
         odd = (torch.rand(64, 64) * 2.0 ** torch.randint(-60, 1, (64, 64))).bfloat16()
@@ -112,7 +112,7 @@ class TestTwelveBits:
         assert not narrow.are_compressible([usual, odd], library)
 
     @WITH_TILES
-    def test_large_models_are(self, models, monkeypatch):
+    def test_large_models_are_compressed(self, models, monkeypatch):
         def bits():
             return load(models, TILED, torch.bfloat16).native.bits
 
@@ -122,7 +122,7 @@ class TestTwelveBits:
 
 
 def header_of(stored):
-    return stored[: narrow._HEADER.itemsize].numpy().view(narrow._HEADER)[0]
+    return stored[: structures.NARROW_HEADER.itemsize].numpy().view(structures.NARROW_HEADER)[0]
 
 
 def bits(numbers):
@@ -130,7 +130,7 @@ def bits(numbers):
 
 
 def read(stored):
-    """``[numbers]`` bits of what ``compressed_weight`` stored."""
+    """The bits ``[values]`` of what ``compressed_weight`` stored."""
     header, whole = header_of(stored), stored.numpy()
     groups = whole[header["panels"] :]
     groups = groups[: len(groups) // 192 * 192].reshape(-1, 192)
@@ -146,7 +146,7 @@ def read(stored):
 
 
 class TestEightBits:
-    """Multiplied as they are, where it takes long to read them."""
+    """8-bit weights that the kernels compute with directly."""
 
     SIZES = (TILED, RECIPES[1], RECIPES[3])
 
@@ -176,7 +176,7 @@ class TestEightBits:
             assert rounding > 1e-3
 
     @pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: f"{recipe.vocab}")
-    def test_a_token_is_the_same_in_any_company(self, models, recipe):
+    def test_logits_do_not_depend_on_the_batch(self, models, recipe):
         model = self.load(models, recipe)
         text = torch.randint(0, recipe.vocab, (40,), generator=torch.Generator().manual_seed(1))
         cache, alone = model.new_cache(1, 40), model.new_cache(1, 40)
@@ -185,7 +185,7 @@ class TestEightBits:
             row = model.forward(alone, [token], [Segment(0, at, 1)], [0])
             assert torch.equal(row[0], whole[at])
 
-    def test_numbers_and_scales_are_kept(self):
+    def test_integers_and_scales_are_kept(self):
         library = native_library()
         width = 2 * library.lanes
         numbers = torch.randint(-127, 128, (45, 8), dtype=torch.int8)

@@ -1,17 +1,33 @@
 """Whether there is a kernel, and where it comes from."""
 
+import ctypes
 import multiprocessing
 import os
+import platform
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from draftwise.models.native import compilation, structures
 from draftwise.models.native import library as native
 
-HAS_KERNEL = native.native_library() is not None
-needs_kernel = pytest.mark.skipif(not HAS_KERNEL, reason="no kernel on this machine")
+pytestmark = pytest.mark.slow
+
+# Compiled once for this module: a compiler takes several seconds.
+COMPILED = compilation.compiled_library() if native.native_library() is not None else None
+needs_kernel = pytest.mark.skipif(COMPILED is None, reason="no kernel on this machine")
+
+SLOW_COMPILER = """#!/bin/sh
+case "$*" in *--version) echo slow; exit;; esac
+echo compiled >> {calls}
+sleep 1
+while [ "$1" != -o ]; do shift; done
+cp {compiled} "$2"
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -25,23 +41,34 @@ def cache(tmp_path, monkeypatch):
     native._load.cache_clear()
 
 
+@pytest.fixture
+def calls(tmp_path, monkeypatch):
+    """The calls of a compiler that takes a second and then gives the library that there is."""
+    compiler, lines = tmp_path / "slow", tmp_path / "calls"
+    compiler.write_text(SLOW_COMPILER.format(calls=lines, compiled=COMPILED))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return lambda: lines.read_text().splitlines()
+
+
 def built(folder):
-    return list((folder / "native").iterdir())
+    return list((folder / "native").glob("*.so"))
 
 
 @needs_kernel
 def test_built_once(cache, monkeypatch):
+    """With the machine's own compiler."""
     assert native.kernel_in_use() == "native"
     [library] = built(cache)
     made = library.stat().st_mtime_ns
     native._load.cache_clear()
-    monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(compilation, "_compile", lambda *_: pytest.fail("compiled again"))
     assert native.native_library() is not None
     assert [path.stat().st_mtime_ns for path in built(cache)] == [made]
 
 
 @needs_kernel
-def test_the_folder_is_the_users_alone(cache):
+def test_the_folder_is_the_users_alone(cache, calls):
     native.native_library()
     assert (cache / "native").stat().st_mode & 0o777 == 0o700
     native._load.cache_clear()
@@ -51,12 +78,18 @@ def test_the_folder_is_the_users_alone(cache):
 
 
 @needs_kernel
-def test_another_compiler_makes_another_library(cache, monkeypatch):
-    native.native_library()
-    native._load.cache_clear()
-    monkeypatch.setattr(native, "_OPTIONS", (*native._OPTIONS, "-DANOTHER"))
-    native.native_library()
-    assert len(built(cache)) == 2
+def test_other_options_make_another_library(cache, calls, monkeypatch):
+    for flags in ("", "-DONE", "-DONE -DTWO"):
+        monkeypatch.setenv("DRAFTWISE_NATIVE_FLAGS", flags)
+        native._load.cache_clear()
+        assert native.kernel_in_use() == "native"
+    assert len(built(cache)) == len(calls()) == 3
+
+
+@needs_kernel
+def test_options_reach_the_compiler(monkeypatch):
+    monkeypatch.setenv("DRAFTWISE_NATIVE_FLAGS", "-include /there/is/no/such/file")
+    assert "/there/is/no/such/file" in native.kernel_in_use()
 
 
 def test_switched_off(cache, monkeypatch):
@@ -64,6 +97,62 @@ def test_switched_off(cache, monkeypatch):
     assert native.native_library() is None
     assert native.kernel_in_use() == "PyTorch (DRAFTWISE_NATIVE is 0)"
     assert not cache.exists()
+
+
+@needs_kernel
+def test_no_name_without_our_prefix_is_exported():
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", COMPILED], capture_output=True, text=True, check=True
+    ).stdout
+    names = [line.split()[-1] for line in listing.splitlines()]
+    assert "draftwise_accept" in names
+    assert [name for name in names if not name.startswith("draftwise_")] == []
+
+
+@needs_kernel
+@pytest.mark.parametrize("processor", ["native", "x86-64", "x86-64-v3", "sapphirerapids"])
+def test_compiles_without_warnings(processor):
+    """For processors with every kind of vectors, and with and without a matrix unit."""
+    if processor != "native" and platform.machine() != "x86_64":
+        pytest.skip("not a processor of this kind")
+    options = ["-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-march={processor}"]
+    command = [*compilation._compiler(), *compilation._OPTIONS, *options]
+    done = subprocess.run(
+        [*command, compilation.SOURCES / "library.cpp"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class TestStructures:
+    """Structures are declared in Python and in C++."""
+
+    @needs_kernel
+    def test_one_of_another_size_is_refused(self, calls, monkeypatch):
+        class Sampling(ctypes.Structure):
+            _fields_ = (*structures.Sampling._fields_, ("added", ctypes.c_int64))
+
+        wrong = [Sampling if each is structures.Sampling else each for each in structures._CALLS]
+        monkeypatch.setattr(structures, "_CALLS", wrong)
+        assert native.native_library() is None
+        assert native.kernel_in_use() == (
+            "PyTorch (structure Sampling has 40 bytes in Python and 32 in the compiled kernels)"
+        )
+
+    @needs_kernel
+    def test_one_that_python_does_not_know_is_refused(self, calls, monkeypatch):
+        known = [each for each in structures._CALLS if each is not structures.Threads]
+        monkeypatch.setattr(structures, "_CALLS", known)
+        assert "structure Threads has None bytes in Python" in native.kernel_in_use()
+
+    @pytest.mark.parametrize("structure", structures._CALLS, ids=lambda each: each.__name__)
+    def test_fields_have_the_same_names_in_the_same_order(self, structure):
+        """Two fields of one size that changed places would pass the comparison of sizes."""
+        sources = "".join(path.read_text() for path in compilation.SOURCES.glob("*.h"))
+        [body] = re.findall(rf"^struct {structure.__name__} {{\n(.*?)^}};", sources, re.M | re.S)
+        body = re.sub(r"//.*", "", body)
+        body = re.sub(r"\(\*(\w+)\)\(\)", r"\1", body)  # a pointer to a function
+        declared = re.findall(r"(\w+)(?:\[\d+\])?\s*[,;]", body)
+        assert declared == [name for name, *_ in structure._fields_]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="compiled on Linux only")
@@ -101,28 +190,52 @@ class TestWithoutCompiler:
         assert native.kernel_in_use().startswith("PyTorch (")
 
 
-def _build(start, results):
-    start.wait()
+def _build(barrier, results):
+    barrier.wait()
     results.put(native.kernel_in_use())
 
 
 @needs_kernel
-def test_processes_that_build_at_once(cache):
+def test_processes_that_start_together_compile_once(cache, calls):
     context = multiprocessing.get_context("spawn")
-    start, results = context.Event(), context.Queue()
-    processes = [context.Process(target=_build, args=(start, results)) for _ in range(2)]
+    barrier, results = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=_build, args=(barrier, results)) for _ in range(2)]
     for process in processes:
         process.start()
-    start.set()
     assert [results.get() for _ in processes] == ["native"] * 2
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    assert len(built(cache)) == 1
+    assert len(built(cache)) == len(calls()) == 1
 
 
 @needs_kernel
-def test_one_openmp_runtime():
+def test_threads_that_start_together_load_one_library(calls):
+    barrier, loaded = threading.Barrier(2), []
+
+    def load():
+        barrier.wait()
+        loaded.append(native.native_library())
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert loaded[0] is loaded[1] is not None
+    assert len(calls()) == 1
+
+
+@needs_kernel
+def test_a_compiler_that_was_killed_keeps_nobody_waiting(cache, calls):
+    """Its lock file is still there, but nobody holds the lock."""
+    (cache / "native").mkdir(mode=0o700, parents=True)
+    (cache / "native" / "compile.lock").touch()
+    assert native.kernel_in_use() == "native"
+
+
+@needs_kernel
+def test_one_openmp_runtime(calls):
     """The kernel brings no threads of its own."""
     script = """
 import torch
@@ -139,7 +252,7 @@ before = runtimes()
 assert native_library() is not None
 assert runtimes() == before, runtimes()
 """
-    root = str(Path(native.__file__).parents[2])
+    root = str(Path(native.__file__).parents[3])
     subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": root}, check=True
     )

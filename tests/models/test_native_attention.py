@@ -38,7 +38,7 @@ class Case:
 
         self.segments = [Segment(*segment) for segment in segments]
         self.dtype, self.scaling = dtype, 1 / math.sqrt(sizes[0])
-        rows = max(segment.row for segment in self.segments) + 1
+        rows = max(segment.cache_slot for segment in self.segments) + 1
         self.cache = KVCache([LayerShape(kv_heads, *sizes)], rows, CAPACITY, dtype, CPU)
         self.keys, self.values = self.cache.read(0, 0, rows, CAPACITY)
         self.keys.copy_(numbers(*self.keys.shape))
@@ -90,6 +90,7 @@ def ragged(draw):
     return [(row, draw(st.integers(0, 300)), draw(count)) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(

@@ -10,7 +10,7 @@ from draftwise.core import sampling as plain
 from draftwise.core.sampling import LogitControls
 from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.models.native.library import native_library
-from draftwise.models.native.sampling import distributions, judge
+from draftwise.models.native.sampling import distributions, score_draft
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 
@@ -54,11 +54,12 @@ def cases(draw):
 OWNER = torch.tensor([0, 0, 1, 1, 2, 2])
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(cases(), st.booleans())
 def test_distributions(case, softens_greedy):
     logits, parameters = case
-    function = plain.beliefs if softens_greedy else plain.probabilities
+    function = plain.soft_probabilities if softens_greedy else plain.probabilities
     expected = function(logits, parameters.rows(OWNER))
     actual = distributions(native_library(), logits, parameters, OWNER, softens_greedy)
     torch.testing.assert_close(actual.sum(dim=1), torch.ones(6), atol=1e-5, rtol=0)
@@ -98,10 +99,10 @@ def test_judgement(seed, vocab, missing):
     logits[4, 0] = float("nan")
     places = torch.tensor([(r, i) for r, length in enumerate(lengths) for i in range(length)])
     parameters = controls([1.0, 0.5, 0.7])
-    c, s, a = judge(native_library(), logits, parameters, places, tokens, q)
+    c, s, a = score_draft(native_library(), logits, parameters, places, tokens, q)
     expected = torch.zeros(3, 3, vocab)
     wide = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
-    believed = plain.beliefs(wide, parameters.rows(places[:, 0]))
+    believed = plain.soft_probabilities(wide, parameters.rows(places[:, 0]))
     expected[places[:, 0], places[:, 1]] = believed.nan_to_num(nan=0.0)
     torch.testing.assert_close(c, expected, atol=1e-6, rtol=1e-5)
     drafted = torch.arange(3) < torch.tensor(lengths).unsqueeze(1)

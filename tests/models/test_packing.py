@@ -9,7 +9,7 @@ needs_packing = pytest.mark.skipif(
 )
 
 
-def test_rows_are_filled_up_to_few_sizes():
+def test_rows_are_padded_to_few_sizes():
     sizes = [padded_rows(n) for n in range(1, 513)]
     assert all(size >= n for n, size in enumerate(sizes, 1))
     assert all(size <= n + max(3, n / 4) for n, size in enumerate(sizes, 1))

@@ -1,4 +1,4 @@
-"""The draft quantised: its weights are rounded, and everything else is as it was."""
+"""Quantisation rounds the weights of linear layers and changes nothing else."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def logits_of(loaded):
 
 @pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("int4", 4)])
 def test_the_weights_are_rounded(quantization, bits):
-    """To a grid of so many bits over each group's range."""
+    """To the nearest of ``2**bits`` levels over each group's range."""
     plain, model = RECIPE.build(), RECIPE.build()
     quantize_linear_layers(model, quantization)
     assert has_quantized_weights(model)
@@ -77,13 +77,13 @@ def test_equals_transformers_on_the_rounded_weights(models, family, quantization
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_by_name(models, quantization):
     folder = models.folder(RECIPE)
-    named, asked = load(f"{folder}:{quantization}"), load(folder, quantization=quantization)
-    assert named.name == asked.name == f"{folder}:{quantization}"
-    assert named.fingerprint == asked.fingerprint != load(folder).fingerprint
-    assert torch.equal(logits_of(named), logits_of(asked))
+    named, explicit = load(f"{folder}:{quantization}"), load(folder, quantization=quantization)
+    assert named.name == explicit.name == f"{folder}:{quantization}"
+    assert named.fingerprint == explicit.fingerprint != load(folder).fingerprint
+    assert torch.equal(logits_of(named), logits_of(explicit))
 
 
-def test_fewer_bits_are_further_away(models):
+def test_fewer_bits_have_a_larger_error(models):
     folder = models.folder(RECIPE)
     plain, fine, coarse = (
         logits_of(load(folder, "companion", quantization=bits)) for bits in (None, "int8", "int4")
@@ -93,7 +93,7 @@ def test_fewer_bits_are_further_away(models):
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_weights_that_stay_quantised(models, monkeypatch, quantization):
-    """As on a GPU: torchao's tensors are left to the model's own modules."""
+    """As on a GPU, the model's own modules compute with torchao's tensors."""
     folder = models.folder(RECIPE)
     expanded = load(folder, "companion", quantization=quantization)
     monkeypatch.setattr(loading, "expand_weights", lambda model: None)
@@ -103,7 +103,7 @@ def test_weights_that_stay_quantised(models, monkeypatch, quantization):
     torch.testing.assert_close(logits_of(kept), logits_of(expanded), rtol=1e-3, atol=1e-3)
 
 
-def test_numbers_that_are_none(tmp_path):
+def test_weights_that_are_nan(tmp_path):
     model = RECIPE.build()
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight.fill_(float("nan"))
@@ -118,8 +118,9 @@ def test_an_unknown_number_of_bits():
         quantize_linear_layers(RECIPE.build(), "int7")
 
 
+@pytest.mark.slow
 def test_nothing_is_written_to_the_terminal(models):
-    """torchao and transformers, which imports it, are talkative."""
+    """torchao, also when ``transformers`` imports it, logs warnings by default."""
     code = (
         "import torch\n"
         "from draftwise.models.loading import load_model\n"

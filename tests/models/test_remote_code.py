@@ -15,7 +15,7 @@ from .loading_tools import CPU, load, refused
 class TestCodeOfTheModel:
     @pytest.fixture
     def evil(self, llama):
-        """Every file that could bring code does, and would leave a trace."""
+        """A model in which every file that may contain code does, and would write a trace."""
         trace = llama / "trace"
         code = f"open({str(trace)!r}, 'w').write('ran')\n"
         for module in ("configuration_evil", "modeling_evil", "tokenization_evil"):
@@ -39,7 +39,7 @@ class TestCodeOfTheModel:
         assert "trust_remote_code" in error.message
 
     def test_a_known_architecture(self, evil):
-        """Is served by the library's own code."""
+        """It is loaded with the code of ``transformers`` instead."""
         assert load(evil).max_model_len == 64
         assert not (evil / "trace").exists()
 
@@ -53,7 +53,7 @@ class TestCodeOfTheModel:
 
 
 class TestTrustedCode:
-    """What a model's own code may and may not do."""
+    """Custom code of models that the user trusts."""
 
     HEAD = "from transformers import LlamaForCausalLM\n\nclass OwnForCausalLM(LlamaForCausalLM):\n"
 
@@ -68,12 +68,12 @@ class TestTrustedCode:
             transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules")
         )
 
-    def test_runs_where_it_is_trusted(self, llama):
+    def test_runs_if_trusted(self, llama):
         self.write(llama, "    pass\n")
         assert load(llama, trust_remote_code=True).model.vocab_size == 32
 
-    def test_that_ignores_which_logits_are_wanted(self, llama):
-        """It would hand back the first ones for the last."""
+    def test_that_ignores_logits_to_keep(self, llama):
+        """It would return the first logits in place of the last."""
         self.write(
             llama,
             "    def forward(self, logits_to_keep=0, **kwargs):\n"
@@ -83,7 +83,7 @@ class TestTrustedCode:
         assert "other logits" in error.message
 
     def test_that_reads_the_weights_of_its_layers(self, llama):
-        """It may ask for their shape and type, but once packed they hold no numbers."""
+        """It may read their shape and dtype, but packed weights have no values."""
         forward = (
             "    def forward(self, *args, **kwargs):\n"
             "        assert {}\n"
@@ -98,9 +98,10 @@ class TestTrustedCode:
 
     def test_that_fails(self, llama):
         self.write(llama, "    def forward(self, *args, **kwargs):\n        raise KeyError(5)\n")
-        assert "llama fails by itself: 5" in refused(llama, trust_remote_code=True).message
+        error = refused(llama, trust_remote_code=True)
+        assert "llama fails in its own forward pass: 5" in error.message
 
-    def test_that_attends_in_another_way(self, llama):
+    def test_that_mixes_tokens_outside_attention(self, llama):
         self.write(
             llama,
             "    def forward(self, input_ids, **kwargs):\n"

@@ -1,4 +1,4 @@
-"""Models whose attention is not causal, full and position-wise are refused by name."""
+"""Models whose attention is not causal and full are refused at load."""
 
 import pytest
 import torch
@@ -67,16 +67,20 @@ class TestUnsupported:
         ("class_name", "settings", "reason"),
         [
             # Positions as biases of the scores.
-            ("Bloom", {"n_layer": 2, "n_head": 2}, "bloom does not attend through exchangeable"),
-            ("Falcon", {"alibi": True}, "does not attend through exchangeable"),
-            # Attention that no function of ours can replace.
-            ("GPTJ", {"n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}, "exchangeable"),
-            ("StableLm", {}, "does not take packed tokens"),
-            # Scores beside those of the keys.
+            ("Bloom", {"n_layer": 2, "n_head": 2}, "bloom does not support custom attention"),
+            ("Falcon", {"alibi": True}, "does not support custom attention functions"),
+            # Attention that cannot be replaced by a custom function.
+            (
+                "GPTJ",
+                {"n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4},
+                "custom attention",
+            ),
+            ("StableLm", {}, "cannot run on packed tokens"),
+            # Scores in addition to those of the keys.
             ("GptOss", {"head_dim": 8, "sliding_window": 64}, "'s_aux'"),
             # Attention that is not softmax over the keys.
             ("DiffLlama", {}, "not plain causal attention"),
-            # Attention to both sides.
+            # Bidirectional attention.
             ("Bert", {}, "not plain causal attention"),
         ],
     )
@@ -147,7 +151,7 @@ class TestSlidingWindow:
         greedy = SamplingParams(temperature=0)
         assert llm.generate([1], greedy)[0].text == alone.generate([1], greedy)[0].text
 
-    def test_switched_off(self, tmp_path):
+    def test_disabled(self, tmp_path):
         folder = tiny(tmp_path, "Qwen2", sliding_window=20, use_sliding_window=False)
         assert load(folder).max_model_len == 64
 
@@ -205,7 +209,7 @@ class TestPositionScaling:
         ],
         ids=lambda rope: rope["rope_type"],
     )
-    def test_scaling_that_never_changes_is_served(self, tmp_path, rope):
+    def test_constant_scaling_is_supported(self, tmp_path, rope):
         folder = tiny(tmp_path, "Llama", rope_parameters=rope)
         (output,) = LLM(folder, dtype="float32").generate(
             [1, 2, 3], SamplingParams(temperature=0, max_tokens=50)

@@ -1,13 +1,12 @@
-"""Steps of a policy without models: what is believed and drawn at every position is given."""
+"""Steps of a policy without models: distributions and drawn tokens are given."""
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from draftwise.core.goodput import OperatingPoint
 from draftwise.core.signals import agreement, entropy, overlap, token_probabilities
-from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.policies import DraftPosition, PolicyContext, RequestState, create_policy
 from draftwise.policies.pricing import Price
 
@@ -16,10 +15,10 @@ from ..stand_ins import draft_position, draft_signals, fixed_latency
 
 @dataclass(frozen=True)
 class World:
-    """What would be drafted if nobody stopped.
+    """The distributions, and the tokens drafted without any early stop.
 
     Attributes:
-        q, c, p: ``[requests, width, vocab]`` beliefs of draft and companion, and the target's.
+        q, c, p: ``[requests, width, vocab]`` draft_probs of draft and companion, and the target's.
         tokens: ``[requests, width]`` the tokens that the draft draws.
         greedy: which requests are decoded at temperature 0; their tokens are the likeliest.
     """
@@ -74,12 +73,13 @@ class Step:
 
     Attributes:
         q: ``[requests, width + 1, vocab]`` the draft's distributions as they were drawn from.
-        draft, judgement, plan: as in the engine; ``judgement`` is ``None`` if nobody was asked.
+        draft, companion_scores, plan: as in the engine; ``companion_scores`` is ``None`` if the
+            companion was not asked.
     """
 
     q: torch.Tensor
     draft: Draft
-    judgement: Judgement | None
+    companion_scores: CompanionScores | None
     plan: Plan
 
 
@@ -112,32 +112,32 @@ def take_step(policy, world, states=None, asked=None):
     draft, q = written(world, lengths, place)
     if not policy.uses_draft_signals():
         draft = replace(draft, signals=None)
-    judgement = None
-    if any(lengths) and (policy.wants_judgement() if asked is None else asked):
-        judgement = judged(world, draft)
-    return Step(q, draft, judgement, policy.select(draft, judgement).filtered())
+    companion_scores = None
+    if any(lengths) and (policy.wants_companion() if asked is None else asked):
+        companion_scores = judged(world, draft)
+    return Step(q, draft, companion_scores, policy.select(draft, companion_scores).filtered())
 
 
 def written(world, lengths, width):
     """The draft of a world up to given lengths, and what its tokens were drawn from."""
     inside = torch.arange(width) < torch.tensor(lengths).unsqueeze(1)
     tokens = world.tokens[:, :width] * inside
-    beliefs = world.q[:, :width] * inside.unsqueeze(2)
+    draft_probs = world.q[:, :width] * inside.unsqueeze(2)
     greedy = torch.tensor(world.greedy)
     one_hot = torch.nn.functional.one_hot(tokens, world.q.shape[2]) * inside.unsqueeze(2)
-    q = torch.where(greedy[:, None, None], one_hot.float(), beliefs)
+    q = torch.where(greedy[:, None, None], one_hot.float(), draft_probs)
     q = torch.nn.functional.pad(q, (0, 0, 0, 1))
-    signals = draft_signals(beliefs, tokens)
+    signals = draft_signals(draft_probs, tokens)
     probs = None if all(world.greedy) else q.clone()
-    return Draft(tokens, tuple(lengths), probs, tuple(range(-1, width - 1)), signals), q
+    return Draft(tokens, tuple(lengths), probs, signals), q
 
 
 def judged(world, draft):
-    """What the companion says of a draft."""
-    c = world.c[:, : draft.tokens.shape[1]] * (draft.signals.beliefs.sum(2, keepdim=True) > 0)
+    """The companion's scores of a draft."""
+    c = world.c[:, : draft.tokens.shape[1]] * (draft.signals.draft_probs.sum(2, keepdim=True) > 0)
     c_drawn = token_probabilities(c, draft.tokens)
-    return Judgement(
-        c, overlap(draft.signals.beliefs, c), agreement(draft.signals.token_probs, c_drawn)
+    return CompanionScores(
+        c, overlap(draft.signals.draft_probs, c), agreement(draft.signals.token_probs, c_drawn)
     )
 
 
@@ -171,14 +171,11 @@ def make(name, gamma, latency=None, has_companion=True, **options):
     return create_policy(name, context, options)
 
 
-def fix_price(policy, threshold, max_length=None, draft_threshold=0.0, verify=None):
+def fix_price(policy, threshold, max_length=None, verify=None):
     """From now on the policy runs at this price, whatever it learns."""
     length = policy.num_speculative_tokens if max_length is None else max_length
     price = Price(OperatingPoint(length, threshold), 1.0, threshold if verify is None else verify)
     policy.prices.price = lambda *_: price
-    thresholds = np.full(policy.num_speculative_tokens + 1, draft_threshold)
-    thresholds[0] = np.inf
-    policy.prices.draft_thresholds = lambda _, count: np.tile(thresholds, (count + 1, 1))
     policy.prices.companion_price = lambda *_: 0.0
     return policy
 

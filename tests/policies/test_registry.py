@@ -45,6 +45,7 @@ def test_a_policy_introduces_itself(name):
     assert policy_class(name) is policy
 
 
+@pytest.mark.slow
 @each_policy
 @property_test
 @given(states, st.integers(0, 10))
@@ -67,7 +68,7 @@ def test_a_plan_proposes_no_more_than_was_drafted(name):
     tokens = torch.tensor([[1, 2], [0, 0], [4, 0]])
     policy = create_policy(name, context(2), {})
     policy.draft_lengths([RequestState(9, 3, 2, index) for index in range(3)])
-    draft = Draft(tokens, lengths, probs.clone(), (-1, 0), draft_signals(probs, tokens))
+    draft = Draft(tokens, lengths, probs.clone(), draft_signals(probs, tokens))
     plan = policy.select(draft, None)
     assert torch.equal(plan.tokens, tokens)
     assert plan.proposals is not None

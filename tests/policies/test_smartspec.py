@@ -66,7 +66,7 @@ def test_the_length_follows_acceptance():
 def test_acceptance_counts_what_was_tested():
     policy = create(target=100, draft=2, smoothing=0.0)
     policy.observe(outcome([3, 3, 0, 3], [3, 3, 0, 3], [3, 1, 0, 2], failed=[3]), NO_TIMES)
-    # Four accepted, one rejected, and one nobody asked about.
+    # Four accepted, one rejected, and one after the rejection.
     assert policy.acceptance_rate == pytest.approx(4 / 5)
     policy.observe(outcome([0, 0], [0, 0], [0, 0]), NO_TIMES)
     assert policy.acceptance_rate == pytest.approx(4 / 5)
@@ -76,7 +76,7 @@ def test_one_token_is_drafted_now_and_then_to_keep_learning():
     policy = create(target=0.001, draft=100, explore_every=8)
     lengths = [policy.draft_lengths(states(2))[0] for _ in range(32)]
     assert lengths == [0, 0, 0, 0, 0, 0, 0, 1] * 4
-    # A step in which nobody could draft does not count.
+    # A step in which no request could draft does not count.
     for _ in range(20):
         policy.draft_lengths(states(2, limit=0))
     assert [policy.draft_lengths(states(2))[0] for _ in range(8)] == [0] * 7 + [1]

@@ -7,7 +7,7 @@ import torch
 
 from draftwise.core.rejection import accept
 from draftwise.core.signals import agreement, overlap, token_probabilities
-from draftwise.core.types import Draft, Judgement
+from draftwise.core.types import CompanionScores, Draft
 from draftwise.policies import PolicyContext, RequestState, create_policy
 
 from ..core.speculation import Question, uniforms_for
@@ -25,10 +25,12 @@ def staged(greedy, gamma=WIDTH):
     return policy
 
 
-def judgement(c, draft):
+def companion_scores(c, draft):
     c_drawn = token_probabilities(c, draft.tokens)
     signals = draft.signals
-    return Judgement(c, overlap(signals.beliefs, c), agreement(signals.token_probs, c_drawn))
+    return CompanionScores(
+        c, overlap(signals.draft_probs, c), agreement(signals.token_probs, c_drawn)
+    )
 
 
 def drawn(tree, uniforms):
@@ -55,12 +57,11 @@ def simulated():
         tokens,
         (WIDTH,) * NUM_REQUESTS,
         probs,
-        (-1, 0),
         draft_signals(probs, tokens),
         uniforms.stage,
     )
     plan = staged([False] * NUM_REQUESTS).select(
-        draft, judgement(mid.along(tokens)[:, :WIDTH], draft)
+        draft, companion_scores(mid.along(tokens)[:, :WIDTH], draft)
     )
     return target, mid, draft, plan
 
@@ -113,13 +114,14 @@ def greedy_draft(tokens, lengths, vocab=4):
     probs = torch.zeros(len(tokens), width + 1, vocab)
     probs[:, :width].scatter_(2, tokens.unsqueeze(2), 1.0)
     probs[torch.arange(width + 1) >= torch.tensor(lengths).unsqueeze(1)] = 0
-    beliefs = (probs[:, :width] * 2).softmax(dim=2) * (probs[:, :width].sum(2, keepdim=True) > 0)
+    draft_probs = (probs[:, :width] * 2).softmax(dim=2) * (
+        probs[:, :width].sum(2, keepdim=True) > 0
+    )
     return Draft(
         tokens,
         tuple(lengths),
         probs,
-        tuple(range(-1, width - 1)),
-        draft_signals(beliefs, tokens),
+        draft_signals(draft_probs, tokens),
         uniforms_for(len(tokens), width).stage,
     )
 
@@ -131,10 +133,8 @@ def test_greedy_requests_follow_the_mid_models_most_likely_tokens():
     c[3, 2] = 0
     expected = [[0, 1, 2], [0, 3, 0], [3, 0, 0], [0, 1, 0]]
     for probs in (draft.probs, None):
-        this = Draft(
-            draft.tokens, draft.lengths, probs, draft.parents, draft.signals, draft.stage_uniforms
-        )
-        plan = staged([True] * 4, 3).select(this, judgement(c, this))
+        this = Draft(draft.tokens, draft.lengths, probs, draft.signals, draft.stage_uniforms)
+        plan = staged([True] * 4, 3).select(this, companion_scores(c, this))
         assert plan.tokens.tolist() == expected
         assert plan.lengths == (3, 2, 1, 2)
         assert plan.num_own == (3, 1, 0, 2)
@@ -154,7 +154,7 @@ def test_where_the_mid_model_is_silent_nothing_is_verified():
     c[1] = 0
     c[2] = 0
     for greedy in (True, False):
-        plan = staged([greedy] * 3, 3).select(draft, judgement(c, draft))
+        plan = staged([greedy] * 3, 3).select(draft, companion_scores(c, draft))
         assert plan.lengths[0] <= 1
         assert plan.lengths[1:] == (0, 0)
         assert not plan.proposals[1:].any()
@@ -162,4 +162,4 @@ def test_where_the_mid_model_is_silent_nothing_is_verified():
 
 def test_nothing_was_drafted():
     tokens = torch.zeros(2, 0, dtype=torch.int64)
-    assert staged([False] * 2).select(Draft(tokens, (0, 0), None, ()), None).lengths == (0, 0)
+    assert staged([False] * 2).select(Draft(tokens, (0, 0), None), None).lengths == (0, 0)

@@ -30,8 +30,8 @@ def begin(policy, num_requests=3, limit=9, first_id=0, history=0.5):
 
 
 def kept(policy, index=0, requests=(0, 1, 2), tokens=(0, 0, 0)):
-    beliefs = torch.tensor(BELIEFS)[list(requests)]
-    position = draft_position(index, requests, beliefs, torch.tensor(tokens)[list(requests)])
+    draft_probs = torch.tensor(BELIEFS)[list(requests)]
+    position = draft_position(index, requests, draft_probs, torch.tensor(tokens)[list(requests)])
     return policy.keep_drafting(position).tolist()
 
 
@@ -49,7 +49,7 @@ def test_svip_by_default_stops_where_the_authors_code_does():
     policy = create("svip")
     entropies = torch.linspace(0, 2, 401)
     position = draft_position(0, (0,), [[1.0, 0.0]], [0])
-    position = type(position)(0, (0,), position.tokens, position.beliefs, entropies, None)
+    position = type(position)(0, (0,), position.tokens, position.draft_probs, entropies, None)
     theirs = (0.15 * entropies).sqrt() <= 0.3
     # The paper's h has two digits: 0.77² = 0.593 against 0.3²/0.15 = 0.6.
     unclear = (entropies > 0.59) & (entropies < 0.605)

@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.core.goodput import Promise
 from draftwise.core.latency import StageCost
 from draftwise.estimators.fits import estimator_fits
 from draftwise.estimators.profile import fit_profile
 from draftwise.estimators.tables import AcceptanceTable
 from draftwise.policies import PolicyContext, create_policy
+from draftwise.policies.pricing import Pricing
 
 from ..stand_ins import FixedLatency, fixed_latency, profile, random_records
 from .driving import World, fix_price, make, one_second, outcome_of, take_step
@@ -30,12 +29,13 @@ def asked_in(policy, num_steps, companion_price, num_requests=4):
     for number in range(1, num_steps + 1):
         world = World.random(num_requests, 3, seed=number)
         step = take_step(policy, world)
-        if step.judgement is not None:
+        if step.companion_scores is not None:
             asked.append(number)
         policy.observe(outcome_of(world, step), one_second())
     return asked
 
 
+@pytest.mark.slow
 @each_form
 class TestAsking:
     def test_while_it_pays(self, name):
@@ -83,7 +83,7 @@ class TestAsking:
         assert asked_in(policy, 10, lambda *_: 0.0) == []
 
     def test_what_is_asked_and_not_is_learnt_by_each_estimate(self, name):
-        policy = fix_price(make(name, 3), 0.3)
+        policy = fix_price(make(name, 3, learn_every=1, warm_up=0), 0.3)
         models = {"free": policy.models[False], "all": policy.combined[False]}
         for asked, learning in ((False, ["free"]), (True, ["free", "all"])):
             before = {key: model.weights.copy() for key, model in models.items()}
@@ -94,19 +94,19 @@ class TestAsking:
             assert changed == learning
 
     @pytest.mark.parametrize("slower", [0.8, 1.5])
-    def test_what_it_really_costs_counts(self, name, slower):
+    def test_what_it_really_costs_counts(self, name, slower, monkeypatch):
         """Computed as free; steps with it take half as long again, or less long."""
         policy = fix_price(make(name, 3), 0.5)
         price = replace(policy.prices.price(4, 100), goodput=12.0)
         policy.prices.price = lambda *_: price
-        policy.prices._current = SimpleNamespace(promise=Promise(12.0, 1.0, 8.0, 4))
+        monkeypatch.setattr(Pricing, "expected_seconds", 1.0)
         policy.prices.observe = lambda *_: None
         policy.prices.companion_price = lambda *_: 0.0
         asked = []
         for number in range(400):
             world = World.random(4, 3, seed=number)
             step = take_step(policy, world)
-            asked.append(step.judgement is not None)
+            asked.append(step.companion_scores is not None)
             times = replace(one_second(), verify=0.75 * (slower if asked[-1] else 1.0))
             policy.observe(outcome_of(world, step), times)
         if slower > 1:
@@ -173,11 +173,15 @@ class TestPublished:
         policy = self.policy(latency=latency)
         world = World.random(3, 3, seed=seed)
         step = take_step(policy, world, world.states(limits=[3, 1, 2]))
-        accepted = policy.table.predict(step.judgement.overlap, step.judgement.agreement)
+        accepted = policy.table.predict(
+            step.companion_scores.overlap, step.companion_scores.agreement
+        )
 
         def goodput(lengths):
-            reach = [accepted[row, :n].cumprod(0).sum() for row, n in enumerate(lengths)]
-            return (3 + float(sum(reach))) / seconds(3 + sum(lengths))
+            prefix_acceptance_prob = [
+                accepted[row, :n].cumprod(0).sum() for row, n in enumerate(lengths)
+            ]
+            return (3 + float(sum(prefix_acceptance_prob))) / seconds(3 + sum(lengths))
 
         best = max(map(goodput, itertools.product(range(4), range(2), range(3))))
         assert goodput(step.plan.lengths) == pytest.approx(best, rel=1e-5)

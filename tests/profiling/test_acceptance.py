@@ -1,4 +1,4 @@
-"""Collecting records: exact numbers, continuing, and what cannot be collected."""
+"""Collection of records: exact values, resuming, and errors."""
 
 from dataclasses import fields
 
@@ -69,7 +69,7 @@ class TestRecords:
         )
         assert records.position.max() == 2
 
-    def test_numbers_are_possible(self, collection):
+    def test_values_are_in_range(self, collection):
         records = collection.records
         for name in ("token_prob", "top_prob", "overlap", "agreement", "acceptance", "history"):
             column = columns(records)[name]
@@ -79,15 +79,15 @@ class TestRecords:
         assert (records.entropy > 0).all()
         assert (records.entropy <= np.log(8) + 1e-5).all()
 
-    def test_kept_tokens_are_a_prefix_of_their_chain(self, collection):
+    def test_accepted_tokens_are_a_prefix_of_their_chain(self, collection):
         records = collection.records
         later = records.position > 0
         assert not (records.accepted[1:] & ~records.accepted[:-1] & later[1:]).any()
         assert not records.accepted[records.acceptance == 0].any()
-        # Tokens behind a rejection are there too, with what the target would have thought of them.
+        # Tokens after a rejection are recorded too, with their acceptance probabilities.
         assert (records.acceptance[~records.accepted] > 0.3).any()
 
-    def test_kept_as_often_as_the_probabilities_say(self, trio):
+    def test_acceptance_frequency_equals_the_mean_probability(self, trio):
         records = gather(trio, SAMPLING, PROMPTS * 12).records
         tested = was_tested(records)
         probability, kept = records.acceptance[tested], records.accepted[tested]
@@ -102,8 +102,8 @@ class TestRecords:
         assert np.allclose(records.acceptance, collection.records.acceptance, atol=1e-4)
 
     @pytest.mark.parametrize(("stop", "expected"), [((), 3), ((2,), 1), ((3,), 2), ((2, 3), 1)])
-    def test_after_the_end_of_a_text_nothing_counts(self, tmp_path, stop, expected):
-        """The draft writes on after a token that ends the text; nobody would verify that."""
+    def test_tokens_after_the_end_of_a_text_are_ignored(self, tmp_path, stop, expected):
+        """The draft continues after an end token, but those tokens would not be verified."""
         folder = save(bigram_model(chain_logits(8, [0, 1, 2, 3, 4, 5])), tmp_path / "model")
         llm = LLM(folder, dtype="float32", max_batch_size=1)
         trio = llm.load_models(SpeculationConfig(folder, policy="fixed"))
@@ -128,7 +128,7 @@ def exact(tmp_path_factory):
 
 
 class TestAgainstExactDistributions:
-    """Models whose next token depends on the last one alone: all there is to know are 8 rows."""
+    """Models whose next token depends only on the last one, so there are 8 distributions."""
 
     def check(self, records, p, q, c, believed):
         """Each record is one of 8 · 8: a last token, and a token drafted after it."""
@@ -156,7 +156,7 @@ class TestAgainstExactDistributions:
         self.check(records, p, q, c, q)
 
     def test_greedy(self, exact):
-        """Signals are those at temperature 1; accepted is what the target says itself."""
+        """Signals are those at temperature 1; tokens equal to the target's argmax are accepted."""
         trio, logits = exact
         records = gather(trio, GREEDY).records
         p, q = (np.eye(8)[each.argmax(1)] for each in logits[:2])
@@ -175,7 +175,7 @@ class TestOrder:
         half = len(records) // 2
         assert not np.allclose(records.token_prob[:half], records.token_prob[half : 2 * half])
 
-    def test_no_seed_is_a_fixed_one(self, trio):
+    def test_without_a_seed_the_seed_is_fixed(self, trio):
         unset, zero = (SamplingParams(max_tokens=5, seed=seed) for seed in (None, 0))
         assert_same(gather(trio, unset).records, gather(trio, zero).records)
 
@@ -184,7 +184,7 @@ class InterruptionError(Exception):
     pass
 
 
-class TestContinuing:
+class TestResuming:
     def interrupted(self, trio, path, num_steps, **options):
         steps = iter(range(num_steps))
 
@@ -221,7 +221,7 @@ class TestContinuing:
         )
         assert served == []
 
-    def test_nothing_finished_leaves_no_file(self, trio, tmp_path):
+    def test_no_checkpoint_without_a_finished_prompt(self, trio, tmp_path):
         self.interrupted(trio, tmp_path / "partial", 1)
         assert not list(tmp_path.iterdir())
 
@@ -258,12 +258,12 @@ class TestContinuing:
         path = tmp_path / "partial"
         gather(trio, checkpoint=path)
         path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-        with pytest.raises(InvalidParameterError, match="holds no records to continue from"):
+        with pytest.raises(InvalidParameterError, match="cannot resume from"):
             gather(trio, checkpoint=path)
 
-    def test_a_profile_is_no_checkpoint(self, trio, tmp_path):
+    def test_a_profile_is_not_a_checkpoint(self, trio, tmp_path):
         AcceptanceProfile({}).save(tmp_path / "partial")
-        with pytest.raises(InvalidParameterError, match="another kind of file"):
+        with pytest.raises(InvalidParameterError, match="it is not a checkpoint"):
             gather(trio, checkpoint=tmp_path / "partial")
 
     def test_a_checkpoint_that_cannot_be_written(self, collection, tmp_path):
@@ -271,7 +271,7 @@ class TestContinuing:
             save_checkpoint(tmp_path / "no" / "partial", {0: collection.records}, {})
 
 
-class TestMistakes:
+class TestErrors:
     def test_no_draft(self, trio):
         with pytest.raises(InvalidParameterError) as caught:
             gather(Models(trio.target))
@@ -283,19 +283,19 @@ class TestMistakes:
         assert caught.value.field == "max_tokens"
         assert len(gather(trio, SamplingParams(max_tokens=3)).records) > 0
 
-    def test_prompts_that_cannot_be_served_are_left_out(self, trio, collection):
+    def test_prompts_that_cannot_be_served_are_skipped(self, trio, collection):
         got = gather(trio, prompts=[*PROMPTS, [1] * 64, []])
         assert got.num_prompts == len(PROMPTS)
         assert [error.field for error in got.errors] == ["prompt", "prompt"]
         assert_same(got.records, collection.records)
 
-    def test_not_a_single_prompt(self, trio):
+    def test_no_prompt_can_be_served(self, trio):
         with pytest.raises(PromptError):
             gather(trio, prompts=[[1] * 64, []])
 
 
 class TestProvenance:
-    def test_what_it_names(self, trio, collection):
+    def test_contents(self, trio, collection):
         provenance = collection.provenance
         assert provenance["target"] == trio.target.fingerprint
         assert provenance["draft"] == trio.draft.fingerprint
@@ -312,7 +312,7 @@ class TestProvenance:
 
 
 class TestUse:
-    """A profile is for its own models."""
+    """A profile can only be used with the models it was made with."""
 
     @pytest.fixture
     def file(self, collection, tmp_path):
@@ -329,7 +329,7 @@ class TestUse:
         )
         return LLM(models.folder(target), speculation, dtype="float32", max_batch_size=1)
 
-    def test_its_own(self, models, file):
+    def test_the_same_models(self, models, file):
         llm = self.use(models, file, "fixed", companion=None)
         assert len(llm.generate([1], GREEDY)[0].token_ids) == 12
 

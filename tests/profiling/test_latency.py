@@ -1,4 +1,4 @@
-"""Passes, the fit through them, the file, and what is refused. No time is asserted."""
+"""Passes, fits, profile files and errors. No test asserts a time."""
 
 import json
 import warnings
@@ -54,8 +54,8 @@ def saved(profile, tmp_path):
 
 @pytest.fixture
 def unprobed(monkeypatch):
-    """A machine that is as it was."""
-    monkeypatch.setattr(latency, "_how_far_off", lambda profile, models: 1.0)
+    """Probes find no deviation from the profile."""
+    monkeypatch.setattr(latency, "_deviation", lambda profile, models: 1.0)
 
 
 def point(num_requests, num_tokens, context, seconds):
@@ -70,7 +70,7 @@ def edited(file, edit):
 
 
 class TestFit:
-    def test_recovers_a_curve_and_the_price_of_context(self):
+    def test_recovers_a_curve_and_the_cost_of_context(self):
         truth = StageCost((1, 4, 16, 64), (0.01, 0.011, 0.02, 0.06), 2e-6)
         points = [
             point(rows, n, context, truth(n, rows * context))
@@ -82,7 +82,7 @@ class TestFit:
         assert fit.seconds == pytest.approx(truth.seconds, rel=1e-6)
         assert fit.per_context_token == pytest.approx(2e-6, rel=1e-6)
 
-    def test_a_curve_never_falls(self):
+    def test_a_curve_is_non_decreasing(self):
         seconds = {1: 0.010, 2: 0.014, 4: 0.009, 8: 0.02, 16: 0.016}
         fit = fit_stage([point(1, n, 64, each) for n, each in seconds.items()])
         assert all(a <= b for a, b in zip(fit.seconds[:-1], fit.seconds[1:], strict=True))
@@ -90,7 +90,7 @@ class TestFit:
         assert 0.009 < fit.seconds[1] < 0.014
         assert fit.per_context_token == 0.0
 
-    def test_context_is_never_worth_less_than_nothing(self):
+    def test_cost_of_context_is_non_negative(self):
         points = [point(1, n, c, 0.01 * n / c) for n in (1, 2, 4) for c in (1, 2)]
         assert fit_stage(points).per_context_token == 0.0
 
@@ -101,7 +101,7 @@ class TestFit:
 class TestShapes:
     @pytest.mark.parametrize("gamma", [1, 5, 16])
     @pytest.mark.parametrize("max_requests", [1, 3, 32])
-    def test_quick_ones_are_possible_and_reach_the_largest_step(self, max_requests, gamma):
+    def test_quick_shapes_are_valid_and_reach_the_largest_step(self, max_requests, gamma):
         shapes = quick_shapes(STAGES, max_requests, gamma, 200)
         assert max(s.num_tokens for s in shapes[Stage.TARGET]) == max_requests * (gamma + 1)
         assert max(s.num_tokens for s in shapes[Stage.COMPANION]) == max_requests * gamma
@@ -113,11 +113,11 @@ class TestShapes:
                 assert 1 <= shape.context <= 200
             assert len(set(shapes[stage])) == len(shapes[stage])
 
-    def test_quick_ones_know_the_price_of_context(self):
+    def test_quick_shapes_have_two_contexts(self):
         target = quick_shapes(STAGES, 8, 5, 500)[Stage.TARGET]
         assert len({shape.context for shape in target}) == 2
 
-    def test_thorough_ones_are_the_grid(self):
+    def test_thorough_shapes_are_the_grid(self):
         shapes = thorough_shapes(STAGES, 4, 2, [64, 128])
         assert len(shapes[Stage.TARGET]) == 3 * 3 * 2
         assert {(s.num_requests, s.num_tokens) for s in shapes[Stage.TARGET]} == {
@@ -136,12 +136,12 @@ class TestShapes:
             for s in thorough_shapes(STAGES, 16, 3, [30_000])[Stage.TARGET]
         )
 
-    def test_huge_contexts_are_not_taken_by_many_requests(self):
+    def test_total_context_is_limited(self):
         target = thorough_shapes(STAGES, 32, 1, [128, 30_000])[Stage.TARGET]
         assert {s.num_requests for s in target if s.context == 30_000} == {1}
         assert {s.num_requests for s in target if s.context == 128} == {1, 2, 4, 8, 16, 32}
 
-    def test_only_the_stages_there_are(self):
+    def test_only_the_given_stages(self):
         assert quick_shapes((Stage.TARGET,), 2, 2, 50).keys() == {Stage.TARGET}
 
 
@@ -155,20 +155,20 @@ class TestPasses:
             (Stage.COMPANION, PassShape(2, 3, 20)),
         ],
     )
-    def test_reads_what_it_is_asked_to(self, triple, stage, shape, monkeypatch):
+    def test_passes_have_the_requested_shape(self, triple, stage, shape, monkeypatch):
         timer = PassTimer(triple, 3, 40, 3)
         model = getattr(triple, stage).model
         seen = []
         forward = model.forward
 
         def watched(cache, tokens, segments, logit_rows):
-            seen.append([(s.row, s.start, s.num_tokens) for s in segments])
+            seen.append([(s.cache_slot, s.start, s.num_tokens) for s in segments])
             return forward(cache, tokens, segments, logit_rows)
 
         read = DraftRun.read
 
         def watched_read(run, tokens, segments, logit_tokens):
-            seen.append([(s.row, s.start, s.num_tokens) for s in segments])
+            seen.append([(s.cache_slot, s.start, s.num_tokens) for s in segments])
             return read(run, tokens, segments, logit_tokens)
 
         monkeypatch.setattr(model, "forward", watched)
@@ -177,7 +177,7 @@ class TestPasses:
         seen.clear()
         assert timer(stage, shape) > 0
         first = seen[0]
-        assert [row for row, _, _ in first] == list(range(shape.num_requests))
+        assert [slot for slot, _, _ in first] == list(range(shape.num_requests))
         assert sum(start for _, start, _ in first) == shape.num_requests * shape.context
         assert [start for _, start, _ in first] == shape.contexts
         assert sum(count for _, _, count in first) == shape.num_tokens
@@ -190,7 +190,7 @@ class TestPasses:
         for stage in timer.stages:
             assert timer(stage, shape) > 0
 
-    def test_without_small_models_there_is_one_stage(self, triple):
+    def test_a_target_alone_has_one_stage(self, triple):
         assert PassTimer(Models(triple.target), 1, 8, 2).stages == (Stage.TARGET,)
 
     def test_interference_is_measured_for_both(self, triple):
@@ -221,7 +221,7 @@ class TestMeasuring:
         assert model.target.tokens == (1, 8, 32)
         assert model.target_seconds(96) > 0
 
-    def test_profile_has_every_shape_and_says_how_far_it_is(self, triple):
+    def test_profile_has_every_shape_and_reports_progress(self, triple):
         calls = []
         measured = measure_profile(
             triple, 2, [8], 1, on_pass=lambda done, total: calls.append((done, total))
@@ -234,9 +234,9 @@ class TestMeasuring:
         assert [done for done, _ in calls] == list(range(1, len(calls) + 1))
         assert {total for _, total in calls} == {len(calls)}
 
-    def test_many_sizes_are_taken_in_groups(self, triple):
+    def test_many_sizes_are_measured_in_groups(self, triple):
         shapes = [PassShape(1, n, context) for n in range(1, 40) for context in (8, 16)]
-        turns = latency._turns(Stage.TARGET, shapes)
+        turns = latency._interleaved_groups(Stage.TARGET, shapes)
         assert sorted(each for turn in turns for each in turn) == sorted(
             (Stage.TARGET, shape) for shape in shapes
         )
@@ -256,17 +256,17 @@ class TestMeasuring:
             ("num_speculative_tokens", {"num_speculative_tokens": 0}),
         ],
     )
-    def test_refuses_sizes_that_cannot_be(self, triple, field, arguments):
+    def test_refuses_invalid_sizes(self, triple, field, arguments):
         with pytest.raises(InvalidParameterError) as error:
             measure_profile(triple, **{"max_batch_size": 1, **arguments})
         assert error.value.field == field
 
 
 class TestFile:
-    def test_survives(self, profile, saved):
+    def test_round_trip(self, profile, saved):
         assert LatencyProfile.load(saved) == profile
 
-    def test_is_for_reading(self, profile, saved):
+    def test_is_human_readable(self, profile, saved):
         content = json.loads(saved.read_text())
         assert content["format"] == 1
         assert content["machine"]["threads"] == torch.get_num_threads()
@@ -282,10 +282,10 @@ class TestFile:
         assert model.draft == profile.costs[Stage.DRAFT]
         assert model.companion == profile.costs[Stage.COMPANION]
 
-    def test_a_target_alone_may_use_the_profile_of_a_triple(self, saved, triple, unprobed):
+    def test_a_target_alone_can_use_the_profile_of_a_triple(self, saved, triple, unprobed):
         assert load_latency(str(saved), Models(triple.target)).target_seconds(1) > 0
 
-    def test_another_name_for_the_same_model_is_fine(self, saved, triple, unprobed):
+    def test_another_name_of_the_same_model_is_accepted(self, saved, triple, unprobed):
         renamed = replace(triple, target=replace(triple.target, name="elsewhere"))
         assert load_latency(str(saved), renamed).target_seconds(1) > 0
 
@@ -303,7 +303,7 @@ class TestFile:
             (lambda c: c["fit"].pop("draft"), "no draft"),
         ],
     )
-    def test_refuses_a_profile_of_something_else(self, saved, triple, edit, named):
+    def test_refuses_a_profile_of_other_models_or_machines(self, saved, triple, edit, named):
         with pytest.raises(InvalidParameterError, match="was measured with") as error:
             load_latency(edited(saved, edit), triple)
         assert error.value.field == "latency_profile"
@@ -329,8 +329,8 @@ class TestFile:
             lambda c: c["measured"][0].update(stage="oracle"),
         ],
     )
-    def test_refuses_what_is_no_profile(self, saved, triple, edit):
-        with pytest.raises(InvalidParameterError, match="is no latency profile") as error:
+    def test_refuses_files_that_are_not_profiles(self, saved, triple, edit):
+        with pytest.raises(InvalidParameterError, match="is not a latency profile") as error:
             load_latency(edited(saved, edit), triple)
         assert error.value.field == "latency_profile"
 
@@ -338,7 +338,7 @@ class TestFile:
     def test_refuses_garbage(self, tmp_path, triple, content):
         file = tmp_path / "latency.json"
         file.write_bytes(content)
-        with pytest.raises(InvalidParameterError, match="is no latency profile"):
+        with pytest.raises(InvalidParameterError, match="is not a latency profile"):
             load_latency(str(file), triple)
 
     def test_refuses_a_missing_file(self, tmp_path, triple):
@@ -346,14 +346,14 @@ class TestFile:
             load_latency(str(tmp_path / "none.json"), triple)
         assert error.value.field == "latency_profile"
 
-    def test_says_where_it_cannot_write(self, profile, tmp_path):
+    def test_names_a_path_that_cannot_be_written(self, profile, tmp_path):
         with pytest.raises(InvalidParameterError, match="cannot write") as error:
             profile.save(tmp_path / "missing" / "latency.json")
         assert error.value.field == "output"
 
 
 class TestStaleness:
-    """The probes are real, what they are compared with is made up: no time decides."""
+    """Real probes are compared with synthetic profiles, so no test depends on timing."""
 
     @staticmethod
     def scaled(file, factor):
@@ -372,7 +372,7 @@ class TestStaleness:
         assert f"--target {triple.target.name}" in message
         assert caught[0].filename == __file__
 
-    def test_the_command_measures_the_same(self, profile):
+    def test_the_command_repeats_the_measurement(self, profile):
         companion = {**profile.models["companion"], "name": "small:int8"}
         models = {
             "target": {**profile.models["target"], "name": "my target"},
@@ -389,8 +389,8 @@ class TestStaleness:
         assert " --draft none " in alone.command("out.json")
 
     @pytest.mark.parametrize(("off", "warned"), [(1.4, 0), (0.7, 0), (1.6, 1), (0.6, 1)])
-    def test_warns_from_half_as_much_again(self, saved, triple, monkeypatch, off, warned):
-        monkeypatch.setattr(latency, "_how_far_off", lambda profile, models: off)
+    def test_warns_above_the_maximum_deviation(self, saved, triple, monkeypatch, off, warned):
+        monkeypatch.setattr(latency, "_deviation", lambda profile, models: off)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             load_latency(str(saved), triple)
@@ -405,5 +405,5 @@ class TestStaleness:
             return 2 * seconds[stage, shape]
 
         monkeypatch.setattr(PassTimer, "__call__", timed)
-        assert latency._how_far_off(profile, triple) == pytest.approx(2.0)
+        assert latency._deviation(profile, triple) == pytest.approx(2.0)
         assert len(set(probed)) == 3

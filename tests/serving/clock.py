@@ -1,8 +1,8 @@
-"""A clock that tests set."""
+"""A fake clock."""
 
 
 class Clock:
-    """Stands for the module `time`."""
+    """Replacement of the module `time`."""
 
     def __init__(self):
         self.now = 1000.0

@@ -17,7 +17,7 @@ ZOO = EngineSettings(
 
 @pytest.fixture(scope="session")
 def server():
-    """The bundled models, for tests that leave everything as it was."""
+    """A server with the bundled models, for tests that do not change its state."""
     with running(ZOO) as server:
         yield server
 

@@ -15,7 +15,7 @@ PATIENCE_SECONDS = 120
 
 
 class RunningServer:
-    """Address of a server, and its service for a look inside."""
+    """Address of a server, and its service for inspection."""
 
     def __init__(self, service):
         self.service = service
@@ -44,11 +44,11 @@ class RunningServer:
         self._socket.close()
 
     def client(self, **options):
-        """A client of this server; time limits are the test run's, not the client's."""
+        """A client of this server without timeouts."""
         return httpx.Client(base_url=self.url, timeout=PATIENCE_SECONDS, **options)
 
     def call(self, coroutine):
-        """Run something in the server's event loop."""
+        """Run a coroutine in the event loop of the server."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_SECONDS)
 
     def _run(self):
@@ -81,6 +81,6 @@ class RunningServer:
 
 @contextmanager
 def running(engine, settings=None):
-    """A server with such an engine."""
+    """Run a server with these engine settings."""
     with RunningServer(Service(engine, settings)) as server:
         yield server

@@ -1,4 +1,4 @@
-"""Who is let in, and what those are told who are not."""
+"""Admission control and retry times."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def refusal(admission, count=1):
 
 
 def pass_places_on(admission, clock, count, seconds_each):
-    """So many requests end, one after the other, and others come in for them."""
+    """Requests end one after another, and others replace them."""
     for _ in range(count):
         clock.now += seconds_each
         admission.leave()
@@ -32,14 +32,14 @@ def pass_places_on(admission, clock, count, seconds_each):
 
 
 def busy(clock, seconds_each):
-    """Two may run and two wait; all places are taken, and requests end at some pace."""
+    """Two requests may run and two may wait; all places are taken, and requests end regularly."""
     admission = Admission(2, 2)
     admission.enter(4)
     pass_places_on(admission, clock, 20, seconds_each)
     return admission
 
 
-def test_all_or_none_are_let_in(clock):
+def test_all_requests_or_none_are_admitted(clock):
     admission = Admission(2, 2)
     admission.enter(3)
     refusal(admission, 2)
@@ -49,45 +49,45 @@ def test_all_or_none_are_let_in(clock):
         admission.enter(5)
 
 
-def test_nothing_is_known_before_anything_has_ended(clock):
+def test_default_retry_time_before_any_request_has_ended(clock):
     admission = Admission(1, 0)
     admission.enter(1)
     assert refusal(admission) == 1
 
 
-def test_everybody_is_told_of_another_place(clock):
-    """Requests end every two seconds: there is a place in two, and another one in four."""
+def test_each_rejected_request_gets_its_own_retry_time(clock):
+    """Requests end every two seconds, so places are free in two and in four seconds."""
     admission = busy(clock, 2.0)
     assert [refusal(admission) for _ in range(4)] == [2, 4, 6, 8]
 
 
-def test_who_asks_for_several_answers_is_told_of_as_many_places(clock):
+def test_several_answers_wait_for_several_places(clock):
     admission = busy(clock, 2.0)
     assert refusal(admission, 3) == 6
     assert refusal(admission) == 8
 
 
-def test_a_place_is_forgotten_when_it_should_have_been_taken(clock):
+def test_promised_places_expire(clock):
     admission = busy(clock, 2.0)
     assert [refusal(admission) for _ in range(3)] == [2, 4, 6]
     pass_places_on(admission, clock, 2, 2.0)  # at the same pace as before
     assert refusal(admission) == 4
 
 
-def test_nobody_is_told_to_wait_for_long(clock):
+def test_retry_times_are_limited(clock):
     admission = busy(clock, 50.0)
     assert [refusal(admission) for _ in range(3)] == [50, 60, 60]
 
 
-def test_a_fast_server_is_asked_again_soon(clock):
-    """Requests end every 20 ms: no client has to wait a second."""
+def test_retry_times_of_a_fast_server_are_short(clock):
+    """Requests end every 20 ms, so retry times are far below a second."""
     admission = busy(clock, 0.02)
     assert [refusal(admission) for _ in range(3)] == pytest.approx([0.02, 0.04, 0.06])
     assert refusal(busy(clock, 1e-6)) == pytest.approx(0.01)
 
 
-def test_what_was_before_a_pause_says_nothing(clock):
-    """One request now and then is no sign of how fast a full server is."""
+def test_ends_before_an_idle_period_are_ignored(clock):
+    """Occasional requests do not show the throughput of a busy server."""
     admission = Admission(2, 2)
     for _ in range(20):
         clock.now += 100.0
@@ -100,7 +100,7 @@ def test_what_was_before_a_pause_says_nothing(clock):
     assert refusal(admission) == 2
 
 
-def test_a_pace_of_long_ago_says_nothing(clock):
+def test_old_ends_are_ignored(clock):
     admission = busy(clock, 5.0)
     pass_places_on(admission, clock, 11, 1.0)
     assert [refusal(admission) for _ in range(3)] == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""What bodies may hold, and what errors say about those that are wrong."""
+"""Validation of request bodies and its error messages."""
 
 import dataclasses
 import json
@@ -8,9 +8,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from draftwise.params import SamplingParams
-from draftwise.serving import documents
-from draftwise.serving.problems import explain
+from draftwise.serving import openapi
 from draftwise.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, SpeculationChange
+from draftwise.serving.validation_errors import explain
 
 CHAT = [{"role": "user", "content": "Hello"}]
 # Far more than any error may take to be found.
@@ -18,21 +18,21 @@ MANY = 500_000
 
 
 def errors(model, body):
-    """All that pydantic says of a body."""
+    """All validation errors of a body."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate(body)
     return caught.value.errors()
 
 
 def complaint(model, body):
-    """Message and field as the client gets them."""
+    """Message and field that the client receives."""
     found = errors(model, body)
     first = found[0] | {"loc": ("body", *found[0]["loc"])}
     return explain(RequestValidationError([first]).errors()[0])
 
 
 @pytest.mark.parametrize(
-    ("model", "body", "param", "says"),
+    ("model", "body", "param", "expected"),
     [
         (CompletionBody, {"prompt": True}, "prompt", "a list of token ids"),
         (CompletionBody, {"prompt": ["a", 3]}, "prompt[1]", "must be a string, got 3"),
@@ -58,8 +58,18 @@ def complaint(model, body):
         (CompletionBody, {"prompt": "a", "stop": ["b"] * 33}, "stop", "at most 32"),
         (CompletionBody, {"prompt": "a", "stop": ["b" * 257]}, "stop[0]", "at most 256"),
         (CompletionBody, {"prompt": "a", "logit_bias": [1]}, "logit_bias", "must be an object"),
-        (CompletionBody, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "'x' is no token"),
-        (CompletionBody, {"prompt": "a", "logit_bias": {"²": 1}}, "logit_bias", "is no token id"),
+        (
+            CompletionBody,
+            {"prompt": "a", "logit_bias": {"x": 1}},
+            "logit_bias",
+            "'x' is not a token",
+        ),
+        (
+            CompletionBody,
+            {"prompt": "a", "logit_bias": {"²": 1}},
+            "logit_bias",
+            "is not a token id",
+        ),
         (CompletionBody, {"prompt": "a", "logit_bias": {"5": "1"}}, "logit_bias", "token 5"),
         (CompletionBody, {"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias", "got 101"),
         (CompletionBody, {"prompt": "a", "speculation": 1}, "speculation", "must be an object"),
@@ -90,7 +100,7 @@ def complaint(model, body):
             ChatBody,
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0].type",
-            "the only kind of part accepted; got 'image_url'",
+            "the only supported type; got 'image_url'",
         ),
         (
             ChatBody,
@@ -108,14 +118,14 @@ def complaint(model, body):
         (SpeculationChange, {"lenience": {"0": True}}, "lenience", "got true"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_is_accepted(model, body, param, says):
+def test_errors_name_the_field_and_the_accepted_values(model, body, param, expected):
     message, field = complaint(model, body)
     assert field == param
-    assert says in message
+    assert expected in message
     assert message.startswith(f"{param or 'the body'}: ")
 
 
-def test_the_name_of_an_unknown_key_stands_in_the_message_and_no_more_of_it_than_needed():
+def test_unknown_keys_are_quoted_and_shortened():
     message, param = complaint(ChatBody, {"messages": CHAT, "top_pp": 1})
     assert "'top_pp'" in message
     assert param == "top_pp"
@@ -137,8 +147,8 @@ def test_the_name_of_an_unknown_key_stands_in_the_message_and_no_more_of_it_than
         ),
     ],
 )
-def test_halves_of_surrogate_pairs_are_refused(client, path, content):
-    """JSON can write them, UTF-8 cannot."""
+def test_unpaired_surrogates_are_rejected(client, path, content):
+    """JSON can encode them, but UTF-8 cannot."""
     headers = {"Content-Type": "application/json"}
     answer = client.post(path, content=content.encode(), headers=headers)
     assert answer.status_code == 400
@@ -163,15 +173,15 @@ def test_halves_of_surrogate_pairs_are_refused(client, path, content):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_a_body_that_is_wrong_in_many_places_makes_one_error(model, body):
+def test_many_errors_in_a_body_are_reported_as_one(model, body):
     assert len(errors(model, body)) == 1
 
 
 @pytest.mark.parametrize("body", [{f"k{i}": 0 for i in range(MANY)}, {"tokens": ["a"] * MANY}])
-def test_such_bodies_are_answered(client, body):
+def test_responses_to_such_bodies(client, body):
     refused = client.post("/detokenize", json=body)
     assert refused.status_code == 400
-    assert documents.ErrorBody.model_validate(refused.json()).error.param in ("k0", "tokens[0]")
+    assert openapi.ErrorBody.model_validate(refused.json()).error.param in ("k0", "tokens[0]")
 
 
 def test_null_counts_as_absent():
@@ -180,20 +190,20 @@ def test_null_counts_as_absent():
     assert body == ChatBody.model_validate({"messages": CHAT})
 
 
-def test_bodies_have_the_words_of_sampling_parameters():
-    """But one: the log-probabilities of a prompt are asked for by `echo` with `logprobs`."""
+def test_bodies_have_all_sampling_parameters():
+    """The exception is `prompt_logprobs`, which `echo` with `logprobs` replaces."""
     words = {field.name for field in dataclasses.fields(SamplingParams)} - {"prompt_logprobs"}
     for model in (CompletionBody, ChatBody):
         assert words <= model.model_fields.keys()
 
 
 @pytest.mark.parametrize("top_k", [0, -1])
-def test_two_numbers_turn_top_k_off(top_k):
+def test_zero_and_minus_one_disable_top_k(top_k):
     body = CompletionBody.model_validate({"prompt": "a", "top_k": top_k})
     assert body.sampling(4, 0) == SamplingParams(max_tokens=4)
 
 
-def test_changes_are_what_is_named():
+def test_changes_contain_only_given_keys():
     given = {"lenience": {"0": 1, "8": 0.5}, "policy": None, "num_speculative_tokens": 3}
     changes = SpeculationChange.model_validate(given).changes()
     assert changes == {"lenience": {"0": 1, "8": 0.5}, "num_speculative_tokens": 3}
@@ -218,7 +228,7 @@ IGNORED_IN_CHATS = {
 }
 
 
-def test_what_asks_for_nothing_that_changes_the_answer_is_ignored(client):
+def test_keys_without_effect_are_ignored(client):
     plain = {"max_tokens": 4, "temperature": 0}
     for path, about, ignored in (
         ("/v1/completions", {"prompt": "Hello"}, IGNORED),
@@ -230,7 +240,7 @@ def test_what_asks_for_nothing_that_changes_the_answer_is_ignored(client):
         assert answer.json()["choices"] == expected
 
 
-def test_the_schema_says_what_is_ignored(client):
+def test_the_schema_marks_ignored_keys(client):
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
     for name, ignored in (
         ("CompletionBody", IGNORED),
@@ -243,7 +253,7 @@ def test_the_schema_says_what_is_ignored(client):
             assert "ignored" in description or "Deprecated" in description
 
 
-def test_numbers_beyond_any_float_are_refused(client):
+def test_numbers_too_large_for_a_float_are_rejected(client):
     for body in (
         '{"prompt": "a", "temperature": 1%s}',
         '{"prompt": "a", "logit_bias": {"1": 1%s}}',

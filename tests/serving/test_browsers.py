@@ -1,4 +1,4 @@
-"""What pages of other origins may ask, and one model among those that are served."""
+"""Cross-origin requests, and model names with slashes."""
 
 import openai
 import pytest
@@ -9,12 +9,14 @@ from draftwise.serving.settings import ServerSettings
 from .conftest import ZOO
 from .running import running
 
+pytestmark = pytest.mark.slow
+
 PAGE = "https://page.example"
 
 
 @pytest.fixture(scope="module")
 def shared():
-    """A server for one page of another origin, with a key and a name with slashes."""
+    """A server that allows one origin, with an API key and a model name with slashes."""
     settings = ServerSettings(
         allowed_origins=(PAGE,),
         api_keys=("key",),
@@ -38,7 +40,7 @@ def allowed(response):
         ({"prompt": 5}, {"Authorization": "Bearer key"}, 400),
     ],
 )
-def test_a_page_may_read_answers_and_refusals(shared, body, headers, status):
+def test_an_allowed_origin_can_read_answers_and_errors(shared, body, headers, status):
     with shared.client(headers=headers) as client:
         for origin, expected in ((PAGE, PAGE), ("https://other.example", None)):
             answer = client.post("/v1/completions", json=body, headers={"Origin": origin})
@@ -46,7 +48,7 @@ def test_a_page_may_read_answers_and_refusals(shared, body, headers, status):
             assert allowed(answer) == expected
 
 
-def test_a_browser_is_told_what_a_page_may_send(shared):
+def test_preflight_requests(shared):
     asked = {
         "Origin": PAGE,
         "Access-Control-Request-Method": "POST",
@@ -63,20 +65,20 @@ def test_a_browser_is_told_what_a_page_may_send(shared):
         assert other.status_code == 400
 
 
-def test_without_origins_no_page_may_ask(client):
+def test_cross_origin_requests_are_denied_by_default(client):
     answer = client.get("/v1/models", headers={"Origin": PAGE})
     assert answer.status_code == 200
     assert allowed(answer) is None
 
 
 @pytest.mark.parametrize("origin", ["page.example", "https://page.example/path", "", "https://"])
-def test_what_is_no_origin(origin):
+def test_invalid_origins(origin):
     with pytest.raises(InvalidParameterError, match="allowed_origins"):
         ServerSettings(allowed_origins=(origin,))
 
 
 @pytest.mark.parametrize("name", ["org/some model", "org%2Fsome%20model", "org/some%20model"])
-def test_a_model_is_found_however_its_name_is_written(shared, name):
+def test_a_model_is_found_by_its_quoted_name(shared, name):
     with shared.client(headers={"Authorization": "Bearer key"}) as client:
         found = client.get(f"/v1/models/{name}")
         assert found.status_code == 200

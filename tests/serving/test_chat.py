@@ -1,17 +1,17 @@
-"""Talking to a model, here or behind a server."""
+"""``draftwise chat`` with a loaded model and with a server."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from draftwise.cli.chat import talk
+from draftwise.cli.chat import converse
 from draftwise.errors import InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.outputs import TokenSource
 from draftwise.params import SamplingParams
+from draftwise.serving.conversation import LocalChatModel, Reply, ServerChatModel
 from draftwise.serving.errors import EngineUnavailableError
-from draftwise.serving.talk import LocalTalker, Reply, ServerTalker
 
 from .conftest import ZOO
 
@@ -22,22 +22,22 @@ OPTIONS = {"max_tokens": 24, "temperature": 0}
 @pytest.fixture(scope="module")
 def local():
     llm = LLM(ZOO.target, ZOO.speculation, ZOO.dtype, max_model_len=ZOO.max_model_len)
-    yield LocalTalker(llm, SamplingParams(**OPTIONS))
+    yield LocalChatModel(llm, SamplingParams(**OPTIONS))
     llm.close()
 
 
 @pytest.fixture
 def remote(server):
-    talker = ServerTalker(server.url, None, OPTIONS)
-    yield talker
-    talker.close()
+    model = ServerChatModel(server.url, None, OPTIONS)
+    yield model
+    model.close()
 
 
-def test_both_say_the_same(local, remote):
+def test_both_give_the_same_answer(local, remote):
     answers = []
-    for talker in (local, remote):
+    for model in (local, remote):
         reply = Reply()
-        pieces = list(talker.answer(SAID, reply))
+        pieces = list(model.answer(SAID, reply))
         assert "".join(text for text, _ in pieces) == reply.text
         assert {source for _, source in pieces} > {TokenSource.DRAFT}
         assert reply.num_tokens == 24
@@ -47,15 +47,15 @@ def test_both_say_the_same(local, remote):
     assert answers[0] == answers[1]
 
 
-def test_an_answer_that_is_left_frees_its_place(local):
+def test_closing_the_iterator_cancels_the_request(local):
     answer = local.answer(SAID, Reply())
     next(answer)
     answer.close()
     assert local._llm.engine.num_unfinished == 0
 
 
-def conversation(talker, lines, monkeypatch):
-    """What the terminal shows."""
+def conversation(model, lines, monkeypatch):
+    """Output of the terminal."""
     waiting = iter(lines)
 
     def typed(*_, **__):
@@ -66,11 +66,11 @@ def conversation(talker, lines, monkeypatch):
 
     console = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr(console, "input", typed)
-    talk(console, talker, "Be brief.")
+    converse(console, model, "Be brief.")
     return console.file.getvalue()
 
 
-def test_a_conversation_goes_on_until_it_is_begun_anew(local, monkeypatch):
+def test_a_chat_keeps_its_messages_until_reset(local, monkeypatch):
     asked = []
     answer = local.answer
     monkeypatch.setattr(
@@ -87,23 +87,23 @@ def test_a_conversation_goes_on_until_it_is_begun_anew(local, monkeypatch):
         ["system", "user"],
     ]
     assert shown.count("tokens") == 3
-    assert "begun anew" in shown
+    assert "new chat" in shown
 
 
-def test_what_cannot_be_answered_is_said_and_forgotten(local, monkeypatch):
+def test_a_failed_message_is_shown_and_dropped(local, monkeypatch):
     shown = conversation(local, ["word " * 2000, "Hello"], monkeypatch)
     assert "error prompt" in shown
     assert shown.count("tokens, ") == 1
 
 
-def test_servers_that_do_not_answer(server):
+def test_unreachable_servers(server):
     with pytest.raises(EngineUnavailableError, match="server"):
-        ServerTalker("http://127.0.0.1:9", None, {})
+        ServerChatModel("http://127.0.0.1:9", None, {})
     with pytest.raises(InvalidParameterError, match="server"):
-        ServerTalker("http://a:b", None, {})
+        ServerChatModel("http://a:b", None, {})
     with pytest.raises(EngineUnavailableError, match="Not Found"):
-        ServerTalker(f"{server.url}/elsewhere", None, {})
-    refusing = ServerTalker(server.url, None, {"temperature": -1})
+        ServerChatModel(f"{server.url}/elsewhere", None, {})
+    refusing = ServerChatModel(server.url, None, {"temperature": -1})
     with pytest.raises(EngineUnavailableError, match="greater than or equal to 0"):
         list(refusing.answer(SAID, Reply()))
     refusing.close()

@@ -1,4 +1,4 @@
-"""The command itself: how it starts, stops and refuses."""
+"""``draftwise serve``: startup, shutdown and errors."""
 
 import json
 import os
@@ -12,19 +12,21 @@ from pathlib import Path
 import httpx
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_SECONDS = 120
 COMMAND = [str(Path(sys.executable).with_name("draftwise")), "serve"]
 SMALL = ["--dtype", "float32", "--max-batch-size", "4", "--max-model-len", "512", "--threads", "1"]
 
 
-def start(*arguments):
-    """The command, and the address that it says."""
+def start(*arguments, seen=None):
+    """A running command and the address that it prints; earlier lines go to ``seen``."""
     process = subprocess.Popen(
         [*COMMAND, *arguments, "--port", "0"], stderr=subprocess.PIPE, text=True
     )
     killer = threading.Timer(PATIENCE_SECONDS, process.kill)
     killer.start()
-    lines = []
+    lines = [] if seen is None else seen
     try:
         for line in process.stderr:
             lines.append(line)
@@ -38,7 +40,7 @@ def start(*arguments):
 
 @pytest.fixture
 def address():
-    """A server in a process of its own; the test may end it."""
+    """A server in a separate process, which the test may end."""
     process, url = start("zoo:target", "--draft", "zoo:draft", "--policy", "svip", *SMALL)
     yield process, url
     if process.poll() is None:
@@ -48,7 +50,7 @@ def address():
 
 
 def children(pid):
-    """Processes that a process has started."""
+    """Child processes of a process."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -70,7 +72,7 @@ def is_alive(pid):
 
 
 def until_gone(pids):
-    """Wait for processes that must end."""
+    """Wait until processes have ended."""
     for pid in pids:
         for _ in range(PATIENCE_SECONDS * 20):
             if not is_alive(pid):
@@ -79,7 +81,7 @@ def until_gone(pids):
         assert not is_alive(pid)
 
 
-def test_told_to_stop_it_ends_what_runs_and_then_itself(address):
+def test_shutdown_finishes_running_requests(address):
     process, url = address
     engines = children(process.pid)
     assert engines
@@ -132,14 +134,14 @@ def refused(*arguments):
         (["zoo:target", "--allowed-origins", "page.example"], "--allowed-origins"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(arguments, field):
+def test_errors_are_one_line(arguments, field):
     done = refused(*arguments, *SMALL)
     assert done.returncode == 2, done.stderr
     assert f"error {field}: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_logs_say_nothing_of_prompts(tmp_path):
+def test_logs_do_not_contain_prompts(tmp_path):
     log = tmp_path / "log"
     process, url = start("zoo:target", *SMALL, "--log-file", str(log))
     try:
@@ -164,8 +166,31 @@ def test_logs_say_nothing_of_prompts(tmp_path):
     assert os.stat(log).st_size == len(text.encode())
 
 
-def test_a_pipe_that_nobody_reads_costs_log_lines_and_nothing_else(address):
-    """A pipe holds 64 kB; each request writes a line of 150 bytes or more."""
+def test_a_model_that_is_not_on_the_fast_path_is_named_once(tmp_path, monkeypatch):
+    """On the terminal, and in the log that may lie elsewhere."""
+    monkeypatch.setenv("DRAFTWISE_NATIVE", "0")
+    log = tmp_path / "log"
+    seen = []
+    process, url = start("zoo:target", *SMALL, "--log-file", str(log), seen=seen)
+    try:
+        for _ in range(2):
+            body = {"prompt": "Once", "max_tokens": 4}
+            httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_SECONDS)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 0
+        seen += process.stderr
+        process.stderr.close()
+    [shown] = [line.strip() for line in seen if "fast path" in line]
+    assert shown.startswith("warning target: 'zoo:target' does not run on the fast path: ")
+    logged = [json.loads(line) for line in log.read_text().splitlines() if "fast path" in line]
+    assert [(each["level"], f"warning {each['message']}") for each in logged] == [
+        ("warning", shown)
+    ]
+
+
+def test_a_full_pipe_loses_only_log_lines(address):
+    """A pipe buffers 64 kB, and each request logs a line of at least 150 bytes."""
     process, url = address
     with httpx.Client(base_url=url, timeout=PATIENCE_SECONDS) as client:
         for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Answers of the server against those of the engine itself, and against the schema."""
+"""Answers of the server, compared with those of the engine and with the schema."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams
-from draftwise.serving import documents
+from draftwise.serving import openapi
 
 from .conftest import ZOO
 
@@ -17,7 +17,7 @@ CHAT = [{"role": "user", "content": "What is 2 plus 3?"}]
 
 @pytest.fixture(scope="module")
 def offline():
-    """The same target, alone."""
+    """The same target without speculation, in this process."""
     return LLM(ZOO.target, None, ZOO.dtype, max_model_len=ZOO.max_model_len)
 
 
@@ -29,7 +29,7 @@ def tools(server):
 
 
 def events(response):
-    """The objects of a stream, which must end as it should."""
+    """The chunks of a stream, which must end with [DONE]."""
     lines = [line for line in response.iter_lines() if line]
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
@@ -43,7 +43,7 @@ def ask(client, path="/v1/completions", **body):
 def test_greedy_text_is_the_targets(client, offline):
     expected = offline.generate(PROMPT, SamplingParams(max_tokens=48, temperature=0))[0]
     response = ask(client, prompt=PROMPT, max_tokens=48, temperature=0)
-    answer = documents.Completion.model_validate(response.json())
+    answer = openapi.Completion.model_validate(response.json())
     assert answer.choices[0].text == expected.text
     assert answer.choices[0].finish_reason == expected.finish_reason
     assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
@@ -62,7 +62,7 @@ def test_a_seed_gives_the_same_text_offline(client, offline):
     assert first == second
 
 
-def test_chunks_joined_are_the_answer(client):
+def test_chunks_concatenate_to_the_answer(client):
     body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "return_tokens": True}
     whole = ask(client, **body).json()["choices"][0]
     options = {"include_usage": True}
@@ -81,7 +81,7 @@ def test_chunks_joined_are_the_answer(client):
     assert last["usage"]["completion_tokens"] == 40
     assert len(parts) < 40  # several tokens come at once
     for each in chunks:
-        documents.Completion.model_validate(each)
+        openapi.Completion.model_validate(each)
 
 
 def test_openai_client_completes(tools):
@@ -103,8 +103,8 @@ def test_openai_client_chats(tools):
     whole = create()
     assert whole.choices[0].message.role == "assistant"
     stream = list(create(stream=True, stream_options={"include_usage": True}))
-    said = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
-    assert said == whole.choices[0].message.content
+    content = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+    assert content == whole.choices[0].message.content
     assert stream[0].choices[0].delta.role == "assistant"
     assert stream[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert [model.id for model in tools.models.list()] == ["zoo:target"]
@@ -129,12 +129,12 @@ def test_stop_strings_end_the_text(client):
     assert cut["choices"][0]["finish_reason"] == "stop"
 
 
-def test_echo_writes_the_prompt_first(client):
+def test_echo_returns_the_prompt(client):
     answer = ask(client, prompt="one two", max_tokens=4, echo=True).json()
     assert answer["choices"][0]["text"].startswith("one two")
 
 
-def test_a_request_chooses_how_it_speculates(client):
+def test_speculation_settings_of_a_request(client):
     def speculation(**own):
         body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "speculation": own}
         return ask(client, **body).json()["usage"]["speculation"]
@@ -198,25 +198,25 @@ def test_tokens_and_text(client, offline):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_is_named(client, path, body, status, param, stream):
+def test_errors_name_the_field(client, path, body, status, param, stream):
     if stream and path.startswith("/v1"):
         body = {**body, "stream": True}
     content = json.dumps(body).encode()  # surrogates as clients may send them
     response = client.post(path, content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == status, response.text
-    error = documents.ErrorBody.model_validate(response.json()).error
+    error = openapi.ErrorBody.model_validate(response.json()).error
     assert error.param == param
     assert error.code == status
     assert error.message
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": 1e999}'])
-def test_bodies_that_are_no_json(client, content):
+def test_bodies_that_are_not_json(client, content):
     response = client.post(
         "/v1/completions", content=content, headers={"Content-Type": "application/json"}
     )
     assert response.status_code == 400
-    documents.ErrorBody.model_validate(response.json())
+    openapi.ErrorBody.model_validate(response.json())
 
 
 def test_health_version_and_metrics(client):
@@ -233,12 +233,12 @@ def test_health_version_and_metrics(client):
         'draftwise:step_seconds_by_part_total{part="draft"}',
     ):
         assert name in text
-    stats = documents.StatisticsState.model_validate(client.get("/v1/stats").json())
+    stats = openapi.StatisticsState.model_validate(client.get("/v1/stats").json())
     assert stats.uptime_seconds > 0
 
 
-def test_an_answer_is_as_long_as_it_must_be(client, offline):
-    """Neither a token nor a string ends it early, streamed or whole."""
+def test_min_tokens(client, offline):
+    """Neither a stop token nor a stop string ends the answer early, streamed or not."""
     whole = ask(client, prompt=PROMPT, max_tokens=24, temperature=0).json()["choices"][0]["text"]
     token = offline.tokenize(whole)[3]
     ends = {"stop_token_ids": [token], "stop": [whole[:2]], "max_tokens": 24, "temperature": 0}

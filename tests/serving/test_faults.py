@@ -1,4 +1,4 @@
-"""What goes wrong around a server, and what it makes of it: nothing hangs, nothing is lost."""
+"""Faults around a server: lost engines, disconnected clients, full queues and disks."""
 
 import json
 import logging
@@ -24,13 +24,15 @@ from ..tiny_models import Recipe, save
 from .conftest import ZOO
 from .running import PATIENCE_SECONDS, running
 
+pytestmark = pytest.mark.slow
+
 LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
 SHORT = {"prompt": "Once upon a time", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 TWO_AT_ONCE = replace(ZOO, max_batch_size=2)
 
 
 def until(condition):
-    """Wait for something that must come; the patience is only for a broken test."""
+    """Wait for a condition; the timeout only ends a failing test."""
     give_up = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < give_up
@@ -38,14 +40,14 @@ def until(condition):
 
 
 def num_inside(server):
-    """Requests that wait or run, as the engine last said."""
+    """Number of waiting and running requests in the engine's last report."""
     with server.client() as client:
         stats = client.get("/v1/stats").json()
     return stats["num_running"] + stats["num_waiting"]
 
 
 def post(server, body):
-    """A completion, over a connection of its own."""
+    """Send a completion request over a separate connection."""
     with server.client() as client:
         return client.post("/v1/completions", json=body)
 
@@ -60,7 +62,7 @@ def streamed(server, body):
         return [json.loads(line[6:]) for line in lines]
 
 
-def test_an_engine_that_is_killed_is_replaced():
+def test_a_killed_engine_is_restarted():
     with running(ZOO) as server, server.client() as client, ThreadPoolExecutor(4) as pool:
         changed = client.patch("/v1/speculation", json={"num_speculative_tokens": 2}).json()
         assert changed["num_speculative_tokens"] == 2
@@ -87,7 +89,7 @@ def test_an_engine_that_is_killed_is_replaced():
         assert num_inside(server) == 0
 
 
-def test_a_client_that_goes_frees_its_place():
+def test_a_disconnect_cancels_a_stream():
     with running(TWO_AT_ONCE) as server:
         with ExitStack() as connections:
             for _ in range(2):
@@ -102,7 +104,7 @@ def test_a_client_that_goes_frees_its_place():
         assert 'vllm:request_success_total{finished_reason="abort"} 2.0' in metrics(server)
 
 
-def test_a_client_that_goes_before_a_whole_answer_frees_its_place():
+def test_a_disconnect_cancels_an_answer():
     with running(TWO_AT_ONCE) as server:
         address = server.url.removeprefix("http://").split(":")
         body = json.dumps(LONG).encode()
@@ -116,7 +118,7 @@ def test_a_client_that_goes_before_a_whole_answer_frees_its_place():
         assert 'finished_reason="abort"} 1.0' in generated
 
 
-def test_a_client_that_does_not_read_holds_nobody_up():
+def test_a_client_that_does_not_read_delays_no_other():
     settings = ServerSettings(request_timeout=5.0, max_queue=0)
     with running(replace(ZOO, max_batch_size=1), settings) as server:
         address = server.url.removeprefix("http://").split(":")
@@ -140,7 +142,7 @@ def metrics(server):
     return server.service.metrics.text().decode()
 
 
-def test_more_than_may_wait_are_told_when_to_come_back():
+def test_a_full_queue_gives_a_retry_time():
     with (
         running(TWO_AT_ONCE, ServerSettings(max_queue=1)) as server,
         ThreadPoolExecutor(8) as pool,
@@ -162,7 +164,7 @@ def test_more_than_may_wait_are_told_when_to_come_back():
         assert 'draftwise:refused_requests_total{reason="queue"} 2.0' in metrics(server)
 
 
-def test_time_runs_out():
+def test_request_timeout():
     settings = ServerSettings(request_timeout=0.05)
     with running(replace(ZOO, max_batch_size=1), settings) as server, server.client() as client:
         late = client.post("/v1/completions", json=LONG)
@@ -187,7 +189,7 @@ def test_more_tokens_than_the_cache_holds():
         assert len(texts) == 1
 
 
-def test_logits_that_are_no_numbers_end_one_request_alone(tmp_path):
+def test_nan_logits_end_only_one_request(tmp_path):
     recipe = Recipe(vocab=512, context=64)
     model = recipe.build()
     with torch.no_grad():
@@ -210,7 +212,7 @@ def test_logits_that_are_no_numbers_end_one_request_alone(tmp_path):
         assert client.post("/v1/completions", json=good).status_code == 200
 
 
-def test_a_full_disk_costs_log_lines_and_nothing_else(tmp_path):
+def test_a_full_disk_loses_only_log_lines(tmp_path):
     with pytest.raises(InvalidParameterError, match="log_file"):
         set_up_logs(tmp_path / "no" / "folder")
     with pytest.raises(InvalidParameterError, match="log_level"):
@@ -234,7 +236,7 @@ def test_a_full_disk_costs_log_lines_and_nothing_else(tmp_path):
         handler._stream.close()
 
 
-def test_keys_open_the_door():
+def test_api_keys():
     with running(ZOO, ServerSettings(api_keys=("one", "two"))) as server:
         with server.client() as client:
             for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "one"}):
@@ -247,15 +249,15 @@ def test_keys_open_the_door():
             assert client.post("/v1/completions", json=SHORT).status_code == 200
 
 
-def test_bodies_that_are_too_long():
+def test_too_large_bodies():
     with running(ZOO, ServerSettings(max_body_bytes=1000)) as server, server.client() as client:
-        told = client.post("/v1/completions", json={"prompt": "a" * 2000})
-        untold = client.post(
+        declared = client.post("/v1/completions", json={"prompt": "a" * 2000})
+        undeclared = client.post(
             "/v1/completions",
             content=(b"a" * 100 for _ in range(20)),
             headers={"Content-Type": "application/json"},
         )
-        for refused in (told, untold):
+        for refused in (declared, undeclared):
             assert refused.status_code == 413
             assert refused.json()["error"]["param"] == "body"
         assert client.post("/v1/completions", json=SHORT).status_code == 200
@@ -266,7 +268,7 @@ def test_a_target_that_does_not_exist():
         pass
 
 
-def test_an_address_that_is_taken():
+def test_an_address_in_use():
     with open_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidParameterError, match="port"):
@@ -285,7 +287,7 @@ def test_an_address_that_is_taken():
         ({"draft": "zoo:mid"}, "draft"),
     ],
 )
-def test_changes_that_cannot_be_made(client, changes, param):
+def test_invalid_changes_of_speculation(client, changes, param):
     before = client.get("/v1/speculation").json()
     refused = client.patch("/v1/speculation", json=changes)
     assert refused.status_code == 400
@@ -293,7 +295,7 @@ def test_changes_that_cannot_be_made(client, changes, param):
     assert client.get("/v1/speculation").json() == before
 
 
-def test_speculation_changes_while_requests_run():
+def test_speculation_can_change_while_requests_run():
     with running(ZOO) as server, server.client() as client, ThreadPoolExecutor(2) as pool:
         alone = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
         running_one = pool.submit(post, server, LONG)

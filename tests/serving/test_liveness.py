@@ -1,4 +1,4 @@
-"""When an engine counts as stalled, and when as lost."""
+"""Detection of stalled and lost engines."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_an_engine_that_answers_is_not_stalled(clock):
+def test_a_responding_engine_is_not_stalled(clock):
     liveness = Liveness(60.0)
     for _ in range(10):
         assert liveness.asked()
@@ -26,7 +26,7 @@ def test_an_engine_that_answers_is_not_stalled(clock):
     assert liveness.silent_seconds == 0
 
 
-def test_one_ping_is_on_its_way_at_most(clock):
+def test_at_most_one_ping_is_unanswered(clock):
     liveness = Liveness(60.0)
     assert liveness.asked()
     clock.now += 0.5
@@ -37,7 +37,7 @@ def test_one_ping_is_on_its_way_at_most(clock):
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_an_engine_that_does_not_answer_is_stalled_within_two_seconds(clock, is_busy):
+def test_an_unresponsive_engine_is_stalled_within_two_seconds(clock, is_busy):
     liveness = Liveness(60.0)
     liveness.reported(0.1)
     liveness.asked()
@@ -51,7 +51,7 @@ def test_an_engine_that_does_not_answer_is_stalled_within_two_seconds(clock, is_
     assert not liveness.is_stalled(is_busy)
 
 
-def test_slow_steps_are_not_stalled_once_they_are_known(clock):
+def test_steps_as_slow_as_recent_ones_are_not_stalled(clock):
     liveness = Liveness(60.0)
     liveness.reported(4.0)
     liveness.asked()
@@ -73,7 +73,7 @@ def test_a_slow_step_is_forgotten(clock):
     assert liveness.is_stalled(is_busy=True)
 
 
-def test_an_engine_that_is_silent_for_long_is_lost(clock):
+def test_an_engine_is_lost_after_the_timeout(clock):
     liveness = Liveness(60.0)
     liveness.asked()
     clock.now += 59.0

@@ -1,6 +1,7 @@
-"""Every thread and process of a server is ended, stopped, or fed what it cannot take.
+"""Failures of each thread and process of a server: killed, stopped, or given invalid input.
 
-After each, `/health` says so within two seconds, and requests are answered or refused in time.
+After each failure, `/health` reports it within two seconds, and requests are answered or rejected
+in time.
 """
 
 import os
@@ -22,8 +23,8 @@ import pytest
 from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.serving import service as service_module
 from draftwise.serving import supervisor as supervisor_module
+from draftwise.serving.grammar_thread import GrammarThread
 from draftwise.serving.messages import Add
-from draftwise.serving.preparation import GrammarThread
 from draftwise.serving.settings import ServerSettings
 from draftwise.structured_outputs import StructuredOutputs
 
@@ -32,9 +33,11 @@ from .running import PATIENCE_SECONDS, running
 from .test_command import SMALL, children, start, until_gone
 from .test_faults import LONG, SHORT, num_inside, post, until
 
+pytestmark = pytest.mark.slow
+
 
 class Call:
-    """Unpickled, it calls something instead."""
+    """An object that calls a function when it is unpickled."""
 
     def __init__(self, function, *arguments):
         self.function, self.arguments = function, arguments
@@ -48,7 +51,7 @@ def supervisor(server):
 
 
 def feed(server, command):
-    """Send an engine something that no command of the server would be."""
+    """Send an invalid message to an engine."""
     payload = command if isinstance(command, bytes) else pickle.dumps(command)
     server.call(_send(server, payload))
 
@@ -70,20 +73,20 @@ def until_health_is(server, *expected):
 
 @contextmanager
 def watched(**settings):
-    """A server of its own with an engine that has answered a request, and the answer."""
+    """A separate server whose engine has answered a request, and the answer."""
     with running(ZOO, ServerSettings(**settings)) as server:
         yield server, post(server, SHORT).json()["choices"][0]["text"]
 
 
 @pytest.fixture(scope="module")
 def shared():
-    """A server for tests that leave it with an engine that answers, and an answer."""
+    """A server shared by tests that leave its engine responding, and an answer."""
     with watched(request_timeout=60.0) as both:
         yield both
 
 
 def answers_again(server, expected):
-    """The next request waits for another engine where that is needed, and is answered."""
+    """Check that the next request is answered, if necessary by a new engine."""
     assert post(server, SHORT).json()["choices"][0]["text"] == expected
     assert health(server) == (200, "ok")
 
@@ -93,7 +96,7 @@ STALLED = (503, "stalled")
 
 
 class TestTheEngineIsReplaced:
-    """Its process or one of the threads that talk to it ends."""
+    """The process of the engine, or a thread that communicates with it, ends."""
 
     @pytest.fixture
     def lose(self, shared):
@@ -118,7 +121,7 @@ class TestTheEngineIsReplaced:
     def test_when_its_process_is_killed(self, lose):
         lose(lambda server: os.kill(server.service.client.pid, signal.SIGKILL))
 
-    def test_when_it_is_told_to_terminate(self, lose):
+    def test_when_it_is_terminated(self, lose):
         lose(lambda server: os.kill(server.service.client.pid, signal.SIGTERM))
 
     def test_when_it_exits_by_itself(self, lose):
@@ -150,7 +153,7 @@ class TestTheEngineIsReplaced:
             )
         )
 
-    def test_when_a_report_cannot_be_followed(self, lose):
+    def test_when_a_report_cannot_be_processed(self, lose):
         def break_reports(server):
             client = server.service.client
             follow = client.engine_reported
@@ -170,7 +173,7 @@ class TestTheEngineIsReplaced:
         lose(lambda server: os.kill(server.service.client.pid, signal.SIGSTOP), step_timeout=2.0)
 
 
-def test_an_idle_engine_that_is_stopped_is_stalled_and_then_goes_on(shared):
+def test_a_suspended_idle_engine_is_stalled_until_it_resumes(shared):
     server, expected = shared
     pid = server.service.client.pid
     os.kill(pid, signal.SIGSTOP)
@@ -184,7 +187,7 @@ def test_an_idle_engine_that_is_stopped_is_stalled_and_then_goes_on(shared):
     assert server.service.client.pid == pid
 
 
-def test_requests_of_a_stopped_engine_end_at_their_deadline():
+def test_requests_of_a_suspended_engine_time_out():
     with watched(request_timeout=3.0) as (server, expected):
         pid = server.service.client.pid
         os.kill(pid, signal.SIGSTOP)
@@ -200,19 +203,19 @@ def test_requests_of_a_stopped_engine_end_at_their_deadline():
         answers_again(server, expected)
 
 
-def test_a_command_that_cannot_be_serialised_fails_alone(shared):
+def test_a_command_that_cannot_be_serialised_affects_no_other(shared):
     server, expected = shared
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(post, server, LONG)
         until(lambda: num_inside(server) == 1)
-        with pytest.raises(Exception, match="cannot be handed to the engine"):
+        with pytest.raises(Exception, match="cannot be sent to the engine"):
             server.call(server.service.client.speculation(policy_options={"a": lambda: None}))
         assert other.result(PATIENCE_SECONDS).status_code == 200
         answers_again(server, expected)
 
 
-def test_a_request_that_the_engine_fails_on_fails_alone(shared):
-    """For a reason that nobody thought of: here parameters that are none."""
+def test_a_request_with_an_unexpected_error_affects_no_other(shared):
+    """Here the parameters of the request have the wrong type."""
     server, expected = shared
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(post, server, LONG)
@@ -252,10 +255,10 @@ def with_grammar(**form):
 
 
 class TestGrammars:
-    """They are compiled in a thread of the engine's process."""
+    """Grammars are compiled in a thread of the engine's process."""
 
-    def test_one_that_takes_long_delays_nobody_else(self, shared):
-        """A request that comes later is answered before."""
+    def test_a_slow_grammar_delays_no_other_request(self, shared):
+        """A later request is answered first."""
         server, _ = shared
         slow = "(((e{1000}){1000}){1000})"
         order = []
@@ -269,7 +272,7 @@ class TestGrammars:
             assert first.result(PATIENCE_SECONDS).status_code in (200, 400)
         assert order == ["plain", "slow"]
 
-    def test_one_that_is_given_up_while_it_is_compiled_is_not_run(self, shared):
+    def test_a_request_cancelled_during_compilation_does_not_run(self, shared):
         server, expected = shared
         slow = "((((d{1000}){1000}){1000}))"
         with server.client() as client, pytest.raises(httpx.ReadTimeout):
@@ -287,7 +290,7 @@ class TestGrammars:
             ({"grammar": "start: ("}, "structured_outputs.grammar"),
         ],
     )
-    def test_one_that_cannot_be_had_is_refused(self, shared, form, message):
+    def test_an_invalid_grammar_is_rejected(self, shared, form, message):
         server, expected = shared
         answer = post(server, with_grammar(**form))
         assert answer.status_code == 400
@@ -296,7 +299,7 @@ class TestGrammars:
         answers_again(server, expected)
 
 
-def test_a_compiler_of_grammars_that_hangs_holds_only_new_grammars_up():
+def test_a_hanging_grammar_compiler_delays_only_new_grammars():
     module = "__import__('draftwise.engine.grammars', fromlist=['-'])"
     hang = f"setattr({module}.GrammarCompiler, 'matcher', lambda *_: __import__('time').sleep(999))"
     ping = "__import__('draftwise.serving.messages', fromlist=['-']).Ping()"
@@ -310,8 +313,8 @@ def test_a_compiler_of_grammars_that_hangs_holds_only_new_grammars_up():
         assert supervisor(server).num_restarts == 0
 
 
-def test_a_panic_while_a_grammar_is_compiled_is_an_error_of_its_request():
-    """Rust libraries raise what is no Exception."""
+def test_a_panic_of_the_grammar_compiler_fails_only_its_request():
+    """Panics of Rust libraries are not subclasses of Exception."""
 
     class Panic(BaseException):
         pass
@@ -331,7 +334,7 @@ def test_a_panic_while_a_grammar_is_compiled_is_an_error_of_its_request():
         assert isinstance(prepared.error, Panic)
 
 
-def test_nothing_watches_an_engine_any_more():
+def test_health_when_the_monitor_has_ended():
     with watched() as (server, _):
         task = supervisor(server)._monitor
         server.call(_cancel(task))
@@ -342,20 +345,20 @@ async def _cancel(task):
     task.cancel()
 
 
-def test_what_cannot_be_counted_is_answered_all_the_same(shared, monkeypatch):
+def test_errors_in_metrics_do_not_affect_answers(shared, monkeypatch):
     server, expected = shared
     before = supervisor(server).num_restarts
 
     def fail(_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(server.service.client, "_on_turn", fail)
+    monkeypatch.setattr(server.service.client, "_on_outputs", fail)
     answers_again(server, expected)
     assert supervisor(server).num_restarts == before
 
 
 class TestTheTokenizer:
-    def test_one_that_hangs_is_said_and_holds_only_texts_up(self, monkeypatch):
+    def test_a_hanging_tokenizer_is_reported_and_delays_only_texts(self, monkeypatch):
         go_on = threading.Event()
         with watched(request_timeout=3.0) as (server, expected):
             tokenize = service_module.tokenize
@@ -378,7 +381,7 @@ class TestTheTokenizer:
             until_health_is(server, (200, "ok"))
             answers_again(server, expected)
 
-    def test_one_that_raises_anything_goes_on(self, shared, monkeypatch):
+    def test_a_tokenizer_that_raises_continues(self, shared, monkeypatch):
         server, expected = shared
 
         def fail(*_, **__):
@@ -389,7 +392,7 @@ class TestTheTokenizer:
             assert client.post("/tokenize", json={"prompt": "a"}).status_code == 500
         answers_again(server, expected)
 
-    def test_one_that_hangs_does_not_keep_the_server_from_stopping(self, monkeypatch):
+    def test_a_hanging_tokenizer_does_not_prevent_the_shutdown(self, monkeypatch):
         go_on = threading.Event()
         with watched(request_timeout=1.0) as (server, _):
             monkeypatch.setattr(service_module, "tokenize", lambda *_, **__: go_on.wait(3600))
@@ -397,8 +400,8 @@ class TestTheTokenizer:
         go_on.set()
 
 
-def test_the_helper_of_multiprocessing_may_die(shared):
-    """Python starts a process that looks after shared resources; nothing of ours needs it."""
+def test_the_resource_tracker_may_die(shared):
+    """Python starts a resource tracker, which Draftwise does not need."""
     server, expected = shared
     os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)
     answers_again(server, expected)
@@ -407,7 +410,7 @@ def test_the_helper_of_multiprocessing_may_die(shared):
     answers_again(server, expected)
 
 
-def test_an_engine_that_hangs_does_not_outlive_a_server_that_is_killed():
+def test_a_hanging_engine_ends_with_a_killed_server():
     process, _ = start("zoo:target", *SMALL)
     engines = children(process.pid)
     for engine in engines:
@@ -421,10 +424,10 @@ def test_an_engine_that_hangs_does_not_outlive_a_server_that_is_killed():
 
 
 class TestReplicas:
-    """Processes of the engine that draft."""
+    """Processes with replicas of the draft."""
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-    def test_one_that_ends_or_hangs_ends_the_engine(self, number):
+    def test_a_replica_that_ends_or_hangs_ends_the_engine(self, number):
         engine = replace(
             ZOO, draft_replicas=2, speculation=replace(ZOO.speculation, policy="fixed")
         )

@@ -1,4 +1,4 @@
-"""OpenAI's own client, called as its documentation does, against a real server."""
+"""OpenAI's client, used as in its documentation, against a real server."""
 
 import json
 
@@ -14,6 +14,8 @@ from .conftest import ZOO
 from .running import running
 from .test_tools import ADD, TEMPLATE
 
+pytestmark = pytest.mark.slow
+
 MODEL = "zoo:target"
 ASKED = [{"role": "user", "content": "What is 2 plus 3?"}]
 SHORT = {"model": MODEL, "max_tokens": 32, "temperature": 0}
@@ -21,7 +23,7 @@ SHORT = {"model": MODEL, "max_tokens": 32, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def tools():
-    """The client of a server whose template knows of tools."""
+    """The client of a server whose chat template supports tools."""
     with (
         running(ZOO, ServerSettings(chat_template=TEMPLATE)) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client,
@@ -51,17 +53,17 @@ def test_streamed_chat(tools):
         messages=ASKED, **SHORT, stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)
-    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert said == expected
+    content = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert content == expected
     assert chunks[-1].usage.completion_tokens == 32
 
 
 def test_streaming_helper(tools):
     form = {"structured_outputs": {"choice": ["The sum is five."]}}
     with tools.chat.completions.stream(messages=ASKED, **SHORT, extra_body=form) as stream:
-        said = "".join(event.delta for event in stream if event.type == "content.delta")
+        content = "".join(event.delta for event in stream if event.type == "content.delta")
         final = stream.get_final_completion()
-    assert final.choices[0].message.content == said == "The sum is five."
+    assert final.choices[0].message.content == content == "The sum is five."
 
 
 def test_logprobs(tools):
@@ -119,7 +121,7 @@ def test_streamed_calls(tools):
 
 
 class Sum(BaseModel):
-    """What the answer is parsed into."""
+    """Type of the parsed answer."""
 
     even: bool
     digit: int
@@ -166,21 +168,21 @@ def test_models(tools):
 
 
 def test_completions_with_echo_and_logprobs(tools):
-    """The prompt's log-probabilities are those that the engine gives in this process."""
+    """Log-probabilities of the prompt equal those of the engine in this process."""
     prompt = "Question: What is 2 plus 3?\nAnswer:"
     answer = tools.completions.create(
         model=MODEL, prompt=prompt, echo=True, logprobs=1, max_tokens=0
     )
-    told = answer.choices[0].logprobs
-    assert answer.choices[0].text == "".join(told.tokens) == prompt
-    assert told.token_logprobs[0] is None
+    logprobs = answer.choices[0].logprobs
+    assert answer.choices[0].text == "".join(logprobs.tokens) == prompt
+    assert logprobs.token_logprobs[0] is None
     llm = LLM(ZOO.target, None, ZOO.dtype, max_model_len=ZOO.max_model_len)
     params = SamplingParams(max_tokens=0, prompt_logprobs=1)
     expected = llm.generate(prompt, params)[0].prompt_logprobs[1:]
-    assert told.token_logprobs[1:] == pytest.approx([e.logprob for e in expected], abs=1e-4)
+    assert logprobs.token_logprobs[1:] == pytest.approx([e.logprob for e in expected], abs=1e-4)
 
 
-def test_errors_are_the_clients_own(tools):
+def test_errors_are_mapped_to_exceptions_of_the_client(tools):
     with pytest.raises(openai.BadRequestError) as refused:
         tools.chat.completions.create(messages=ASKED, **SHORT, extra_body={"temprature": 1})
     assert refused.value.param == "temprature"
@@ -188,7 +190,7 @@ def test_errors_are_the_clients_own(tools):
 
 
 def test_streaming_helper_with_tools(tools):
-    """Accumulates a call whose arguments come in pieces."""
+    """The helper accumulates a call whose arguments arrive in pieces."""
     with tools.chat.completions.stream(
         messages=ASKED,
         tools=[openai.pydantic_function_tool(Add)],

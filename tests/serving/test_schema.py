@@ -1,4 +1,4 @@
-"""What the schema promises holds for whatever clients send."""
+"""Responses match the OpenAPI schema for generated requests."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ SETTINGS = ServerSettings(max_choices=4)
 
 @pytest.fixture(scope="module")
 def server():
-    """Answers of a few tokens, whatever is asked for."""
+    """Limit generated requests to a few tokens."""
     with running(SMALL, SETTINGS) as server:
         yield server
 
@@ -46,7 +46,7 @@ schema = schemathesis.openapi.from_dict(create_app(Service(SMALL)).openapi())
 
 @schema.parametrize()
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
-def test_answers_are_as_promised(case, server):
+def test_responses_match_the_schema(case, server):
     if case.path == "/v1/speculation" and isinstance(case.body, dict):
         # The server is everybody's: let it refuse, and change nothing.
         case.body["policy"] = "none such"

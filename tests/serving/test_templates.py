@@ -1,9 +1,9 @@
-"""Chat templates that somebody else gives, and variables of templates."""
+"""Custom chat templates, and variables of templates."""
 
 import pytest
 
 from draftwise.errors import InvalidParameterError, PromptError
-from draftwise.prompts import ChatFormat, load_chat_template, tokenize
+from draftwise.prompts import ChatTemplateParams, load_chat_template, tokenize
 from draftwise.serving.settings import ServerSettings
 
 from ..tiny_models import byte_tokenizer
@@ -20,7 +20,7 @@ CHAT = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="module")
 def templated():
-    """A server whose chats are written by another template."""
+    """A server with a custom chat template."""
     with running(ZOO, ServerSettings(chat_template=TEMPLATE)) as server, server.client() as client:
         yield client
 
@@ -30,7 +30,8 @@ def written(client, **body):
     return client.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
 
 
-def test_a_server_writes_chats_by_the_template_it_is_given(templated):
+@pytest.mark.slow
+def test_a_server_uses_the_given_template(templated):
     text = "user said Hello.\nanswer:"
     assert written(templated, messages=CHAT) == text
     body = {"messages": CHAT, "max_tokens": 12, "temperature": 0}
@@ -40,7 +41,8 @@ def test_a_server_writes_chats_by_the_template_it_is_given(templated):
     assert chat["choices"][0]["message"]["content"] == completion["choices"][0]["text"]
 
 
-def test_a_request_sets_variables_of_the_template(templated):
+@pytest.mark.slow
+def test_template_variables_of_a_request(templated):
     kwargs = {"mood": "gladly"}
     text = "(gladly) user said Hello.\nanswer:"
     assert written(templated, messages=CHAT, chat_template_kwargs=kwargs) == text
@@ -51,6 +53,7 @@ def test_a_request_sets_variables_of_the_template(templated):
     assert with_mood["prompt_tokens"] > without["prompt_tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kwargs", "param"),
     [
@@ -62,7 +65,7 @@ def test_a_request_sets_variables_of_the_template(templated):
         ({"conversation": []}, "chat_template_kwargs.conversation"),
     ],
 )
-def test_what_no_variable_can_be_is_refused(templated, kwargs, param):
+def test_reserved_variables_are_rejected(templated, kwargs, param):
     body = {"messages": CHAT, "chat_template_kwargs": kwargs}
     refused = templated.post("/v1/chat/completions", json=body)
     assert refused.status_code == 400
@@ -75,23 +78,27 @@ def test_a_file_is_checked_when_it_is_read(tmp_path):
     bad.write_text("{% for message in messages %}\n{{ message.content }")
     empty.write_text(" \n")
     assert load_chat_template(good) == TEMPLATE
-    for file, says in ((bad, "line 2"), (empty, "is empty"), (tmp_path / "none", "cannot read")):
-        with pytest.raises(InvalidParameterError, match=says) as caught:
+    for file, expected in (
+        (bad, "line 2"),
+        (empty, "is empty"),
+        (tmp_path / "none", "cannot read"),
+    ):
+        with pytest.raises(InvalidParameterError, match=expected) as caught:
             load_chat_template(file)
         assert caught.value.field == "chat_template"
 
 
-def test_a_template_that_refuses_a_chat_is_a_template(tmp_path):
+def test_a_template_may_raise_for_a_chat(tmp_path):
     file = tmp_path / "strict.jinja"
     file.write_text("{{ raise_exception('system message first') }}")
     template = load_chat_template(file)
     with pytest.raises(PromptError, match="system message first"):
-        tokenize(byte_tokenizer(), CHAT, ChatFormat(template))
+        tokenize(byte_tokenizer(), CHAT, ChatTemplateParams(template))
 
 
-def test_a_template_makes_up_for_a_tokenizer_without_one():
+def test_a_template_for_a_tokenizer_without_one():
     tokenizer = byte_tokenizer(chat_template=None)
     with pytest.raises(PromptError, match="no chat template"):
         tokenize(tokenizer, CHAT)
-    text, _ = tokenize(tokenizer, CHAT, ChatFormat("{{ messages[0].content }}!"))
+    text, _ = tokenize(tokenizer, CHAT, ChatTemplateParams("{{ messages[0].content }}!"))
     assert text == "Hello!"

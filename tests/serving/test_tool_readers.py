@@ -1,4 +1,4 @@
-"""Calls in answers: each form read whole, and the same however the answer is cut into pieces."""
+"""Parsers of tool calls: each format, parsed at once and in arbitrary pieces."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from draftwise.serving.tools.constrained import (
 from draftwise.serving.tools.events import Arguments, Call, Text
 from draftwise.serving.tools.hermes import HermesReader
 from draftwise.serving.tools.llama3_json import Llama3JsonReader
-from draftwise.serving.tools.registry import PARSERS, recognise
+from draftwise.serving.tools.registry import PARSERS, detect_parser
 
 NAMES = ["add", "get_weather"]
 ADD = '{"name": "add", "arguments": {"a": 1, "b": "}</tool>"}}'
@@ -135,12 +135,13 @@ mixed = st.lists(st.sampled_from(_PARTS), max_size=8).map("".join)
 answers = mixed | st.sampled_from([each[0] for each in (*HERMES, *LLAMA) if len(each[0]) < 1000])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "new", [*PARSERS.values(), CallListReader, lambda _: NamedCallReader("add")]
 )
 @hypothesis.given(case=cut(answers))
 @hypothesis.settings(max_examples=400, deadline=None)
-def test_pieces_are_read_as_the_whole(new, case):
+def test_pieces_give_the_same_result_as_the_whole(new, case):
     answer, pieces = case
     whole = read(new(NAMES), [answer])
     assert read(new(NAMES), pieces) == whole
@@ -149,8 +150,8 @@ def test_pieces_are_read_as_the_whole(new, case):
 
 @pytest.mark.parametrize("new", PARSERS.values())
 @pytest.mark.parametrize("depth", [*range(880, 1000, 3), 100_000])
-def test_a_call_may_be_nested_too_deeply(new, depth):
-    """What can just be read cannot always be written again."""
+def test_too_deeply_nested_calls(new, depth):
+    """The nesting limits of decoding and encoding differ."""
     reader = new(["add"])
     deep = "[" * depth + "]" * depth
     call = f'{{"name": "add", "arguments": {{"a": {deep}}}, "parameters": {{"a": {deep}}}}}'
@@ -161,7 +162,7 @@ def test_a_call_may_be_nested_too_deeply(new, depth):
 @pytest.mark.parametrize("new", PARSERS.values())
 @hypothesis.given(answer=mixed)
 @hypothesis.settings(max_examples=300, deadline=None)
-def test_nothing_but_calls_and_what_surrounds_them_is_lost(new, answer):
+def test_text_without_calls_is_kept(new, answer):
     text, calls = read(new(NAMES), [answer])
     if not calls:
         assert text == answer
@@ -169,8 +170,8 @@ def test_nothing_but_calls_and_what_surrounds_them_is_lost(new, answer):
         assert text.count(part) == answer.count(part)
 
 
-def test_half_a_surrogate_pair_stays_an_escape():
-    """Text with one could not be sent."""
+def test_unpaired_surrogates_stay_escaped():
+    """Text that contains one cannot be encoded in UTF-8."""
     call = '{"name": "add", "arguments": {"a": "\\ud800é"}}'
     _, [(_, arguments)] = read(HermesReader(NAMES), [f"<tool_call>{call}</tool_call>"])
     arguments.encode()
@@ -184,7 +185,7 @@ def test_a_list_of_calls():
     assert parsed(CallListReader(NAMES), "[") == ("", [])
 
 
-def test_arguments_come_as_they_are_written():
+def test_arguments_are_streamed():
     reader = NamedCallReader("add")
     assert reader.read("") == []
     assert reader.read('{"a"') == [Call("add"), Arguments('{"a"')]
@@ -193,7 +194,7 @@ def test_arguments_come_as_they_are_written():
 
 
 def deltas(answer, pieces):
-    """The message as OpenAI's clients put it together."""
+    """The message as OpenAI's clients assemble it from deltas."""
     content, calls = "", []
     for number, piece in enumerate(pieces):
         delta = answer.delta(piece, number == len(pieces) - 1)
@@ -211,7 +212,7 @@ def deltas(answer, pieces):
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_deltas_add_up_to_the_message(parallel):
+def test_deltas_concatenate_to_the_message(parallel):
     text = f"See:\n<tool_call>{ADD}</tool_call>\n<tool_call>{WEATHER}</tool_call>"
     message = ToolAnswer(HermesReader(NAMES), parallel).message(text)
     assert message["content"] == "See:"
@@ -244,8 +245,8 @@ NODE = {
 TEXTS = {**NODE, "$defs": {"value": {"type": "string"}}}
 
 
-def test_schemas_of_functions_keep_to_themselves():
-    """Two functions whose definitions have the same name, and one that refers to itself."""
+def test_references_within_schemas_of_functions():
+    """Two functions whose definitions have the same name, one of them recursive."""
     schema = calls_schema([("count", NODE), ("write", TEXTS), ("stop", None)], True)
     good = [
         [{"name": "count", "parameters": {"value": 1, "next": {"value": 2, "next": None}}}],
@@ -280,5 +281,5 @@ def test_schemas_of_functions_keep_to_themselves():
         ({"default": "<tool_call>"}, "hermes"),
     ],
 )
-def test_templates_say_how_calls_are_written(template, parser):
-    assert recognise(template) == parser
+def test_detection_of_the_parser(template, parser):
+    assert detect_parser(template) == parser

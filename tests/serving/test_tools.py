@@ -1,4 +1,4 @@
-"""Tools in chats: what the model is told, what answers must be, and what is refused."""
+"""Tools in chats: prompts, constrained answers and errors."""
 
 import json
 
@@ -6,12 +6,14 @@ import jsonschema_rs
 import pytest
 
 from draftwise.errors import InvalidParameterError
-from draftwise.serving import documents
+from draftwise.serving import openapi
 from draftwise.serving.settings import ServerSettings
 
 from .conftest import ZOO
 from .running import running
 from .test_completions import CHAT, ask, events
+
+pytestmark = pytest.mark.slow
 
 PATH = "/v1/chat/completions"
 # What Hermes' and Qwen's templates do, in short.
@@ -63,7 +65,7 @@ TALKS = [
 
 @pytest.fixture(scope="module")
 def tooled():
-    """A server whose template knows of tools, as Hermes' does."""
+    """A server whose chat template supports tools, like that of Hermes."""
     with running(ZOO, ServerSettings(chat_template=TEMPLATE)) as server:
         yield server
 
@@ -74,21 +76,21 @@ def client(tooled):
         yield client
 
 
-def said(text):
-    """Make the model say something, whatever it thinks."""
+def forced(text):
+    """Force the model to generate a given text."""
     return {"structured_outputs": {"choice": [text]}, "max_tokens": 200, "temperature": 0}
 
 
 def whole(client, **body):
-    """The answer's message, why it ended, and that it is in the promised form."""
+    """Message and finish reason of an answer, which must match the schema."""
     response = ask(client, PATH, **body)
     assert response.status_code == 200, response.text
-    choice = documents.ChatCompletion.model_validate(response.json()).choices[0]
+    choice = openapi.ChatCompletion.model_validate(response.json()).choices[0]
     return choice.message, choice.finish_reason
 
 
 def streamed(client, **body):
-    """Content, calls as (name, arguments), and why it ended."""
+    """Content, calls as (name, arguments), and finish reason."""
     content, calls, reason = "", {}, None
     with client.stream("POST", PATH, json={**body, "stream": True}) as response:
         for each in events(response):
@@ -107,14 +109,14 @@ def streamed(client, **body):
 
 
 def written(client, **body):
-    """The prompt that a chat becomes, which has as many tokens as an answer to it says."""
+    """The prompt of a chat, whose length must equal the reported number of prompt tokens."""
     tokens = ask(client, "/tokenize", **body).json()["tokens"]
     usage = ask(client, PATH, **body, max_tokens=0).json()["usage"]
     assert usage["prompt_tokens"] == len(tokens)
     return ask(client, "/detokenize", tokens=tokens).json()["prompt"]
 
 
-def test_the_template_is_told_of_tools_calls_and_results(client):
+def test_the_template_gets_tools_calls_and_results(client):
     def with_tools(tools, tail):
         listed = "".join(f"Tool {t['function']['name']}: {json.dumps(t)}\n" for t in tools)
         return listed + f"user: {CHAT[0]['content']}\n" + tail
@@ -122,8 +124,8 @@ def test_the_template_is_told_of_tools_calls_and_results(client):
     asked = with_tools(TOOLS, "assistant:")
     assert written(client, messages=CHAT, tools=TOOLS) == asked
     called = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
-    told = f"assistant: {called}\nResult of call_1: 5\nassistant:"
-    assert written(client, messages=TALKS, tools=[ADD]) == with_tools([ADD], told)
+    rest = f"assistant: {called}\nResult of call_1: 5\nassistant:"
+    assert written(client, messages=TALKS, tools=[ADD]) == with_tools([ADD], rest)
     without = with_tools([], "assistant:")
     for none in ({}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": None}):
         assert written(client, messages=CHAT, **none) == without
@@ -148,8 +150,8 @@ def test_the_template_is_told_of_tools_calls_and_results(client):
         ("There are 5 apples.", "There are 5 apples.", []),
     ],
 )
-def test_calls_that_the_model_makes_are_read(client, text, content, calls):
-    body = {"messages": CHAT, "tools": TOOLS, **said(text)}
+def test_calls_of_the_model_are_parsed(client, text, content, calls):
+    body = {"messages": CHAT, "tools": TOOLS, **forced(text)}
     message, reason = whole(client, **body)
     assert message.content == content
     made = message.tool_calls or []
@@ -165,14 +167,14 @@ def test_calls_that_the_model_makes_are_read(client, text, content, calls):
 def test_without_tools_tags_are_text(client):
     text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     for none in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-        message, reason = whole(client, messages=CHAT, **none, **said(text))
+        message, reason = whole(client, messages=CHAT, **none, **forced(text))
         assert (message.content, message.tool_calls, reason) == (text, None, "stop")
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_calls_that_must_be_made_follow_their_schema(server, tooled, choice, temperature):
-    """Also with a template that knows nothing of tools."""
+def test_required_calls_match_their_schema(server, tooled, choice, temperature):
+    """Also with a template that does not support tools."""
     for each in (server, tooled):
         with each.client() as client:
             body = {"messages": CHAT, "tools": TOOLS, "tool_choice": choice, "max_tokens": 80}
@@ -191,14 +193,14 @@ def test_calls_that_must_be_made_follow_their_schema(server, tooled, choice, tem
                 assert streamed(client, **body) == ("", expected, "tool_calls")
 
 
-def test_several_answers_call_each_by_themselves(client):
+def test_several_answers_have_separate_calls(client):
     body = {"messages": CHAT, "tools": [ADD], "tool_choice": "required", "max_tokens": 80}
     answer = ask(client, PATH, **body, n=3, seed=1, parallel_tool_calls=False).json()
     ids = [choice["message"]["tool_calls"][0]["id"] for choice in answer["choices"]]
     assert len(set(ids)) == 3
 
 
-def test_a_call_that_is_cut_off_ends_by_its_length(client):
+def test_a_truncated_call_ends_with_length(client):
     body = {"messages": CHAT, "tools": [ADD], "max_tokens": 10, "temperature": 0}
     message, reason = whole(client, **body, tool_choice="required")
     assert (message.tool_calls, reason) == (None, "length")
@@ -209,9 +211,9 @@ def test_a_call_that_is_cut_off_ends_by_its_length(client):
         json.loads(message.tool_calls[0].function.arguments)
 
 
-def test_a_parser_is_chosen_for_templates_that_are_not_recognised(server):
+def test_a_parser_can_be_chosen(server):
     text = '{"name": "add", "parameters": {"a": 2, "b": 3}}'
-    body = {"messages": CHAT, "tools": TOOLS, **said(text)}
+    body = {"messages": CHAT, "tools": TOOLS, **forced(text)}
     with server.client() as client:  # the zoo's own template: no parser
         message, _ = whole(client, **body)
         assert (message.content, message.tool_calls) == (text, None)
@@ -230,13 +232,13 @@ def calling(arguments):
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "says"),
+    ("body", "param", "expected"),
     [
         ({"tools": "add"}, "tools", "must be a list"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
         ({"tools": [{**TIME, "function": {"name": "a b"}}]}, "tools[0].function.name", "match"),
-        ({"tools": [ADD, ADD]}, "tools[1].function.name", "there twice"),
+        ({"tools": [ADD, ADD]}, "tools[1].function.name", "defined twice"),
         ({"tools": [TIME] * 129}, "tools", "at most 128"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "'required' or"),
         ({"tools": TOOLS, "tool_choice": {"name": "add"}}, "tool_choice", "'required' or"),
@@ -253,7 +255,7 @@ def calling(arguments):
                 "response_format": {"type": "json_object"},
             },
             "tool_choice",
-            "another form",
+            "cannot be combined",
         ),
         ({"messages": calling("[1]")}, "messages[1].tool_calls[0].function.arguments", "object"),
         ({"messages": calling("{")}, "messages[1].tool_calls[0].function.arguments", "JSON"),
@@ -269,15 +271,15 @@ def calling(arguments):
         ),
     ],
 )
-def test_what_is_wrong_with_tools_is_named(client, body, param, says):
+def test_errors_of_tools_name_the_field(client, body, param, expected):
     refused = ask(client, PATH, **{"messages": CHAT, **body})
     assert refused.status_code == 400
     error = refused.json()["error"]
     assert error["param"] == param
-    assert says in error["message"]
+    assert expected in error["message"]
 
 
-def test_a_schema_that_cannot_be_followed_is_refused(client):
+def test_an_unsupported_schema_is_rejected(client):
     wrong = {"name": "add", "parameters": {"properties": {"a": {"type": "no such"}}}}
     tools = [{"type": "function", "function": wrong}]
     refused = ask(client, PATH, messages=CHAT, tools=tools, tool_choice="required")
@@ -287,8 +289,8 @@ def test_a_schema_that_cannot_be_followed_is_refused(client):
 
 
 @pytest.mark.parametrize("depth", [300, 930, 945, 100_000])
-def test_arguments_of_an_earlier_call_may_be_nested_too_deeply(client, depth):
-    """They are JSON within a string, which the parser of bodies does not look into."""
+def test_too_deeply_nested_arguments_of_earlier_calls_are_rejected(client, depth):
+    """They are JSON within a string, which the parser of bodies does not parse."""
     arguments = '{"a":' + "[" * depth + "]" * depth + "}"
     refused = ask(client, PATH, messages=calling(arguments))
     assert refused.status_code == 400

@@ -1,4 +1,4 @@
-"""Spans that a collector would get."""
+"""Spans of requests."""
 
 import threading
 
@@ -14,10 +14,12 @@ from draftwise.serving.tracing import NoTracing, OpenTelemetry, set_up_tracing
 from .conftest import ZOO
 from .running import RunningServer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def traced():
-    """A server, and what it tells."""
+    """A server and its exported spans."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -27,25 +29,25 @@ def traced():
     provider.shutdown()
 
 
-def test_a_request_is_a_span_that_says_nothing_of_its_text(traced):
+def test_a_request_has_a_span_without_its_text(traced):
     server, exporter = traced
     exporter.clear()
     with server.client() as client:
         body = {"prompt": "a secret", "max_tokens": 8, "n": 2, "ignore_eos": True}
         answer = client.post("/v1/completions", json=body).json()
     (span,) = exporter.get_finished_spans()
-    told = span.attributes
-    assert told["gen_ai.request.model"] == "zoo:target"
-    assert told["gen_ai.usage.input_tokens"] == answer["usage"]["prompt_tokens"]
-    assert told["gen_ai.usage.output_tokens"] == 16
-    assert told["gen_ai.request.choice.count"] == 2
-    assert told["draftwise.num_steps"] == answer["usage"]["speculation"]["num_steps"]
-    assert told["gen_ai.server.time_to_first_token"] > 0
-    assert "error.type" not in told
-    assert "secret" not in str(dict(told)) + span.name
+    attributes = span.attributes
+    assert attributes["gen_ai.request.model"] == "zoo:target"
+    assert attributes["gen_ai.usage.input_tokens"] == answer["usage"]["prompt_tokens"]
+    assert attributes["gen_ai.usage.output_tokens"] == 16
+    assert attributes["gen_ai.request.choice.count"] == 2
+    assert attributes["draftwise.num_steps"] == answer["usage"]["speculation"]["num_steps"]
+    assert attributes["gen_ai.server.time_to_first_token"] > 0
+    assert "error.type" not in attributes
+    assert "secret" not in str(dict(attributes)) + span.name
 
 
-def test_a_span_says_why_a_request_failed(traced):
+def test_a_span_of_a_failed_request_has_its_error(traced):
     server, exporter = traced
     exporter.clear()
     with server.client() as client:
@@ -61,8 +63,8 @@ def test_without_an_endpoint_there_are_no_spans():
     assert isinstance(tracing, OpenTelemetry)
 
 
-def test_a_collector_that_does_not_answer_does_not_keep_the_server_from_stopping():
-    """The provider would wait for it until its own patience is over, here for ever."""
+def test_an_unresponsive_collector_does_not_delay_the_shutdown():
+    """The provider waits for its own timeout, which here never passes."""
     answer = threading.Event()
 
     class Provider(TracerProvider):
@@ -73,6 +75,7 @@ def test_a_collector_that_does_not_answer_does_not_keep_the_server_from_stopping
     answer.set()
 
 
-def test_spans_are_not_waited_for_when_the_process_ends():
+@pytest.mark.slow
+def test_process_exit_does_not_wait_for_spans():
     tracing = set_up_tracing("http://127.0.0.1:9/")
     assert tracing._provider._atexit_handler is None

@@ -1,4 +1,4 @@
-"""Bodies that are not read, or not as they were meant."""
+"""Bodies that are rejected before validation, and request ids."""
 
 import json
 import re
@@ -14,7 +14,7 @@ def nested(depth, opening="[", closing="]"):
 
 
 def nested_schema(depth):
-    """Objects in objects, as a grammar for an answer."""
+    """Nested objects as the JSON schema of an answer."""
     return '{"type":"object","properties":{"a":' * depth + '{"type":"string"}' + "}}" * depth
 
 
@@ -24,7 +24,7 @@ def still_answers(client):
 
 
 @pytest.mark.parametrize("depth", [270, 5000, 500_000])
-def test_a_deeply_nested_answer_format_is_refused_and_nothing_else_happens(client, depth):
+def test_a_deeply_nested_answer_format_is_rejected(client, depth):
     schema = nested_schema(depth)
     body = '{"messages":[{"role":"user","content":"Hi"}],"max_tokens":2,"response_format":'
     body += '{"type":"json_schema","json_schema":{"name":"a","schema":' + schema + "}}}"
@@ -53,7 +53,7 @@ def test_a_deeply_nested_answer_format_is_refused_and_nothing_else_happens(clien
     ],
 )
 @pytest.mark.parametrize("braces", ["[]", ('{"a":', "}")])
-def test_any_value_may_be_nested_too_deeply(client, method, path, key, braces):
+def test_too_deeply_nested_values_are_rejected(client, method, path, key, braces):
     for depth in (300, 100_000):
         value = braces[0] * depth + ("1" if braces[1] == "}" else "") + braces[1] * depth
         answer = client.request(
@@ -67,8 +67,8 @@ def test_any_value_may_be_nested_too_deeply(client, method, path, key, braces):
     still_answers(client)
 
 
-def test_what_the_parser_takes_the_engine_takes_too(client):
-    """The deepest value that is parsed crosses to the engine's process and back."""
+def test_the_engine_accepts_the_maximum_nesting(client):
+    """The deepest value that the parser accepts can be sent to the engine's process and back."""
     options = '{"threshold":' + nested(195) + "}"
     answer = client.patch(
         "/v1/speculation",
@@ -92,7 +92,7 @@ def test_what_the_parser_takes_the_engine_takes_too(client):
         (b'{"seed": ' + b"1" * 5000 + b"}", "is not JSON"),
     ],
 )
-def test_what_is_not_json_says_so(client, content, message):
+def test_errors_of_invalid_json(client, content, message):
     answer = client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "body"
@@ -102,7 +102,7 @@ def test_what_is_not_json_says_so(client, content, message):
 @pytest.mark.parametrize(
     "kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json"]
 )
-def test_a_body_that_is_not_called_json_says_so(client, kind):
+def test_other_content_types_are_rejected(client, kind):
     headers = {} if kind is None else {"Content-Type": kind}
     answer = client.post(COMPLETIONS, content=json.dumps(SHORT).encode(), headers=headers)
     assert answer.status_code == 415
@@ -113,7 +113,7 @@ def test_a_body_that_is_not_called_json_says_so(client, kind):
 @pytest.mark.parametrize(
     "kind", ["application/json", "application/json; charset=utf-8", "APPLICATION/vnd.api+json"]
 )
-def test_json_has_several_names(client, kind):
+def test_content_types_of_json(client, kind):
     answer = client.post(
         COMPLETIONS, content=json.dumps(SHORT).encode(), headers={"Content-Type": kind}
     )
@@ -121,7 +121,7 @@ def test_json_has_several_names(client, kind):
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
-def test_compressed_bodies_are_refused_by_name(client, encoding):
+def test_compressed_bodies_are_rejected(client, encoding):
     answer = client.post(COMPLETIONS, json=SHORT, headers={"Content-Encoding": encoding})
     assert answer.status_code == 415
     assert answer.json()["error"]["param"] == "content-encoding"
@@ -130,12 +130,12 @@ def test_compressed_bodies_are_refused_by_name(client, encoding):
 
 
 @pytest.mark.parametrize("number", ["number-7", "a" * 128, "4bf9/2:3=+@_."])
-def test_a_request_keeps_its_own_number(client, number):
+def test_valid_request_ids_are_returned(client, number):
     answer = client.get("/version", headers={"X-Request-Id": number})
     assert answer.headers["x-request-id"] == number
 
 
 @pytest.mark.parametrize("number", ["a" * 129, "two words", "{}", "", "a\tb", "\xe9"])
-def test_a_number_that_is_none_is_replaced(client, number):
+def test_invalid_request_ids_are_replaced(client, number):
     answer = client.get("/version", headers={"X-Request-Id": number.encode("latin-1")})
     assert re.fullmatch("[0-9a-f]{16}", answer.headers["x-request-id"])

@@ -1,4 +1,4 @@
-"""What studies compute, on models whose answer is known in closed form."""
+"""Computations of studies, on models with known closed-form results."""
 
 import itertools
 import math
@@ -85,8 +85,8 @@ def distributions(rows, vocab, seed=0):
 # -- positions -------------------------------------------------------------------------------
 
 
-def test_what_stands_there_was_accepted_with_the_share_of_its_probability_that_was_drafted():
-    """Summed over tokens y with probability p(y) that is β."""
+def test_mean_of_p_kept_is_the_acceptance():
+    """The mean of min(1, q(y)/p(y)) over y ~ p is β."""
     p, q = distributions(1, 12), distributions(1, 12, seed=1)
     found = positions_of([passage(p.expand(12, 12), q.expand(12, 12), range(12))])
     beta = torch.minimum(p, q).sum().item()
@@ -103,7 +103,7 @@ def test_identical_models_accept_everything():
     assert found.entropy == pytest.approx(found.target_entropy)
 
 
-def test_a_repetition_ends_where_four_tokens_were_there_before():
+def test_repetition_of_four_tokens():
     tokens = np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 6])
     assert np.flatnonzero(repeated(np.zeros(10), tokens)).tolist() == [8]
     # The other text begins anew.
@@ -175,7 +175,7 @@ def test_bounds_of_identical_models_are_the_acceptance():
     assert found["bounds"]["Pinsker"]["mean"] == pytest.approx(1.0, abs=1e-2)
 
 
-def test_fits_find_the_parameters_that_made_the_ratio():
+def test_fits_recover_the_parameters_of_the_ratio():
     random = np.random.default_rng(0)
     ratio = 1.0 + random.gamma(2.0, 0.3, 20_000)
     gamma = bounds.ratio_fits(ratio)["gamma"]
@@ -187,7 +187,7 @@ def test_fits_find_the_parameters_that_made_the_ratio():
 
 
 def latency(target=1.0, draft=0.1):
-    """Every pass takes the same time, whatever is in it."""
+    """Every pass takes the same time."""
     return FixedLatency(
         StageCost((1, 4096), (target, target)), StageCost((1, 4096), (draft, draft))
     )
@@ -207,7 +207,7 @@ def test_simulated_goodput_of_a_fixed_length():
     assert alone == pytest.approx(1.0)
 
 
-def test_the_threshold_that_tells_good_tokens_from_bad_is_found():
+def test_the_threshold_that_separates_accepted_tokens_is_found():
     """Tokens of low entropy are accepted, the others are not: h between the two is best."""
     random = np.random.default_rng(0)
     good = random.random(8000) < 0.7
@@ -228,7 +228,7 @@ def test_sums_over_tokens():
     assert accepted == pytest.approx(drafted)
 
 
-def test_repetition_raises_the_acceptance_of_what_is_repeated():
+def test_acceptance_is_higher_at_repeated_positions():
     size = 80
     again = np.arange(size) >= 40
     found = repetition.figures_of(
@@ -242,7 +242,7 @@ def test_repetition_raises_the_acceptance_of_what_is_repeated():
 # -- SV --------------------------------------------------------------------------------------
 
 
-def test_an_independent_companion_tells_nothing():
+def test_an_independent_companion_has_no_gain():
     random = np.random.default_rng(1)
     records = records_of(random.random(6000), random.random(6000), random.random(6000))
     found = information_gain.figures_of_triple(records, records)
@@ -253,7 +253,7 @@ def test_an_independent_companion_tells_nothing():
     assert found["entropy"] == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_companion_that_is_the_target_tells_everything():
+def test_the_target_as_companion_has_the_full_gain():
     random = np.random.default_rng(2)
     fate = (random.random(6000) < 0.6).astype(np.float32)
     records = records_of(np.full(6000, 0.6), fate, fate)
@@ -263,7 +263,7 @@ def test_a_companion_that_is_the_target_tells_everything():
         assert found[f"S,A {binning}"]["corrected"] == pytest.approx(found["entropy"], abs=0.003)
 
 
-def test_other_tokens_are_refused():
+def test_records_of_different_tokens_are_refused():
     first, second = smooth_records(50), smooth_records(50, seed=1)
     with pytest.raises(RuntimeError, match="drafted differently"):
         information_gain.figures_of_triple(first, second)
@@ -275,13 +275,13 @@ def test_triples_are_ordered_and_of_different_models():
     assert all(len(set(each)) == 3 for each in found)
 
 
-def test_correlation_of_two_judges():
+def test_correlation_of_two_companions():
     judged = smooth_records(3000)
     assert correlation.figures_of(judged, judged)["pearson"] == pytest.approx(1.0)
     assert abs(correlation.figures_of(judged, smooth_records(3000, seed=9))["pearson"]) < 0.06
 
 
-def test_the_surface_is_the_law():
+def test_the_surface_equals_the_law():
     records = smooth_records(60_000)
     found = acceptance_surface.surface(records, num_bins=5)
     assert np.sum(found["counts"]) == found["num_tokens"] == 60_000
@@ -367,7 +367,7 @@ def test_a_rule_that_keeps_everything_is_unbiased():
     assert found["lenience 0.5"]["total_variation"] > 0.01
 
 
-def test_what_the_published_rules_keep():
+def test_probabilities_of_the_published_rules():
     drafts = published_rules.RecordedDrafts(smooth_records(2000, chain_length=4), 4)
     random = np.random.default_rng(0)
     q = torch.tensor([0.0, 0.999], dtype=torch.float64)
@@ -386,21 +386,21 @@ def test_what_the_published_rules_keep():
 # -- beyond the sources ----------------------------------------------------------------------
 
 
-def test_right_predictions_have_no_calibration_error():
+def test_correct_predictions_have_no_calibration_error():
     records = smooth_records(3000)
-    right = calibration.judged(records.acceptance.astype(float), records)
+    right = calibration.evaluate(records.acceptance.astype(float), records)
     assert right["error"] == pytest.approx(0.0, abs=1e-6)
     assert right["correlation"] == pytest.approx(1.0)
     for point in right["curve"]:
         assert point["predicted"] == pytest.approx(point["observed"], abs=1e-6)
     low = records.acceptance.astype(float) * 0.0
-    assert calibration.judged(low, records)["error"] == pytest.approx(
+    assert calibration.evaluate(low, records)["error"] == pytest.approx(
         np.average(records.acceptance, weights=records.reached()), abs=1e-3
     )
 
 
-def test_who_learns_predicts_before_it_is_told():
-    """Other fates at the end change no earlier prediction."""
+def test_online_estimators_predict_before_they_observe():
+    """Different outcomes at the end do not change earlier predictions."""
     records = smooth_records(1000)
     changed = records.acceptance.copy()
     changed[-300:] = 0.0
@@ -412,8 +412,9 @@ def test_who_learns_predicts_before_it_is_told():
         assert not np.array_equal(predicted[-100:], second[name][-100:])
 
 
-def test_learning_makes_up_for_a_change():
-    """All that was fitted is wrong after the change: everything is rejected."""
+@pytest.mark.slow
+def test_online_updates_compensate_for_a_change():
+    """After the change all tokens are rejected, so the fit is wrong."""
     before = smooth_records(4000)
     after = smooth_records(8000, seed=1)
     after = type(after)(**(vars(after) | {"acceptance": after.acceptance * 0.1}))
@@ -428,7 +429,7 @@ def counts(rounds, batch_size=1, steps=10):
 
 
 def everybody():
-    """Nobody, a fixed length twice as fast, an oracle whose steps take half the time alone."""
+    """No speculation, a fixed length twice as fast, and an oracle whose replay is twice as fast."""
     llm = SimpleNamespace()
     none = Contender("none", "none", llm, True, counts=counts([(10, 1.0), (10, 1.0)]))
     fixed = Contender("fixed:3", "fixed", llm, True, counts=counts([(20, 1.0), (20, 1.0)]))
@@ -438,9 +439,9 @@ def everybody():
 
 
 @pytest.mark.parametrize(("length", "max_tokens"), [(10, 7), (100, 4 * 7), (190, 10)])
-def test_answers_last_until_all_prompts_are_read(length, max_tokens):
-    """100 tokens for each of 2 in chunks of 32 take 7 passes, with at most 4 tokens gained in each;
-    of 200 tokens in all 190 leave room for 10. Answers are as long for those who gain less."""
+def test_answers_last_until_all_requests_are_prefilled(length, max_tokens):
+    """2 prompts of 100 tokens in chunks of 32 take 7 passes, each gaining at most 4 tokens. With a
+    context of 200, prompts of 190 tokens leave room for 10. All contenders have equal lengths."""
     engine = SimpleNamespace(max_model_len=200)
     everybody = [
         Contender(
@@ -455,8 +456,9 @@ def test_answers_last_until_all_prompts_are_read(length, max_tokens):
     assert all(each.params.ignore_eos for each in everybody)
 
 
-def test_a_batch_that_is_never_full_ends():
-    """Requests that end with their first token are never all there in a step."""
+@pytest.mark.slow
+def test_a_batch_that_is_never_full_is_an_error():
+    """Requests that end with their first token never fill the batch."""
     llm = LLM("zoo:draft", None, "float32", max_chunk_tokens=4)
     one = Contender("none", "none", llm)
     one.begin([[1] * 40], SamplingParams(max_tokens=8), 4)
@@ -465,8 +467,8 @@ def test_a_batch_that_is_never_full_ends():
         one.warm_up(1)
 
 
-def test_the_first_answers_end_one_after_the_other():
-    """So that there is as much text behind the requests in every step, for every contender."""
+def test_the_first_answers_end_at_staggered_times():
+    """So that all contenders have the same distribution of contexts in every step."""
     llm = LLM("zoo:draft", None, "float32")
     one = Contender("none", "none", llm)
     one.begin([[1] * 5], SamplingParams(max_tokens=30), 4)

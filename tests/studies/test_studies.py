@@ -1,4 +1,4 @@
-"""Every study of the registry, on tiny models: it measures, draws and tells."""
+"""Every study of the registry, on tiny models: measuring, drawing and describing."""
 
 import json
 from dataclasses import replace
@@ -16,6 +16,8 @@ from draftwise.studies.workbench import Workbench, same_distribution
 from draftwise.studies.writing import about, read, redraw, write_page, write_study
 
 from ..tiny_models import Recipe
+
+pytestmark = pytest.mark.slow
 
 GROUP = "multi-turn conversation"
 TARGET = Recipe(vocab=300, context=128, tokenizer=True)
@@ -76,12 +78,12 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study(name, bench, settings, results):
     study = study_class(name)()
-    account = write_study(
+    description = write_study(
         results / name, study, study.measure(bench), about(settings, 1.0, "a command")
     )
-    assert len(account.text) > 60
-    assert "nan" not in account.text
-    for finding in account.findings:
+    assert len(description.text) > 60
+    assert "nan" not in description.text
+    for finding in description.findings:
         assert finding.verdict in (HOLDS, HOLDS_NOT, PARTLY)
         assert finding.source
         assert finding.ours
@@ -101,16 +103,16 @@ def test_a_study(name, bench, settings, results):
     "name", [name for name, study in STUDIES.items() if not study.needs_companion]
 )
 def test_a_study_without_a_companion(name, settings, bench_without_companion):
-    """As many small models as it needs, and no companion."""
+    """The minimum number of small models, and no companion."""
     study = study_class(name)
     alone = bench_without_companion.settings
-    if study.fewest_models:
-        with pytest.raises(InvalidParameterError, match=f"{name} compares 2 small models"):
+    if study.min_models:
+        with pytest.raises(InvalidParameterError, match=f"{name} requires at least 2 small"):
             study.check_models(alone)
         return
     study.check_models(alone)
     data = json.loads(json.dumps(study().measure(bench_without_companion)))
-    assert "nan" not in study().tell(data).text
+    assert "nan" not in study().describe(data).text
 
 
 def test_the_quantised_draft_may_be_the_only_companion(settings):
@@ -118,25 +120,25 @@ def test_the_quantised_draft_may_be_the_only_companion(settings):
     study = study_class("companion-choice")()
     study.check_models(bench.settings)
     try:
-        account = study.tell(json.loads(json.dumps(study.measure(bench))))
+        description = study.describe(json.loads(json.dumps(study.measure(bench))))
     finally:
         bench.close()
-    assert [each.source for each in account.findings] == [
+    assert [each.source for each in description.findings] == [
         "The quantised draft serves as a companion.",
-        "The choice matters less than having one.",
+        "The choice of companion matters less than having one.",
     ]
 
 
-def test_what_needs_a_companion_says_so(settings):
+def test_studies_that_require_a_companion_check_it(settings):
     alone = replace(settings, companion=None)
     for name, study in STUDIES.items():
         study.check_models(settings)
         if study.needs_companion:
-            with pytest.raises(InvalidParameterError, match=f"{name} is about what a companion"):
+            with pytest.raises(InvalidParameterError, match=f"{name} requires a companion"):
                 study.check_models(alone)
 
 
-def test_pictures_and_words_are_drawn_anew(results):
+def test_redraw_reproduces_the_files(results):
     name = "bounds"
     folder = results / name
     before = {file: (folder / file).read_bytes() for file in ("data.json", "figure.svg", "text.md")}
@@ -153,15 +155,15 @@ def test_one_page_of_all(results):
         assert study.title.replace("'", "&#39;") in text
 
 
-def test_docstrings_say_what_is_recomputed():
+def test_docstrings_name_their_source():
     for study in STUDIES.values():
         module = __import__(study.__module__, fromlist=["__doc__"])
-        assert "Recomputes" in module.__doc__ or "Beyond the sources" in module.__doc__
+        assert "Recomputes" in module.__doc__ or "goes beyond the sources" in module.__doc__
         assert study.title
         assert study.source
 
 
-def test_an_unknown_study_is_named_with_its_nearest():
+def test_an_unknown_study_suggests_the_closest_name():
     with pytest.raises(InvalidParameterError, match="did you mean 'bounds'"):
         study_class("bound")
 
@@ -172,8 +174,8 @@ def test_a_verdict():
     assert Finding.of("a", "b", [False, False]).verdict == HOLDS_NOT
 
 
-def test_distributions_are_those_of_the_models_themselves(models, bench):
-    """Whole texts in one pass against transformers' own logits."""
+def test_distributions_equal_those_of_transformers(models, bench):
+    """Whole texts in one pass, compared with the logits of transformers."""
     text = Text([3, 4, 5, 6], [7, 8, 9, 10, 11])
     (passage,) = read_texts(bench.models(), [text], temperature=0.7)
     ids = [*text.prompt, *text.tokens]
@@ -185,15 +187,15 @@ def test_distributions_are_those_of_the_models_themselves(models, bench):
     assert passage.context.tolist() == [4, 5, 6, 7, 8]
 
 
-def test_acceptance_of_positions_is_that_of_drafts(bench):
-    """Read from texts of the target, or seen while drafting: the same mean."""
+def test_acceptance_of_positions_equals_that_of_drafts(bench):
+    """The mean acceptance computed from the target's texts equals that observed while drafting."""
     positions = bench.positions()
     records = bench.collection().records
     first = records.position == 0
     assert positions.acceptance.mean() == pytest.approx(records.acceptance[first].mean(), abs=0.1)
 
 
-def test_the_quick_stand_in_of_an_inflated_model():
+def test_an_inflated_model_is_replaced_by_its_origin():
     assert same_distribution("zoo:target@200m") == "zoo:target"
     assert same_distribution("org/model@main") == "org/model@main"
 
@@ -230,13 +232,13 @@ def test_prompts_that_are_all_too_long(bench, settings):
         ({"temperature": -1.0}, "temperature"),
     ],
 )
-def test_settings_out_of_their_range(changes, field, tmp_path):
+def test_settings_out_of_range(changes, field, tmp_path):
     with pytest.raises(InvalidParameterError) as error:
         StudySettings(**({"prompts": (tmp_path,)} | changes))
     assert error.value.field == field
 
 
-def test_the_target_as_its_own_companion_knows_all(bench, settings):
-    """S of draft and target is the mean acceptance of what the draft would draw."""
+def test_overlap_with_the_target_is_the_mean_acceptance(bench, settings):
+    """S of draft and target is the mean acceptance probability of tokens from the draft."""
     told = bench.collection(companion=settings.target).records
     assert np.allclose(told.agreement, told.acceptance, atol=1e-5)

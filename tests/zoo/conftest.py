@@ -42,7 +42,7 @@ def corpus():
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
-    """A data folder in miniature, with evaluation files beside the training files."""
+    """A small data folder with training and evaluation files."""
     folder = tmp_path / "data"
     folder.mkdir()
     gsm8k = [

@@ -42,7 +42,7 @@ def test_only_training_tasks_of_mbpp(data):
     assert not any("\r" in text or "\t" in text for text in texts)
 
 
-def test_both_forms_of_a_task_fall_on_one_side(data):
+def test_both_forms_of_a_task_are_on_the_same_side(data):
     sides = {}
     for document in documents("mbpp", data):
         sides.setdefault(document.key, set()).add(document.is_held_out)

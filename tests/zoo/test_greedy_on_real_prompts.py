@@ -1,4 +1,4 @@
-"""The bundled target says what ``transformers`` makes it say, on prompts of real benchmarks.
+"""The bundled target generates the same text as in ``transformers``, on real benchmark prompts.
 
 The evaluation files are not part of the project. They are looked for in the folder named by
 ``DRAFTWISE_DATA`` or in ``../shared/data``.
@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from draftwise import LLM, SamplingParams, SpeculationConfig, zoo
 from draftwise.prompts import load_prompts
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("DRAFTWISE_DATA", ROOT.parent / "shared" / "data"))
@@ -59,7 +61,7 @@ def fitting_prompts(name, tokenizer):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_greedy_text_is_that_of_generate(name, llms, reference):
+def test_greedy_text_equals_that_of_generate(name, llms, reference):
     prompts = fitting_prompts(name, llms[1].target.tokenizer)
     assert len(prompts) == NUM_PROMPTS
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)

@@ -53,6 +53,7 @@ def assert_same_function(first, second, vocabulary):
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(
     kv_heads=st.integers(1, 2),
@@ -136,7 +137,7 @@ def test_folder(tmp_path):
     assert (tmp_path / "large" / "tokenizer.json").exists()
 
 
-def test_seed_decides_the_added_layers():
+def test_seed_determines_the_added_layers():
     source = tiny_model()
     plan = InflationPlan(2, 2, 3, 0)
     first, same, other = (

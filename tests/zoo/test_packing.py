@@ -11,7 +11,7 @@ def stream(seed=0):
     return PackedStream(sources, {"a": 3.0, "b": 1.0}, seed)
 
 
-def test_documents_are_closed_by_end_of_text():
+def test_documents_end_with_the_end_of_text_token():
     source = TokenizedSource.from_documents([[5, 6], [7]])
     assert source.tokens.tolist() == [5, 6, 0, 7, 0]
     assert source.starts.tolist() == [0, 3, 5]

@@ -11,7 +11,7 @@ from .conftest import TINY
 
 @pytest.fixture
 def weights(tmp_path, monkeypatch):
-    """Two bundled models in miniature, and a cache of their own."""
+    """Two small bundled models, and a separate cache."""
     folder = tmp_path / "weights"
     for name in ("target", "draft"):
         LlamaForCausalLM(TINY.config()).save_pretrained(folder / name)
@@ -89,12 +89,13 @@ def test_default_cache(monkeypatch):
     assert cache_folder().parts[-2:] == (".cache", "draftwise")
 
 
+@pytest.mark.slow
 def test_from_training_to_a_name(data, tiny_stages, tmp_path, monkeypatch, capsys):
     runs, shipped = tmp_path / "runs", tmp_path / "shipped"
     command = ["--data", str(data), "--out", str(runs), "--no-compile", "--device", "cpu"]
     train.main(command)
     train.main(command)
-    assert "draft: finished before" in capsys.readouterr().out
+    assert "draft: already finished" in capsys.readouterr().out
     export.main(["--runs", str(runs), "--destination", str(shipped)])
     monkeypatch.setattr(registry, "_WEIGHTS", shipped)
     assert names() == ["draft", "target"]

@@ -13,6 +13,8 @@ from draftwise.zoo.training import Runtime, Trainer, new_model
 
 from .conftest import TINY_SCHEDULE, random_source, tiny_stage
 
+pytestmark = pytest.mark.slow
+
 RUNTIME = Runtime(torch.device("cpu"), compile=False)
 
 

@@ -1,1 +1,1 @@
-"""Honest measurement: the same prompts, interleaved runs, ratios."""
+"""Benchmarks: all contenders on the same prompts, in interleaved runs, compared by ratios."""

@@ -1,4 +1,4 @@
-"""Answers in the format of Spec-Bench, for its own scripts."""
+"""Answer files in the format of Spec-Bench, for its evaluation scripts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def write_answers(
     categories: Sequence[str],
     decode: Callable[[list[int]], str],
 ) -> None:
-    """One file for each contender: ``answers/WORKLOAD-BATCH-CONTENDER.jsonl``.
+    """Write one file per contender: ``answers/WORKLOAD-BATCH-CONTENDER.jsonl``.
 
     Args:
-        folder: of the report.
-        cell: what was run.
-        results: by contender.
-        categories: of the workload's prompts, by index.
-        decode: tokens to text.
+        folder: folder of the report.
+        cell: the cell that was run.
+        results: results by contender.
+        categories: category of each prompt of the workload, by index.
+        decode: function from token ids to text.
     """
     folder = folder / "answers"
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def _records(
 
 
 def _choice(turn: Turn, place: int, decode: Callable[[list[int]], str]) -> dict[str, Any]:
-    """One answer. A batch shares its time: ``wall_time`` is until this answer was complete."""
+    """One answer. ``wall_time`` is the time from the start of its batch to its completion."""
     answer = turn.answers[place]
     gains = turn.gains[place] if turn.gains else []
     return {

@@ -1,4 +1,4 @@
-"""This report against an older one: what got slower, what got faster."""
+"""Comparison of a benchmark report with an older one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from draftwise.errors import InvalidParameterError
 
 @dataclass(frozen=True)
 class Change:
-    """One figure of one contender in two reports.
+    """Change of one contender's result between two reports.
 
     Attributes:
-        workload: where.
-        batch_size: where.
-        contender: whose.
-        before: median of the older report.
-        after: median of this one.
-        is_clear: the two ranges between quartiles do not overlap.
+        workload: name of the workload.
+        batch_size: batch size.
+        contender: name of the contender.
+        before: median in the older report.
+        after: median in the newer report.
+        is_clear: whether the interquartile ranges do not overlap.
     """
 
     workload: str
@@ -38,10 +38,10 @@ class Change:
 
 
 def load_report(path: Path) -> dict[str, Any]:
-    """An older ``results.json``.
+    """Read the ``results.json`` of an older report.
 
     Raises:
-        InvalidParameterError: it is not one.
+        InvalidParameterError: the file is not a report.
     """
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -56,10 +56,10 @@ def load_report(path: Path) -> dict[str, Any]:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """What both reports have, slower ones first.
+    """Changes of all results that both reports contain, ordered by ratio, ascending.
 
-    Compared are ratios to target-only decoding where there are any: a machine that is slower as a
-    whole is no change. Target-only decoding itself is compared by tokens per second.
+    Contenders are compared by their ratio to target-only decoding, which does not depend on the
+    speed of the machine. Target-only decoding itself is compared by tokens per second.
     """
     before = {(c["workload"], c["batch_size"]): c["contenders"] for c in old["cells"]}
     found = []

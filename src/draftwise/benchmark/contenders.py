@@ -1,4 +1,4 @@
-"""Who takes part in a benchmark: policies of ours, and other engines in their own processes."""
+"""Contenders of a benchmark: Draftwise's policies, and the interface for other engines."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ BASELINE = "none"
 
 @dataclass(frozen=True)
 class Turn:
-    """One timed call: a batch of prompts, answered.
+    """One timed call that answers a batch of prompts.
 
     Attributes:
-        seconds: wall time of the whole call, prompts included.
+        seconds: wall time of the whole call, including prefill.
         answers: generated tokens, one list per prompt.
         finished: seconds from the start until each answer was complete, one per prompt; empty if
-            the engine does not say.
-        gains: tokens gained step by step, one list per prompt; empty if the engine does not say.
-        records: what its steps did; ``None`` if the engine does not say.
-        counts: what another engine counted of its speculation, by its own names.
+            the engine does not report them.
+        gains: tokens gained in each step, one list per prompt; empty if the engine does not report
+            them.
+        records: counts and times of the steps; ``None`` if the engine does not report them.
+        counts: speculation counters of another engine, by its own names.
     """
 
     seconds: float
@@ -40,60 +41,65 @@ class Turn:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens generated."""
+        """Number of generated tokens."""
         return sum(map(len, self.answers))
 
 
 class Contender(Protocol):
-    """Somebody who can answer a batch of prompts.
+    """Interface of an engine that answers batches of prompts.
 
     Attributes:
-        name: as it is shown.
-        learns: whether it finds out while it runs what pays.
+        name: name in the report.
+        learns: whether it adapts to observations while it runs.
     """
 
     name: str
     learns: bool
 
     def can_run(self, batch_size: int, temperature: float) -> bool:
-        """Whether it can answer so many prompts at once at this temperature."""
+        """Whether it supports this batch size and temperature."""
 
     def generate(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> Turn:
         """Answer all prompts at once.
 
         Raises:
-            PeerError: another engine failed; it takes no further part.
+            PeerError: another engine failed, and is excluded from further turns.
         """
 
     def describe(self) -> dict[str, Any]:
-        """Versions and settings, as plain values."""
+        """Versions and settings, as JSON-compatible values."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
 
 
 class PolicyContender:
-    """One of our policies, in an engine of its own on shared weights.
+    """A policy of Draftwise, with its own engine on shared weights.
 
     Attributes:
-        name: of the policy, with the draft length where several take part.
-        llm: its engine.
-        learns: whether the policy finds out while it runs what pays.
+        name: name of the policy, with the draft length if one was given.
+        llm: LLM with the engine.
+        learns: whether the policy adapts to observations while it runs.
     """
 
     def __init__(self, name: str, llm: LLM) -> None:
-        """Take part under a name."""
+        """Create a contender.
+
+        Args:
+            name: name in the report.
+            llm: LLM with the engine.
+        """
         self.name = name
         self.llm = llm
         self._policy = BASELINE if llm.speculation is None else llm.speculation.policy_name
         self.learns = policy_class(self._policy).needs_latency
 
     def can_run(self, batch_size: int, temperature: float) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def generate(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> Turn:
-        """Answer all prompts at once, following every step."""
+        """Answer all prompts at once, and record every step."""
         recorder = Recorder()
         engine = self.llm.engine
         ended: dict[Request, float] = {}
@@ -103,11 +109,11 @@ class PolicyContender:
             now = time.perf_counter() - start
             ended.update((r, now) for r in requests if r.finish_reason is not None)
 
-        # What a study's policy is told takes time that no policy would spend.
-        told_before = engine.uncounted_seconds
+        # Excludes the time of oracle queries, which a real policy would not make.
+        uncounted_before = engine.uncounted_seconds
         start = time.perf_counter()
         outputs = self.llm.generate(list(prompts), list(params), on_step)
-        seconds = time.perf_counter() - start - (engine.uncounted_seconds - told_before)
+        seconds = time.perf_counter() - start - (engine.uncounted_seconds - uncounted_before)
         order = sorted(recorder.gains, key=lambda request: request.request_id)
         return Turn(
             seconds,
@@ -118,7 +124,7 @@ class PolicyContender:
         )
 
     def describe(self) -> dict[str, Any]:
-        """How it speculates."""
+        """Settings of its speculation."""
         speculation = self.llm.speculation
         return {
             "engine": "draftwise",
@@ -128,23 +134,23 @@ class PolicyContender:
         }
 
     def close(self) -> None:
-        """End what its engine has beside the weights, which are everybody's."""
+        """Release the engine's resources; the shared weights remain loaded."""
         self.llm.close()
 
 
 def policy_contenders(
     llm: LLM, names: Sequence[str], speculation: SpeculationConfig | None
 ) -> list[PolicyContender]:
-    """One for each policy; target-only decoding comes first, whether it is named or not.
+    """Create one contender per policy. Target-only decoding is always included, as the first.
 
     Args:
-        llm: with the target.
-        names: of policies, each with a longest draft of its own if one is given: ``fixed:3``.
-        speculation: models, profiles and the longest draft of all others; ``None`` without a
-            draft, for target-only decoding alone.
+        llm: LLM with the target.
+        names: names of policies, with an optional maximum draft length: ``fixed:3``.
+        speculation: models, profiles, and the maximum draft length of the other policies; ``None``
+            without a draft, which only permits target-only decoding.
 
     Raises:
-        InvalidParameterError: a policy does not exist or cannot do without what is missing.
+        InvalidParameterError: a policy is unknown, or a model that it requires is missing.
     """
     if speculation is None:
         return [_target_only(llm, name) for name in dict.fromkeys([BASELINE, *names])]
@@ -163,25 +169,25 @@ def policy_contenders(
         )
         contender = PolicyContender(text, source.with_speculation(own))
         contenders.append(contender)
-        # Small models are loaded once: from now on they are shared by way of who has most.
-        if _num_followers(contender.llm) > _num_followers(source):
+        # Small models are loaded once. Later contenders share those of the LLM with the most.
+        if _num_small_models(contender.llm) > _num_small_models(source):
             source = contender.llm
     return contenders
 
 
 def _target_only(llm: LLM, name: str) -> PolicyContender:
     if policy_class(name.partition(":")[0]).needs_draft:
-        raise InvalidParameterError("draft", f"missing: policy {name!r} needs one")
+        raise InvalidParameterError("draft", f"missing: policy {name!r} requires a draft model")
     return PolicyContender(name, llm.with_speculation(None))
 
 
-def _num_followers(llm: LLM) -> int:
+def _num_small_models(llm: LLM) -> int:
     return (llm.draft is not None) + (llm.companion is not None)
 
 
 def _length(text: str) -> int:
     if not text.isdecimal():
         raise InvalidParameterError(
-            "policies", f"a draft length must be a whole number, got {text!r}"
+            "policies", f"a draft length must be a non-negative integer, got {text!r}"
         )
     return int(text)

@@ -1,4 +1,4 @@
-"""All contenders on the same prompts, in turns, so that whatever else happens meets all alike."""
+"""Interleaved runs of all contenders on the same prompts, so disturbances affect all equally."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _WARM_UP_TOKENS = 32
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured together: one workload at one batch size.
+    """One workload at one batch size, which all contenders run.
 
     Attributes:
-        workload: its name.
-        batch_size: prompts answered at once.
-        rounds: ``[rounds][batch_size]`` prompts as tokens; everybody answers the same.
-        question_ids: ``[rounds][batch_size]`` which prompts of the workload they are.
+        workload: name of the workload.
+        batch_size: number of prompts answered at once.
+        rounds: ``[rounds][batch_size]`` token ids of the prompts, the same for all contenders.
+        question_ids: ``[rounds][batch_size]`` index of each prompt in the workload.
     """
 
     workload: str
@@ -34,11 +34,11 @@ class Cell:
 
 @dataclass
 class Result:
-    """What came of one contender in one cell.
+    """Result of one contender in one cell.
 
     Attributes:
-        turns: one per round.
-        error: why it takes no further part; ``None`` if all went well.
+        turns: turns of the contender, one per round.
+        error: error that excluded the contender from further turns; ``None`` without an error.
     """
 
     turns: list[Turn] = field(default_factory=list)
@@ -46,12 +46,12 @@ class Result:
 
     @property
     def tokens_per_second(self) -> list[float]:
-        """Of each round."""
+        """Tokens per second of each round."""
         return [turn.num_tokens / turn.seconds for turn in self.turns]
 
     @property
     def records(self) -> StepRecords | None:
-        """Of all rounds together."""
+        """Sum of the records of all rounds."""
         total: StepRecords | None = None
         for turn in self.turns:
             if turn.records is not None:
@@ -63,7 +63,7 @@ class Result:
 def make_cell(
     workload: str, prompts: Sequence[list[int]], batch_size: int, num_rounds: int
 ) -> Cell:
-    """Deal the prompts of a workload out to rounds, from the first again after the last."""
+    """Divide the prompts of a workload between rounds, cyclically."""
     indices = [i % len(prompts) for i in range(batch_size * num_rounds)]
     dealt = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
     return Cell(workload, batch_size, [[prompts[i] for i in each] for each in dealt], dealt)
@@ -76,18 +76,20 @@ def compete(
     learning_turns: int = 0,
     on_turn: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Result]:
-    """Let everybody answer every round; the order changes from round to round.
+    """Run all contenders on every round, in an order that changes from round to round.
 
-    Before, each answers the first round once, shortened and untimed, and those that learn have some
-    whole turns more. A contender that fails is out, with its reason; the others go on.
+    Before the first round, each contender has one short untimed turn, and contenders that learn
+    have additional untimed turns. A contender that fails is excluded and its error is kept, while
+    the others continue.
 
     Args:
         cell: the prompts.
-        contenders: those that can run such batches take part.
-        params: for all prompts. Every answer gets exactly ``max_tokens`` tokens, whatever it says,
-            so that all do the same work; a seed counts up from prompt to prompt.
-        learning_turns: untimed turns of those that find out while they run what pays.
-        on_turn: called with a contender's name before each of its turns.
+        contenders: contenders. Those that do not support the cell are left out.
+        params: sampling parameters of all prompts. Stop conditions are ignored, so every answer has
+            exactly ``max_tokens`` tokens and all contenders do the same work. The seed increases by
+            one from prompt to prompt.
+        learning_turns: number of untimed turns of contenders that learn.
+        on_turn: called with the name of the contender before each turn.
     """
     params = replace(params, ignore_eos=True, stop=(), stop_token_ids=())
     playing = [each for each in contenders if each.can_run(cell.batch_size, params.temperature)]
@@ -123,16 +125,17 @@ def compete(
 
 
 def ratios(results: dict[str, Result], name: str) -> list[float]:
-    """Tokens per second against target-only decoding, round by round, as far as both went."""
+    """Tokens per second relative to target-only decoding, for each round that both completed."""
     pairs = zip(results[name].tokens_per_second, results[BASELINE].tokens_per_second, strict=False)
     return [own / base for own, base in pairs]
 
 
 def num_identical(results: dict[str, Result], name: str) -> tuple[int, list[int]]:
-    """How many answers are those of target-only decoding, token for token.
+    """Count answers that are identical to those of target-only decoding, token for token.
 
     Returns:
-        The count, and for each other answer the index of the first token that differs.
+        The number of identical answers, and for each other answer the index of the first token that
+        differs.
     """
     same, first_differences = 0, []
     for own, base in zip(results[name].turns, results[BASELINE].turns, strict=False):

@@ -1,4 +1,4 @@
-"""From the turns of a contest to the figures that are reported: plain values, ready for a file."""
+"""Compute the reported figures from the turns of a contest, as JSON-compatible values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from draftwise.core.types import PARTS
 
 @dataclass(frozen=True)
 class Parameters:
-    """Sizes of the models, for the estimate of work.
+    """Sizes of the models, for the estimate of floating-point operations.
 
     Attributes:
-        target: parameters of the target.
-        draft: of the draft, 0 if there is none.
-        companion: of the companion, 0 if there is none.
+        target: number of parameters of the target.
+        draft: number of parameters of the draft; 0 without a draft.
+        companion: number of parameters of the companion; 0 without a companion.
     """
 
     target: int
@@ -31,18 +31,18 @@ class Parameters:
 def figures_of_cell(
     cell: Cell, results: Mapping[str, Result], sizes: Parameters, greedy: bool
 ) -> dict[str, Any]:
-    """Everything that is said of one workload at one batch size.
+    """All figures of one workload at one batch size.
 
     Args:
-        cell: what was run.
-        results: by contender.
-        sizes: of our models.
-        greedy: all answers should be those of target-only decoding.
+        cell: the cell that was run.
+        results: results by contender.
+        sizes: sizes of Draftwise's models.
+        greedy: whether decoding was greedy. Answers are then compared with target-only decoding.
     """
     contenders = {}
     for name, result in results.items():
         if not result.turns:
-            contenders[name] = {"error": result.error or "took no turn"}
+            contenders[name] = {"error": result.error or "did not run"}
             continue
         contenders[name] = _figures(dict(results), name, sizes, greedy)
     return {
@@ -77,7 +77,7 @@ def _figures(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles; of nothing an empty mapping."""
+    """Median and quartiles; an empty mapping without values."""
     if not len(values):
         return {}
     low, median, high = np.quantile(np.asarray(values, dtype=np.float64), [0.25, 0.5, 0.75])
@@ -102,17 +102,17 @@ def _of_steps(records: StepRecords) -> dict[str, Any]:
 
 
 def flops_per_token(records: StepRecords, sizes: Parameters) -> float:
-    """Estimated floating-point operations per generated token, prompts included.
+    """Estimated floating-point operations per generated token, including prefill.
 
-    Two for each parameter and token that passes through a model; attention is left out. What the
-    models see: the prompt, the newest token of each step, and what is drafted, judged or verified.
+    The estimate is two operations per parameter and processed token, without attention. A model
+    processes the prompt, the newest token of each step, and the drafted, scored or verified tokens.
     """
     if not records.num_tokens:
         return 0.0
-    follows = records.num_drafted > 0
+    has_drafted = records.num_drafted > 0
     seen = records.num_prompt_tokens + records.num_request_steps
     target = sizes.target * (seen + records.num_verified)
-    draft = sizes.draft * (seen + records.num_drafted) * follows
+    draft = sizes.draft * (seen + records.num_drafted) * has_drafted
     companion = sizes.companion * (records.num_prompt_tokens + records.num_judged)
     companion *= records.num_judged > 0
     return 2.0 * (target + draft + companion) / records.num_tokens

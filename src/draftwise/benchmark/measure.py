@@ -1,4 +1,4 @@
-"""Timed runs, and two ways of decoding side by side."""
+"""Timed runs, and the comparison of speculative with target-only decoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Run:
 
     Attributes:
         outputs: one per prompt.
-        seconds: wall time, prompts included, summed over the parts of the run.
+        seconds: wall time including prefill, summed over the parts of the run.
     """
 
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Run:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens generated."""
+        """Number of generated tokens."""
         return sum(len(output.token_ids) for output in self.outputs)
 
     @property
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def stats(self) -> SpeculationStats:
-        """Speculation over all prompts."""
+        """Sum of the speculation statistics of all prompts."""
         total = SpeculationStats()
         for output in self.outputs:
             total.add(output.speculation)
@@ -53,9 +53,9 @@ class Comparison:
     """Target-only and speculative decoding of the same prompts.
 
     Attributes:
-        target_only: the target alone.
-        speculative: with the draft.
-        greedy: every prompt was decoded at temperature 0, so that the texts should be the same.
+        target_only: run of the target without speculation.
+        speculative: run with speculation.
+        greedy: whether every prompt was decoded at temperature 0, so that texts should be equal.
     """
 
     target_only: Run
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def num_identical(self) -> int:
-        """Prompts whose two answers are the same, token for token."""
+        """Number of prompts whose two answers are identical, token for token."""
         pairs = zip(self.target_only.outputs, self.speculative.outputs, strict=True)
         return sum(a.token_ids == b.token_ids for a, b in pairs)
 
@@ -80,14 +80,14 @@ def timed_generate(
     params: Sequence[SamplingParams],
     on_step: OnStep | None = None,
 ) -> Run:
-    """Generate for all prompts and take the time."""
+    """Generate for all prompts and measure the wall time."""
     start = time.perf_counter()
     outputs = llm.generate(prompts, params, on_step)
     return Run(outputs, time.perf_counter() - start)
 
 
 def warm_up(llm: LLM, prompt: Prompt) -> None:
-    """Generate a few tokens so that one-time costs stay out of a measurement."""
+    """Generate a few tokens, so that one-time costs are not part of the measurement."""
     llm.generate([prompt], SamplingParams(max_tokens=_WARM_UP_TOKENS, temperature=0))
 
 
@@ -101,16 +101,16 @@ def compare(
 ) -> Comparison:
     """Decode the same prompts with and without speculation.
 
-    The two take turns batch by batch, and take turns at going first, so that a change in the
-    machine's speed meets both alike.
+    The two runs are interleaved batch by batch, and their order alternates, so that a change in the
+    machine's speed affects both equally.
 
     Args:
-        speculative: the ``LLM`` with its draft; the target alone is run on the same weights.
-        prompts: one or more.
-        params: one per prompt.
-        batch_size: prompts per turn.
+        speculative: LLM with speculation. Target-only decoding uses the same weights.
+        prompts: one or more prompts.
+        params: sampling parameters of each prompt.
+        batch_size: number of prompts per turn.
         on_step: called after each step of either run.
-        on_turn: called before each turn with the ``LLM`` whose turn it is.
+        on_turn: called before each turn with the LLM of that turn.
     """
     target_only = speculative.with_speculation(None)
     runs = {id(llm): Run() for llm in (target_only, speculative)}
@@ -130,7 +130,7 @@ def compare(
 
 
 def with_seeds(params: SamplingParams, num_prompts: int) -> list[SamplingParams]:
-    """The same parameters for every prompt; a seed counts up from the first to the last."""
+    """Return the parameters for every prompt; the seed increases by one from prompt to prompt."""
     if params.seed is None:
         return [params] * num_prompts
     return [replace(params, seed=params.seed + i) for i in range(num_prompts)]

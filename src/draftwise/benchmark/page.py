@@ -1,4 +1,4 @@
-"""The report of a benchmark as one HTML file that needs nothing else."""
+"""The report of a benchmark as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 
 from draftwise.benchmark.contenders import BASELINE
 from draftwise.benchmark.plots import (
-    acceptance_picture,
-    goodput_picture,
-    lengths_picture,
-    time_picture,
+    acceptance_figure,
+    goodput_figure,
+    lengths_figure,
+    time_figure,
 )
 
 
@@ -21,8 +21,8 @@ def write_page(path: Path, report: Mapping[str, Any]) -> None:
     """Write the report.
 
     Args:
-        path: of the page.
-        report: as in ``results.json``.
+        path: path of the page.
+        report: content of ``results.json``.
     """
     environment = Environment(
         loader=PackageLoader("draftwise.benchmark", "templates"),
@@ -34,11 +34,11 @@ def write_page(path: Path, report: Mapping[str, Any]) -> None:
     page = environment.get_template("report.html").render(
         report=report,
         findings=findings(report),
-        pictures={
-            "Goodput": goodput_picture(cells),
-            "Where the time of a step goes": time_picture(cells),
-            "Acceptance by position": acceptance_picture(cells),
-            "Verified lengths": lengths_picture(cells),
+        plots={
+            "Goodput": goodput_figure(cells),
+            "Time by part of a step": time_figure(cells),
+            "Acceptance by position": acceptance_figure(cells),
+            "Verified lengths": lengths_figure(cells),
         },
         baseline=BASELINE,
     )
@@ -46,7 +46,7 @@ def write_page(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def findings(report: Mapping[str, Any]) -> list[str]:
-    """The report in a few sentences: who was best where, and by how much."""
+    """Summary sentences: the fastest contender of each cell, and its speed-up."""
     sentences = []
     for cell in report["cells"]:
         ratios = {
@@ -57,11 +57,11 @@ def findings(report: Mapping[str, Any]) -> list[str]:
         best = max(ratios, key=lambda name: ratios[name])
         where = f"{cell['workload']}, batch {cell['batch_size']}"
         if best == BASELINE:
-            sentences.append(f"{where}: nothing was faster than the target alone.")
+            sentences.append(f"{where}: no policy was faster than target-only decoding.")
             continue
-        sentence = f"{where}: {best} was fastest, {ratios[best]:.2f} times the target alone"
+        sentence = f"{where}: {best} was fastest, {ratios[best]:.2f} times target-only decoding"
         slower = [name for name, ratio in ratios.items() if ratio < 0.97]
         if slower:
-            sentence += f"; slower than the target alone: {', '.join(slower)}"
+            sentence += f"; slower than target-only decoding: {', '.join(slower)}"
         sentences.append(f"{sentence}.")
     return sentences

@@ -1,8 +1,9 @@
-"""Runs another engine for a benchmark; see :mod:`draftwise.benchmark.peers`.
+"""Worker process that runs another engine for a benchmark; see :mod:`draftwise.benchmark.peers`.
 
-Started as ``PYTHON peer_worker.py ENGINE`` by the interpreter of that engine's environment, so it
-imports nothing of ours. Lines of JSON come in and go out: first the settings, answered by versions,
-then batches, answered by tokens and seconds. What engines print goes to the standard error.
+It is started as ``PYTHON peer_worker.py ENGINE`` by the interpreter of that engine's environment,
+so it does not import Draftwise. The protocol is one JSON object per line. The first request has the
+settings, and its reply has versions. Each further request is a batch, and its reply has tokens and
+seconds. The output of engines goes to standard error.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from importlib.metadata import version
 from typing import Any
 
 Settings = dict[str, Any]
-# Answers to a batch, in its order, and what the engine counted beside, if it counts.
+# Returns the answers to a batch, in order, and the speculation counters of the engine, if any.
 Generate = Callable[[list[list[int]], Settings], tuple[list[list[int]], Settings]]
 
 _EXPORT_TASK = "text-generation-with-past"
 
 
 def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
-    """Hugging Face: ``generate``, assisted by the draft if there is one, or continuous batching."""
+    """Hugging Face Transformers: ``generate`` with an optional draft, or continuous batching."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, set_seed
     from transformers.generation import ContinuousBatchingConfig
@@ -37,7 +38,7 @@ def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
 
     model = load(settings["target"])
     draft = load(settings["draft"]) if settings["draft"] else None
-    # Its cache is made anew by every call: as large as needed, not as large as memory allows.
+    # Every call allocates a new cache, so limit its size; the default fills the memory.
     pages = settings["max_batch_size"] * -(-settings["max_model_len"] // 256) + 8
     batching = ContinuousBatchingConfig(num_blocks=pages, max_batch_tokens=512)
 
@@ -63,7 +64,7 @@ def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
                     assistant_model=draft,
                 )
             return [output[0, ids.shape[1] :].tolist()], {}
-        # It keeps tensors from call to call, which those of inference mode do not allow.
+        # Continuous batching reuses tensors between calls, which inference mode does not permit.
         with torch.no_grad():
             done = model.generate_batch(
                 inputs=prompts,
@@ -80,7 +81,8 @@ def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
 def start_vllm(settings: Settings) -> tuple[Generate, Settings]:
     """The offline engine of vLLM, with ``draft_model`` speculation if there is a draft.
 
-    Perhaps steered by Draftwise, which must then be installed beside it.
+    With the setting ``steered``, Draftwise's worker controls the speculation. Draftwise must then
+    be installed in the same environment.
     """
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -110,7 +112,7 @@ def start_vllm(settings: Settings) -> tuple[Generate, Settings]:
     )
 
     def counted() -> dict[str, float]:
-        """Of speculation, since the start."""
+        """Speculation counters since the start."""
         metrics = {metric.name: metric for metric in llm.get_metrics()}
         found = {name: metrics.get(f"vllm:spec_decode_num_{name}") for name in COUNTED}
         return {name: metric.value for name, metric in found.items() if metric is not None}
@@ -137,7 +139,7 @@ def start_vllm(settings: Settings) -> tuple[Generate, Settings]:
 
 
 def start_openvino(settings: Settings) -> tuple[Generate, Settings]:
-    """Continuous batching of OpenVINO GenAI; models are converted once and kept in the cache."""
+    """OpenVINO GenAI with continuous batching; models are converted once and cached."""
     for name in filter(None, (settings["draft"], settings["target"])):
         check_export(name)
     import numpy as np
@@ -188,9 +190,9 @@ def start_openvino(settings: Settings) -> tuple[Generate, Settings]:
 
 
 def preload_openmp() -> None:
-    """Start again with the OpenMP runtime that vLLM recommends and brings along.
+    """Restart this process with the OpenMP runtime that vLLM recommends and installs.
 
-    The dynamic linker looks for it only when a process starts.
+    The dynamic linker preloads libraries only when a process starts.
     """
     library = os.path.join(sys.prefix, "lib", "libiomp5.so")
     preloaded = os.environ.get("LD_PRELOAD", "")
@@ -200,12 +202,12 @@ def preload_openmp() -> None:
 
 
 def check_export(name: str) -> None:
-    """Refuse a model that the exporter cannot convert with the transformers of this environment.
+    """Check that the exporter can convert a model with the transformers of this environment.
 
-    The exporter says so itself, but only after it has loaded the model, and without a remedy.
+    The exporter has the same check, but only after loading the model, and it names no remedy.
 
     Raises:
-        RuntimeError: names the remedy.
+        RuntimeError: the model cannot be converted; names the remedy.
     """
     file = os.path.join(name, "config.json")
     if os.path.isdir(_converted_folder(name)) or not os.path.isfile(file):
@@ -217,23 +219,23 @@ def check_export(name: str) -> None:
     newest, found = _newest_transformers(kind), version("transformers")
     if newest is not None and Version(found) > Version(newest):
         raise RuntimeError(
-            f"the export of {kind} models to OpenVINO needs transformers {newest} or older, and "
-            f"its environment has {found}; install it there: "
+            f"the export of {kind} models to OpenVINO requires transformers {newest} or older, but "
+            f"its environment has {found}; install it with: "
             f"{sys.executable} -m pip install 'transformers<={newest}'"
         )
 
 
 def _newest_transformers(kind: str) -> str | None:
-    """What the exporter says of a kind of models; ``None`` if it names no version."""
+    """Newest transformers version that the exporter supports for a model type; ``None`` if any."""
     try:
-        import optimum.exporters.openvino.model_configs  # noqa: F401  fills the table
+        import optimum.exporters.openvino.model_configs  # noqa: F401  registers the exporters
         from optimum.exporters.tasks import TasksManager
 
         made = TasksManager.get_exporter_config_constructor(
             "openvino", model_type=kind, task=_EXPORT_TASK, library_name="transformers"
         )
         newest = made.func.MAX_TRANSFORMERS_VERSION
-    except Exception:  # not a kind that it knows, or another exporter: it has to find out itself
+    except Exception:  # unknown model type or another exporter version: the exporter will report it
         return None
     return None if newest is None else str(newest)
 
@@ -247,10 +249,10 @@ def _converted_folder(name: str) -> str:
 
 
 def _converted(name: str) -> str:
-    """The folder of a model converted for OpenVINO; converted now if it is not there.
+    """Return the folder of a model converted to OpenVINO, and convert it if it does not exist.
 
     Raises:
-        RuntimeError: it cannot be converted; with the last line of what the exporter printed.
+        RuntimeError: the conversion failed; includes the last line of the exporter's output.
     """
     import subprocess
     import tempfile
@@ -286,7 +288,7 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-# What vLLM counts of speculation.
+# Names of vLLM's speculation counters.
 COUNTED = ("drafts", "draft_tokens", "accepted_tokens")
 
 ENGINES = {
@@ -298,7 +300,7 @@ ENGINES = {
 
 
 def serve(start: Callable[[Settings], tuple[Generate, Settings]]) -> None:
-    """Answer lines until there are no more."""
+    """Answer requests until the end of the input."""
     replies = sys.stdout
 
     def reply(values: Settings) -> None:
@@ -307,15 +309,15 @@ def serve(start: Callable[[Settings], tuple[Generate, Settings]]) -> None:
 
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            generate, said = start(json.loads(sys.stdin.readline()))
-            reply(said)
+            generate, versions = start(json.loads(sys.stdin.readline()))
+            reply(versions)
             for line in sys.stdin:
                 wanted = json.loads(line)
                 begin = time.perf_counter()
                 answers, counts = generate(wanted["prompts"], wanted)
                 seconds = time.perf_counter() - begin
                 reply({"answers": answers, "seconds": seconds, "counts": counts})
-        except Exception as error:  # told to whoever asked; the traceback is in the log
+        except Exception as error:  # replied to the parent; the traceback goes to the log
             reply({"error": f"{type(error).__name__}: {error}"})
             raise
 

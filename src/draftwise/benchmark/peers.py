@@ -1,8 +1,9 @@
-"""Other engines as contenders, each in a process and an environment of its own.
+"""Other engines as contenders, each in its own process and environment.
 
-A peer is run by a script (``peer_worker.py``) that the interpreter of the peer's environment
-executes; it needs nothing of ours. It reads one JSON object per line and answers with
-one: first its settings, then for every call the tokens and the time it took by its own clock.
+The interpreter of the peer's environment executes a script (``peer_worker.py``) that does not
+import Draftwise. The script reads one JSON object per line and replies with one. The first request
+has the settings. Each further request is a batch, and its reply has the tokens and the time
+measured in that process.
 """
 
 from __future__ import annotations
@@ -26,27 +27,27 @@ from draftwise.errors import InvalidParameterError, PeerError
 from draftwise.params import SamplingParams
 
 _WORKER = Path(__file__).parent / "peer_worker.py"
-# Loading and compiling a model; answering a batch.
+# Timeouts: loading and compiling a model, and answering a batch.
 _START_SECONDS, _TURN_SECONDS = 900.0, 900.0
 _END_SECONDS = 20.0
-# As Python ends a traceback: "ValueError: …", perhaps behind the name of a module or a process.
+# The last line of a Python traceback: "ValueError: …", with an optional module or process prefix.
 _ERROR = re.compile(r"(?:^|[\s.])[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b")
-# Where there are such signals.
-_PAUSE, _GO_ON = (getattr(signal, name, None) for name in ("SIGSTOP", "SIGCONT"))
+# ``None`` on platforms without these signals.
+_PAUSE, _RESUME = (getattr(signal, name, None) for name in ("SIGSTOP", "SIGCONT"))
 
-# What vLLM says of an error in another of its processes.
-_ELSEWHERE = "See root cause above"
+# Part of vLLM's message about an error in another of its processes.
+_SEE_ABOVE = "See root cause above"
 
 
 @dataclass(frozen=True)
 class PeerMode:
-    """A way to run a peer.
+    """A configuration in which a peer is run.
 
     Attributes:
-        label: added to the peer's name; empty for target-only decoding.
-        settings: for its worker.
-        largest_batch: it can answer, ``None`` for any.
-        greedy_only: whether it is wrong or unavailable at temperature above 0.
+        label: suffix of the peer's name; empty for target-only decoding.
+        settings: settings of the worker.
+        largest_batch: maximum batch size; ``None`` without a limit.
+        greedy_only: whether it is incorrect or unavailable at temperatures above 0.
     """
 
     label: str
@@ -55,7 +56,7 @@ class PeerMode:
     greedy_only: bool = False
 
 
-# What users would pick: the target alone, and its speculation with its usual settings.
+# Typical configurations: target-only decoding, and the engine's speculation with usual settings.
 PEERS: dict[str, tuple[PeerMode, ...]] = {
     "transformers": (
         PeerMode("", {"draft": False}),
@@ -65,7 +66,7 @@ PEERS: dict[str, tuple[PeerMode, ...]] = {
         PeerMode("", {"draft": False}),
         PeerMode("draft 5", {"draft": True, "num_speculative_tokens": 5}),
     ),
-    # Ours inside vLLM, where that is installed with it.
+    # Draftwise's vLLM integration, which must be installed in the environment of vLLM.
     "vllm-draftwise": (
         PeerMode("", {"draft": True, "num_speculative_tokens": 5, "steered": True}),
     ),
@@ -80,16 +81,16 @@ PEERS: dict[str, tuple[PeerMode, ...]] = {
 
 @dataclass(frozen=True)
 class PeerModels:
-    """What peers load.
+    """Models and limits of peers.
 
     Attributes:
-        target: folder or hub id.
-        draft: likewise; ``None`` leaves out all modes with a draft.
+        target: folder or hub id of the target.
+        draft: folder or hub id of the draft; ``None`` leaves out all modes with a draft.
         dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
-        threads: to compute with.
-        max_model_len: prompt and answer together.
-        max_batch_size: prompts at once.
-        companion: folder or hub id, for those who ask one.
+        threads: number of compute threads.
+        max_model_len: maximum number of tokens of prompt and answer.
+        max_batch_size: maximum number of prompts at once.
+        companion: folder or hub id of the companion, for peers that use one.
     """
 
     target: str
@@ -102,14 +103,14 @@ class PeerModels:
 
 
 class Peer:
-    """Another engine in its own process, started when it is first asked.
+    """Another engine in its own process, started on its first turn.
 
-    Between its turns its processes are stopped: threads that wait for work by spinning would take
-    the cores from whoever has the turn.
+    Its processes are paused between its turns. Otherwise threads that spin while waiting for work
+    would slow down the other contenders.
 
     Attributes:
-        name: of the engine and the way it is run.
-        learns: no.
+        name: name of the engine, with the label of its mode.
+        learns: always false.
     """
 
     learns = False
@@ -117,14 +118,14 @@ class Peer:
     def __init__(
         self, engine: str, mode: PeerMode, interpreter: str, models: PeerModels, log: Path
     ) -> None:
-        """Prepare, start nothing.
+        """Create a peer without starting its process.
 
         Args:
             engine: one of :data:`PEERS`.
-            mode: how it is run.
-            interpreter: of the environment in which it is installed.
-            models: what it loads.
-            log: file for what it prints.
+            mode: configuration of the engine.
+            interpreter: Python interpreter of the environment that has the engine.
+            models: models and limits.
+            log: file for the engine's output.
         """
         self.name = f"{engine} {mode.label}".strip()
         self._engine = engine
@@ -135,10 +136,10 @@ class Peer:
         self._process: subprocess.Popen[str] | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
         self._reader: threading.Thread | None = None
-        self._said: dict[str, Any] = {}
+        self._info: dict[str, Any] = {}
 
     def can_run(self, batch_size: int, temperature: float) -> bool:
-        """Whether this mode serves such a batch."""
+        """Whether this mode supports the batch size and temperature."""
         too_large = self._mode.largest_batch is not None and batch_size > self._mode.largest_batch
         return not too_large and not (temperature > 0 and self._mode.greedy_only)
 
@@ -146,13 +147,13 @@ class Peer:
         """Answer all prompts at once.
 
         Raises:
-            PeerError: it cannot be started, failed, or took too long; says what it printed last.
+            PeerError: the engine did not start, failed, or timed out; includes its last output.
         """
         if self._process is None:
             self._start()
-        self._signal(_GO_ON)
+        self._signal(_RESUME)
         first = params[0]
-        reply = self._ask(
+        reply = self._request(
             {
                 "prompts": list(prompts),
                 "max_tokens": first.max_tokens,
@@ -169,14 +170,14 @@ class Peer:
             counts = {str(k): float(v) for k, v in reply.get("counts", {}).items()}
             return Turn(float(reply["seconds"]), answers, counts=counts)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self._error(f"answered something else: {error!r}") from error
+            raise self._error(f"sent an invalid reply: {error!r}") from error
 
     def describe(self) -> dict[str, Any]:
-        """What it said of itself when it started."""
-        return self._said | dict(self._mode.settings)
+        """Versions reported at its start, and settings of its mode."""
+        return self._info | dict(self._mode.settings)
 
     def close(self) -> None:
-        """End its process."""
+        """Stop its process."""
         self._end(_END_SECONDS)
 
     def _start(self) -> None:
@@ -206,9 +207,9 @@ class Peer:
             target=_read_lines, args=(self._process.stdout, self._replies), daemon=True
         )
         self._reader.start()
-        self._said = self._ask(settings, _START_SECONDS)
+        self._info = self._request(settings, _START_SECONDS)
 
-    def _ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def _request(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
@@ -218,22 +219,22 @@ class Peer:
                 line = self._replies.get(timeout=seconds)
                 if line is None:
                     raise BrokenPipeError
-                if line.startswith("{"):  # whatever else it prints
+                if line.startswith("{"):  # skips other output of the engine
                     reply: dict[str, Any] = json.loads(line)
                     break
         except (BrokenPipeError, queue.Empty, json.JSONDecodeError) as error:
-            why = "took too long" if isinstance(error, queue.Empty) else "ended"
+            why = "timed out" if isinstance(error, queue.Empty) else "exited"
             self._end(0.0)
-            raise self._error(f"{why}; it printed last: {last_error(self._printed())}") from error
+            raise self._error(f"{why}; its last output: {last_error(self._printed())}") from error
         if "error" in reply:
             self._end(0.0)
-            told = str(reply["error"])
-            raise self._error(last_error(self._printed() if _ELSEWHERE in told else told))
+            message = str(reply["error"])
+            raise self._error(last_error(self._printed() if _SEE_ABOVE in message else message))
         return reply
 
     def _end(self, seconds: float) -> None:
-        """End the process: it ends at the end of its input, or is killed after so many seconds."""
-        self._signal(_GO_ON)
+        """Stop the process by closing its input, and kill it after ``seconds``."""
+        self._signal(_RESUME)
         process, self._process = self._process, None
         if process is None:
             return
@@ -249,7 +250,7 @@ class Peer:
             self._reader.join()
 
     def _signal(self, number: signal.Signals | None) -> None:
-        """To the engine and all processes that it started."""
+        """Send a signal to the engine and all processes that it started."""
         if self._process is not None and number is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -262,9 +263,9 @@ class Peer:
 
 
 def last_error(text: str) -> str:
-    """The last line of a text that names an error, or else its last line."""
+    """Return the last line of a text that names an error, or else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    named = [line for line in lines if _ERROR.search(line) and _ELSEWHERE not in line]
+    named = [line for line in lines if _ERROR.search(line) and _SEE_ABOVE not in line]
     return (named or lines or ["nothing"])[-1]
 
 
@@ -276,23 +277,23 @@ def _read_lines(stream: IO[str], replies: queue.Queue[str | None]) -> None:
 
 
 def peers(names: Sequence[str], models: PeerModels, logs: Path) -> list[Peer]:
-    """All ways to run some engines.
+    """Create the peers of all modes of some engines.
 
     Args:
-        names: of engines, each with the interpreter of its environment if that is not ours:
-            ``vllm=/opt/vllm/bin/python``.
-        models: what they load.
-        logs: folder for what they print.
+        names: names of engines, with an optional interpreter if the engine is installed in another
+            environment: ``vllm=/opt/vllm/bin/python``.
+        models: models and limits.
+        logs: folder for the engines' output.
 
     Raises:
-        InvalidParameterError: an engine is not known.
+        InvalidParameterError: an engine is unknown.
     """
     found = []
     for text in names:
         engine, _, interpreter = text.partition("=")
         if engine not in PEERS:
             known = ", ".join(PEERS)
-            raise InvalidParameterError("peers", f"{engine!r} is not one of {known}")
+            raise InvalidParameterError("peers", f"must be one of {known}, got {engine!r}")
         for mode in PEERS[engine]:
             if mode.settings["draft"] and models.draft is None:
                 continue

@@ -1,4 +1,4 @@
-"""The pictures of a benchmark's report, as SVG text."""
+"""Figures of a benchmark report, as SVG text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from draftwise.core.types import PARTS
 Cells = Sequence[Mapping[str, Any]]
 
 
-def goodput_picture(cells: Cells) -> str:
-    """Tokens per second against target-only decoding over the batch size, a panel per workload."""
+def goodput_figure(cells: Cells) -> str:
+    """Tokens per second relative to target-only decoding by batch size, one panel per workload."""
     workloads = list(dict.fromkeys(cell["workload"] for cell in cells))
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
@@ -32,7 +32,7 @@ def goodput_picture(cells: Cells) -> str:
             own = [cell for cell in cells if cell["workload"] == workload]
             _goodput_panel(axes, own)
             axes.set_title(workload)
-        panels[0][0].set_ylabel("tokens per second, × target-only")
+        panels[0][0].set_ylabel("tokens per second, × target only")
         legend_below(figure, panels[0][0])
         return svg(figure)
 
@@ -57,8 +57,8 @@ def _goodput_panel(axes: Axes, cells: Cells) -> None:
     axes.set_xlabel("batch size, requests")
 
 
-def time_picture(cells: Cells) -> str:
-    """Where the time of a step goes: a bar for each of our policies, a panel per batch size."""
+def time_figure(cells: Cells) -> str:
+    """Time by part of a step: one bar per policy of Draftwise, one panel per batch size."""
     sizes = sorted({cell["batch_size"] for cell in cells})
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
@@ -95,8 +95,8 @@ def time_picture(cells: Cells) -> str:
         return svg(figure)
 
 
-def acceptance_picture(cells: Cells) -> str:
-    """Share of verified tokens that were accepted, by position in the draft."""
+def acceptance_figure(cells: Cells) -> str:
+    """Acceptance rate of the tested tokens by position in the draft."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(5.2, 3.2), layout="constrained")
         for number, name in enumerate(_names(cells)):
@@ -114,15 +114,15 @@ def acceptance_picture(cells: Cells) -> str:
             ]
             axes.plot(range(1, length + 1), means, label=name, **look(number))
         axes.set_xlabel("position in the draft")
-        axes.set_ylabel("accepted, of those reached")
+        axes.set_ylabel("acceptance rate of tested tokens")
         axes.set_ylim(0, 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         legend_below(figure, axes)
         return svg(figure)
 
 
-def lengths_picture(cells: Cells) -> str:
-    """How many tokens were verified per request and step: a panel per batch size."""
+def lengths_figure(cells: Cells) -> str:
+    """Distribution of verified tokens per request and step, one panel per batch size."""
     sizes = sorted({cell["batch_size"] for cell in cells})
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
@@ -141,9 +141,9 @@ def lengths_picture(cells: Cells) -> str:
                     shares = [count / sum(counts) for count in counts]
                     axes.plot(range(len(shares)), shares, label=name, **look(number))
             axes.set_title(f"batch {size}")
-            axes.set_xlabel("tokens verified")
+            axes.set_xlabel("verified tokens")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panels[0][0].set_ylabel("share of requests' steps")
+        panels[0][0].set_ylabel("fraction of request steps")
         legend_below(figure, panels[0][0])
         return svg(figure)
 

@@ -1,4 +1,4 @@
-"""What happened in the steps of a run: times, lengths, acceptance by position."""
+"""Records of the steps of a run: times, lengths, and acceptance by position."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from draftwise.engine.request import Request
 
 @dataclass
 class StepRecords:
-    """Counts and times over steps; two are joined by :meth:`add`.
+    """Counts and times over steps.
 
     Attributes:
-        num_steps: steps of the engine.
-        num_prompt_tokens: prompt tokens processed.
+        num_steps: engine steps.
+        num_prompt_tokens: processed prompt tokens.
         num_request_steps: requests that gained tokens, summed over steps.
         num_tokens: tokens gained.
-        num_drafted: tokens drafted.
-        num_judged: drafted tokens that a companion judged.
-        num_verified: tokens verified.
-        num_accepted: verified tokens that were accepted.
-        decode_seconds: of the steps that processed no prompt.
-        decode_tokens: gained in them.
-        seconds: by part of a step, over all steps.
-        verified_lengths: how often a request had so many tokens verified in a step.
-        tested: how often the verified token at a position was reached.
-        accepted: how often it was accepted then.
+        num_drafted: drafted tokens.
+        num_judged: drafted tokens that a companion scored.
+        num_verified: verified tokens.
+        num_accepted: accepted tokens.
+        decode_seconds: seconds of the steps that processed no prompt.
+        decode_tokens: tokens gained in these steps.
+        seconds: seconds by part of a step, over all steps.
+        verified_lengths: number of request steps by number of verified tokens.
+        tested: number of verified tokens by position whose predecessors were all accepted.
+        accepted: number of accepted tokens by position.
     """
 
     num_steps: int = 0
@@ -47,7 +47,7 @@ class StepRecords:
     accepted: Counter[int] = field(default_factory=Counter)
 
     def add(self, other: StepRecords) -> None:
-        """Count another run's steps too."""
+        """Add the records of another run."""
         for each in fields(self):
             mine, others = getattr(self, each.name), getattr(other, each.name)
             if isinstance(mine, Counter):
@@ -57,20 +57,20 @@ class StepRecords:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """Share of the verified tokens that were accepted, of those that were reached."""
+        """Acceptance rate of the tested tokens at each position."""
         return [self.accepted[i] / self.tested[i] for i in range(len(self.tested))]
 
 
 class Recorder:
-    """Follows a run from step to step.
+    """Records the steps of a run.
 
     Attributes:
-        records: what was seen so far.
-        gains: tokens gained step by step, by request.
+        records: records of the steps so far.
+        gains: tokens gained in each step, by request.
     """
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
+        """Start without steps."""
         self.records = StepRecords()
         self.gains: dict[Request, list[int]] = {}
         self._seen: dict[Request, tuple[int, int, int, int, int]] = {}
@@ -79,8 +79,8 @@ class Recorder:
         """Record a step.
 
         Args:
-            requests: those that gained tokens or ended in it.
-            times: where its time went.
+            requests: requests that gained tokens or ended in the step.
+            times: times of the step.
         """
         records = self.records
         records.num_steps += 1
@@ -120,6 +120,6 @@ class Recorder:
         return tokens
 
     def finish(self) -> StepRecords:
-        """The records, with what is only known at the end."""
+        """Return the records, completed with the counts that are only known at the end."""
         self.records.num_judged = sum(request.stats.num_judged for request in self._seen)
         return self.records

@@ -1,4 +1,4 @@
-"""Results as files that say where they come from."""
+"""Result files with their provenance."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import transformers
 import draftwise
 from draftwise.models.native.library import native_library
 
-# Where a result is written is no property of it.
+# Settings that only name output files.
 _PLACES = ("output", "table")
 
 
 def provenance(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What was run, from which revision, on what.
+    """Settings, revision, machine and versions of a run.
 
     Args:
-        settings: of the command; of files only their names are kept.
+        settings: settings of the command. Paths are reduced to file names.
     """
     return {
         "settings": {k: _portable(v) for k, v in settings.items() if k not in _PLACES},
@@ -48,7 +48,7 @@ def write_report(path: Path, settings: Mapping[str, Any], figures: Mapping[str, 
 
 
 def _revision() -> str:
-    """Of the checkout that is being run; empty where it is none, or there is no git."""
+    """Git revision of the running checkout; empty without a checkout or without git."""
     command = ["git", "describe", "--always", "--dirty"]
     folder = Path(draftwise.__file__).parent
     try:
@@ -59,7 +59,7 @@ def _revision() -> str:
 
 
 def _kernels() -> str:
-    """What multiplies bfloat16 weights on the CPU."""
+    """Kernels that multiply bfloat16 weights on the CPU."""
     library = native_library()
     if library is None:
         return "PyTorch"

@@ -1,4 +1,4 @@
-"""How all pictures look: colours and markers that are told apart without colour vision too."""
+"""Common style of all figures, with colours and markers for readers with colour blindness."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ STYLE: Any = {
     "axes.grid": True,
     "grid.alpha": 0.25,
     "svg.fonttype": "none",
-    # The same picture is the same file.
+    # Makes the SVG output deterministic.
     "svg.hashsalt": "draftwise",
 }
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour, marker and line of the so-manieth series."""
+    """Colour, marker and line style of the series with this index."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[number % len(MARKERS)],
@@ -40,7 +40,7 @@ def look(number: int) -> dict[str, Any]:
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int = 6) -> None:
-    """One legend under all panels, of what one of them shows."""
+    """Add one legend below all panels, with the entries of one of them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         number = min(len(labels), columns)
@@ -48,7 +48,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int = 6) -> None:
 
 
 def svg(figure: Figure) -> str:
-    """A figure as SVG text, to be put into a page; closes it."""
+    """Convert a figure to SVG text for embedding in a page, and close it."""
     text = io.StringIO()
     with plt.rc_context(STYLE):
         figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})

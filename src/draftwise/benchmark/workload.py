@@ -1,4 +1,4 @@
-"""Prompts for measurements."""
+"""Prompts for benchmarks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Workload:
     """Prompts of one file.
 
     Attributes:
-        name: of the file.
-        prompts: as tokens.
-        categories: of each prompt; the workload's name where the file has none.
+        name: name of the file, without its suffix.
+        prompts: token ids of each prompt.
+        categories: category of each prompt; the name of the workload if the file states none.
     """
 
     name: str
@@ -30,14 +30,14 @@ class Workload:
 def load_workload(
     llm: LLM, path: Path, num_prompts: int, longest_prompt: int, chat: bool
 ) -> Workload:
-    """The first prompts of a file that are short enough.
+    """Read the first prompts of a file that are short enough.
 
     Args:
-        llm: whose tokenizer and chat template are used.
-        path: of JSON lines; see :func:`draftwise.prompts.load_prompts`.
-        num_prompts: at most so many.
-        longest_prompt: in tokens; longer ones are left out.
-        chat: each is one chat message of a user.
+        llm: provides the tokenizer and the chat template.
+        path: JSON Lines file; see :func:`draftwise.prompts.load_prompts`.
+        num_prompts: maximum number of prompts.
+        longest_prompt: maximum number of prompt tokens; longer prompts are skipped.
+        chat: wrap each prompt as a user message.
 
     Raises:
         PromptError: the file cannot be read, or all of its prompts are too long.
@@ -54,7 +54,7 @@ def load_workload(
             categories.append(category)
     if not prompts:
         raise PromptError(
-            "workload", f"no prompt of {str(path)!r} is within {longest_prompt} tokens"
+            "workload", f"no prompt of {str(path)!r} has at most {longest_prompt} tokens"
         )
     return Workload(path.stem, prompts, categories)
 
@@ -62,13 +62,13 @@ def load_workload(
 def chat_prompts(
     llm: LLM, paths: Sequence[Path], num_prompts: int, longest_prompt: int
 ) -> list[list[int]]:
-    """Token ids of prompts, each as one chat message of a user.
+    """Token ids of prompts, each wrapped as a user message.
 
     Args:
-        llm: whose chat template is used.
-        paths: files of prompts.
-        num_prompts: of each file, the first that are short enough.
-        longest_prompt: in tokens; longer ones are left out.
+        llm: provides the tokenizer and the chat template.
+        paths: JSON Lines files.
+        num_prompts: maximum number of prompts per file.
+        longest_prompt: maximum number of prompt tokens; longer prompts are skipped.
     """
     return [
         prompt

@@ -1,4 +1,4 @@
-"""Entry point: commands, and errors as one line and exit status 2."""
+"""Entry point of the command line. Errors are printed as one line and exit with status 2."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ app.command(cls=FlaggingCommand)(benchmark)
 app.command(cls=FlaggingCommand)(study)
 app.command(cls=FlaggingCommand)(serve)
 app.command(cls=FlaggingCommand)(chat)
-# What stands behind -- is for another program.
+# Arguments after -- are passed on to vllm.
 app.command(cls=FlaggingCommand, context_settings={"allow_extra_args": True})(vllm_serve)
 
 
-def _end(number: int, frame: object) -> NoReturn:
+def _exit(number: int, frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends with one line and exit status 2.
+    """Run the command line; a :class:`DraftwiseError` is printed as one line, with exit status 2.
 
-    A request to end is followed as ctrl-C is: other processes that were started are ended too.
+    SIGTERM is handled like ctrl-C, so that child processes are ended too.
     """
     end_quickly()
-    before = signal.signal(signal.SIGTERM, _end)
+    previous_handler = signal.signal(signal.SIGTERM, _exit)
     try:
-        with only_our_warnings() as warned:
-            app(obj=warned)
+        with only_our_warnings() as shown_warnings:
+            app(obj=shown_warnings)
     except DraftwiseError as error:
         Console(stderr=True).print(f"[bold red]error[/] [bold]{error.field}[/]: ", end="")
         print(error.message, file=sys.stderr)
@@ -81,4 +81,4 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)

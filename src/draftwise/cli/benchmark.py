@@ -1,4 +1,4 @@
-"""``draftwise benchmark``: policies and other engines side by side, as files and a page."""
+"""``draftwise benchmark``: compare policies and other engines, and write a report."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from rich.console import Console
 
 from draftwise.cli.benchmark_files import report_of, write_files
 from draftwise.cli.benchmark_tables import show_changes
-from draftwise.cli.defaults import Zoo, choose_models, refuse_without_draft
-from draftwise.cli.options import check_max_tokens, make_folder, parse_numbers, set_threads
-from draftwise.cli.shared import (
+from draftwise.cli.common_options import (
+    COMPANION_HELP,
     MODELS,
     RUNNING,
     TARGET_HELP,
@@ -27,12 +26,14 @@ from draftwise.cli.shared import (
     TopP,
     TrustRemoteCode,
 )
+from draftwise.cli.defaults import Zoo, choose_models, refuse_without_draft
+from draftwise.cli.option_values import check_max_tokens, make_folder, parse_numbers, set_threads
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from draftwise.benchmark.contenders import Contender
 
-_WORK, _PEERS = "Work", "Other engines"
+_WORKLOAD, _PEERS = "Workload", "Other engines"
 
 
 def benchmark(
@@ -42,7 +43,7 @@ def benchmark(
         typer.Option(
             help="JSON lines with prompt, question, turns or text; may be repeated.",
             metavar="FILE",
-            rich_help_panel=_WORK,
+            rich_help_panel=_WORKLOAD,
         ),
     ],
     output: Annotated[
@@ -51,56 +52,67 @@ def benchmark(
     policies: Annotated[
         str | None,
         typer.Option(
-            help="Names separated by commas, each with a longest draft of its own if you like: "
-            "fixed:3,fixed:5,sv. The target alone is always measured.",
+            help="Names separated by commas, each optionally with a maximum draft length: "
+            "fixed:3,fixed:5,sv. Target-only decoding is always measured.",
             show_default="fixed,adaptive, and sv with a companion",
-            rich_help_panel=_WORK,
+            rich_help_panel=_WORKLOAD,
         ),
     ] = None,
     batch_sizes: Annotated[
-        str, typer.Option(help="Separated by commas.", rich_help_panel=_WORK)
+        str, typer.Option(help="Separated by commas.", rich_help_panel=_WORKLOAD)
     ] = "1,8,32",
     num_prompts: Annotated[
-        int, typer.Option(help="Of each file, the first.", min=1, rich_help_panel=_WORK)
+        int,
+        typer.Option(
+            help="Maximum number of prompts read from each file.", min=1, rich_help_panel=_WORKLOAD
+        ),
     ] = 64,
     rounds: Annotated[
         int,
         typer.Option(
-            help="Turns of each contender per workload and batch size.",
+            help="Number of runs of each contender per workload and batch size.",
             min=1,
-            rich_help_panel=_WORK,
+            rich_help_panel=_WORKLOAD,
         ),
     ] = 7,
     learning_turns: Annotated[
         int,
         typer.Option(
-            help="Untimed turns before, of policies that find out while they run what pays.",
+            help="Number of untimed runs before, for policies that adapt while they run.",
             min=0,
-            rich_help_panel=_WORK,
+            rich_help_panel=_WORKLOAD,
         ),
     ] = 4,
     max_tokens: Annotated[
-        int, typer.Option(help="Generated per prompt, always all.", rich_help_panel=_WORK)
+        int,
+        typer.Option(
+            help="Number of tokens generated per prompt; end-of-sequence is ignored.",
+            rich_help_panel=_WORKLOAD,
+        ),
     ] = 64,
     longest_prompt: Annotated[
         int | None,
         typer.Option(
-            help="In tokens; longer ones are left out.",
-            show_default="256, or what the context has room for",
+            help="Maximum number of prompt tokens; longer prompts are skipped.",
+            show_default="256, or less if the context is shorter",
             min=1,
-            rich_help_panel=_WORK,
+            rich_help_panel=_WORKLOAD,
         ),
     ] = None,
     chat: Annotated[
         bool,
         typer.Option(
-            "--chat", help="Send prompts through the chat template.", rich_help_panel=_WORK
+            "--chat",
+            help="Format prompts with the target's chat template.",
+            rich_help_panel=_WORKLOAD,
         ),
     ] = False,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_WORK)] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(help="0 for greedy decoding.", rich_help_panel=_WORKLOAD)
+    ] = 0.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
-    seed: Annotated[int | None, typer.Option(help="Of the first answer.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the first prompt.")] = 0,
     target: Annotated[
         str | None,
         typer.Option(help=TARGET_HELP, show_default="zoo:target@200m", rich_help_panel=MODELS),
@@ -109,35 +121,38 @@ def benchmark(
     companion: Annotated[
         str | None,
         typer.Option(
-            help="A model that judges the draft; draft:int8 is the draft quantised.",
+            help=COMPANION_HELP,
             rich_help_panel=MODELS,
         ),
     ] = None,
     num_speculative_tokens: Annotated[
-        int, typer.Option(help="Most tokens drafted per step.", rich_help_panel=_WORK)
+        int,
+        typer.Option(help="Maximum number of tokens drafted per step.", rich_help_panel=_WORKLOAD),
     ] = 5,
     profile: Annotated[
         Path | None,
-        typer.Option(help="What `draftwise profile` learnt.", metavar="FILE"),
+        typer.Option(help="Acceptance profile written by `draftwise profile`.", metavar="FILE"),
     ] = None,
     latency_profile: Annotated[
         Path | None,
-        typer.Option(help="What `draftwise profile-latency` measured.", metavar="FILE"),
+        typer.Option(
+            help="Latency profile written by `draftwise profile-latency`.", metavar="FILE"
+        ),
     ] = None,
     peers: Annotated[
         str | None,
         typer.Option(
-            help="transformers, vllm, openvino, separated by commas, each with the interpreter of "
-            "its environment where that is not this one: vllm=/opt/vllm/bin/python.",
+            help="transformers, vllm or openvino, separated by commas, each optionally with the "
+            "Python interpreter of its environment: vllm=/opt/vllm/bin/python.",
             rich_help_panel=_PEERS,
         ),
     ] = None,
     compare: Annotated[
         Path | None,
-        typer.Option(help="An older results.json; says what got slower.", metavar="FILE"),
+        typer.Option(help="results.json of an earlier run to compare with.", metavar="FILE"),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="To compute with.", rich_help_panel=RUNNING)
+        int | None, typer.Option(help="Number of CPU threads.", rich_help_panel=RUNNING)
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -146,11 +161,11 @@ def benchmark(
     overlap: Overlap = None,
     draft_replicas: DraftReplicas = 1,
 ) -> None:
-    """Measure policies and other engines side by side on the same prompts.
+    """Compare the speed of policies and other engines on the same prompts.
 
-    All take turns, in an order that changes, so that whatever else the machine does meets all
-    alike. Writes results.json, report.html and answers in the format of Spec-Bench. Run it on a
-    machine that does nothing else.
+    The runs of all contenders are interleaved in varying order, so that other load on the machine
+    affects all of them equally. Writes results.json, report.html and the answers in the format of
+    Spec-Bench. Run it on an otherwise idle machine.
 
     Examples:
       draftwise benchmark --workload gsm8k.jsonl --chat --policies fixed:3,fixed:5,adaptive
@@ -167,7 +182,10 @@ def benchmark(
     elif policies is None:
         policies = "fixed,adaptive" if models.companion is None else "fixed,adaptive,sv"
     if models.draft_is_missing:
-        typer.echo("no draft: the target alone is measured; name one with --draft DRAFT", err=True)
+        typer.echo(
+            "no draft: only target-only decoding is measured; name a draft with --draft DRAFT",
+            err=True,
+        )
     make_folder(output)
     if threads is not None:
         set_threads(threads)

@@ -1,4 +1,4 @@
-"""What ``draftwise benchmark`` writes."""
+"""Output files of ``draftwise benchmark``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 def models_of(llm: LLM, contenders: Sequence[Contender]) -> dict[str, LoadedModel]:
-    """All models of ours that take part, by role."""
+    """All models loaded by Draftwise, by role."""
     from draftwise.benchmark.contenders import PolicyContender
 
     models = {"target": llm.target}
@@ -36,13 +36,13 @@ def models_of(llm: LLM, contenders: Sequence[Contender]) -> dict[str, LoadedMode
 def report_of(
     started: str, settings: Mapping[str, Any], llm: LLM, contenders: Sequence[Contender]
 ) -> dict[str, Any]:
-    """Where figures come from: command, machine, models, contenders.
+    """Provenance of the results: command, machine, models and contenders.
 
     Args:
-        started: date.
-        settings: of the command, by the names of its options.
-        llm: with the target.
-        contenders: that took part.
+        started: date of the run.
+        settings: values of the options of the command by name.
+        llm: the loaded target.
+        contenders: the contenders that were measured.
     """
     from draftwise.benchmark.report import provenance
 
@@ -66,7 +66,7 @@ def report_of(
 
 
 def _portable(value: Any) -> Any:
-    """Of files only their names: where they lie is no property of a result."""
+    """Reduce paths to file names, as folders differ between machines."""
     if isinstance(value, list):
         return [_portable(each) for each in value]
     return value.name if isinstance(value, Path) else value
@@ -77,10 +77,10 @@ def _is_mac() -> bool:
 
 
 def write_files(output: Path, report: Mapping[str, Any]) -> None:
-    """``results.json``, and the page of it.
+    """Write ``results.json`` and ``report.html``.
 
     Raises:
-        InvalidParameterError: what draws the page is not installed.
+        InvalidParameterError: the packages that draw the report are not installed.
     """
     text = json.dumps(report, indent=2, default=str)
     (output / "results.json").write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The contest of ``draftwise benchmark``, shown while it goes on."""
+"""Measurements of ``draftwise benchmark``, with a progress bar."""
 
 from __future__ import annotations
 
@@ -39,18 +39,21 @@ def run_cells(
     llm: LLM,
     output: Path,
 ) -> list[dict[str, Any]]:
-    """The figures of all workloads at all batch sizes; each is shown when it is there.
+    """Measure all workloads at all batch sizes, and print the results of each.
 
     Args:
-        console: where to print.
-        contenders: ours and others.
-        workloads: prompts.
+        console: console to print to.
+        contenders: policies and other engines.
+        workloads: workloads with their prompts.
         sizes: batch sizes.
-        rounds: turns of each contender.
-        learning_turns: untimed turns before, of contenders that learn.
-        params: for all prompts.
-        llm: with the target.
+        rounds: number of timed runs per contender.
+        learning_turns: number of untimed runs before, for contenders that adapt.
+        params: sampling parameters of all prompts.
+        llm: the loaded target.
         output: folder for the answers.
+
+    Returns:
+        The results of each workload and batch size.
     """
     cells = []
     models = models_of(llm, contenders)
@@ -63,8 +66,8 @@ def run_cells(
     for each in workloads:
         for size in sizes:
             cell = make_cell(each.name, each.prompts, size, rounds)
-            playing = [c for c in contenders if c.can_run(size, params.temperature)]
-            turns = len(playing) * (rounds + 1) + learning_turns * sum(c.learns for c in playing)
+            able = [c for c in contenders if c.can_run(size, params.temperature)]
+            turns = len(able) * (rounds + 1) + learning_turns * sum(c.learns for c in able)
             with Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),

@@ -1,4 +1,4 @@
-"""What ``draftwise benchmark`` needs before it begins: lengths, the target, what peers load."""
+"""Setup of ``draftwise benchmark``: context lengths, the target, and the models of peers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LONGEST_PROMPT = 256
 
 @dataclass(frozen=True)
 class Lengths:
-    """Numbers of tokens.
+    """Lengths in tokens.
 
     Attributes:
-        prompt: longest prompt that takes part.
-        answer: an answer, and the drafts that go beyond its end.
-        context: prompt and answer together.
-        chosen: the option by which the user chose them; ``None`` if they are the usual ones.
+        prompt: maximum length of a prompt.
+        answer: length of an answer, including drafted tokens beyond its end.
+        context: length of prompt and answer together.
+        chosen: name of the option that determined the lengths; ``None`` for the defaults.
     """
 
     prompt: int
@@ -34,15 +34,16 @@ class Lengths:
 
 
 def context_lengths(longest_prompt: int | None, answer: int, max_model_len: int | None) -> Lengths:
-    """The longest prompt that takes part, and the context that it needs with its answer.
+    """Determine the maximum length of prompts and the context length.
 
     Args:
-        longest_prompt: in tokens; ``None`` for 256, or fewer where the context has no room for it.
-        answer: tokens of an answer, and of the drafts that go beyond its end.
-        max_model_len: the context; ``None`` for as much as is needed.
+        longest_prompt: maximum number of prompt tokens; ``None`` for 256, or less if the context
+            is shorter.
+        answer: tokens of an answer, including drafted tokens beyond its end.
+        max_model_len: context length; ``None`` for the required length.
 
     Raises:
-        InvalidParameterError: the context has no room for the answer beside such a prompt.
+        InvalidParameterError: prompt and answer do not fit into the context.
     """
     if max_model_len is None:
         longest = longest_prompt or _LONGEST_PROMPT
@@ -52,23 +53,25 @@ def context_lengths(longest_prompt: int | None, answer: int, max_model_len: int 
     if room < (longest_prompt or 1):
         raise InvalidParameterError(
             "max_model_len",
-            f"{max_model_len} leaves {max(0, room)} tokens for a prompt, as an answer and its "
-            f"drafts take {answer}; raise it, or lower max_tokens or longest_prompt",
+            f"{max_model_len} leaves {max(0, room)} tokens for a prompt, because an answer and its "
+            f"drafts need {answer}; increase it, or reduce max_tokens or longest_prompt",
         )
     longest = longest_prompt or min(_LONGEST_PROMPT, room)
     return Lengths(longest, answer, max_model_len, "max_model_len")
 
 
 def load_target(name: str, lengths: Lengths, options: Mapping[str, Any]) -> tuple[LLM, int]:
-    """The target alone, and the longest prompt that takes part.
+    """Load the target without a draft, and adapt the maximum prompt length to its context.
 
-    Where the user chose no lengths and the context of the target is shorter than usual, so is the
-    longest prompt.
+    The maximum prompt length is reduced only if it is the default.
 
     Args:
-        name: of the target.
-        lengths: of prompts, answers and context.
+        name: name of the target.
+        lengths: lengths of prompts, answers and context.
         options: further arguments of :class:`~draftwise.llm.LLM`.
+
+    Returns:
+        The loaded target, and the maximum number of prompt tokens.
 
     Raises:
         DraftwiseError: the target cannot be loaded, or its context is too short.
@@ -87,24 +90,24 @@ def load_target(name: str, lengths: Lengths, options: Mapping[str, Any]) -> tupl
     if room < 1:
         raise InvalidParameterError(
             "max_tokens",
-            f"an answer and its drafts take {lengths.answer} tokens, but the context of {name!r} "
+            f"an answer and its drafts need {lengths.answer} tokens, but the context of {name!r} "
             f"has {llm.target.max_model_len}",
         )
     return llm, min(lengths.prompt, room)
 
 
 def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: int) -> PeerModels:
-    """What other engines load.
+    """Determine the models that other engines load.
 
     Args:
-        models: by name.
-        llm: with the target.
-        threads: to compute with.
-        max_batch_size: prompts at once.
+        models: names of the models.
+        llm: the loaded target.
+        threads: number of CPU threads.
+        max_batch_size: maximum number of prompts that run at once.
 
     Raises:
-        InvalidParameterError: target or draft are to be quantised, which others would do in ways
-            of their own.
+        InvalidParameterError: the target or the draft is quantised, which other engines do
+            differently.
     """
     companion = models.companion
     if companion is not None and split_name(companion)[1] is not None:
@@ -121,7 +124,7 @@ def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: in
 
 
 def _folder(name: str) -> str:
-    """The folder of a bundled model, any other name as it is."""
+    """Resolve the name of a bundled model to its folder; return other names unchanged."""
     if split_name(name)[1] is not None:
-        raise InvalidParameterError("peers", f"load models as they are, not {name!r}")
+        raise InvalidParameterError("peers", f"cannot load the quantised model {name!r}")
     return str(zoo.resolve(name)) if name.startswith("zoo:") else name

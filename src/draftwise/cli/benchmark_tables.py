@@ -1,4 +1,4 @@
-"""What ``draftwise benchmark`` prints."""
+"""Printed tables of ``draftwise benchmark``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_cell(console: Console, cell: dict[str, Any]) -> None:
-    """One workload at one batch size, a line for each contender."""
+    """Print the results of one workload and batch size, with a row for each contender."""
     title = f"{cell['workload']}, batch {cell['batch_size']}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("contender", no_wrap=True)
@@ -40,15 +40,15 @@ def show_cell(console: Console, cell: dict[str, Any]) -> None:
 
 
 def show_changes(console: Console, found: list[Change]) -> None:
-    """What is clearly slower or faster than in an older report."""
+    """Print results that are significantly slower or faster than in an earlier report."""
     if not found:
-        console.print("nothing in common with the older report")
+        console.print("no measurements in common with the earlier report")
         return
     clear = [change for change in found if change.is_clear]
     slower = [change for change in clear if change.ratio < 1]
     console.print(
-        f"{len(slower)} of {len(found)} figures got slower, {len(clear) - len(slower)} faster; "
-        "the others are within their spread"
+        f"{len(slower)} of {len(found)} measurements are slower, {len(clear) - len(slower)} are "
+        "faster; the others differ by less than their spread"
     )
     for change in clear:
         colour = "red" if change.ratio < 1 else "green"

@@ -1,4 +1,4 @@
-"""``draftwise chat``: talk to a model in the terminal."""
+"""``draftwise chat``: chat with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from draftwise.cli.defaults import speculation_of
-from draftwise.cli.flags import name_flags
-from draftwise.cli.options import check_max_tokens, read_chat_template, set_chat_template
-from draftwise.cli.shared import (
+from draftwise.cli.common_options import (
     ChatTemplate,
     Companion,
     Device,
@@ -27,12 +24,15 @@ from draftwise.cli.shared import (
     TopP,
     TrustRemoteCode,
 )
+from draftwise.cli.defaults import speculation_of
+from draftwise.cli.flags import name_flags
+from draftwise.cli.option_values import check_max_tokens, read_chat_template, set_chat_template
 from draftwise.errors import DraftwiseError, InvalidParameterError
 
 if TYPE_CHECKING:
-    from draftwise.serving.talk import Message, Talker
+    from draftwise.serving.conversation import ChatModel, Message
 
-_HELP = "/reset begins anew, /quit ends (so does ctrl-D), ctrl-C stops an answer"
+_HELP = "/reset starts a new chat, /quit or ctrl-D exits, ctrl-C stops the answer"
 
 
 def chat(
@@ -41,28 +41,28 @@ def chat(
         str | None,
         typer.Argument(
             metavar="[TARGET]",
-            help="Folder, hub id or zoo:NAME, loaded here; or give --server.",
+            help="Folder, hub id or zoo:NAME of a model to load; not with --server.",
             show_default=False,
         ),
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="A server that speaks as OpenAI's does."),
+        typer.Option(metavar="URL", help="An OpenAI-compatible server."),
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="DRAFTWISE_API_KEY", help="Of the server.")
+        str | None, typer.Option(envvar="DRAFTWISE_API_KEY", help="API key of the server.")
     ] = None,
-    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
     draft: Annotated[
         str | None,
-        typer.Option(help="The model that writes ahead.", show_default="target alone"),
+        typer.Option(help="Draft model.", show_default="none"),
     ] = None,
     companion: Companion = None,
     policy: PolicyName = None,
     num_speculative_tokens: NumSpeculativeTokens = 5,
     profile: Profile = None,
     latency_profile: LatencyProfile = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per answer.")] = 512,
     temperature: Temperature = 0.7,
     top_p: TopP = 1.0,
     chat_template: ChatTemplate = None,
@@ -71,7 +71,7 @@ def chat(
     max_model_len: MaxModelLen = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Talk to a model, loaded here or behind a server; accepted drafts are told apart.
+    """Chat with a loaded model or a server; colours mark how each token was generated.
 
     Examples:
       draftwise chat zoo:target --draft zoo:draft
@@ -80,11 +80,13 @@ def chat(
     if (target is None) == (server is None):
         raise InvalidParameterError("target", "give either a model to load or --server URL")
     if server is not None and chat_template is not None:
-        raise InvalidParameterError("chat_template", "is the server's: draftwise serve has it")
+        raise InvalidParameterError(
+            "chat_template", "cannot be used with --server; set it with draftwise serve"
+        )
     check_max_tokens(max_tokens)
     template = read_chat_template(chat_template)
     try:
-        from draftwise.serving.talk import LocalTalker, ServerTalker
+        from draftwise.serving.conversation import LocalChatModel, ServerChatModel
     except ModuleNotFoundError as error:
         raise InvalidParameterError(
             "chat", f"{error.name} is missing: pip install 'draftwise[serve]'"
@@ -92,10 +94,10 @@ def chat(
 
     console = Console(highlight=False)
     with ExitStack() as later:
-        talker: Talker
+        model: ChatModel
         if server is not None:
             options = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
-            talker = remote = ServerTalker(server, api_key, options)
+            model = remote = ServerChatModel(server, api_key, options)
             later.callback(remote.close)
         else:
             from draftwise.llm import LLM
@@ -125,43 +127,43 @@ def chat(
             later.callback(llm.close)
             set_chat_template(llm, template)
             params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p)
-            talker = LocalTalker(llm, params)
-        talk(console, talker, system, partial(name_flags, context.command))
+            model = LocalChatModel(llm, params)
+        converse(console, model, system, partial(name_flags, context.command))
 
 
-def talk(
+def converse(
     console: Console,
-    talker: Talker,
+    model: ChatModel,
     system: str | None,
     rename: Callable[[DraftwiseError], None] = lambda _: None,
 ) -> None:
-    """Ask and answer until the user has had enough.
+    """Run a chat until the user exits.
 
     Args:
-        console: where to ask and answer.
-        talker: who answers.
-        system: what the model is told first.
-        rename: called with every error, to put it in the words of the command line.
+        console: console for input and output.
+        model: the model that answers.
+        system: the system message, if any.
+        rename: called with each error, to name flags instead of parameters.
     """
-    console.print(f"[bold]{talker.name}[/]  [dim]{_HELP}[/]")
-    beginning: list[Message] = [{"role": "system", "content": system}] if system else []
-    messages = list(beginning)
+    console.print(f"[bold]{model.name}[/]  [dim]{_HELP}[/]")
+    first_messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages = list(first_messages)
     while True:
         try:
-            said = console.input("[bold cyan]>[/] ").strip()
+            user_input = console.input("[bold cyan]>[/] ").strip()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
-        if said == "/quit":
+        if user_input == "/quit":
             return
-        if said == "/reset":
-            messages = list(beginning)
-            console.print("[dim]begun anew[/]")
-        elif said.startswith("/"):
+        if user_input == "/reset":
+            messages = list(first_messages)
+            console.print("[dim]new chat[/]")
+        elif user_input.startswith("/"):
             console.print(f"[dim]{_HELP}[/]")
-        elif said:
-            messages.append({"role": "user", "content": said})
-            answer = _answer(console, talker, messages, rename)
+        elif user_input:
+            messages.append({"role": "user", "content": user_input})
+            answer = _answer(console, model, messages, rename)
             if answer is None:
                 messages.pop()
             else:
@@ -170,19 +172,19 @@ def talk(
 
 def _answer(
     console: Console,
-    talker: Talker,
+    model: ChatModel,
     messages: list[Any],
     rename: Callable[[DraftwiseError], None],
 ) -> str | None:
-    """Print an answer as it comes; ``None`` if there is none."""
+    """Print an answer while it is generated and return it; ``None`` after an error."""
     from rich.text import Text
 
     from draftwise.cli.render import STYLES
-    from draftwise.serving.talk import Reply
+    from draftwise.serving.conversation import Reply
 
     reply = Reply()
     try:
-        for text, source in talker.answer(messages, reply):
+        for text, source in model.answer(messages, reply):
             console.print(Text(text, style=STYLES[source]), end="", soft_wrap=True)
     except KeyboardInterrupt:
         console.print(" [dim]stopped[/]", end="")
@@ -192,11 +194,11 @@ def _answer(
         console.print(error.message, markup=False)
         return None
     console.print()
-    told = f"{reply.num_tokens} tokens"
+    summary = f"{reply.num_tokens} tokens"
     if reply.mean_accepted_length > 1:
-        told += f", {reply.mean_accepted_length:.2f} per step"
+        summary += f", {reply.mean_accepted_length:.2f} per step"
     if not reply.lossless:
-        told += ", not lossless"
+        summary += ", not lossless"
     if reply.num_tokens:
-        console.print(f"[dim]{told}[/]")
+        console.print(f"[dim]{summary}[/]")
     return reply.text

@@ -1,7 +1,7 @@
-"""Which models a command runs where not all of them are named.
+"""Default models of commands.
 
-The bundled models are defaults among themselves only: beside a model of one's own nothing is taken
-from the zoo unless it is named.
+The bundled models are defaults only for each other: together with a model of the user, models of
+the zoo are used only if they are named.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 NO_DRAFT = "none"
 _ZOO_PREFIX = "zoo:"
-# "draft:int8" is the draft itself, whichever it is.
+# "draft:int8" is the quantised draft, whichever model that is.
 _DRAFT_ITSELF = "draft:"
 _POLICY_WITHOUT_DRAFT = "none"
 # Options that have no effect without a draft.
-_ABOUT_DRAFTS = (
+_DRAFT_OPTIONS = (
     "companion",
     "policy",
     "policies",
@@ -39,12 +39,12 @@ _ABOUT_DRAFTS = (
 
 @dataclass(frozen=True)
 class Zoo:
-    """The bundled models that a command takes by default.
+    """The bundled models that a command uses by default.
 
     Attributes:
         target: name of the target.
         draft: name of the draft.
-        companion: name of the companion; ``None`` where the command takes none by itself.
+        companion: name of the companion; ``None`` if the command uses none by default.
         models: names of the small models that studies compare.
     """
 
@@ -60,10 +60,10 @@ class ChosenModels:
 
     Attributes:
         target: name of the target.
-        draft: name of the draft; ``None`` for the target alone.
+        draft: name of the draft; ``None`` for target-only decoding.
         companion: name of the companion, if any.
         models: names of the small models that studies compare.
-        draft_is_missing: there is no draft, and the user did not say that there is to be none.
+        draft_is_missing: whether there is no draft although the user did not ask for none.
     """
 
     target: str
@@ -73,10 +73,10 @@ class ChosenModels:
     draft_is_missing: bool
 
     def require_draft(self, why: str) -> str:
-        """The draft's name.
+        """Return the name of the draft.
 
         Args:
-            why: what needs a draft, as a clause.
+            why: clause for the error message that says what needs a draft.
 
         Raises:
             InvalidParameterError: there is no draft.
@@ -93,60 +93,60 @@ def choose_models(
     companion: str | None = None,
     models: tuple[str, ...] = (),
 ) -> ChosenModels:
-    """Complete the models that were named by the bundled ones, where these go with them.
+    """Choose the models of a command: those the user named, and bundled models as defaults.
 
-    If no model is named, all are the zoo's. With a target of the zoo, its draft and companion are
-    the zoo's unless named. With a target of one's own, there is no draft and no companion unless
-    named, and ``models`` are the draft and the companion.
+    If no model is named, all models are from the zoo. With a target from the zoo, the default draft
+    and companion are from the zoo too. With another target, there is no default draft or companion,
+    and ``models`` are the draft and the companion.
 
     Args:
-        zoo: the command's defaults.
-        target: as the user named it, if so.
-        draft: likewise; ``"none"`` for none.
-        companion: likewise.
-        models: likewise.
+        zoo: defaults of the command.
+        target: name of the target, if the user gave one.
+        draft: name of the draft, if the user gave one; ``"none"`` for no draft.
+        companion: name of the companion, if the user gave one.
+        models: names of small models, if the user gave them.
 
     Raises:
-        InvalidParameterError: a draft, a companion or one of ``models`` is the user's own and the
+        InvalidParameterError: a draft, a companion or one of ``models`` is not from the zoo and the
             target is not named.
     """
     if target is None:
         named = [("--draft", draft), ("--companion", companion)]
         named += [("--models", name) for name in models]
         for flag, name in named:
-            if name is not None and _is_own(name):
+            if name is not None and _is_from_user(name):
                 raise InvalidParameterError(
                     "target",
-                    f"missing: {flag} names {name!r}, which is none of the bundled models; name "
-                    "the target it belongs to with --target",
+                    f"missing: {flag} is {name!r}, which is not a bundled model; name its target "
+                    "with --target",
                 )
     target = target or zoo.target
-    of_zoo = target.startswith(_ZOO_PREFIX)
-    declined = draft == NO_DRAFT
-    if declined:
+    is_zoo_target = target.startswith(_ZOO_PREFIX)
+    is_declined = draft == NO_DRAFT
+    if is_declined:
         draft = None
-    elif draft is None and of_zoo:
+    elif draft is None and is_zoo_target:
         draft = zoo.draft
-    if companion is None and of_zoo and draft is not None:
+    if companion is None and is_zoo_target and draft is not None:
         companion = zoo.companion
     if not models:
-        small = (name for name in (draft, companion) if name and not _is_draft_itself(name))
-        models = zoo.models if of_zoo else tuple(dict.fromkeys(small))
-    return ChosenModels(target, draft, companion, models, draft is None and not declined)
+        small = (name for name in (draft, companion) if name and not _is_quantized_draft(name))
+        models = zoo.models if is_zoo_target else tuple(dict.fromkeys(small))
+    return ChosenModels(target, draft, companion, models, draft is None and not is_declined)
 
 
 def speculation_of(
     context: typer.Context, draft: str | None, settings: Mapping[str, Any]
 ) -> SpeculationConfig | None:
-    """How to speculate; ``None`` without a draft.
+    """Build the speculation settings of a command; ``None`` without a draft.
 
     Args:
-        context: of the command.
-        draft: name of the draft; ``None`` or ``"none"`` for the target alone.
+        context: context of the command.
+        draft: name of the draft; ``None`` or ``"none"`` for target-only decoding.
         settings: the other arguments of :class:`~draftwise.params.SpeculationConfig`.
 
     Raises:
-        InvalidParameterError: a setting is out of its range, or there is no draft and an option was
+        InvalidParameterError: a setting is out of range, or there is no draft and an option was
             given that has no effect without one.
     """
     from draftwise.params import SpeculationConfig
@@ -158,19 +158,19 @@ def speculation_of(
 
 
 def refuse_without_draft(context: typer.Context) -> None:
-    """Check that no option was given that has no effect without a draft.
+    """Reject options that have no effect without a draft.
 
     Raises:
-        InvalidParameterError: one was; names it.
+        InvalidParameterError: such options were given; lists them.
     """
     useless = [
         flag_of(context.command, name) or name
-        for name in _ABOUT_DRAFTS
+        for name in _DRAFT_OPTIONS
         if was_given(context, name) and context.params[name] != _POLICY_WITHOUT_DRAFT
     ]
     if useless:
         need = "needs" if len(useless) == 1 else "need"
-        raise _missing_draft(f"{', '.join(useless)} {need} one")
+        raise _missing_draft(f"{', '.join(useless)} {need} a draft")
 
 
 def _missing_draft(why: str) -> InvalidParameterError:
@@ -179,9 +179,9 @@ def _missing_draft(why: str) -> InvalidParameterError:
     )
 
 
-def _is_own(name: str) -> bool:
-    return name != NO_DRAFT and not name.startswith(_ZOO_PREFIX) and not _is_draft_itself(name)
+def _is_from_user(name: str) -> bool:
+    return name != NO_DRAFT and not name.startswith(_ZOO_PREFIX) and not _is_quantized_draft(name)
 
 
-def _is_draft_itself(name: str) -> bool:
+def _is_quantized_draft(name: str) -> bool:
     return name.startswith(_DRAFT_ITSELF)

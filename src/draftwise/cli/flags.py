@@ -1,4 +1,4 @@
-"""The flags of a command, and errors that name them instead of parameters of the Python API."""
+"""The flags of a command, and errors that name flags instead of parameters of the Python API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from draftwise.errors import DraftwiseError
 
-# Parameters that a command sets by an option of another name, the likelier option first.
+# Parameters that commands set by an option of another name, the more likely option first.
 _OTHER_NAMES = {
     "max_batch_size": ("batch_size", "batch_sizes"),
     "policy_options": ("policy_option",),
@@ -18,19 +18,19 @@ _OTHER_NAMES = {
     "prompts": ("workload",),
     "structured_outputs": ("json_schema",),
 }
-_KEYED = "policy_option"
-# A name in quotes is the user's own, such as that of a file.
+_KEY_VALUE_OPTION = "policy_option"
+# Text in quotes comes from the user, such as the name of a file.
 _NAME_OR_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![-/.\w])[a-z]+(?:_[a-z]+)+(?![-/.\w])")
 
 
 class FlaggingCommand(TyperCommand):
-    """A command whose errors name its options as they are typed: ``--max-model-len``."""
+    """A command whose errors name options as they are typed, such as ``--max-model-len``."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command.
 
         Raises:
-            DraftwiseError: what it raises, with flags in place of parameters.
+            DraftwiseError: the error of the command, with flags in place of parameters.
         """
         try:
             return super().invoke(ctx)
@@ -40,10 +40,10 @@ class FlaggingCommand(TyperCommand):
 
 
 def name_flags(command: Any, error: DraftwiseError) -> None:
-    """Let an error name the options of a command in place of parameters of the Python API.
+    """Replace parameters of the Python API in an error by the options of a command.
 
-    A nested field such as ``sampling.top_k`` or ``speculation.draft`` is known by its last name. A
-    field for which the command has no option stays as it is.
+    Nested fields such as ``sampling.top_k`` or ``speculation.draft`` are found by their last
+    component. Fields for which the command has no option stay unchanged.
     """
     error.field = _flag_of_field(command, error.field)
 
@@ -56,7 +56,7 @@ def name_flags(command: Any, error: DraftwiseError) -> None:
 
 
 def flag_of(command: Any, name: str) -> str | None:
-    """The flag of the option that sets a parameter; ``None`` if the command has none."""
+    """The flag that sets a parameter; ``None`` if the command has no such option."""
     for option in command.params:
         if option.name == name and option.param_type_name == "option":
             return str(max(option.opts, key=len))
@@ -64,7 +64,7 @@ def flag_of(command: Any, name: str) -> str | None:
 
 
 def was_given(context: typer.Context, name: str) -> bool:
-    """Whether the user set an option, which the command may not have, on the command line."""
+    """Whether the user set an option; False if the command has no such option."""
     source = context.get_parameter_source(name)
     return source is not None and not source.name.startswith("DEFAULT")
 
@@ -75,6 +75,6 @@ def _flag_of_field(command: Any, field: str) -> str:
         for each in (name, *_OTHER_NAMES.get(name, ())):
             flag = flag_of(command, each)
             if flag is not None:
-                # Of options with KEY=VALUE, the key too.
-                return " ".join([flag, *rest]) if each == _KEYED else flag
+                # For options with KEY=VALUE, add the key.
+                return " ".join([flag, *rest]) if each == _KEY_VALUE_OPTION else flag
     return field

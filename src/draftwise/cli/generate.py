@@ -1,4 +1,4 @@
-"""``draftwise generate``: text for prompts, alone or side by side with target-only decoding."""
+"""``draftwise generate``: generate text, optionally compared with target-only decoding."""
 
 from __future__ import annotations
 
@@ -10,19 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from draftwise.cli.defaults import Zoo, choose_models, speculation_of
-from draftwise.cli.flags import name_flags
-from draftwise.cli.interruption import EXIT_STATUS, reader_may_be_gone
-from draftwise.cli.options import (
-    check_max_tokens,
-    parse_lenience,
-    parse_policy_options,
-    read_chat_template,
-    set_chat_template,
-)
-from draftwise.cli.shared import (
-    DRAWING,
+from draftwise.cli.common_options import (
     RUNNING,
+    SAMPLING,
     ChatTemplate,
     Companion,
     Device,
@@ -45,13 +35,23 @@ from draftwise.cli.shared import (
     TrustRemoteCode,
     Verification,
 )
+from draftwise.cli.defaults import Zoo, choose_models, speculation_of
+from draftwise.cli.flags import name_flags
+from draftwise.cli.interruption import EXIT_STATUS, reader_may_be_gone
+from draftwise.cli.option_values import (
+    check_max_tokens,
+    parse_lenience,
+    parse_policy_options,
+    read_chat_template,
+    set_chat_template,
+)
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from draftwise.prompts import Prompt
 
 _PROMPTS = "Prompts"
-_SHOWING = "Output"
+_OUTPUT = "Output"
 
 
 def generate(
@@ -67,13 +67,15 @@ def generate(
     ] = None,
     num_prompts: Annotated[
         int | None,
-        typer.Option(help="Take only the first ones of the file.", min=1, rich_help_panel=_PROMPTS),
+        typer.Option(
+            help="Maximum number of prompts read from the file.", min=1, rich_help_panel=_PROMPTS
+        ),
     ] = None,
     chat: Annotated[
         bool,
         typer.Option(
             "--chat",
-            help="Send prompts through the target's chat template.",
+            help="Format prompts with the target's chat template.",
             rich_help_panel=_PROMPTS,
         ),
     ] = False,
@@ -89,7 +91,7 @@ def generate(
     profile: Profile = None,
     latency_profile: LatencyProfile = None,
     max_tokens: Annotated[
-        int, typer.Option(help="Most tokens to generate.", rich_help_panel=DRAWING)
+        int, typer.Option(help="Maximum number of generated tokens.", rich_help_panel=SAMPLING)
     ] = 128,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
@@ -97,18 +99,21 @@ def generate(
     min_p: MinP = 0.0,
     seed: Annotated[
         int | None,
-        typer.Option(help="Of the first prompt; each next one adds 1.", rich_help_panel=DRAWING),
+        typer.Option(
+            help="Seed of the first prompt; it increases by 1 for each further prompt.",
+            rich_help_panel=SAMPLING,
+        ),
     ] = None,
     json_schema: Annotated[
         Path | None,
         typer.Option(
-            help="Every text is JSON that the schema in this file describes.",
+            help="File with a JSON schema that every text must match.",
             metavar="FILE",
-            rich_help_panel=DRAWING,
+            rich_help_panel=SAMPLING,
         ),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option(help="Prompts that run at once.", rich_help_panel=RUNNING)
+        int, typer.Option(help="Number of prompts that run at once.", rich_help_panel=RUNNING)
     ] = 8,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -121,18 +126,18 @@ def generate(
         typer.Option(
             "--compare",
             help="Run target-only and speculative decoding side by side.",
-            rich_help_panel=_SHOWING,
+            rich_help_panel=_OUTPUT,
         ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=_SHOWING)
+        bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=_OUTPUT)
     ] = False,
     logprobs: Annotated[
         int | None,
         typer.Option(
-            help="With --json: the target's log-probability of every token, and of so many "
-            "likeliest ones at its place.",
-            rich_help_panel=_SHOWING,
+            help="With --json: report the target's log-probabilities of every generated token "
+            "and of this many most likely tokens at each position.",
+            rich_help_panel=_OUTPUT,
         ),
     ] = None,
 ) -> None:
@@ -149,9 +154,9 @@ def generate(
 
     texts = read_prompts(prompt, prompts, num_prompts)
     if logprobs is not None and not as_json:
-        raise InvalidParameterError("logprobs", "are shown with --json only")
+        raise InvalidParameterError("logprobs", "requires --json")
     if chat_template is not None and not chat:
-        raise InvalidParameterError("chat_template", "is for chats: add --chat")
+        raise InvalidParameterError("chat_template", "requires --chat")
     template = read_chat_template(chat_template)
     params = SamplingParams(
         max_tokens=check_max_tokens(max_tokens),
@@ -179,10 +184,10 @@ def generate(
         },
     )
     if compare:
-        models.require_draft("--compare sets speculation beside the target alone")
+        models.require_draft("--compare compares speculative with target-only decoding")
     console = Console(stderr=as_json, highlight=False)
     with console.status("starting …") as status:
-        from draftwise.cli.generation import compare_prompts, run_prompts
+        from draftwise.cli.generate_run import compare_prompts, run_prompts
         from draftwise.llm import LLM
 
         llm = LLM(
@@ -195,28 +200,28 @@ def generate(
             trust_remote_code=trust_remote_code,
             overlap=overlap,
             draft_replicas=draft_replicas,
-            on_status=lambda what: status.update(f"{what} …"),
+            on_status=lambda operation: status.update(f"{operation} …"),
         )
     set_chat_template(llm, template)
     if models.draft_is_missing and policy is None:
         typer.echo(
-            "no draft: the target decodes alone, without speculation; name one with --draft DRAFT",
+            "no draft: decoding without speculation; name a draft with --draft DRAFT",
             err=True,
         )
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
     rename = partial(name_flags, context.command)
     try:
         if compare:
-            done = compare_prompts(console, llm, inputs, params, batch_size, rename)
+            generated = compare_prompts(console, llm, inputs, params, batch_size, rename)
         else:
-            done = run_prompts(console, llm, inputs, params, rename)
+            generated = run_prompts(console, llm, inputs, params, rename)
     finally:
         llm.close()
     if as_json:
-        result = done.result | {"warnings": context.obj}
-        with reader_may_be_gone(done.interrupted):
+        result = generated.result | {"warnings": context.obj}
+        with reader_may_be_gone(generated.interrupted):
             typer.echo(json.dumps(result, ensure_ascii=False))
-    if done.interrupted:
+    if generated.interrupted:
         raise typer.Exit(EXIT_STATUS)
-    if any(output["error"] for output in done.result["outputs"]):
+    if any(output["error"] for output in generated.result["outputs"]):
         raise typer.Exit(2)

@@ -1,4 +1,4 @@
-"""What ``draftwise generate`` reads: prompts and schemas."""
+"""Input of ``draftwise generate``: prompts and JSON schemas."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from draftwise.structured_outputs import StructuredOutputs
 
 
 def read_prompts(prompt: str | None, file: Path | None, num_prompts: int | None) -> list[str]:
-    """The prompt of the command line, or those of a file.
+    """Return the prompt of the command line, or the prompts of a file.
 
     Raises:
-        InvalidParameterError: there are both or neither.
+        InvalidParameterError: both or neither are given.
         PromptError: the file cannot be read.
     """
     if (prompt is None) == (file is None):
@@ -25,7 +25,7 @@ def read_prompts(prompt: str | None, file: Path | None, num_prompts: int | None)
 
 
 def read_schema(file: Path | None) -> StructuredOutputs | None:
-    """The form that the JSON schema of a file gives to a text.
+    """Read a JSON schema from a file; ``None`` without a file.
 
     Raises:
         InvalidParameterError: the file cannot be read or is not JSON.

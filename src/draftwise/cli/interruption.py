@@ -1,4 +1,4 @@
-"""Ctrl-C as a request to stop between two steps."""
+"""Graceful handling of ctrl-C: a run stops between two steps."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ EXIT_STATUS = 128 + signal.SIGINT
 
 
 class Interruption:
-    """Whether the user has asked to stop.
+    """The state of an interruption by the user.
 
     Attributes:
-        asked: they have.
+        asked: whether the user has pressed ctrl-C.
     """
 
     def __init__(self) -> None:
         self.asked = False
 
     def ask(self) -> None:
-        """Stop at the next check, or at once if asked a second time.
+        """Request a stop at the next check; a second request stops immediately.
 
         Raises:
-            KeyboardInterrupt: it was asked before.
+            KeyboardInterrupt: a stop was already requested.
         """
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
 
     def check(self) -> None:
-        """Stop here if asked to.
+        """Stop here if a stop was requested.
 
         Raises:
-            KeyboardInterrupt: it was asked.
+            KeyboardInterrupt: a stop was requested.
         """
         if self.asked:
             raise KeyboardInterrupt
@@ -45,35 +45,35 @@ class Interruption:
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Let ctrl-C stop the program only where it checks for it; a second one stops it at once.
+    """Defer ctrl-C to the next :meth:`Interruption.check`; a second ctrl-C stops immediately.
 
-    A step that is left halfway would leave requests in a state that nobody can show. Where ctrl-C
-    is ignored or handled by somebody else, nothing changes.
+    An interrupted step would leave requests in an inconsistent state. If SIGINT is ignored or has
+    another handler, it is left unchanged.
     """
     interruption = Interruption()
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:
+    previous_handler = signal.getsignal(signal.SIGINT)
+    if previous_handler is not signal.default_int_handler:
         yield interruption
         return
     signal.signal(signal.SIGINT, lambda number, frame: interruption.ask())
     try:
         yield interruption
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 @contextmanager
 def reader_may_be_gone(interrupted: bool) -> Iterator[None]:
-    """Print after ctrl-C, which in a terminal ends the program that reads the output as well.
+    """Context for printing after ctrl-C, which may also have ended the reader of the output.
 
     Raises:
-        typer.Exit: the run was interrupted and the reader of the output is gone.
+        typer.Exit: the run was interrupted and the pipe of the output is closed.
     """
     try:
         yield
-    except (BrokenPipeError, SystemExit):  # the latter is rich's answer to the former
+    except (BrokenPipeError, SystemExit):  # rich converts the former to the latter
         if not interrupted:
             raise
-        # What is still buffered has to go somewhere when Python ends.
+        # Python flushes the buffer of stdout at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_STATUS) from None

@@ -1,4 +1,4 @@
-"""A run while it goes on: progress, and text as it comes."""
+"""Output during a run: a progress bar, and text while it is generated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from draftwise.prompts import Prompt
 def progress(
     console: Console, what: str, total: int, hidden: bool = False
 ) -> Iterator[Callable[[list[Request]], None]]:
-    """A progress bar over finished requests; yields the function to call after each step."""
+    """Show a progress bar over finished requests; yields the function to call after each step."""
     columns = (
         TextColumn(what),
         BarColumn(),
@@ -46,50 +46,50 @@ def progress(
 
 
 class Answers:
-    """The answers to some prompts while they are generated.
+    """The requests of several prompts during generation.
 
     Attributes:
-        requests: those that gained tokens, by the index of their prompts.
+        requests: requests that have received tokens, by the index of their prompts.
     """
 
     def __init__(
         self, prompts: Sequence[Prompt] = (), params: Sequence[SamplingParams] = ()
     ) -> None:
-        """Wait for the requests.
+        """Create the tracker without requests.
 
         Args:
-            prompts: in their order.
-            params: one object for each prompt, by which its request is known.
+            prompts: the prompts.
+            params: a distinct object for each prompt, by which its request is identified.
         """
         self.requests: dict[int, Request] = {}
         self._prompts = prompts
         self._indices = {id(each): index for index, each in enumerate(params)}
 
     def on_step(self, advanced: Sequence[Request]) -> None:
-        """Note the requests that gained tokens in a step."""
+        """Record the requests that received tokens in a step."""
         for request in advanced:
             self.requests[self._indices[id(request.params)]] = request
 
     def outputs(self) -> list[RequestOutput]:
-        """What there is of every answer; whatever has not ended is cancelled."""
+        """Current outputs of all prompts."""
         return [
-            self.requests[index].output() if index in self.requests else _nothing(prompt)
+            self.requests[index].output() if index in self.requests else _cancelled(prompt)
             for index, prompt in enumerate(self._prompts)
         ]
 
 
-class Typist:
-    """Prints texts in the order of their prompts, each token coloured by where it came from.
+class AnswerPrinter:
+    """Prints texts in the order of their prompts, with each token coloured by its source.
 
-    The first text that has not ended is printed as it comes.
+    The first unfinished text is printed while it is generated.
     """
 
     def __init__(self, console: Console, answers: Answers, titles: bool = True) -> None:
-        """Print nothing yet.
+        """Create the printer.
 
         Args:
-            console: where to print.
-            answers: where requests are found.
+            console: console to print to.
+            answers: requests to print.
             titles: print a line with the prompt above each text.
         """
         self._console = console
@@ -98,8 +98,8 @@ class Typist:
         self._index = 0
         self._has_title = False
 
-    def type(self) -> None:
-        """Print what has come."""
+    def print_new(self) -> None:
+        """Print the text generated since the last call."""
         while (request := self._answers.requests.get(self._index)) is not None:
             if request.error is not None:
                 return  # shown with the outputs
@@ -111,11 +111,11 @@ class Typist:
             self._end()
 
     def finish(self, outputs: Sequence[RequestOutput]) -> None:
-        """Print all that has not been printed."""
-        self.type()
+        """Print the remaining text of all outputs."""
+        self.print_new()
         while self._index < len(outputs):
             output = outputs[self._index]
-            if self._has_title:  # a text that failed on its way
+            if self._has_title:  # the request failed after part of its text was printed
                 self._console.print()
             self._title(output.prompt)
             if output.error is None:
@@ -123,7 +123,7 @@ class Typist:
             else:
                 self._console.print(Text(f"error {output.error}", style="bold red"), end="")
             self._end()
-            self.type()
+            self.print_new()
         if self._titles:
             self._console.print(Rule(style="dim"))
 
@@ -153,6 +153,6 @@ def _first_line(prompt: str) -> str:
     return line if len(line) <= 60 else line[:59] + "…"
 
 
-def _nothing(prompt: Prompt) -> RequestOutput:
-    """The output of a prompt for which nothing was generated yet."""
+def _cancelled(prompt: Prompt) -> RequestOutput:
+    """The output of a prompt that was cancelled before its first token."""
     return RequestOutput.empty(prompt, FinishReason.CANCELLED)

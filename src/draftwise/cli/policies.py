@@ -1,4 +1,4 @@
-"""``draftwise policies``: what there is to choose from."""
+"""``draftwise policies``: list the available policies."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ _NEEDS = ("draft", "companion", "profile", "latency")
 
 
 def policies(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON array, with a summary of each.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
-    """List the policies: when to draft, and what to verify."""
+    """List the policies, which decide how many tokens to draft and to verify."""
     from draftwise.policies import POLICIES
 
     rows = [_describe(policy) for policy in POLICIES.values()]
@@ -31,7 +29,7 @@ def policies(
 
 
 def _describe(policy: type[Policy]) -> dict[str, Any]:
-    """A policy as one JSON-ready object; signals in the order of their definition."""
+    """A policy as a JSON-serialisable object; signals in the order of their definition."""
     from draftwise.policies import Signal
     from draftwise.policies.registry import options_of
 
@@ -42,12 +40,12 @@ def _describe(policy: type[Policy]) -> dict[str, Any]:
         "signals": [signal.value for signal in Signal if signal in policy.signals],
         "lossless": policy.lossless,
         "options": options_of(policy),
-        "needs": [what for what in _NEEDS if getattr(policy, f"needs_{what}")],
+        "needs": [need for need in _NEEDS if getattr(policy, f"needs_{need}")],
     }
 
 
 def _show(console: Console, rows: list[dict[str, Any]]) -> None:
-    """What each looks at and needs, one line each; then what it does and where it is from."""
+    """Print signals and requirements of each policy, then summaries, sources and options."""
     facts = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("policy", "signals", "lossless", "needs"):
         facts.add_column(column, style="bold" if column == "policy" else "", no_wrap=True)
@@ -62,12 +60,12 @@ def _show(console: Console, rows: list[dict[str, Any]]) -> None:
             " ".join(row["needs"]) or "–",
         )
         options = ", ".join(f"{key} = {value}" for key, value in row["options"].items())
-        told = f"\n[dim]options: {options}[/]" if options else ""
-        texts.add_row(row["name"], f"{row['summary']}\n[dim]{row['source']}[/]{told}")
+        options_line = f"\n[dim]options: {options}[/]" if options else ""
+        texts.add_row(row["name"], f"{row['summary']}\n[dim]{row['source']}[/]{options_line}")
     console.print(facts)
     console.print(
-        "[dim]H: entropy of the draft; q(x): its probability of the token; S: overlap of draft and "
-        "companion;\nA: the companion's agreement with the token; target: what only the target "
-        "knows[/]\n"
+        "[dim]H: entropy of the draft distribution; q(x): draft probability of the token;\n"
+        "S: similarity of draft and companion distributions; A: agreement of the companion "
+        "with the token;\ntarget: output of the target[/]\n"
     )
     console.print(texts)

@@ -1,4 +1,4 @@
-"""``draftwise profile``: what the target accepts of this draft, as a file."""
+"""``draftwise profile``: measure the acceptance of a draft and write a profile."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from draftwise.cli.defaults import Zoo, choose_models
-from draftwise.cli.flags import name_flags
-from draftwise.cli.shared import (
-    DRAWING,
+from draftwise.cli.common_options import (
+    COMPANION_HELP,
     MODELS,
     RUNNING,
+    SAMPLING,
     Device,
     Draft,
     Dtype,
@@ -28,6 +27,8 @@ from draftwise.cli.shared import (
     TopP,
     TrustRemoteCode,
 )
+from draftwise.cli.defaults import Zoo, choose_models
+from draftwise.cli.flags import name_flags
 from draftwise.errors import DraftwiseError, InvalidParameterError
 
 if TYPE_CHECKING:
@@ -45,28 +46,32 @@ def profile(
         Path,
         typer.Option(help="JSON lines with prompt, question, turns or text.", metavar="FILE"),
     ],
-    num_prompts: Annotated[int, typer.Option(help="Take the first of the file.", min=1)] = 512,
+    num_prompts: Annotated[
+        int, typer.Option(help="Maximum number of prompts read from the file.", min=1)
+    ] = 512,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Send prompts through the target's chat template.")
+        bool, typer.Option("--chat", help="Format prompts with the target's chat template.")
     ] = False,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")
+        Path, typer.Option("--output", "-o", help="Profile to write.", metavar="FILE")
     ] = Path("profile.safetensors"),
     target: Target = None,
     draft: Draft = None,
     companion: Annotated[
         str | None,
         typer.Option(
-            help="The model that judges; draft:int8 is the draft quantised. Without one, only "
-            "what the draft knows of itself is profiled.",
+            help=f"{COMPANION_HELP} Without a companion, only signals of the draft are profiled.",
             rich_help_panel=MODELS,
         ),
     ] = None,
     num_speculative_tokens: Annotated[
-        int, typer.Option(help="Tokens drafted per step.", min=1, rich_help_panel=MODELS)
+        int, typer.Option(help="Number of tokens drafted per step.", min=1, rich_help_panel=MODELS)
     ] = 8,
     max_tokens: Annotated[
-        int, typer.Option(help="Most tokens to generate per prompt.", rich_help_panel=DRAWING)
+        int,
+        typer.Option(
+            help="Maximum number of tokens generated per prompt.", rich_help_panel=SAMPLING
+        ),
     ] = 128,
     temperature: Temperature = 1.0,
     top_p: TopP = 1.0,
@@ -74,21 +79,25 @@ def profile(
     min_p: MinP = 0.0,
     seed: Annotated[
         int,
-        typer.Option(help="Of the first prompt; each next one adds 1.", rich_help_panel=DRAWING),
+        typer.Option(
+            help="Seed of the first prompt; it increases by 1 for each further prompt.",
+            rich_help_panel=SAMPLING,
+        ),
     ] = 0,
     batch_size: Annotated[
-        int, typer.Option(help="Prompts that run at once.", min=1, rich_help_panel=RUNNING)
+        int,
+        typer.Option(help="Number of prompts that run at once.", min=1, rich_help_panel=RUNNING),
     ] = 16,
     dtype: Dtype = "auto",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Learn what the target accepts of a draft, from what draft and companion think of it.
+    """Measure how acceptance depends on signals of the draft and the companion.
 
-    Runs plain speculative decoding over the prompts. A run that was interrupted goes on where it
-    stopped when the same command is given again. Use prompts and sampling parameters like those
-    that are to be served.
+    Runs speculative decoding with a fixed draft length over the prompts. An interrupted run is
+    resumed by running the same command again. Use prompts and sampling parameters that are
+    representative of those to be served.
 
     Examples:
       draftwise profile --prompts prompts.jsonl -o profile.safetensors
@@ -100,7 +109,7 @@ def profile(
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")
     models = choose_models(Zoo(), target, draft, companion)
-    proposer = models.require_draft("a profile is about what a draft proposes")
+    draft_name = models.require_draft("a profile is about the acceptance of a draft")
     texts = load_prompts(prompts, num_prompts)
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -111,25 +120,18 @@ def profile(
         seed=seed,
     )
     speculation = SpeculationConfig(
-        draft=proposer,
+        draft=draft_name,
         companion=models.companion,
         policy="fixed",
         num_speculative_tokens=num_speculative_tokens,
     )
     console = Console(highlight=False)
-    with console.status(f"loading {models.target}, {proposer} …"):
-        from draftwise.llm import LLM
+    with console.status(f"loading {models.target}, {draft_name} …"):
+        from draftwise.cli.model_loading import load_for_profiling
 
-        llm = LLM(
-            models.target,
-            None,
-            dtype=dtype,
-            device=device,
-            max_batch_size=1,
-            max_model_len=max_model_len,
-            trust_remote_code=trust_remote_code,
+        llm, loaded = load_for_profiling(
+            models.target, speculation, dtype, device, max_model_len, trust_remote_code
         )
-        loaded = llm.load_models(speculation)
     inputs: list[Prompt] = [[{"role": "user", "content": text}] if chat else text for text in texts]
     rename = partial(name_flags, context.command)
     _profile(
@@ -182,10 +184,10 @@ def _show(
     summary = profile.summary
     assert summary is not None
     if collection.num_resumed:
-        console.print(f"continued after {collection.num_resumed} prompts", style="dim")
+        console.print(f"resumed after {collection.num_resumed} prompts", style="dim")
     if collection.errors:
         console.print(
-            f"[bold yellow]{len(collection.errors)} prompts are left out[/]; the first because "
+            f"[bold yellow]{len(collection.errors)} prompts were skipped[/]; first error: "
             f"{collection.errors[0]}"
         )
     table = Table.grid(padding=(0, 2))
@@ -200,7 +202,7 @@ def _show(
         f"{summary.num_tokens} drafted tokens in {summary.num_chains} drafts "
         f"of {collection.num_prompts} prompts",
     )
-    table.add_row("acceptance", f"[bold]{summary.mean_acceptance:.3f}[/] mean")
+    table.add_row("acceptance probability", f"[bold]{summary.mean_acceptance:.3f}[/] mean")
     by_position = " ".join(f"{p:.2f}" for p in summary.acceptance_by_position)
     table.add_row("by position", by_position)
     console.print(table)
@@ -208,7 +210,7 @@ def _show(
 
 
 def _gain_table(profile: AcceptanceProfile) -> Table:
-    """What each signal tells, in bits, and how far each table is off."""
+    """Information gain of each signal in bits, and calibration error of each table."""
     summary = profile.summary
     assert summary is not None
     (entropy, *_) = (gain.entropy for gain in summary.gains.values())
@@ -217,13 +219,13 @@ def _gain_table(profile: AcceptanceProfile) -> Table:
         box=None,
         pad_edge=False,
         header_style="dim",
-        title="information gain, bits (beside it: corrected for chance)",
+        title="information gain in bits (dimmed: corrected for chance)",
         title_justify="left",
     )
     for name in (
         "signal",
         "cells",
-        f"kept or not, of {entropy:.2f}",
+        f"accepted or not, of {entropy:.2f}",
         f"acceptance probability, of {fate_entropy:.2f}",
         "calibration error",
     ):

@@ -1,4 +1,4 @@
-"""``draftwise profile-latency``: what passes of the models cost on this machine, as a file."""
+"""``draftwise profile-latency``: measure latencies of forward passes and write a profile."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from draftwise.cli.common_options import COMPANION_HELP, Draft, MaxModelLen, Target, TrustRemoteCode
 from draftwise.cli.defaults import ChosenModels, Zoo, choose_models
-from draftwise.cli.options import parse_numbers, set_threads
-from draftwise.cli.shared import Draft, MaxModelLen, Target, TrustRemoteCode
+from draftwise.cli.option_values import parse_numbers, set_threads
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -20,48 +20,49 @@ if TYPE_CHECKING:
     from draftwise.profiling.latency_profile import LatencyProfile
     from draftwise.profiling.passes import Stage
 
-# How many tokens more the closing sentence is about.
-_MORE = 4
+# Number of additional tokens per request in the closing sentence.
+_NUM_EXTRA_TOKENS = 4
 
 
 def profile_latency(
     target: Target = None,
     draft: Draft = None,
-    companion: Annotated[
-        str | None, typer.Option(help="The model that judges; draft:int8 is the draft quantised.")
-    ] = None,
+    companion: Annotated[str | None, typer.Option(help=COMPANION_HELP)] = None,
     dtype: Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    max_batch_size: Annotated[int, typer.Option(help="Largest batch.")] = 32,
+    max_batch_size: Annotated[int, typer.Option(help="Largest batch size.")] = 32,
     num_speculative_tokens: Annotated[
-        int, typer.Option(help="Most tokens verified per request and step.")
+        int, typer.Option(help="Maximum number of tokens verified per request and step.")
     ] = 5,
     contexts: Annotated[
         str | None,
         typer.Option(
-            help="Tokens of context, separated by commas; 128,512,1024 as far as they fit."
+            help="Context lengths in tokens, separated by commas.",
+            show_default="those of 128,512,1024 that fit",
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Threads to compute with; PyTorch's default if left out.")
+        int | None,
+        typer.Option(help="Number of CPU threads.", show_default="PyTorch's default"),
     ] = None,
     interference: Annotated[
         bool,
         typer.Option(
             "--interference",
-            help="Also measure how target and draft slow each other down at the same time.",
+            help="Also measure how much target and draft slow each other down when they run at "
+            "the same time.",
         ),
     ] = False,
     max_model_len: MaxModelLen = None,
     trust_remote_code: TrustRemoteCode = False,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The file to write.", metavar="FILE")
+        Path, typer.Option("--output", "-o", help="Profile to write.", metavar="FILE")
     ] = Path("latency.json"),
 ) -> None:
-    """Measure what passes of the models cost on this machine.
+    """Measure the latency of forward passes of the models on this machine.
 
-    A profile holds for these models, this type, this machine and as many threads. Measure on a
-    machine that does nothing else.
+    A profile is valid only for the same models, data type, machine and number of threads. Measure
+    on an otherwise idle machine.
 
     Examples:
       draftwise profile-latency -o latency.json
@@ -72,11 +73,13 @@ def profile_latency(
         raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")
     models = choose_models(Zoo(), target, draft, companion)
     if interference:
-        models.require_draft("--interference is that of target and draft")
+        models.require_draft("--interference needs a draft")
     if models.companion is not None:
-        models.require_draft("--companion judges one")
+        models.require_draft("--companion needs a draft")
     if models.draft_is_missing:
-        typer.echo("no draft: the target alone is measured; name one with --draft DRAFT", err=True)
+        typer.echo(
+            "no draft: only the target is measured; name a draft with --draft DRAFT", err=True
+        )
     if threads is not None:
         set_threads(threads)
     console = Console(highlight=False)
@@ -117,23 +120,18 @@ def _load(
     trust_remote_code: bool,
 ) -> Models:
     with console.status("loading the models …"):
-        from draftwise.engine.assembly import Models
-        from draftwise.llm import LLM
+        from draftwise.cli.model_loading import load_for_profiling
         from draftwise.params import SpeculationConfig
 
-        llm = LLM(
-            models.target,
-            None,
-            dtype=dtype,
-            device=device,
-            max_batch_size=1,
-            max_model_len=max_model_len,
-            trust_remote_code=trust_remote_code,
+        speculation = None
+        if models.draft is not None:
+            speculation = SpeculationConfig(
+                models.draft, companion=models.companion, policy="fixed"
+            )
+        _, loaded = load_for_profiling(
+            models.target, speculation, dtype, device, max_model_len, trust_remote_code
         )
-        if models.draft is None:
-            return Models(llm.target)
-        speculation = SpeculationConfig(models.draft, companion=models.companion, policy="fixed")
-        return llm.load_models(speculation)
+        return loaded
 
 
 def _show(console: Console, profile: LatencyProfile) -> None:
@@ -148,19 +146,19 @@ def _show(console: Console, profile: LatencyProfile) -> None:
     context = min(p.shape.context for p in profile.points if p.stage is Stage.TARGET)
     console.print(f"[bold]target[/], ms per pass with {context} tokens of context")
     console.print(_target_table(profile, context))
-    for stage, what in ((Stage.DRAFT, "requests"), (Stage.COMPANION, "tokens judged")):
+    for stage, unit in ((Stage.DRAFT, "requests"), (Stage.COMPANION, "scored tokens")):
         if stage in profile.costs:
             console.print(f"[bold]{stage}[/], ms per pass")
-            console.print(_curve_table(profile, stage, what))
+            console.print(_curve_table(profile, stage, unit))
     for stage, factor in profile.interference.items():
         console.print(
             f"target and draft at the same time: the {stage} takes {factor:.2f} times as long"
         )
-    console.print(_meaning(profile, context))
+    console.print(_conclusion(profile, context))
 
 
 def _target_table(profile: LatencyProfile, context: int) -> Table:
-    """Milliseconds by tokens per request and batch size."""
+    """Milliseconds per target pass, by tokens per request and batch size."""
     from draftwise.profiling.passes import Stage
 
     cells = {
@@ -179,29 +177,30 @@ def _target_table(profile: LatencyProfile, context: int) -> Table:
     return table
 
 
-def _curve_table(profile: LatencyProfile, stage: Stage, what: str) -> Table:
-    """Milliseconds of a small model, as fitted."""
+def _curve_table(profile: LatencyProfile, stage: Stage, unit: str) -> Table:
+    """Fitted milliseconds per pass of the draft or the companion, by number of ``unit``."""
     cost = profile.costs[stage]
     table = Table(box=None, header_style="dim")
-    table.add_column(what, justify="right")
+    table.add_column(unit, justify="right")
     table.add_column("ms", justify="right")
     for tokens, seconds in zip(cost.tokens, cost.seconds, strict=True):
         table.add_row(f"{tokens:.0f}", f"{1000 * seconds:.2f}")
     return table
 
 
-def _meaning(profile: LatencyProfile, context: int) -> str:
-    """What the profile says about speculation, in a sentence."""
+def _conclusion(profile: LatencyProfile, context: int) -> str:
+    """One sentence about the cost of verifying additional tokens."""
     from draftwise.profiling.passes import Stage
 
     cost = profile.costs[Stage.TARGET]
     points = [point for point in profile.points if point.stage is Stage.TARGET]
 
-    def more(batch: int) -> str:
+    def extra_cost(batch: int) -> str:
         one = cost(batch, batch * context)
-        extra = cost(batch * (1 + _MORE), batch * context) / one - 1
+        extra = cost(batch * (1 + _NUM_EXTRA_TOKENS), batch * context) / one - 1
         return f"{100 * extra:.0f} % of a target-only pass at batch {batch}"
 
     largest = max(point.shape.num_requests for point in points)
     batches = [1] if largest == 1 else [1, largest]
-    return f"Verifying {_MORE} tokens more per request costs {' and '.join(map(more, batches))}."
+    costs = " and ".join(map(extra_cost, batches))
+    return f"Verifying {_NUM_EXTRA_TOKENS} more tokens per request costs {costs}."

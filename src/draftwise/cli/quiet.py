@@ -1,4 +1,4 @@
-"""Of all the warnings of a run, those that a user of the command should read."""
+"""Filter of warnings: only those of Draftwise are shown to users of the command line."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from draftwise.errors import DraftwiseWarning
+from draftwise.errors import DraftwiseWarning, SlowPathWarning
 
 _VERBOSITY = "TRANSFORMERS_VERBOSITY"
 
 
 @contextmanager
 def only_our_warnings() -> Iterator[list[str]]:
-    """Show each :class:`DraftwiseWarning` as one line on stderr, and silence everybody else.
+    """Show each :class:`DraftwiseWarning` as one line on stderr, and suppress other warnings.
+
+    A model that is loaded twice is warned of once.
 
     Yields:
-        What was shown so far.
+        List to which the shown messages are appended.
     """
     shown: list[str] = []
 
@@ -33,6 +35,8 @@ def only_our_warnings() -> Iterator[list[str]]:
         line: str | None = None,
     ) -> None:
         text = " ".join(str(message).split())
+        if issubclass(category, SlowPathWarning) and text in shown:
+            return
         shown.append(text)
         print(f"warning {text}", file=sys.stderr)
 
@@ -45,13 +49,12 @@ def only_our_warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Let the models' library, which talks to developers, report errors only.
+    """Limit logs of transformers, which are meant for developers, to errors.
 
-    It sets the level of its logger when it is first imported, from this variable.
+    transformers reads the environment variable when it is first imported.
     """
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    given = os.environ.get(_VERBOSITY)
-    if given is not None:
+    if _VERBOSITY in os.environ:
         yield
         return
     os.environ[_VERBOSITY] = "error"

@@ -1,4 +1,4 @@
-"""What a run looks like: summaries, and the same as data."""
+"""Summaries of a run, as text and as JSON-serialisable data."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise.benchmark.measure import Comparison, Run
-from draftwise.cli.speculation import (
+from draftwise.cli.speculation_report import (
     describe_speculation,
     describe_stats,
     findings,
-    promise,
+    losslessness,
     settings,
 )
 from draftwise.llm import LLM
@@ -37,23 +37,23 @@ _MEANINGS = {
 
 
 def show_summary(console: Console, llm: LLM, run: Run) -> None:
-    """Print what a run amounted to."""
+    """Print the summary of a run."""
     stats = run.stats
     console.print(_legend(run))
     table = _table(llm)
     table.add_row("generated", f"{run.num_tokens} tokens in {run.seconds:.2f} s")
     table.add_row("speed", f"[bold]{run.tokens_per_second:.1f}[/] tokens/s (prompts included)")
     if stats.num_verified:
-        table.add_row("acceptance", f"{stats.acceptance_rate:.2f} of the verified tokens")
+        table.add_row("acceptance rate", f"{stats.acceptance_rate:.2f} of the verified tokens")
         table.add_row("accepted length", f"{stats.mean_accepted_length:.2f} tokens per step")
     for name, finding in findings(llm, stats).items():
         table.add_row(name, finding)
-    table.add_row("output", promise(llm, stats))
+    table.add_row("output", losslessness(llm, stats))
     console.print(table)
 
 
 def show_comparison(console: Console, llm: LLM, comparison: Comparison, batch_size: int) -> None:
-    """Print target-only and speculative decoding side by side."""
+    """Print a comparison of target-only and speculative decoding."""
     console.print(_legend(comparison.speculative))
     console.print(_table(llm))
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -81,11 +81,11 @@ def show_comparison(console: Console, llm: LLM, comparison: Comparison, batch_si
     stats = comparison.speculative.stats
     for name, finding in findings(llm, stats).items():
         console.print(f"[dim]{name}:[/] {finding}")
-    console.print(promise(llm, stats))
+    console.print(losslessness(llm, stats))
 
 
 def describe(llm: LLM, run: Run, comparison: Comparison | None = None) -> dict[str, Any]:
-    """A run as one JSON-ready object: settings, outputs and timing."""
+    """A run as one JSON-serialisable object: settings, outputs and timing."""
     speculation = describe_speculation(llm, run.stats)
     result: dict[str, Any] = {
         "target": llm.target.name,
@@ -164,13 +164,14 @@ def _equality(llm: LLM, comparison: Comparison) -> str:
     if not comparison.speculative.stats.lossless:
         return f"{same} of {total} texts are identical"
     if not comparison.greedy:
-        return "sampled texts differ by chance, their distribution is the same"
+        return "sampled texts differ, but their distribution is the same"
     if same == total:
         return f"[bold]all {total} texts are identical[/]"
     explanation = ""
     if llm.target.model.dtype != torch.float32:
         explanation = (
-            "\n[dim]with few bits, near-ties fall either way when a pass has another shape, "
-            "speculative or not; --dtype float32 compares without them[/]"
+            "\n[dim]in low precision, rounding depends on the shape of a pass and can change the "
+            "argmax of near-ties, with or without speculation; use --dtype float32 for an exact "
+            "comparison[/]"
         )
     return f"{same} of {total} texts are identical{explanation}"

@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from draftwise.cli.defaults import speculation_of
-from draftwise.cli.options import parse_lenience, parse_policy_options, read_chat_template
-from draftwise.cli.shared import (
+from draftwise.cli.common_options import (
     RUNNING,
     TARGET_HELP,
     ChatTemplate,
@@ -29,6 +27,8 @@ from draftwise.cli.shared import (
     TrustRemoteCode,
     Verification,
 )
+from draftwise.cli.defaults import speculation_of
+from draftwise.cli.option_values import parse_lenience, parse_policy_options, read_chat_template
 from draftwise.errors import InvalidParameterError
 
 _CLIENTS, _NETWORK, _LOGS = "Clients", "Network", "Logs"
@@ -39,7 +39,7 @@ def serve(
     target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP, show_default=False)],
     draft: Annotated[
         str | None,
-        typer.Option(help="The model that writes ahead.", show_default="target alone"),
+        typer.Option(help="Draft model.", show_default="none"),
     ] = None,
     companion: Companion = None,
     policy: PolicyName = None,
@@ -55,40 +55,47 @@ def serve(
         list[str] | None,
         typer.Option(
             envvar="DRAFTWISE_API_KEY",
-            help="Let only those in who have it; may be repeated.",
+            help="Require this API key of clients; may be repeated.",
             rich_help_panel=_CLIENTS,
         ),
     ] = None,
     served_model_name: Annotated[
         str | None,
         typer.Option(
-            help="What clients call the model.", show_default="TARGET", rich_help_panel=_CLIENTS
+            help="Model name in the API.", show_default="TARGET", rich_help_panel=_CLIENTS
         ),
     ] = None,
     max_queue: Annotated[
         int,
         typer.Option(
-            help="Requests that may wait beside those that run; more are told to come back.",
+            help="Maximum number of waiting requests; further requests are rejected with 429.",
             rich_help_panel=_CLIENTS,
         ),
     ] = 128,
     max_prompt_tokens: Annotated[
         int | None,
-        typer.Option(help="Longest prompt.", show_default="the context", rich_help_panel=_CLIENTS),
+        typer.Option(
+            help="Maximum number of prompt tokens.",
+            show_default="the context",
+            rich_help_panel=_CLIENTS,
+        ),
     ] = None,
     max_body_bytes: Annotated[
-        int, typer.Option(help="Longest body of a request.", rich_help_panel=_CLIENTS)
+        int, typer.Option(help="Maximum size of a request body.", rich_help_panel=_CLIENTS)
     ] = 8 << 20,
     request_timeout: Annotated[
         float,
-        typer.Option(help="Seconds from arrival to the last token.", rich_help_panel=_CLIENTS),
+        typer.Option(
+            help="Maximum seconds from the arrival of a request to its last token.",
+            rich_help_panel=_CLIENTS,
+        ),
     ] = 600.0,
     chat_template: ChatTemplate = None,
     tool_call_parser: Annotated[
         str | None,
         typer.Option(
-            help="How the model writes calls of tools: hermes or llama3_json.",
-            show_default="by the chat template",
+            help="Format of the model's tool calls: hermes or llama3_json.",
+            show_default="detected from the chat template",
             rich_help_panel=_CLIENTS,
         ),
     ] = None,
@@ -96,36 +103,40 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="Let web pages of this origin ask, such as https://example.org, or * for all; "
-            "may be repeated.",
+            help="Allow cross-origin requests from this origin, such as https://example.org, or * "
+            "for all; may be repeated.",
             rich_help_panel=_CLIENTS,
         ),
     ] = None,
     drain_timeout: Annotated[
         float,
         typer.Option(
-            help="Seconds that running requests have to end when the server is told to stop.",
+            help="Seconds for running requests to finish when the server shuts down.",
             rich_help_panel=_CLIENTS,
         ),
     ] = 30.0,
     step_timeout: Annotated[
         float,
         typer.Option(
-            help="Seconds after which an engine that does not respond is replaced.",
+            help="Seconds after which an unresponsive engine is restarted.",
             rich_help_panel=RUNNING,
         ),
     ] = 120.0,
     max_batch_size: Annotated[
-        int, typer.Option(help="Requests that run at once.", rich_help_panel=RUNNING)
+        int,
+        typer.Option(help="Maximum number of requests that run at once.", rich_help_panel=RUNNING),
     ] = 32,
     max_chunk_tokens: Annotated[
-        int, typer.Option(help="Prompt tokens processed per step.", rich_help_panel=RUNNING)
+        int,
+        typer.Option(
+            help="Maximum number of prompt tokens processed per step.", rich_help_panel=RUNNING
+        ),
     ] = 512,
     cache_gib: Annotated[
         float | None,
         typer.Option(
-            help="Memory for keys and values.",
-            show_default="half of what is free",
+            help="Size of the KV cache in GiB.",
+            show_default="half of the free memory",
             rich_help_panel=RUNNING,
         ),
     ] = None,
@@ -138,7 +149,7 @@ def serve(
     threads: Annotated[
         int | None,
         typer.Option(
-            help="To compute with on a CPU.",
+            help="Number of CPU threads.",
             show_default="all cores",
             min=1,
             rich_help_panel=RUNNING,
@@ -148,7 +159,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="One JSON object per line.",
+            help="File for logs, one JSON object per line.",
             show_default="standard error",
             rich_help_panel=_LOGS,
         ),
@@ -160,12 +171,12 @@ def serve(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Send a span of every request to an OpenTelemetry collector.",
+            help="Send a span for each request to this OpenTelemetry collector.",
             rich_help_panel=_LOGS,
         ),
     ] = None,
 ) -> None:
-    """Serve a model to OpenAI's clients, with a page to try it at /.
+    """Serve a model with an OpenAI-compatible API and a web page at /.
 
     Examples:
       draftwise serve zoo:target --draft zoo:draft
@@ -231,8 +242,12 @@ def serve(
     status = console.status(f"loading {target} …")
     status.start()
 
+    service = Service(engine, settings, tracing)
+
     def ready() -> None:
         status.stop()
+        for line in service.client.model.warnings:
+            typer.echo(f"warning {line}", err=True)
         console.print(
             f"[bold]{target}[/] is served at "
             f"[bold]http://{name}:{listening.getsockname()[1]}[/] (page at /, API at /v1); "
@@ -241,6 +256,6 @@ def serve(
         )
 
     try:
-        run(Service(engine, settings, tracing), listening, ready)
+        run(service, listening, ready)
     finally:
         status.stop()

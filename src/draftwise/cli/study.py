@@ -1,4 +1,4 @@
-"""``draftwise study``: the papers' tables and figures for any models."""
+"""``draftwise study``: reproduce tables and figures of the papers for any models."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from draftwise.cli.defaults import Zoo, choose_models
-from draftwise.cli.options import make_folder, parse_numbers, set_threads
-from draftwise.cli.shared import (
+from draftwise.cli.common_options import (
+    COMPANION_HELP,
     MODELS,
     RUNNING,
     TARGET_HELP,
@@ -27,14 +26,16 @@ from draftwise.cli.shared import (
     TopP,
     TrustRemoteCode,
 )
+from draftwise.cli.defaults import Zoo, choose_models
+from draftwise.cli.option_values import make_folder, parse_numbers, set_threads
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from draftwise.studies.settings import StudySettings
-    from draftwise.studies.study import Account, Study
+    from draftwise.studies.study import Description, Study
 
-_WORK, _TIMES = "Work", "Studies that take times"
-_EVERY = "all"
+_WORKLOAD, _TIMED = "Workload", "Timed studies"
+_ALL = "all"
 _ZOO = Zoo(
     "zoo:target@200m",
     "zoo:draft",
@@ -46,14 +47,14 @@ _ZOO = Zoo(
 def study(
     names: Annotated[
         list[str],
-        typer.Argument(help="Of studies, or all; list shows them.", metavar="NAME..."),
+        typer.Argument(help="Names of studies, or all; list prints the names.", metavar="NAME..."),
     ],
     prompts: Annotated[
         list[Path] | None,
         typer.Option(
             help="JSON lines with prompt, question, turns or text; may be repeated.",
             metavar="FILE",
-            rich_help_panel=_WORK,
+            rich_help_panel=_WORKLOAD,
         ),
     ] = None,
     output: Annotated[
@@ -62,7 +63,7 @@ def study(
     target: Annotated[
         str | None,
         typer.Option(
-            help=f"{TARGET_HELP} What is not timed runs on the origin of an inflated one.",
+            help=f"{TARGET_HELP} Untimed studies of an inflated model use its original.",
             show_default=_ZOO.target,
             rich_help_panel=MODELS,
         ),
@@ -71,7 +72,7 @@ def study(
     companion: Annotated[
         str | None,
         typer.Option(
-            help="A model that judges the draft.",
+            help=COMPANION_HELP,
             show_default="zoo:companion with a target of the zoo",
             rich_help_panel=MODELS,
         ),
@@ -79,58 +80,79 @@ def study(
     models: Annotated[
         str | None,
         typer.Option(
-            help="Separated by commas: small models that studies let take each other's places.",
+            help="Small models to compare as draft and companion, separated by commas.",
             show_default="those of the zoo with a target of the zoo, otherwise draft and companion",
             rich_help_panel=MODELS,
         ),
     ] = None,
-    num_prompts: Annotated[int, typer.Option(help="Of each task.", rich_help_panel=_WORK)] = 8,
+    num_prompts: Annotated[
+        int, typer.Option(help="Number of prompts per task.", rich_help_panel=_WORKLOAD)
+    ] = 8,
     longest_prompt: Annotated[
-        int, typer.Option(help="In tokens; longer ones are left out.", rich_help_panel=_WORK)
+        int,
+        typer.Option(
+            help="Maximum number of prompt tokens; longer prompts are skipped.",
+            rich_help_panel=_WORKLOAD,
+        ),
     ] = 300,
-    max_tokens: Annotated[int, typer.Option(help="Per prompt.", rich_help_panel=_WORK)] = 64,
+    max_tokens: Annotated[
+        int,
+        typer.Option(
+            help="Maximum number of tokens generated per prompt.", rich_help_panel=_WORKLOAD
+        ),
+    ] = 64,
     long_text: Annotated[
-        int, typer.Option(help="Tokens of a long generation.", rich_help_panel=_WORK)
+        int, typer.Option(help="Number of tokens of a long text.", rich_help_panel=_WORKLOAD)
     ] = 384,
     num_speculative_tokens: Annotated[
-        int, typer.Option(help="Most tokens drafted per step.", rich_help_panel=_WORK)
+        int,
+        typer.Option(help="Maximum number of tokens drafted per step.", rich_help_panel=_WORKLOAD),
     ] = 5,
     temperature: Annotated[
-        float, typer.Option(help="Of all models, above 0.", rich_help_panel=_WORK)
+        float,
+        typer.Option(help="Temperature of all models, above 0.", rich_help_panel=_WORKLOAD),
     ] = 1.0,
     top_p: TopP = 1.0,
     plain: Annotated[
         bool,
-        typer.Option("--plain", help="Prompts as they are, no chat.", rich_help_panel=_WORK),
+        typer.Option("--plain", help="Do not use the chat template.", rich_help_panel=_WORKLOAD),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
     batch_sizes: Annotated[
-        str, typer.Option(help="Separated by commas.", rich_help_panel=_TIMES)
+        str, typer.Option(help="Separated by commas.", rich_help_panel=_TIMED)
     ] = "1,8,32",
     contexts: Annotated[
-        str, typer.Option(help="In tokens, separated by commas.", rich_help_panel=_TIMES)
+        str,
+        typer.Option(
+            help="Context lengths in tokens, separated by commas.", rich_help_panel=_TIMED
+        ),
     ] = "128,256,512,1024,2048,4096,8192",
-    rounds: Annotated[int, typer.Option(help="Turns of each.", rich_help_panel=_TIMES)] = 4,
-    turn: Annotated[float, typer.Option(help="Seconds of a turn.", rich_help_panel=_TIMES)] = 0.2,
+    rounds: Annotated[
+        int, typer.Option(help="Number of interleaved measurements.", rich_help_panel=_TIMED)
+    ] = 4,
+    turn: Annotated[
+        float, typer.Option(help="Seconds per measurement.", rich_help_panel=_TIMED)
+    ] = 0.2,
     warm_up_steps: Annotated[
-        int, typer.Option(help="Of policies that learn.", rich_help_panel=_TIMES)
+        int,
+        typer.Option(help="Untimed steps of policies that adapt.", rich_help_panel=_TIMED),
     ] = 60,
     redraw: Annotated[
         bool,
-        typer.Option("--redraw", help="Pictures and words anew from the data in the folder."),
+        typer.Option("--redraw", help="Write figures and texts again from existing data."),
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(help="To compute with.", rich_help_panel=RUNNING)
+        int | None, typer.Option(help="Number of CPU threads.", rich_help_panel=RUNNING)
     ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Recompute tables and figures of the papers for your models.
+    """Reproduce tables and figures of the papers for your models.
 
-    Writes data.json, figure.svg, figure.png and text.md into DIR/NAME, and with all of them
-    DIR/report.html. Studies that take times want a machine that does nothing else.
+    Writes data.json, figure.svg, figure.png and text.md to DIR/NAME. `all` also writes
+    DIR/report.html. Run timed studies on an otherwise idle machine.
 
     Examples:
       draftwise study list
@@ -144,16 +166,16 @@ def study(
     if names == ["list"]:
         _show(console, STUDIES.values())
         return
-    every = names == [_EVERY]
-    names = list(STUDIES) if every else [study_class(name).name for name in names]
+    is_all = names == [_ALL]
+    names = list(STUDIES) if is_all else [study_class(name).name for name in names]
     make_folder(output)
     if redraw:
         from draftwise.studies.writing import DATA
-        from draftwise.studies.writing import redraw as draw_again
+        from draftwise.studies.writing import redraw as redraw_studies
 
-        if every:
+        if is_all:
             names = [each for each in names if (output / each / DATA).is_file()]
-        draw_again(output, names)
+        redraw_studies(output, names)
     else:
         from draftwise.studies.settings import StudySettings
 
@@ -184,20 +206,22 @@ def study(
             max_model_len=max_model_len,
             trust_remote_code=trust_remote_code,
         )
-        names = _possible(console, names, settings, every)
+        names = _possible(console, names, settings, skip=is_all)
         if threads is not None:
             set_threads(threads)
-        _run(console, names, settings, output, leave_out=every)
-    if every:
+        _run(console, names, settings, output, skip=is_all)
+    if is_all:
         from draftwise.studies.writing import write_page
 
         console.print(f"written to {write_page(output)}", soft_wrap=True)
 
 
-def _possible(
-    console: Console, names: list[str], settings: StudySettings, leave_out: bool
-) -> list[str]:
-    """The studies for which all models are named; others are left out or refused."""
+def _possible(console: Console, names: list[str], settings: StudySettings, skip: bool) -> list[str]:
+    """Select the studies whose models are all named.
+
+    Raises:
+        InvalidParameterError: models of a study are not named, and it is not to be skipped.
+    """
     from draftwise.studies.registry import study_class
 
     possible = []
@@ -205,20 +229,22 @@ def _possible(
         try:
             study_class(name).check_models(settings)
         except InvalidParameterError as error:
-            if not leave_out:
+            if not skip:
                 raise
-            _tell_left_out(console, name, error)
+            _print_skipped(console, name, error)
         else:
             possible.append(name)
     return possible
 
 
 def _run(
-    console: Console, names: list[str], settings: StudySettings, output: Path, leave_out: bool
+    console: Console, names: list[str], settings: StudySettings, output: Path, skip: bool
 ) -> None:
-    """Measure one study after the other, sharing what they share.
+    """Measure studies one after another with a shared workbench.
 
-    What cannot be measured with these models and prompts is left out with its reason, or refused.
+    Raises:
+        InvalidParameterError: a study cannot be measured with these models and prompts, and it is
+            not to be skipped.
     """
     from draftwise.studies.registry import study_class
     from draftwise.studies.workbench import Workbench
@@ -234,35 +260,36 @@ def _run(
                 try:
                     measured = each.measure(bench)
                 except InvalidParameterError as error:
-                    if not leave_out:
+                    if not skip:
                         raise
-                    _tell_left_out(console, name, error)
+                    _print_skipped(console, name, error)
                     continue
                 seconds = time.perf_counter() - start
-                told = about(settings, seconds, _command())
-                _tell(console, each, write_study(output / name, each, measured, told))
+                provenance = about(settings, seconds, _command())
+                description = write_study(output / name, each, measured, provenance)
+                _print_description(console, each, description)
         finally:
             bench.close()
 
 
-def _tell_left_out(console: Console, name: str, error: InvalidParameterError) -> None:
+def _print_skipped(console: Console, name: str, error: InvalidParameterError) -> None:
     flag = "--" + error.field.replace("_", "-")
-    console.print(f"[bold]{name}[/] is left out: {flag}: ", end="")
+    console.print(f"[bold]{name}[/] is skipped: {flag}: ", end="")
     console.print(error.message, markup=False, soft_wrap=True)
 
 
 def _command() -> str:
-    """The command line; of files only their names."""
+    """The command line, with paths reduced to file names."""
     words = ["draftwise", *sys.argv[1:]]
     return shlex.join(
         Path(word).name if os.sep in word and Path(word).exists() else word for word in words
     )
 
 
-def _tell(console: Console, study: Study, account: Account) -> None:
+def _print_description(console: Console, study: Study, description: Description) -> None:
     console.print(f"[bold]{study.title}[/] [dim]{study.name}[/]")
-    console.print(account.text, markup=False)
-    for finding in account.findings:
+    console.print(description.text, markup=False)
+    for finding in description.findings:
         console.print(f"[bold]{finding.verdict}[/]: ", end="")
         console.print(f"{finding.source} {finding.ours}", markup=False)
     console.print()
@@ -270,10 +297,10 @@ def _tell(console: Console, study: Study, account: Account) -> None:
 
 def _show(console: Console, studies: Iterable[type[Study]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("study", "what", "source", ""):
+    for heading in ("study", "title", "source", ""):
         table.add_column(heading)
     for each in studies:
-        table.add_row(each.name, each.title, each.source, "takes times" if each.timed else "")
+        table.add_row(each.name, each.title, each.source, "timed" if each.timed else "")
     console.print(table)
 
 
@@ -283,5 +310,5 @@ def _require_drawing() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise InvalidParameterError(
-            "study", f"needs pictures; install draftwise[studies] ({error})"
+            "study", f"needs packages for figures; install draftwise[studies] ({error})"
         ) from None

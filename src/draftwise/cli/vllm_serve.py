@@ -1,4 +1,4 @@
-"""``draftwise vllm-serve``: the right ``vllm serve``, printed and run."""
+"""``draftwise vllm-serve``: build, print and run a ``vllm serve`` command."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def vllm_serve(
         str,
         typer.Argument(metavar="TARGET", help="Folder, hub id or zoo:NAME.", show_default=False),
     ],
-    draft: Annotated[str, typer.Option(help="The model that writes ahead.", show_default=False)],
+    draft: Annotated[str, typer.Option(help="Draft model.", show_default=False)],
     companion: Annotated[
-        str | None, typer.Option(help="A model that judges the draft.", show_default=False)
+        str | None, typer.Option(help="Model that scores drafted tokens.", show_default=False)
     ] = None,
     policy: Annotated[
         str | None,
@@ -28,45 +28,51 @@ def vllm_serve(
     ] = None,
     policy_option: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Of the policy; may be repeated."),
+        typer.Option(metavar="KEY=VALUE", help="An option of the policy; may be repeated."),
     ] = None,
-    num_speculative_tokens: Annotated[int, typer.Option(help="Most tokens drafted per step.")] = 5,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="Maximum number of tokens drafted per step.")
+    ] = 5,
     sample_drafts: Annotated[
         bool,
         typer.Option(
             "--sample-drafts",
-            help="Draw drafts instead of taking their most likely tokens: more is accepted at "
-            "temperatures above 0, and policies may only cut.",
+            help="Sample drafts instead of drafting greedily. This accepts more tokens at "
+            "temperatures above 0, but policies can only truncate drafts.",
         ),
     ] = False,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="What `draftwise profile` learnt.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="Acceptance profile written by `draftwise profile`.",
+            show_default=False,
+        ),
     ] = None,
     latency_profile: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="What `draftwise profile-latency` measured.",
+            help="Latency profile written by `draftwise profile-latency`.",
             show_default=False,
         ),
     ] = None,
     tensor_parallel_size: Annotated[
-        int, typer.Option(help="Devices that share each model, the draft too.")
+        int, typer.Option(help="Number of devices over which each model is sharded.")
     ] = 1,
     print_only: Annotated[
-        bool, typer.Option("--print", help="Print the command and do not run it.")
+        bool, typer.Option("--print", help="Print the command without running it.")
     ] = False,
 ) -> None:
-    """Serve with vLLM, steered by a policy of Draftwise.
+    """Serve with vLLM, with drafts controlled by a policy of Draftwise.
 
-    Whatever stands behind [bold]--[/] is for [bold]vllm serve[/] itself.
+    Arguments after [bold]--[/] are passed to [bold]vllm serve[/].
 
     Examples:
       draftwise vllm-serve TARGET --draft DRAFT --companion COMPANION
       draftwise vllm-serve zoo:target --draft zoo:draft --policy svip -- --port 8001
     """
-    from draftwise.cli.options import parse_policy_options
+    from draftwise.cli.option_values import parse_policy_options
     from draftwise.integrations.vllm.command import ServeCommand
     from draftwise.integrations.vllm.settings import VllmSettings
 

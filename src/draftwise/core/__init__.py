@@ -1,4 +1,4 @@
 """Pure mathematics on tensors: probabilities, the acceptance law, random numbers.
 
-Imports torch and numpy and nothing else of Draftwise, so that any engine can use it.
+This package imports torch and numpy but no other package of Draftwise, so any engine can use it.
 """

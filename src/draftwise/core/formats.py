@@ -1,4 +1,4 @@
-"""Formats of numbers that can be asked for by name."""
+"""Names of the number formats that a user can request."""
 
-# Behind the name of a model: weights of so many bits.
+# Integer weights of 8 or 4 bits. A user appends the format to a model name.
 QUANTIZATIONS = ("int8", "int4")

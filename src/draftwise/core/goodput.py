@@ -1,31 +1,24 @@
-"""Goodput: what a token more is worth, and when it is not worth its time.
+"""Goodput of operating points: what a step is expected to gain and to take.
 
-Goodput is tokens gained per second. The best ratio of expectations E[tokens]/E[seconds] is reached
-by maximising E[tokens] − λ·E[seconds] with λ the best goodput itself (Dinkelbach 1967, "On
-nonlinear fractional programming"). With λ as a price every request decides by itself: a token is
-verified while the probability that it is reached and kept pays for its place in the target's pass,
-and another one is drafted while what it may bring pays for a pass of the draft.
-
-The time of a pass is not convex in its tokens (kernels come in sizes), so that following the slope
-can end in a local best, far from the best. Therefore whole ways of running are compared, each with
-the goodput it promises at the acceptance that is expected: see :func:`promises`.
+Goodput is tokens gained per second. An operating point says how a batch is run: how far each
+request drafts, and from which probability on a drafted token is verified. Every operating point is
+tried on the same recorded drafts, so that the comparison contains no chance between drafts and
+keeps the dependence between the tokens of a draft.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core.traces import Traces
-
 Floats = NDArray[np.float64]
-Thresholds = Callable[[float], Floats]
-
-_SMALLEST = 1e-3
-_GRID = np.linspace(np.log(_SMALLEST), 0.0, 48)
+Integers = NDArray[np.int64]
 
 
 def expected_accepted(acceptance: float, num_tokens: int) -> float:
@@ -36,65 +29,6 @@ def expected_accepted(acceptance: float, num_tokens: int) -> float:
     if acceptance >= 1.0:
         return float(num_tokens)
     return acceptance * (1.0 - acceptance**num_tokens) / (1.0 - acceptance)
-
-
-def worth_drafting(
-    outlook: Floats, verify_price: float, draft_prices: Floats, max_draws: int
-) -> Floats:
-    """From which probability on that all tokens so far are kept one more draft pays.
-
-    With w the probability that all tokens so far are kept and P the acceptance of the next one, of
-    which only the distribution is known, the value of being allowed k more draws is
-
-        V_0(w) = 0,   V_k(w) = −d + E_P[ wP ≥ c : wP − c + max(0, V_{k−1}(wP)) ]
-
-    for a verification price c and a draft price d: a token is verified if its wP reaches c, and
-    drafting ends where it does not. V_k rises with w, so "draft" is a threshold on w.
-
-    Args:
-        outlook: ``[n]`` equally likely values of P.
-        verify_price: c, in tokens: λ times the seconds of one token more in the target's pass.
-        draft_prices: ``[m]`` values of d, in tokens: λ times a request's share of one draft pass.
-        max_draws: longest draft.
-
-    Returns:
-        ``[m, max_draws + 1]``: entry k is the w from which V_k is positive, infinite if none is.
-    """
-    reach = np.exp(_GRID)
-    after = reach[:, None] * outlook[None, :]
-    kept = after >= verify_price
-    gain = np.where(kept, after - verify_price, 0.0).mean(axis=1, keepdims=True)
-    later = _expected_between(after, kept)
-    value = np.zeros((max_draws + 1, len(reach), len(draft_prices)))
-    for draws in range(1, max_draws + 1):
-        value[draws] = gain - draft_prices + later @ np.maximum(value[draws - 1], 0.0)
-    first = np.argmax(value > 0, axis=1, keepdims=True)
-    low, high = (np.take_along_axis(value, at, 1) for at in (np.maximum(first - 1, 0), first))
-    # The zero between two points of the grid; never above 1, where a draft begins.
-    share = np.divide(-low, high - low, out=np.zeros_like(low), where=high > low)
-    zero = np.exp(_GRID[0] + (first - 1 + share) * (_GRID[1] - _GRID[0]))
-    thresholds: Floats = np.where(high > 0, np.where(first == 0, 0.0, zero), np.inf)
-    return np.ascontiguousarray(thresholds[:, 0].T)
-
-
-def _expected_between(after: Floats, counts: NDArray[np.bool_]) -> Floats:
-    """``[grid, grid]`` that turns a function on the grid into its means.
-
-    Args:
-        after: ``[grid, n]`` equally likely places of the function's argument, for each mean.
-        counts: ``[grid, n]`` where else than at those places the function is taken to be 0; it is
-            below the grid, too.
-    """
-    size, count = after.shape
-    place = (np.log(np.maximum(after, 1e-12)) - _GRID[0]) / (_GRID[1] - _GRID[0])
-    below = np.clip(place.astype(np.int64), 0, size - 2)
-    weight = (counts & (place >= 0)) / count
-    upper = weight * (place - below)
-    at = below + size * np.arange(size)[:, None]
-    means = np.zeros(size * size)
-    np.add.at(means, at, weight - upper)
-    np.add.at(means, at + 1, upper)
-    return means.reshape(size, size)
 
 
 def advised_draft_length(mean_accepted: float, num_drafted: int) -> int:
@@ -119,13 +53,13 @@ def advised_draft_length(mean_accepted: float, num_drafted: int) -> int:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A way of running a batch.
+    """How a batch is run.
 
     Attributes:
         max_length: most tokens drafted for a request.
-        threshold: a token is verified if the probability that it is reached and kept is at least
-            this, and after the first token drafting goes on only while it pays; 0 drafts and
-            verifies ``max_length`` tokens for everybody.
+        threshold: a request drafts on while the probability that all its drafted tokens are kept is
+            at least this, and a token is verified under the same condition. 0 drafts and verifies
+            ``max_length`` tokens for every request.
     """
 
     max_length: int
@@ -134,36 +68,30 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a step costs, in seconds.
+    """What passes cost, in seconds.
 
     Attributes:
-        target: of a pass over so many tokens, requests included.
-        draft: of a pass for so many requests.
+        target: of the target's pass, by its tokens: drafted ones and one per request.
+        draft: of a pass of the draft, by the requests that draft.
     """
 
     target: Callable[[float], float]
     draft: Callable[[float], float]
 
 
-# Five equally likely values of a standard normal variable.
-_NORMAL = (-1.28, -0.52, 0.0, 0.52, 1.28)
-
-
 @dataclass(frozen=True)
-class Promise:
-    """What a step is expected to bring and to cost.
+class StepEstimate:
+    """What a step is expected to gain and to take.
 
     Attributes:
         tokens: gained over the batch, those that the target adds included.
         seconds: of the step.
         size: tokens in the target's pass.
-        requests: in the batch.
     """
 
     tokens: float
     seconds: float
     size: float
-    requests: int
 
     @property
     def goodput(self) -> float:
@@ -171,101 +99,173 @@ class Promise:
         return self.tokens / self.seconds
 
 
-def promises(
+def step_estimates(
     points: Sequence[OperatingPoint],
     num_requests: int,
-    traces: Traces,
+    expected: Floats,
+    acceptance: Floats,
     costs: Costs,
-    draft_thresholds: Thresholds,
-) -> list[Promise]:
-    """What ways of running promise.
+) -> list[StepEstimate]:
+    """What a step at each operating point is expected to gain and to take.
 
     Args:
-        points: the ways.
+        points: to estimate.
         num_requests: in the batch.
-        traces: drafts to try them on.
+        expected: ``[drafts, length]`` predicted acceptance of each token, given those before it.
+        acceptance: ``[drafts, length]`` the probability that each token is kept if those before it
+            are; above 1 where block verification makes up for an unlikely token before.
         costs: of passes.
-        draft_thresholds: from a verification threshold above 0 to ``[num_requests + 1, draws + 1]``
-            probabilities that a draft must have reached for one more draw to pay, by how many
-            draft and how many draws are left.
     """
-    lengths = np.array([point.max_length for point in points], dtype=np.int64)
-    thresholds = np.array([point.threshold for point in points])
-    longest, ways = int(lengths.max(initial=0)), np.arange(len(points))
-    needed = np.zeros((len(points), num_requests + 1, longest + 1))
-    for threshold in set(thresholds[thresholds > 0].tolist()):
-        table = draft_thresholds(threshold)
-        needed[thresholds == threshold] = table[: num_requests + 1, : longest + 1]
-    expected: Floats = np.cumprod(traces.expected[:, :longest], axis=1, dtype=np.float64)
-    reached = np.minimum(np.cumprod(traces.acceptance[:, :longest], axis=1), 1.0)
-    drafting = np.ones((len(points), len(traces)), dtype=bool)
-    verified = np.zeros(drafting.shape, dtype=np.int64)
-    gained = np.zeros(len(points))
-    seconds = np.zeros(len(points))
-    for place in range(longest):
-        left = lengths - place
-        if place > 0:
-            share = np.maximum(1, np.rint(num_requests * drafting.mean(axis=1)).astype(np.int64))
-            pays = needed[ways, share, np.maximum(left, 0)]
-            drafting &= expected[:, place - 1] >= pays[:, None]
-        drafting[left <= 0] = False
-        active = drafting.mean(axis=1)
-        for way in np.flatnonzero(active).tolist():
-            # A pass is run if anybody drafts at all.
-            runs = 1.0 - (1.0 - active[way]) ** num_requests
-            seconds[way] += runs * costs.draft(num_requests * active[way] / runs)
-        drafting &= expected[:, place] >= thresholds[:, None]
-        verified += drafting
-        gained += drafting @ reached[:, place] / len(traces)
-    sizes = num_requests * (1.0 + verified.mean(axis=1))
-    spreads = np.sqrt(num_requests * verified.var(axis=1))
+    reached = np.cumprod(expected, axis=1)
+    kept = np.minimum(np.cumprod(acceptance, axis=1), 1.0)
     result = []
-    for way, (size, spread) in enumerate(zip(sizes.tolist(), spreads.tolist(), strict=True)):
-        passes = [max(float(num_requests), size + normal * spread) for normal in _NORMAL]
-        target = sum(map(costs.target, passes)) / len(passes)
-        tokens = num_requests * (1.0 + float(gained[way]))
-        result.append(Promise(tokens, float(seconds[way]) + target, size, num_requests))
+    for point in points:
+        # A token that is verified has been reached, and so were all before it.
+        verified = reached[:, : point.max_length] >= point.threshold
+        share = verified.mean(axis=0)
+        gained = float((kept[:, : point.max_length] * verified).sum(axis=1).mean())
+        size = num_requests * (1.0 + float(share.sum()))
+        seconds = costs.target(size)
+        for drafting in (1.0, *share[:-1].tolist())[: point.max_length]:
+            # A pass is run if any request drafts.
+            runs = 1.0 - (1.0 - drafting) ** num_requests
+            seconds += runs * costs.draft(num_requests * drafting / runs) if runs else 0.0
+        result.append(StepEstimate(num_requests * (1.0 + gained), seconds, size))
     return result
 
 
-class Outlook:
-    """The distribution of predicted acceptance, followed with exponential forgetting."""
+class DraftMemory:
+    """The latest drafts, at full length.
 
-    _BINS = 32
+    Where a draft ended early, and before drafts are recorded, tokens are made up: they are
+    independent, and as likely to be accepted as the recorded ones were predicted to be.
+    """
 
-    def __init__(self, guess: float = 0.6, forgetting: float = 0.999) -> None:
-        """Start from a spread around a guess.
+    def __init__(self, num_drafts: int, length: int, acceptance_guess: float) -> None:
+        """Remember nothing yet.
 
         Args:
-            guess: mean acceptance, 0 … 1.
-            forgetting: weight of an old token against one after it that was surely reached.
+            num_drafts: that are remembered.
+            length: of whole drafts.
+            acceptance_guess: mean acceptance before any draft is recorded, above 0 and below 1.
         """
-        self._forgetting = forgetting
-        centres = (np.arange(self._BINS) + 0.5) / self._BINS
-        beta = centres ** (5 * guess - 1) * (1 - centres) ** (4 - 5 * guess)
-        start = beta / beta.sum() + 0.1 / self._BINS
-        self._weight = start / start.sum() * 20.0
-        self._sum = self._weight * centres
+        shape = num_drafts, length
+        generator = np.random.default_rng(0)
+        uniform = (np.arange(num_drafts) + 0.5) / num_drafts
+        columns = [generator.permutation(uniform) for _ in range(length)]
+        self._uniforms = np.stack(columns, axis=1) if columns else np.zeros(shape)
+        # U^a has the mean 1 / (1 + a).
+        self.expected: Floats = self._uniforms ** (1 / acceptance_guess - 1)
+        self.acceptance: Floats = self.expected.copy()
+        self._recorded = np.zeros(shape, dtype=bool)
+        self._next = 0
 
-    def observe(self, predictions: Floats, weights: Floats) -> None:
-        """Take note of predictions ``[n]`` with weights ``[n]``."""
-        if not len(predictions):
+    def observe(self, expected: Floats, acceptance: Floats, lengths: Integers) -> None:
+        """Record the drafts of a step.
+
+        Args:
+            expected: ``[batch, width]`` predicted acceptance.
+            acceptance: ``[batch, width]`` as of :func:`step_estimates`; of tokens that were not
+                verified the best that is known.
+            lengths: ``[batch]`` how many tokens were drafted; requests with none are left out.
+        """
+        drafted = np.flatnonzero(lengths)
+        width = min(expected.shape[1], self.expected.shape[1])
+        places = (self._next + np.arange(len(drafted))) % len(self.expected)
+        self._next = (self._next + len(drafted)) % len(self.expected)
+        self._recorded[places] = False
+        self._recorded[places, :width] = np.arange(width) < lengths[drafted, None]
+        self.expected[places, :width] = expected[drafted, :width]
+        self.acceptance[places, :width] = acceptance[drafted, :width]
+
+    def complete(self) -> None:
+        """Make up the tokens that are not recorded, from the distribution of those that are."""
+        if not self._recorded.any():
             return
-        index = np.minimum((predictions * self._BINS).astype(np.int64), self._BINS - 1)
-        kept = self._forgetting ** float(weights.sum())
-        self._weight *= kept
-        self._sum *= kept
-        np.add.at(self._weight, index, weights)
-        np.add.at(self._sum, index, weights * predictions)
+        before = np.cumprod(np.where(self._recorded, self.expected, 1.0), axis=1)
+        weights = np.ones_like(before)
+        weights[:, 1:] = before[:, :-1]
+        values, weights = self.expected[self._recorded], weights[self._recorded]
+        order = np.argsort(values)
+        share = np.cumsum(weights[order])
+        missing = ~self._recorded
+        at = np.searchsorted(share, self._uniforms[missing] * share[-1])
+        self.expected[missing] = self.acceptance[missing] = values[order][at]
 
-    def values(self, count: int = 16) -> Floats:
-        """``[count]`` equally likely values: means of the distribution's equal parts."""
-        means = self._sum / np.maximum(self._weight, 1e-12)
-        ends = np.cumsum(self._weight) / self._weight.sum()
-        starts = np.concatenate([[0.0], ends[:-1]])
-        edges = np.arange(count + 1) / count
-        low = np.maximum(starts[None, :], edges[:-1, None])
-        high = np.minimum(ends[None, :], edges[1:, None])
-        share = np.clip(high - low, 0.0, None) * count
-        values: Floats = share @ means
-        return values
+
+def kind_of(point: OperatingPoint) -> tuple[bool, bool]:
+    """Whether anything is drafted, and whether a threshold selects."""
+    return point.max_length > 0, point.threshold > 0
+
+
+class StepTimeCorrections:
+    """How much longer steps take than their passes cost, by operating point, at one batch size.
+
+    Selecting takes time and ragged batches are less regular, which no cost of a pass says. The log
+    of realised over computed seconds is the pace of the machine, which all points share, plus the
+    point's own correction. Medians keep pauses of the machine out of both.
+    """
+
+    def __init__(self, prior_steps: int, memory: int) -> None:
+        """Nothing is known yet.
+
+        Args:
+            prior_steps: steps of its own that count as much as what is known of a point otherwise.
+            memory: steps that are remembered.
+        """
+        self._prior = prior_steps
+        self._memory = memory
+        self._excess: dict[OperatingPoint, deque[tuple[int, float]]] = {}
+        self._paces: deque[float] = deque([0.0], maxlen=self._prior)
+        self._own: dict[OperatingPoint, float] = {}
+
+    def observe(self, step: int, point: OperatingPoint, ratio: float, is_incumbent: bool) -> None:
+        """How long a step took.
+
+        Args:
+            step: its number.
+            point: how it was run.
+            ratio: realised over computed seconds; what is not positive and finite is ignored.
+            is_incumbent: whether the point is the one in use, and no challenger: it shows the pace.
+        """
+        if not 0 < ratio < math.inf:
+            return
+        if is_incumbent:
+            self._paces.append(math.log(ratio) - self._own.get(point, 0.0))
+        excess = math.log(ratio) - median(self._paces)
+        self._excess.setdefault(point, deque(maxlen=self._memory)).append((step, excess))
+
+    def update(
+        self, step: int, points: Sequence[OperatingPoint], incumbent: OperatingPoint
+    ) -> None:
+        """Estimate the corrections of all points, without what is older than the memory.
+
+        What the incumbent takes longer is put down to the machine: points of which nothing is known
+        are expected to take as much longer.
+        """
+        for point, steps in self._excess.items():
+            recent = (each for each in steps if each[0] > step - self._memory)
+            self._excess[point] = deque(recent, self._memory)
+        for point in points:
+            alike = [p for p in self._excess if kind_of(p) == kind_of(point)]
+            self._own[point] = self._shrunk([point], self._shrunk(alike, 0.0))
+        shift = self._own[incumbent]
+        for point, steps in self._excess.items():
+            moved = ((number, excess - shift) for number, excess in steps)
+            self._excess[point] = deque(moved, self._memory)
+        self._own = {point: own - shift for point, own in self._own.items()}
+        self._paces = deque((pace + shift for pace in self._paces), self._prior)
+
+    def num_steps(self, point: OperatingPoint) -> int:
+        """Remembered steps at a point."""
+        return len(self._excess.get(point, ()))
+
+    def factor(self, point: OperatingPoint) -> float:
+        """By which the computed seconds of a point are to be multiplied."""
+        return math.exp(median(self._paces) + self._own.get(point, 0.0))
+
+    def _shrunk(self, points: Sequence[OperatingPoint], prior: float) -> float:
+        values = [excess for p in points for _, excess in self._excess.get(p, ())]
+        if not values:
+            return prior
+        return (len(values) * median(values) + self._prior * prior) / (len(values) + self._prior)

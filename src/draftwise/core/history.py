@@ -1,31 +1,34 @@
-"""How a request's recent tokens fared."""
+"""Running acceptance statistics of one request."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Acceptance of a request of which nothing is known, and the weight of each new token.
-_FIRST_GUESS = 0.6
-_WEIGHT = 0.1
+# Initial estimate for a request without verified tokens, and the weight of each new token.
+_INITIAL_MEAN = 0.6
+_TOKEN_WEIGHT = 0.1
 
 
 class AcceptanceHistory:
     """Mean acceptance probability of a request's recent tokens, with exponential forgetting.
 
     Attributes:
-        mean: 0 … 1.
+        mean: running mean, 0 … 1.
     """
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
-        self.mean = _FIRST_GUESS
+        """Start from the initial estimate."""
+        self.mean = _INITIAL_MEAN
 
     def learn(self, acceptance: Sequence[float]) -> None:
-        """Take note of the acceptance probabilities of a step's verified tokens.
+        """Update the mean with the acceptance probabilities of a step's verified tokens.
 
-        A token counts as far as those before it were likely to be kept.
+        Each token is weighted by the probability that all tokens before it were accepted.
+
+        Args:
+            acceptance: acceptance probability of each verified token, in draft order.
         """
         reached = 1.0
         for probability in acceptance:
-            self.mean += _WEIGHT * reached * (probability - self.mean)
+            self.mean += _TOKEN_WEIGHT * reached * (probability - self.mean)
             reached *= probability

@@ -1,8 +1,8 @@
-"""What a step costs on this machine, as a function of what is asked of it.
+"""Latency model: the duration of a step as a function of its workload.
 
-A :class:`StageCost` is one model's measured time over the tokens of a pass. A :class:`LatencyModel`
-joins target, draft and companion and follows the machine while it runs: step times that are
-observed correct what was measured before. All times are seconds.
+A :class:`StageCost` is one model's profiled pass time as a function of the number of tokens. A
+:class:`LatencyModel` combines target, draft and companion, and corrects the profile online with
+observed step times. All times are seconds.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-# Weight of an old step against the one after it.
+# Forgetting factor: weight of a step relative to the step after it.
 _FORGETTING = 0.99
-# Steps that count for "as measured" before anything is seen, and pull of a live correction towards
-# the measured shape of the curve, in steps.
+# Weight of the profile as a prior, and of the regularisation towards the profiled shape of the
+# curve. Both are in units of observed steps.
 _PRIOR_STEPS = 2.0
-_PULL = 0.5
-# A pause of the machine is not a property of the step: observed times are cut to this range.
-_MOST_EXTREME = 3.0
-# Nor is a machine so many times slower or faster than it was when it was measured.
-_MOST_WRONG = 1000.0
-_SWEEPS = 10
+_SHAPE_REGULARISATION = 0.5
+# Observed times are clipped to this factor around the prediction, as a pause of the machine is not
+# a property of the step.
+_MAX_OBSERVED_RATIO = 3.0
+# The corrected time stays within this factor of the profiled time.
+_MAX_CORRECTION = 1000.0
+_NUM_DESCENT_SWEEPS = 10
 
 
 @dataclass(frozen=True)
 class StageCost:
-    """Time of one pass of a model: piecewise linear and non-decreasing in its tokens.
+    """Time of one pass of a model: piecewise linear and non-decreasing in its number of tokens.
 
     Attributes:
-        tokens: numbers of tokens that were measured, ascending.
-        seconds: time of a pass of as many, non-decreasing.
-        per_context_token: further time per token of context that the pass attends to, summed over
-            its requests.
+        tokens: measured numbers of tokens, ascending.
+        seconds: measured time of a pass over each number of tokens, non-decreasing.
+        per_context_token: additional seconds per context token that the pass attends to. Context
+            is summed over the requests.
     """
 
     tokens: tuple[float, ...]
@@ -46,15 +47,18 @@ class StageCost:
         rising = all(a < b for a, b in pairwise((0.0, *self.tokens)))
         monotone = all(a <= b < math.inf for a, b in pairwise((0.0, *self.seconds)))
         if not self.tokens or len(self.tokens) != len(self.seconds) or not (rising and monotone):
-            raise ValueError("tokens must rise, seconds must not fall, and each needs the other")
+            raise ValueError(
+                "tokens must be ascending, seconds must be non-decreasing, and both must have the "
+                "same length"
+            )
         if not 0 <= self.per_context_token < math.inf:
-            raise ValueError("a token of context cannot cost less than nothing")
+            raise ValueError("per_context_token must be finite and non-negative")
 
     def __call__(self, num_tokens: float, context: float = 0.0) -> float:
-        """Seconds of a pass over ``num_tokens`` tokens with ``context`` tokens behind them.
+        """Seconds of a pass over ``num_tokens`` tokens that attends to ``context`` tokens.
 
-        Below what was measured it costs as much as the smallest pass; above, time grows as it did
-        over the upper half.
+        Below the measured range the time is that of the smallest pass. Above it, the time is
+        extrapolated with the slope over the upper half of the range.
         """
         if num_tokens <= 0:
             return 0.0
@@ -74,7 +78,7 @@ class StageCost:
         return time + self.per_context_token * context
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for a file."""
+        """Return the cost as JSON-compatible values."""
         return {
             "tokens": list(self.tokens),
             "seconds": list(self.seconds),
@@ -86,7 +90,7 @@ class StageCost:
         """The inverse of :meth:`to_dict`.
 
         Raises:
-            KeyError, TypeError, ValueError: these are not the values of a cost.
+            KeyError, TypeError, ValueError: the values do not describe a cost.
         """
         return cls(
             tuple(float(number) for number in values["tokens"]),
@@ -96,46 +100,47 @@ class StageCost:
 
 
 class LiveCost:
-    """The time of one stage as measured, corrected by the times that are seen.
+    """The profiled time of one stage, corrected online with observed times.
 
-    A pass over n tokens takes ``k0·u + k1·stage(n) + k2·v·n`` with k ≥ 0, where u is the measured
-    time of one token and v that per token of the largest pass, so that all k are pure numbers. They
-    are fitted to relative errors by recursive least squares with forgetting, and pulled towards
-    (0, f, 0) with f the one factor that fits best: steps all of one size move the curve as a
-    whole and do not bend it. As no k is negative, the curve is positive and rises with n.
+    A pass over n tokens takes ``k0·u + k1·stage(n) + k2·v·n`` with k ≥ 0. Here u is the profiled
+    time of a pass over one token, and v is the profiled time per token of the largest pass, so all
+    k are dimensionless. The k minimise relative errors by recursive least squares with forgetting.
+    They are regularised towards (0, f, 0), where f is the best-fitting single factor. Steps that
+    are all of one size therefore scale the curve and do not change its shape. As no k is negative,
+    the curve is positive and increases with n.
     """
 
     def __init__(self, stage: StageCost) -> None:
-        """Start from what was measured."""
+        """Start from the profiled cost."""
         self.stage = stage
         largest = stage.tokens[-1]
         self._scale = max(stage(1), 1e-9), max(stage(largest), 1e-9) / largest
         self._k = [0.0, 1.0, 0.0]
-        # Of the least squares, forgetting: the first for the three k, the second for f alone.
+        # Running sums of the least squares: for the three k, and for f alone.
         self._normal = [[0.0] * 3 for _ in range(3)]
         self._moment = [0.0] * 3
         self._factor_normal = self._factor_moment = _PRIOR_STEPS
 
     def __call__(self, num_tokens: float, context: float = 0.0) -> float:
-        """Seconds of a pass; 0 where there is nothing to do."""
+        """Seconds of a pass; 0 without tokens."""
         if num_tokens <= 0:
             return 0.0
         return self._predict(self._features(num_tokens, context))
 
     def observe(self, passes: Sequence[tuple[float, float]], seconds: float) -> None:
-        """Learn from the time of some passes together.
+        """Update the correction with the total time of several passes.
 
         Args:
-            passes: tokens and context of each; those without tokens do not count.
-            seconds: of all. What is not a positive, finite number is ignored.
+            passes: tokens and context of each pass. Passes without tokens are ignored.
+            seconds: total time. A value that is not positive and finite is ignored.
         """
         features = [self._features(*each) for each in passes if each[0] > 0]
         if not features or not 0 < seconds < math.inf:
             return
         total = [sum(column) for column in zip(*features, strict=True)]
         predicted = self._predict(total)
-        seen = min(max(seconds / predicted, 1 / _MOST_EXTREME), _MOST_EXTREME)
-        # Relative errors count alike at every size.
+        seen = min(max(seconds / predicted, 1 / _MAX_OBSERVED_RATIO), _MAX_OBSERVED_RATIO)
+        # Dividing by the prediction makes the errors relative, so every size has the same weight.
         total = [feature / predicted for feature in total]
         for i in range(3):
             self._moment[i] = _FORGETTING * self._moment[i] + total[i] * seen
@@ -152,41 +157,42 @@ class LiveCost:
 
     def _predict(self, features: Sequence[float]) -> float:
         seconds = sum(k * feature for k, feature in zip(self._k, features, strict=True))
-        return min(max(seconds, features[1] / _MOST_WRONG), features[1] * _MOST_WRONG)
+        return min(max(seconds, features[1] / _MAX_CORRECTION), features[1] * _MAX_CORRECTION)
 
     def _solve(self, factor: float) -> None:
-        """Least squares over k ≥ 0: coordinate descent from the last solution."""
+        """Solve the least squares problem over k ≥ 0 by coordinate descent from the last k."""
         k = self._k
-        pull = _PULL / factor**2
+        pull = _SHAPE_REGULARISATION / factor**2
         goal = 0.0, pull * factor, 0.0
-        for _ in range(_SWEEPS):
+        for _ in range(_NUM_DESCENT_SWEEPS):
             for i, row in enumerate(self._normal):
                 slope = row[0] * k[0] + row[1] * k[1] + row[2] * k[2] + pull * k[i]
                 k[i] = max(0.0, k[i] - (slope - self._moment[i] - goal[i]) / (row[i] + pull))
 
 
 class LatencyModel:
-    """Step time over what a step does, corrected by the step times that are seen.
+    """Step time as a function of the step's workload, corrected with observed step times.
 
-    A step costs the draft's passes, the companion's pass and the target's; each follows the machine
-    as a :class:`LiveCost`. The target's includes acceptance and bookkeeping.
+    A step consists of the draft's passes, the companion's pass and the target's pass. Each is
+    corrected online as a :class:`LiveCost`. The target's pass includes acceptance and bookkeeping.
 
     Attributes:
-        target: the target's pass as measured.
-        draft: the draft's pass as measured, over the requests that draft.
-        companion: the companion's pass as measured.
+        target: profiled cost of the target's pass.
+        draft: profiled cost of the draft's pass, as a function of the number of requests that
+            draft.
+        companion: profiled cost of the companion's pass.
     """
 
     def __init__(
         self, target: StageCost, draft: StageCost | None = None, companion: StageCost | None = None
     ) -> None:
-        """Start from what was measured; a stage that is ``None`` costs nothing."""
+        """Start from profiled costs; a stage that is ``None`` costs nothing."""
         self.restart(target, draft, companion)
 
     def restart(
         self, target: StageCost, draft: StageCost | None = None, companion: StageCost | None = None
     ) -> None:
-        """Start again, from something else that was measured; what was seen is forgotten."""
+        """Start again from other profiled costs, and discard all observations."""
         self.target = target
         self.draft = draft
         self.companion = companion
@@ -195,7 +201,9 @@ class LatencyModel:
         self._companion = None if companion is None else LiveCost(companion)
 
     def target_seconds(self, num_tokens: float, context: float = 0.0) -> float:
-        """The target's pass over ``num_tokens`` tokens, acceptance and bookkeeping included.
+        """Seconds of the target's pass over ``num_tokens`` tokens.
+
+        This includes acceptance and bookkeeping.
 
         Args:
             num_tokens: verified tokens plus one for each request.
@@ -204,34 +212,74 @@ class LatencyModel:
         return self._target(num_tokens, context)
 
     def marginal_seconds(self, num_tokens: float, context: float = 0.0) -> float:
-        """Cost of one token more at ``num_tokens``: the slope over a quarter of them."""
+        """Seconds per additional token: the slope from ``num_tokens`` to a quarter above it."""
         window = max(1.0, num_tokens / 4)
         more = self.target_seconds(num_tokens + window, context)
         return max(0.0, (more - self.target_seconds(num_tokens, context)) / window)
 
     def draft_seconds(self, num_requests: float) -> float:
-        """One token more for each of so many requests: a pass of the draft."""
+        """Seconds of one draft pass, which drafts one token for each of ``num_requests``."""
         return 0.0 if self._draft is None else self._draft(num_requests)
 
     def companion_seconds(self, num_tokens: float) -> float:
-        """The companion's pass over so many drafted tokens."""
+        """Seconds of the companion's pass over ``num_tokens`` drafted tokens."""
         return 0.0 if self._companion is None else self._companion(num_tokens)
 
     def observe_target(self, num_tokens: int, context: int, seconds: float) -> None:
-        """Learn from a step's time beside draft and companion; without prompts in it."""
+        """Update the target's cost with the time of a step that processed no prompt tokens.
+
+        Args:
+            num_tokens: verified tokens plus one for each request.
+            context: tokens of context, summed over the requests.
+            seconds: the step's time without draft and companion.
+        """
         self._target.observe([(num_tokens, context)], seconds)
 
     def observe_draft(self, counts: Sequence[int], seconds: float) -> None:
-        """Learn from a step's draft time; ``counts[i]`` requests drafted at depth i."""
+        """Update the draft's cost with a step's draft time.
+
+        Args:
+            counts: number of requests that drafted a token at each depth.
+            seconds: the step's draft time.
+        """
         if self._draft is not None:
             self._draft.observe([(count, 0.0) for count in counts], seconds)
 
     def observe_companion(self, num_tokens: int, seconds: float) -> None:
-        """Learn from the companion's time in a step that judged so many tokens."""
+        """Update the companion's cost with its time for a pass over ``num_tokens`` tokens."""
         if self._companion is not None:
             self._companion.observe([(num_tokens, 0.0)], seconds)
 
+    def observe_step(
+        self,
+        *,
+        num_target_tokens: int,
+        context: int,
+        drafting: Sequence[int],
+        num_scored: int,
+        has_signals: bool,
+        target_seconds: float,
+        draft_seconds: float,
+        companion_seconds: float,
+    ) -> None:
+        """Update all costs with the times of one step that processed no prompt tokens.
+
+        Args:
+            num_target_tokens: number of tokens in the target's pass.
+            context: tokens of context, summed over the requests.
+            drafting: number of requests that drafted a token at each depth.
+            num_scored: number of tokens in the companion's pass; 0 without a pass.
+            has_signals: whether the draft's signals were computed. The times of target and draft
+                then include signals and irregular rows, so they do not update the pass costs.
+            target_seconds, draft_seconds, companion_seconds: time of each part.
+        """
+        if not has_signals:
+            self.observe_target(num_target_tokens, context, target_seconds)
+            self.observe_draft(drafting, draft_seconds)
+        if num_scored:
+            self.observe_companion(num_scored, companion_seconds)
+
     @property
     def drift(self) -> float:
-        """How much slower (above 1) the target runs than was measured, at eight tokens."""
+        """Corrected over profiled time of the target's pass at eight tokens; above 1 is slower."""
         return self.target_seconds(8) / max(self.target(8), 1e-12)

@@ -1,8 +1,8 @@
-"""Counter-based random numbers: one stream per request, whatever the batch looks like.
+"""Counter-based random numbers: one stream per request, independent of the batch.
 
 Every number is a pure function of (seed, position, offset), so a request draws the same numbers
-alone and among others. ``position`` is the number of tokens the request had when the step began;
-it grows by at least one per step, so no number is ever used twice.
+alone and in a batch. ``position`` is the number of tokens the request had when the step began. It
+grows by at least one per step, so no number is used twice.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ def philox(counter: Words, key: Words) -> Words:
 
 @dataclass(frozen=True)
 class StageUniforms:
-    """Numbers in [0, 1) for a stage between draft and target, independent of all others.
+    """Uniform numbers in [0, 1) for a verification stage between draft and target.
+
+    They are independent of the other numbers of the step.
 
     Attributes:
-        accept: ``[batch, num_tokens]`` float32, decides each acceptance.
-        final: ``[batch, num_tokens]`` float64, draws the token that corrects each position.
+        accept: ``[batch, num_tokens]`` float32, for the acceptance test of each token.
+        final: ``[batch, num_tokens]`` float64, for drawing the corrected token at each position.
     """
 
     accept: Tensor
@@ -66,9 +68,9 @@ class StepUniforms:
     """The uniform numbers in [0, 1) of one step, on the host.
 
     Attributes:
-        draft: ``[batch, num_tokens]`` float64, draws each drafted token.
-        accept: ``[batch, num_tokens]`` float32, decides each acceptance.
-        final: ``[batch]`` float64, draws the corrected or bonus token.
+        draft: ``[batch, num_tokens]`` float64, for drawing each drafted token.
+        accept: ``[batch, num_tokens]`` float32, for the acceptance test of each token.
+        final: ``[batch]`` float64, for drawing the corrected or bonus token.
         stage: for a policy that verifies the draft itself before the target does.
     """
 
@@ -77,9 +79,14 @@ class StepUniforms:
     final: Tensor
     stage: StageUniforms
 
+    def rows(self, index: Tensor) -> StepUniforms:
+        """Select requests by ``index``, ``[rows]`` int64."""
+        stage = StageUniforms(self.stage.accept[index], self.stage.final[index])
+        return StepUniforms(self.draft[index], self.accept[index], self.final[index], stage)
+
 
 def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> StepUniforms:
-    """Draw all random numbers that one step may need.
+    """Generate all random numbers that one step may need.
 
     Args:
         seeds: ``[batch]`` 64-bit seeds, one per request.
@@ -87,10 +94,10 @@ def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> St
         num_tokens: the longest draft of the step.
 
     Returns:
-        Uniforms with as many random bits as their type holds exactly: 53 and 24.
+        Uniforms with as many random bits as their type represents exactly: 53 and 24.
     """
-    # One counter per drafted token; a column, in a stream of its own, for the final draw; and one
-    # counter per drafted token in a third stream for the middle stage.
+    # Three streams: one counter per drafted token, one counter for the final draw, and one counter
+    # per drafted token for the middle stage.
     counter = np.zeros((len(seeds), 2 * num_tokens + 1, 4), dtype=np.uint64)
     counter[:, :num_tokens, 0] = np.arange(num_tokens, dtype=np.uint64)
     counter[:, num_tokens, 2] = 1

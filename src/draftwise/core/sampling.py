@@ -1,8 +1,8 @@
-"""From logits to the distribution a token is drawn from, alike for every model.
+"""From logits to the sampling distribution, in the same way for every model.
 
 The order is that of Hugging Face's ``generate``: logit bias and mask, repetition, presence
-and frequency penalties, temperature, top-k, top-p, min-p. Temperature 0 gives the one-hot
-distribution of the largest (biased, penalised) logit.
+and frequency penalties, temperature, top-k, top-p, min-p. At temperature 0 the distribution is
+one-hot at the largest logit after bias and penalties.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _NEGATIVE_INFINITY = float("-inf")
 class LogitControls:
     """Sampling parameters of a batch as tensors, one entry per row of logits.
 
-    A parameter that no row uses is ``None`` and costs nothing.
+    A parameter that no row uses is ``None``, and its computation is skipped.
 
     Attributes:
         temperature: ``[rows]`` float32, 0 for greedy rows.
         all_greedy: every row has temperature 0.
-        any_greedy: some row may have temperature 0; False saves looking for it.
-        top_k: ``[rows]`` int64, the vocabulary size where it is off.
-        top_p: ``[rows]`` float32, 1 where it is off.
-        min_p: ``[rows]`` float32, 0 where it is off.
-        repetition_penalty: ``[rows]`` float32, 1 where it is off.
-        presence_penalty: ``[rows]`` float32, 0 where it is off.
-        frequency_penalty: ``[rows]`` float32, 0 where it is off.
+        any_greedy: some row may have temperature 0. False skips the check for greedy rows.
+        top_k: ``[rows]`` int64, the vocabulary size where disabled.
+        top_p: ``[rows]`` float32, 1 where disabled.
+        min_p: ``[rows]`` float32, 0 where disabled.
+        repetition_penalty: ``[rows]`` float32, 1 where disabled.
+        presence_penalty: ``[rows]`` float32, 0 where disabled.
+        frequency_penalty: ``[rows]`` float32, 0 where disabled.
         bias: ``[rows, vocab]`` float32 added to the logits.
-        mask: ``[rows, vocab]`` float32 added to the logits, 0 for the tokens that may be drawn and
-            −∞ for the others.
+        mask: ``[rows, vocab]`` float32 added to the logits: 0 for allowed tokens and −∞ for the
+            others.
     """
 
     temperature: Tensor
@@ -51,7 +51,7 @@ class LogitControls:
 
     @property
     def uses_history(self) -> bool:
-        """Whether a penalty needs to know the tokens so far."""
+        """Whether some penalty depends on the tokens so far."""
         return (
             self.repetition_penalty is not None
             or self.presence_penalty is not None
@@ -59,39 +59,39 @@ class LogitControls:
         )
 
     def rows(self, index: Tensor) -> LogitControls:
-        """The controls of the given rows: ``index`` is ``[new_rows]`` int64."""
+        """Select rows by ``index``, ``[new_rows]`` int64."""
         taken: dict[str, Any] = {
             name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)
         }
         return replace(self, **taken)
 
     def masked(self, mask: Tensor | None) -> LogitControls:
-        """The same with a mask, ``[rows, vocab]``; ``None`` where any token may be drawn."""
+        """Return the controls with this mask, ``[rows, vocab]``; ``None`` keeps the current one."""
         return self if mask is None else replace(self, mask=mask)
 
 
 @dataclass(frozen=True)
 class TokenHistory:
-    """Which tokens each row has seen, for the penalties.
+    """The tokens that each row's penalties depend on.
 
     Attributes:
-        seen: ``[rows, vocab]`` bool, tokens of prompt and output.
-        counts: ``[rows, vocab]`` float32, how often each token occurs in the output.
+        seen: ``[rows, vocab]`` bool, whether the token occurs in the prompt or the output.
+        counts: ``[rows, vocab]`` float32, number of occurrences of the token in the output.
     """
 
     seen: Tensor
     counts: Tensor
 
     def rows(self, index: Tensor) -> TokenHistory:
-        """The history of the given rows: ``index`` is ``[new_rows]`` int64."""
+        """Select rows by ``index``, ``[new_rows]`` int64."""
         return TokenHistory(self.seen[index], self.counts[index])
 
     def after(self, tokens: Tensor, valid: Tensor) -> TokenHistory:
-        """The history once each row has said one token more.
+        """Return the history with one more output token in each row.
 
         Args:
             tokens: ``[rows]`` int64.
-            valid: ``[rows]`` bool, rows where it is False stay as they are.
+            valid: ``[rows]`` bool. Rows where it is False do not change.
         """
         column = tokens.unsqueeze(1)
         counts = self.counts.scatter_add(1, column, valid.to(self.counts.dtype).unsqueeze(1))
@@ -102,9 +102,9 @@ class TokenHistory:
 def control_logits(
     logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
 ) -> Tensor:
-    """What changes the largest logit, so that greedy decoding needs it too.
+    """Apply bias, mask and penalties.
 
-    That is the bias, the mask and the penalties.
+    These can change the argmax, so greedy decoding needs them too.
 
     Args:
         logits: ``[rows, vocab]`` any floating type.
@@ -112,7 +112,7 @@ def control_logits(
         history: needed if :attr:`LogitControls.uses_history`.
 
     Returns:
-        ``[rows, vocab]`` float32 (the input itself if nothing is to be done and it is float32).
+        ``[rows, vocab]`` float32. The input itself if it is float32 and no control applies.
     """
     logits = logits.float()
     if controls.bias is not None:
@@ -142,14 +142,14 @@ def control_packed_logits(
     history: TokenHistory | None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """:func:`control_logits` for rows that belong to requests, several to each perhaps.
+    """:func:`control_logits` for packed rows, of which a request may have several.
 
     Args:
         logits: ``[rows, vocab]``.
         controls: one entry per request.
-        owner: ``[rows]`` int64, whose each row is.
+        owner: ``[rows]`` int64, the request of each row.
         history: one entry per row; needed if :attr:`LogitControls.uses_history`.
-        mask: ``[rows, vocab]``, as of the controls, one entry per row.
+        mask: ``[rows, vocab]``, as :attr:`LogitControls.mask` but with one entry per row.
     """
     if controls.bias is None and not controls.uses_history and mask is None:
         return logits.float()
@@ -159,15 +159,17 @@ def control_packed_logits(
 def greedy_tokens(
     logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
 ) -> Tensor:
-    """``[rows]`` int64, the unmasked token of the largest biased and penalised logit."""
+    """``[rows]`` int64, the argmax of the logits after bias, mask and penalties."""
     return control_logits(logits, controls, history).argmax(dim=-1)
 
 
-def beliefs(logits: Tensor, controls: LogitControls, history: TokenHistory | None = None) -> Tensor:
-    """What a model thinks of the next token, after the controls; greedy rows at temperature 1.
+def soft_probabilities(
+    logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
+) -> Tensor:
+    """The distribution of the next token after the controls, with greedy rows at temperature 1.
 
-    At temperature 0 the distribution a token is drawn from is one-hot and says nothing of how sure
-    the model is; this one does.
+    At temperature 0 the sampling distribution is one-hot and carries no information about the
+    model's confidence. This distribution keeps that information.
 
     Args:
         logits: ``[rows, vocab]`` any floating type.
@@ -183,7 +185,7 @@ def beliefs(logits: Tensor, controls: LogitControls, history: TokenHistory | Non
 def probabilities(
     logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
 ) -> Tensor:
-    """The distribution that a token is drawn from.
+    """The distribution that the next token is drawn from.
 
     Args:
         logits: ``[rows, vocab]`` any floating type.
@@ -199,11 +201,11 @@ def probabilities(
 
 
 def one_hot_where_greedy(p: Tensor, scores: Tensor, controls: LogitControls) -> Tensor:
-    """``p`` with the rows of temperature 0 replaced by the one-hot of their largest score.
+    """Replace the rows of ``p`` at temperature 0 by the one-hot of their largest score.
 
     Args:
         p: ``[rows, vocab]`` distributions.
-        scores: ``[rows, vocab]`` logits, or anything with the same order.
+        scores: ``[rows, vocab]`` logits, or values with the same order.
         controls: one entry per row.
     """
     largest, token = scores.max(dim=-1, keepdim=True)
@@ -213,7 +215,7 @@ def one_hot_where_greedy(p: Tensor, scores: Tensor, controls: LogitControls) -> 
 
 
 def _softened(logits: Tensor, controls: LogitControls) -> Tensor:
-    """Temperature (1 for greedy rows) and the filters, of logits that are controlled already."""
+    """Apply temperature (1 for greedy rows), top-k, top-p and min-p to controlled logits."""
     temperature = controls.temperature.unsqueeze(1)
     if controls.any_greedy:
         temperature = torch.where(temperature == 0, 1.0, temperature)
@@ -229,21 +231,21 @@ def _softened(logits: Tensor, controls: LogitControls) -> Tensor:
 
 
 def _top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """Set what the two filters drop to minus infinity; one sort serves both.
+    """Set the logits that top-k or top-p remove to minus infinity, with a single sort.
 
-    top-p keeps the smallest set of most likely tokens whose mass reaches p (Holtzman et al. 2020,
-    "The Curious Case of Neural Text Degeneration", section 3.1), after top-k.
+    After top-k, top-p keeps the smallest set of most likely tokens with total mass at least p
+    (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", section 3.1).
     """
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     drop = torch.zeros_like(ordered, dtype=torch.bool)
     if top_k is not None:
-        # Tokens tied with the k-th all stay, as in Hugging Face: in bfloat16 ties are common.
+        # All tokens tied with the k-th stay, as in Hugging Face. Ties are common in bfloat16.
         last = top_k.clamp(max=logits.shape[-1]).unsqueeze(1) - 1
         drop |= ordered < ordered.gather(1, last)
     if top_p is not None:
         mass = ordered.masked_fill(drop, _NEGATIVE_INFINITY).softmax(dim=-1)
         before = mass.cumsum(dim=-1) - mass
-        # A row with top-p off (1) drops nothing, whatever the rounding of its sum.
+        # A row with top-p disabled (1) keeps every token, however its sum is rounded.
         drop |= (before >= top_p.unsqueeze(1)) & (top_p.unsqueeze(1) < 1)
         drop[:, 0] = False
     return logits.masked_fill(drop.scatter(1, order, drop), _NEGATIVE_INFINITY)

@@ -1,8 +1,8 @@
-"""Signals: numbers known before the target is asked, from which acceptance is predicted.
+"""Signals: quantities known before verification, from which acceptance is predicted.
 
-All functions take distributions along the last dimension, any leading shape, and are batched over
-ragged drafts by computing every entry; entries without a token have all-zero distributions and
-give 0.
+All functions take distributions along the last dimension and any leading shape. For ragged drafts
+every entry of the padded batch is computed. Padding entries have all-zero distributions, for which
+the result is 0.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ def overlap(q: Tensor, c: Tensor) -> Tensor:
 
 
 def agreement(q: Tensor, c: Tensor) -> Tensor:
-    """A(x) = min(1, c(x)/q(x)): what c would do with x drawn from q; elementwise.
+    """A(x) = min(1, c(x)/q(x)): the probability that c accepts x drawn from q; elementwise.
 
-    Its mean over x ~ q is S. Where q is 0 (x is never drawn) it is 0.
+    Its mean over x ~ q is S. Where q is 0 (x is never drawn), A is 0.
     """
     return torch.where(q > 0, (c / q).clamp(max=1.0), 0.0)
 
 
 def token_probabilities(q: Tensor, tokens: Tensor) -> Tensor:
-    """q(x) of given tokens: ``[..., vocab]`` and ``[...]`` int64 to ``[...]``."""
+    """q(x) of the given tokens: ``[..., vocab]`` and ``[...]`` int64 to ``[...]``."""
     return q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p ‖ q) = Σ p·log(p/q) in nats, infinite where q misses a token of p.
+    """KL(p ‖ q) = Σ p·log(p/q) in nats; infinite where q is 0 for a token with p > 0.
 
-    For nearly equal distributions rounding may make it a little negative.
+    For nearly equal distributions, rounding may make it slightly negative.
     """
     summands: Tensor = torch.special.xlogy(p, p) - torch.special.xlogy(p, q)
     return summands.sum(dim=-1)
@@ -61,6 +61,6 @@ def pinsker_bound(kl: Tensor) -> Tensor:
 def bretagnolle_huber_bound(kl: Tensor) -> Tensor:
     """Lower bound 1 − √(1 − exp(−KL)) on the mean acceptance β; never vacuous.
 
-    Bretagnolle and Huber 1979; tighter than Pinsker's from KL ≈ 1.6 on.
+    Bretagnolle and Huber 1979. Tighter than Pinsker's bound for KL above about 1.6.
     """
     return 1 - (-torch.expm1(-kl)).clamp(min=0.0).sqrt()

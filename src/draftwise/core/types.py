@@ -1,11 +1,13 @@
-"""What draft sources, policies and the acceptance law pass to each other."""
+"""Data types that proposers, policies and the acceptance law exchange."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,81 +18,125 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Draft:
-    """What the draft source proposed for each request of a step.
+    """What a proposer proposed for each request of a step.
 
     Attributes:
         tokens: ``[batch, num_tokens]`` int64; entries beyond a request's length are 0.
         lengths: number of drafted tokens of each request, ``[batch]`` host integers.
-        probs: ``[batch, num_tokens + 1, vocab]`` float32, the draft's distribution q at each
-            drafted position, and zeros from a request's length on. ``None`` when every request
-            of the step is decoded greedily, where q is not needed.
-        parents: index of the token each drafted token follows, -1 for the request's last token.
-            A chain is ``(-1, 0, 1, …)``; it is the same for all requests of a step.
-        signals: what the draft knows of itself; ``None`` if the policy does not ask.
-        stage_uniforms: random numbers that are the policy's own, at least ``num_tokens`` of each
-            request; ``None`` when every request is decoded greedily.
+        probs: ``[batch, num_tokens + 1, vocab]`` float32, the proposal distribution q at each
+            drafted position, and zeros from a request's length on. ``None`` when every proposal
+            is one-hot: q is 1 for the drafted token and 0 elsewhere. That is so when every
+            request is decoded greedily, or when the proposer draws nothing.
+        signals: what the proposer knows of its own tokens; ``None`` if the policy does not ask.
+        stage_uniforms: random numbers of a stage between draft and target, at least
+            ``num_tokens`` for each request; ``None`` when every request is decoded greedily.
+        parents: ``[batch, num_tokens]`` int64, the index of the drafted token that each drafted
+            token follows, -1 for the request's last token; ``None`` when every draft is a chain.
     """
 
     tokens: Tensor
     lengths: tuple[int, ...]
     probs: Tensor | None
-    parents: tuple[int, ...]
     signals: DraftSignals | None = None
     stage_uniforms: StageUniforms | None = None
+    parents: Tensor | None = None
+
+    @cached_property
+    def host_tokens(self) -> list[list[int]]:
+        """``tokens`` as lists on the host, copied once."""
+        rows: list[list[int]] = self.tokens.tolist()
+        return rows
 
 
 @dataclass(frozen=True)
 class DraftSignals:
-    """What the draft knows of itself, computed once per step. Entries beyond a length are 0.
+    """Signals of a proposer, computed once per step. Entries beyond a length are 0.
 
     Attributes:
-        beliefs: ``[batch, num_tokens, vocab]`` float32, what the draft thinks of each position: q
-            itself, and for greedy requests, whose q is one-hot, the distribution at temperature 1.
-        entropy: ``[batch, num_tokens]`` float32, H of the beliefs in nats.
-        token_probs: ``[batch, num_tokens]`` float32, the belief in the drafted token.
+        draft_probs: ``[batch, num_tokens, vocab]`` float32, the draft's distribution at each
+            position. This is q for sampled requests. For greedy requests q is one-hot, so this is
+            the softmax at temperature 1 instead.
+        entropy: ``[batch, num_tokens]`` float32, H of ``draft_probs`` in nats.
+        token_probs: ``[batch, num_tokens]`` float32, the draft's probability of the drafted
+            token.
     """
 
-    beliefs: Tensor
+    draft_probs: Tensor
     entropy: Tensor
     token_probs: Tensor
+
+
+class OneHotSignals(DraftSignals):
+    """Signals of one-hot proposals. The distributions are built only if they are read."""
+
+    def __init__(self, tokens: Tensor, lengths: Sequence[int], vocab_size: int) -> None:
+        """Create the signals of a draft.
+
+        Args:
+            tokens: ``[batch, num_tokens]`` int64.
+            lengths: ``[batch]`` number of drafted tokens.
+            vocab_size: size of the last dimension of the distributions.
+        """
+        extents = torch.tensor(lengths, device=tokens.device).unsqueeze(1)
+        drafted = (torch.arange(tokens.shape[1], device=tokens.device) < extents).float()
+        self._set("entropy", torch.zeros_like(drafted))
+        self._set("token_probs", drafted)
+        self._set("_tokens", tokens)
+        self._set("_vocab_size", vocab_size)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def draft_probs(self) -> Tensor:
+        """``[batch, num_tokens, vocab]`` float32."""
+        known = vars(self)
+        if "_draft_probs" not in known:
+            tokens: Tensor = known["_tokens"]
+            dense = torch.zeros(*tokens.shape, known["_vocab_size"], device=tokens.device)
+            dense.scatter_(2, tokens.unsqueeze(2), self.token_probs.unsqueeze(2))
+            self._set("_draft_probs", dense)
+        made: Tensor = known["_draft_probs"]
+        return made
 
 
 @dataclass(frozen=True)
 class DraftRule:
     """Who goes on drafting and what is verified, as numbers: nobody is asked after each token.
 
-    The acceptance of a drafted token is taken to be P = σ(w₀ + w₁l + w₂l² + w₃h + w₄h² + w₅hl +
-    w₆·history + w₇·min(i, last)/last), within the bounds, with l = log max(q(x), smallest), h =
-    min(H, largest) and i its position. A request goes on while the product of its P is what is
-    needed, or more. A token is verified if P without the bounds, times the product of those before,
-    is as much as the request's threshold, or if next to nothing is needed of it; which q(x) make
-    it so lies between two values, of two ranges on either side of what is not the upper one.
+    The acceptance probability P of a drafted token is σ(Σ weightₖ·vₐ·v_b), within the bounds, with
+    one pair of variables (a, b) per feature; the variables are 1, l = log max(q(x), smallest), h =
+    min(H, largest), history, min(i, last)/last for position i, and two that are 0 without a
+    companion. A request goes on drafting while the product of its P
+    reaches its threshold. A token is verified if P without the bounds, times the product of those
+    before it, reaches the threshold too, or if less than ``next_to_nothing`` is needed of it. In l
+    the log-odds are a parabola: the q(x) of the tokens that are verified lie between two values.
+    Where two ranges qualify, the upper one counts.
 
     Attributes:
-        weights: ``[2, 8]`` float64, of sampled and of greedy requests.
-        smallest_token_prob, largest_entropy, last_position: bounds of l, h and i.
+        weights: ``[2, features]`` float64, of sampled and of greedy requests.
+        pairs: ``[features, 2]`` int64, the two variables of each feature.
+        smallest_token_prob, largest_entropy, last_position: limits of q(x), h and i.
         bounds: of P.
         greedy: ``[batch]`` bool.
         history: ``[batch]`` float64.
-        exempt: ``[batch]`` bool, who goes on whatever is needed.
-        needed: ``[batch + 1, longest + 1]`` float64, by how many draft and how many tokens each
-            may still draft.
-        thresholds: ``[batch]`` float64; 0 verifies whatever is drafted.
+        thresholds: ``[batch]`` float64; 0 drafts on and verifies whatever is drafted.
         next_to_nothing: P that is taken for granted.
+        least_needed: P that is needed at least where any is, and at most less than 1.
         notes: what is written while the rule is followed.
     """
 
     weights: Floats
+    pairs: NDArray[np.int64]
     smallest_token_prob: float
     largest_entropy: float
     last_position: int
     bounds: tuple[float, float]
     greedy: NDArray[np.bool_]
     history: Floats
-    exempt: NDArray[np.bool_]
-    needed: Floats
     thresholds: Floats
     next_to_nothing: float
+    least_needed: float
     notes: RuleNotes
 
 
@@ -100,7 +146,7 @@ class RuleNotes:
 
     Attributes:
         expected: ``[batch, longest]`` float64, P of each drafted token.
-        reach: ``[batch]`` float64, their products; begins with ones.
+        prefix_acceptance_prob: ``[batch]`` float64, their products; begins with ones.
         least, most: ``[batch, longest]`` float32, the q(x) between which a token is verified; begin
             with 0 and infinity, and stay so for greedy requests.
         kept: ``[batch]`` int64, leading tokens that are verified; -1 as long as nobody followed the
@@ -108,7 +154,7 @@ class RuleNotes:
     """
 
     expected: Floats
-    reach: Floats
+    prefix_acceptance_prob: Floats
     least: NDArray[np.float32]
     most: NDArray[np.float32]
     kept: NDArray[np.int64]
@@ -141,17 +187,17 @@ class RuleNotes:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What a companion thinks of a draft. Entries beyond a request's length are 0.
+class CompanionScores:
+    """A companion's signals about a draft. Entries beyond a request's length are 0.
 
     Attributes:
-        beliefs: ``[batch, num_tokens, vocab]`` float32, the companion's distribution c at each
-            drafted position, processed as the draft's beliefs are.
+        probs: ``[batch, num_tokens, vocab]`` float32, the companion's distribution c at each
+            drafted position, with the same sampling parameters as the draft's.
         overlap: ``[batch, num_tokens]`` float32, S = Σ min(q, c).
         agreement: ``[batch, num_tokens]`` float32, A = min(1, c(x)/q(x)) of the drafted token.
     """
 
-    beliefs: Tensor
+    probs: Tensor
     overlap: Tensor
     agreement: Tensor
 
@@ -166,7 +212,8 @@ class Plan:
         proposals: ``[batch, num_tokens + 1, vocab]`` float32, the sub-distributions q′ with
             0 ≤ q′ ≤ q. Position ``lengths[b]`` holds q′ where no token is verified: zeros after a
             cut that did not look at the token drawn there, q·keep where it did. ``None`` when
-            every request is decoded greedily.
+            every proposal is one-hot, as in :class:`Draft`: then q′ is 1 for each verified token,
+            and 0 everywhere from a request's verification length on.
         num_own: how many leading tokens of each request are the draft's own, where a policy puts
             others in their place; ``None`` for all of them.
         between: two ``[batch, num_tokens]`` float32 tensors, the least and the largest probability
@@ -179,6 +226,12 @@ class Plan:
     proposals: Tensor | None
     num_own: tuple[int, ...] | None = None
     between: tuple[Tensor, Tensor] | None = None
+
+    @cached_property
+    def host_tokens(self) -> list[list[int]]:
+        """``tokens`` as lists on the host, copied once."""
+        rows: list[list[int]] = self.tokens.tolist()
+        return rows
 
     def filtered(self) -> Plan:
         """The same with q′ itself for proposals."""
@@ -193,7 +246,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the target made of a plan.
+    """The result of verifying a plan.
 
     Attributes:
         num_drafted: drafted tokens per request, ``[batch]``.
@@ -201,17 +254,16 @@ class Outcome:
         num_accepted: accepted tokens per request, ``[batch]``.
         next_tokens: the corrected or bonus token of each request, ``[batch]``.
         acceptance: ``[batch, width]`` float32, the acceptance probability min(1, p(x)/q(x)) of
-            each verified token (given that the tokens before it were kept; at temperature 0
-            whether the target agrees); 0 beyond the verification length. ``None`` in a step in
-            which no request gained tokens.
-        failed: indices of requests for which the target gave no numbers; their other entries
-            mean nothing.
-        reach: ``[batch, width]`` float32, the probability that each verified token and all before
-            it are kept; 0 beyond the verification length. More than the product of ``acceptance``
-            where whole blocks are verified. ``None`` as ``acceptance`` is.
-        num_known: leading tokens of each request whose ``acceptance`` is known; ``None`` for all
-            that were verified. Who sees only what was accepted knows nothing of what comes after
-            the first token that was not.
+            each verified token, given that the tokens before it are accepted. At temperature 0 it
+            is 1 where the token equals the target's argmax and 0 elsewhere. It is 0 beyond the
+            verification length. ``None`` in a step in which no request gained tokens.
+        failed: indices of requests whose target logits are NaN; their other entries are undefined.
+        prefix_acceptance_prob: ``[batch, width]`` float32, the probability that each verified
+            token and all before it are accepted; 0 beyond the verification length. Under block
+            verification it exceeds the product of ``acceptance``. ``None`` if ``acceptance`` is.
+        num_known: leading tokens of each request whose ``acceptance`` is known; ``None`` if it is
+            known for all verified tokens. An observer that sees only the accepted tokens does not
+            know the acceptance of tokens after the first rejection.
     """
 
     num_drafted: tuple[int, ...]
@@ -220,32 +272,32 @@ class Outcome:
     next_tokens: tuple[int, ...]
     acceptance: Tensor | None = None
     failed: frozenset[int] = frozenset()
-    reach: Tensor | None = None
+    prefix_acceptance_prob: Tensor | None = None
     num_known: tuple[int, ...] | None = None
 
     @property
     def known_lengths(self) -> tuple[int, ...]:
-        """Leading tokens of each request whose acceptance is known."""
+        """Number of leading tokens of each request with known acceptance."""
         return self.num_verified if self.num_known is None else self.num_known
 
 
-# Of a step, each a field of its times.
+# The parts of a step. Each is a field of :class:`StepTimes`.
 PARTS = ("draft", "companion", "select", "verify", "accept", "rest")
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Where a step's time went, in seconds.
+    """Duration of each part of a step, in seconds.
 
     Attributes:
-        draft: the draft model and the drawing of its tokens.
+        draft: the draft model's passes and the sampling of its tokens.
         companion: the companion's pass and its signals.
-        select: the policy's choice of what to verify.
+        select: the policy's selection of the tokens to verify.
         verify: the target's pass.
-        accept: the acceptance law, probabilities included.
-        rest: scheduling before and the commit of the step before.
-        num_prompt_tokens: prompt tokens that the step processed beside.
-        shared: requests of several policies were in the step.
+        accept: the acceptance law, including the computation of probabilities.
+        rest: scheduling of this step and the commit of the previous one.
+        num_prompt_tokens: prompt tokens that the step also processed.
+        shared: whether requests of several policies were in the step.
     """
 
     draft: float
@@ -259,10 +311,10 @@ class StepTimes:
 
     @property
     def is_typical(self) -> bool:
-        """Whether a policy may learn from it what its own steps cost."""
+        """Whether a policy can use these times to estimate the cost of its own steps."""
         return not self.num_prompt_tokens and not self.shared
 
     @property
     def total(self) -> float:
-        """The whole step."""
+        """Duration of the whole step."""
         return self.draft + self.companion + self.select + self.verify + self.accept + self.rest

@@ -1,47 +1,37 @@
-"""What an engine is put together from: models, sizes, and the parts that work on them."""
+"""The parts of an engine and how they are created from models and options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-import torch
 
 from draftwise.core.latency import LatencyModel
-from draftwise.engine.drafting import DraftSource, ModelDraft, NoDraft
-from draftwise.engine.follower import Follower
-from draftwise.engine.judging import Companion
+from draftwise.engine.cached_model import CachedModel
+from draftwise.engine.companion import Companion, CompanionModel
 from draftwise.engine.oracle import TargetOracle
-from draftwise.engine.overlap import Overlap, OverlapOptions
-from draftwise.engine.side import Side
-from draftwise.errors import InvalidParameterError
+from draftwise.engine.pipeline import SpeculationPipeline
+from draftwise.engine.proposers import Proposer, ProposerContext, create_proposer
+from draftwise.engine.proposers.registry import is_proposer
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.params import SpeculationConfig
 from draftwise.policies import Policy, PolicyContext, create_policy
-from draftwise.policies.mixture import Mixture
-
-if TYPE_CHECKING:
-    from draftwise.engine.replicas.processes import Replicas
+from draftwise.policies.router import PolicyRouter
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Sizes of an engine.
+    """Size limits of an engine.
 
     Attributes:
         max_batch_size: requests that run at once.
         max_chunk_tokens: prompt tokens processed per step, over all requests.
-        cache_bytes: memory for the keys and values of all models; ``None`` for no limit.
-        overlap: draft for one half of the batch while the target verifies the other; ``None``
-            never.
+        cache_bytes: memory for the key-value caches of all models; ``None`` for no limit.
     """
 
     max_batch_size: int = 32
     max_chunk_tokens: int = 512
     cache_bytes: int | None = None
-    overlap: OverlapOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -49,9 +39,9 @@ class Models:
     """The models of an engine.
 
     Attributes:
-        target: the model whose distribution is kept.
-        draft: the model that writes ahead; with the target's vocabulary.
-        companion: the model that judges the draft; with the target's vocabulary.
+        target: the model whose output distribution is preserved.
+        draft: the model that drafts tokens. It uses the target's vocabulary.
+        companion: the model that scores the draft. It uses the target's vocabulary.
     """
 
     target: LoadedModel
@@ -59,115 +49,127 @@ class Models:
     companion: LoadedModel | None = None
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What works on the models.
+class Assembly:
+    """Creates the parts of an engine. A subclass may replace some of them.
 
     Attributes:
-        caches: of all models, the target's first.
-        sides: decide, draft and judge; two where halves of the batch overlap.
-        overlap: decides whether they do, and does it; ``None`` for never.
-        oracle: the target, asked while it is drafted; for studies.
+        models: the loaded models.
+        speculation: how to speculate.
+        options: size limits.
+        caches: the key-value caches of all models, the target's first.
     """
 
-    caches: list[KVCache]
-    sides: list[Side]
-    overlap: Overlap | None
-    oracle: TargetOracle | None
+    def __init__(
+        self,
+        models: Models,
+        speculation: SpeculationConfig,
+        options: EngineOptions,
+        latency: LatencyModel | None = None,
+        profile: AcceptanceProfile | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        """Allocate caches; see :class:`draftwise.engine.engine.Engine` for the arguments.
 
-
-def assemble(
-    models: Models,
-    speculation: SpeculationConfig,
-    options: EngineOptions,
-    latency: LatencyModel | None = None,
-    profile: AcceptanceProfile | None = None,
-    policy: Policy | None = None,
-    replicas: Replicas | None = None,
-) -> Parts:
-    """Put an engine's parts together; see :class:`draftwise.engine.engine.Engine`.
-
-    Raises:
-        InvalidParameterError: some of what is asked for cannot be had together.
-    """
-    target, num_rows = models.target, options.max_batch_size
-    vocab_size, device = target.model.vocab_size, target.model.device
-    context = PolicyContext(
-        speculation.num_speculative_tokens,
-        latency,
-        profile,
-        has_companion=models.companion is not None,
-        has_draft=models.draft is not None,
-    )
-    is_given = policy is not None
-    first = _make_policy(speculation, context) if policy is None else policy
-    caches = [target.model.new_cache(num_rows, target.max_model_len)]
-
-    def follower(model: LoadedModel) -> Follower:
-        cache = model.model.new_cache(num_rows, model.max_model_len)
-        caches.append(cache)
-        return Follower(model.model, cache, vocab_size)
-
-    oracle = TargetOracle(follower(target)) if first.judged_by_target else None
-    draft = companion = None
-    if models.draft is not None and first.needs_draft:
-        draft = follower(models.draft)
-    if models.companion is not None and first.uses_companion():
-        companion = follower(models.companion)
-    # What later policies find here is what was set up for the first one.
-    context = replace(context, has_draft=draft is not None, has_companion=companion is not None)
-
-    def side(own: Policy) -> Side:
-        policies = Mixture(context, own)
-        if draft is None:
-            drafter: DraftSource = NoDraft(device)
-        elif replicas is not None:
-            # Not every PyTorch can speak to other processes.
-            from draftwise.engine.replicas.drafting import in_shares
-
-            return Side(policies, *in_shares(replicas, draft, companion, vocab_size))
-        else:
-            drafter = ModelDraft(draft, vocab_size, oracle)
-        judge = None if companion is None else Companion(companion, vocab_size)
-        return Side(policies, drafter, judge, oracle)
-
-    if replicas is not None and first.judged_by_target:
-        raise InvalidParameterError(
-            "draft_replicas", f"policy {first.name!r} asks the target while it drafts"
+        Raises:
+            InvalidParameterError: the given options cannot be combined.
+        """
+        self.models, self.speculation, self.options = models, speculation, options
+        target = models.target
+        self._vocab_size, self._device = target.model.vocab_size, target.model.device
+        self._latency = latency
+        self._given_policy = policy
+        self.caches = [target.model.new_cache(options.max_batch_size, target.max_model_len)]
+        proposer = proposer_name(speculation, models)
+        self._context = PolicyContext(
+            speculation.num_speculative_tokens,
+            latency,
+            profile,
+            has_companion=models.companion is not None,
+            has_draft=proposer != "none",
         )
-    sides = [side(first)]
-    overlap = None
-    if options.overlap is not None and draft is not None:
-        _check_overlap(first, is_given, replicas is not None, device)
-        sides.append(side(_make_policy(speculation, context)))
-        overlap = Overlap(latency, options.overlap.interference)
-    return Parts(caches, sides, overlap, oracle)
+        self._first_policy = policy or self.new_policy()
+        self.check(self._first_policy)
+        if not self._first_policy.needs_draft:
+            proposer = "none"
+        draft = companion = oracle = None
+        if self._first_policy.uses_target_oracle:
+            oracle = TargetOracle(self._cached_model(target))
+        if models.draft is not None and self._first_policy.needs_draft:
+            draft = self._cached_model(models.draft)
+        if models.companion is not None and self._first_policy.uses_companion():
+            companion = self._cached_model(models.companion)
+        self._proposer_name, self._oracle = proposer, oracle
+        self._draft_model, self._companion_model = draft, companion
+        # Later policies can only use the models that were set up for the first one.
+        self._context = replace(
+            self._context, has_draft=proposer != "none", has_companion=companion is not None
+        )
+
+    def check(self, policy: Policy) -> None:
+        """Raise an error if a policy cannot be combined with this engine.
+
+        Raises:
+            InvalidParameterError: the policy is incompatible; the error names the parameter.
+        """
+
+    def new_policy(self) -> Policy:
+        """Create the policy that the configuration names."""
+        return create_policy(
+            self.speculation.policy_name,
+            replace(self._context, for_studies=True),
+            self.speculation.policy_options,
+        )
+
+    def pipeline(self, policy: Policy | None = None) -> SpeculationPipeline:
+        """Create a pipeline. All pipelines share the models' caches.
+
+        Args:
+            policy: the default policy; ``None`` for the one that was created first.
+        """
+        proposer = self.proposer()
+        context = self._context
+        if self._latency is not None:
+            context = replace(context, latency=proposer.cost_model(self._latency))
+        policies = PolicyRouter(context, policy or self._first_policy)
+        return SpeculationPipeline(policies, proposer, self.companion(), self._oracle)
+
+    def proposer(self) -> Proposer:
+        """Create the proposer."""
+        return create_proposer(self._proposer_name, self.proposer_context())
+
+    def companion(self) -> Companion | None:
+        """Create the companion; ``None`` without a companion model."""
+        if self._companion_model is None:
+            return None
+        return CompanionModel(self._companion_model, self._vocab_size)
+
+    def proposer_context(self) -> ProposerContext:
+        """The context from which proposers are created."""
+        return ProposerContext(
+            self._vocab_size,
+            self._device,
+            self.options.max_batch_size,
+            self.models.target.max_model_len,
+            self._draft_model,
+            self._oracle,
+        )
+
+    def max_cached_tokens(self) -> int:
+        """The maximum number of cache tokens reserved over all requests."""
+        target, cache_bytes = self.caches[0], self.options.cache_bytes
+        whole = target.num_cache_slots * target.capacity
+        if cache_bytes is None:
+            return whole
+        return min(whole, cache_bytes // sum(cache.bytes_per_token for cache in self.caches))
+
+    def _cached_model(self, model: LoadedModel) -> CachedModel:
+        cache: KVCache = model.model.new_cache(self.options.max_batch_size, model.max_model_len)
+        self.caches.append(cache)
+        return CachedModel(model.model, cache, self._vocab_size)
 
 
-def _make_policy(speculation: SpeculationConfig, context: PolicyContext) -> Policy:
-    return create_policy(
-        speculation.policy_name,
-        replace(context, for_studies=True),
-        speculation.policy_options,
-    )
-
-
-def _check_overlap(
-    policy: Policy, is_given: bool, has_replicas: bool, device: torch.device
-) -> None:
-    """Refuse what cannot be done in two halves.
-
-    Raises:
-        InvalidParameterError: why not.
-    """
-    why = None
-    if device.type != "cpu":
-        why = f"is for models on the CPU so far, not on {device.type!r}"
-    elif policy.judged_by_target:
-        why = f"leaves no target to policy {policy.name!r}, which asks it while drafting"
-    elif has_replicas:
-        why = "cannot be had together with draft_replicas"
-    elif is_given:
-        why = "needs a policy for each half; name it instead of giving one that is made"
-    if why is not None:
-        raise InvalidParameterError("overlap", why)
+def proposer_name(speculation: SpeculationConfig, models: Models) -> str:
+    """The name of the configured proposer; ``"model"`` if the configuration names a model."""
+    if is_proposer(speculation.draft):
+        return speculation.draft
+    return "none" if models.draft is None else "model"

@@ -1,4 +1,4 @@
-"""The requests of one caller, who may be one of many in threads of their own."""
+"""The requests of one caller. Several callers may use an engine from different threads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ Seen = TypeVar("Seen")
 class Call:
     """Steps an engine until the requests of one caller have ended.
 
-    Steps of other callers advance them as well: one is taken only where there is no news yet.
+    Steps of other callers advance these requests too. So this caller only steps the engine when
+    none of its requests has changed since it last looked.
     """
 
     def __init__(self, engine: Engine) -> None:
-        """Begin without requests.
+        """Start without requests.
 
         Args:
             engine: the engine.
@@ -27,16 +28,16 @@ class Call:
         self._seen: dict[Request, int] = {}
 
     def add(self, request: Request) -> None:
-        """Take a request in that the engine has."""
+        """Track a request that was added to the engine."""
         self._seen[request] = request.num_output_tokens
 
     @property
     def is_over(self) -> bool:
-        """Whether the end of every request has been seen."""
+        """Whether every request has ended and the caller has seen it."""
         return not self._seen
 
     def finish(self) -> None:
-        """Step until all requests have ended."""
+        """Step the engine until all requests have ended."""
         if self.is_over:
             return
         engine, turns = self._engine, self._engine.turns
@@ -59,14 +60,14 @@ class Call:
         self._seen.clear()
 
     def advance(self, look: Callable[[Request], Seen]) -> list[Seen]:
-        """Step once, unless there is news already.
+        """Step the engine once, unless a request has changed already.
 
         Args:
-            look: at a request with news: it gained tokens or ended since it was last looked at.
-                Nothing changes meanwhile.
+            look: called with each request that gained tokens or ended since the last call. Requests
+                do not change during these calls.
 
         Returns:
-            What was seen of each request with news.
+            The results of ``look``, one for each changed request.
         """
         turns = self._engine.turns
         depth = turns.depth
@@ -82,7 +83,7 @@ class Call:
         return seen
 
     def cancel(self) -> None:
-        """End the requests, soon. Safe in a finaliser, and inside of a step."""
+        """End the requests before the next step. Safe in a finaliser and during a step."""
         if self._seen:
             self._engine.cancel_soon(list(self._seen))
             self._seen.clear()

@@ -1,53 +1,44 @@
-"""What steps cost while the engine runs, for those who plan by it."""
+"""Step costs measured while the engine runs, for policies that price their choices."""
 
 from __future__ import annotations
 
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
-from draftwise.engine.overlap import Overlap
-from draftwise.engine.side import PreparedStep
+from draftwise.engine.step import Step
 
-# Steps whose times are all learnt from, and then every how manieth.
-_APPRENTICESHIP = 64
+# All of the first steps are learnt from, then one step in a few, because learning takes time.
+_WARM_UP = 64
 _LEARN_EVERY = 4
 
 
 class CostLearner:
-    """Tells the latency model, and who decides about overlap, what steps were like."""
+    """Corrects the latency model with measured step times."""
 
-    def __init__(self, latency: LatencyModel | None, overlap: Overlap | None) -> None:
+    def __init__(self, latency: LatencyModel | None) -> None:
         """Set up.
 
         Args:
-            latency: follows the machine; ``None`` if nobody asks for it.
-            overlap: follows what batches look like; ``None`` without.
+            latency: the model to correct; ``None`` if no policy needs step costs.
         """
         self._latency = latency
-        self._overlap = overlap
         self._num_timed = 0
 
-    def observe(self, step: PreparedStep, times: StepTimes) -> None:
-        """Learn from a step, if no prompt and no other step was in it."""
-        batch, lengths = step.batch, step.draft.lengths
-        if times.shared or batch.chunks or not batch.generating or not all(batch.can_draft):
+    def observe(self, step: Step, times: StepTimes) -> None:
+        """Learn from a step if it was typical. Call this before its tokens are appended."""
+        if self._latency is None or not step.is_typical or times.shared:
             return
-        if self._overlap is None and self._latency is None:
-            return
-        context = sum(len(request.tokens) for request in batch.generating)
-        num_tokens = len(step.plan.lengths) + sum(step.plan.lengths)
-        if self._overlap is not None:
-            self._overlap.observe(num_tokens, context, lengths)
         self._num_timed += 1
-        is_novice = self._num_timed <= _APPRENTICESHIP
-        if self._latency is None or not (is_novice or self._num_timed % _LEARN_EVERY == 0):
+        if self._num_timed > _WARM_UP and self._num_timed % _LEARN_EVERY:
             return
-        # A step whose draft was looked at also takes the time for that, and where tokens are picked
-        # its rows are irregular. That is no reason to think that all passes became slower.
-        if step.draft.signals is None:
-            seconds = times.total - times.draft - times.companion - times.select
-            self._latency.observe_target(num_tokens, context, seconds)
-            depths = range(max(lengths, default=0))
-            drafting = [sum(length > depth for length in lengths) for depth in depths]
-            self._latency.observe_draft(drafting, times.draft)
-        if step.judgement is not None:
-            self._latency.observe_companion(sum(lengths), times.companion)
+        lengths = step.draft.lengths
+        depths = range(max(lengths, default=0))
+        self._latency.observe_step(
+            num_target_tokens=step.num_target_tokens,
+            context=step.context,
+            drafting=[sum(length > depth for length in lengths) for depth in depths],
+            num_scored=0 if step.companion_scores is None else sum(lengths),
+            has_signals=step.draft.signals is not None,
+            target_seconds=times.total - times.draft - times.companion - times.select,
+            draft_seconds=times.draft,
+            companion_seconds=times.companion,
+        )

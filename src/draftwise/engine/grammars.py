@@ -1,4 +1,4 @@
-"""From the form that a text must have to what knows which tokens may come next."""
+"""Compiles grammars of structured outputs to matchers, which know the allowed next tokens."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _FIELD = "structured_outputs"
-# Grammars that are kept; a server is mostly asked for the same few.
+# Compiled grammars to keep. Most requests to a server use one of a few grammars.
 _MOST_KEPT = 64
-# Characters of a form, as JSON where it is not text.
+# Maximum characters of a grammar, serialised as JSON if it is not text.
 _LARGEST = 1 << 18
-# What may stand between two parts of JSON. Models left free there can write spaces for ever.
+# Allowed whitespace between two JSON tokens. With unlimited whitespace, models may never stop
+# writing it.
 _BETWEEN = r"[ ]|\n[ ]{0,20}"
 
 
 class GrammarCompiler:
-    """Makes grammars over the tokens of one target, by llguidance.
+    """Compiles grammars over the tokens of one target with llguidance.
 
-    It may be used from several threads at once, so a server can have a grammar made beforehand.
+    Safe to use from several threads, so a server can compile a grammar before it adds a request.
     """
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
-        """Nothing is made before it is asked for.
+        """Set up. The tokenizer and grammars are prepared on first use.
 
         Args:
-            tokenizer: the target's; ``None`` if it has none.
-            eos_token_ids: tokens that end its texts.
+            tokenizer: the target's tokenizer; ``None`` if it has none.
+            eos_token_ids: the target's end-of-sequence tokens.
         """
         self._tokenizer = tokenizer
         self._eos_token_ids = eos_token_ids
@@ -45,16 +46,16 @@ class GrammarCompiler:
         self._keeping = Lock()
 
     def knows(self, structure: StructuredOutputs) -> bool:
-        """Whether the grammar of a form is compiled, so that :meth:`matcher` answers at once."""
+        """Whether a grammar is compiled already, so that :meth:`matcher` returns at once."""
         with self._keeping:
             return _key(structure) in self._grammars
 
     def matcher(self, structure: StructuredOutputs) -> Matcher:
-        """What follows one text of a form.
+        """Create a matcher for one text constrained by a grammar.
 
         Raises:
             InvalidParameterError: llguidance is not installed, the target has no tokenizer or no
-                end-of-sequence token, or the form is malformed, too large or cannot be had.
+                end-of-sequence token, or the grammar is malformed, too large or unsupported.
         """
         kind = structure.kind
         value = getattr(structure, kind)
@@ -83,7 +84,7 @@ class GrammarCompiler:
             grammar = LLMatcher(
                 tokens, _text(kind, value), log_level=0, limits=LLParserLimits(verbose_errors=False)
             )
-        except Exception as error:  # whatever a malformed grammar makes the library raise
+        except Exception as error:  # the library raises various types
             raise InvalidParameterError(f"{_FIELD}.{kind}", f"is malformed: {error}") from error
         if grammar.is_error():
             message = " ".join(grammar.get_error().split())
@@ -91,7 +92,7 @@ class GrammarCompiler:
         return grammar
 
     def _all_tokens(self) -> LLTokenizer:
-        """The target's tokens as llguidance reads them."""
+        """The target's tokenizer in llguidance's form."""
         if self._tokenizer is None:
             raise InvalidParameterError(_FIELD, "the target has no tokenizer")
         if not self._eos_token_ids:
@@ -108,7 +109,7 @@ class GrammarCompiler:
                     self._tokens = from_tokenizer(
                         self._tokenizer, eos_token=sorted(self._eos_token_ids)
                     )
-                except Exception as error:  # whatever an unusual tokenizer makes it raise
+                except Exception as error:  # the library raises various types
                     raise InvalidParameterError(
                         _FIELD, f"the target's tokenizer cannot be used: {error}"
                     ) from error
@@ -121,20 +122,20 @@ def _key(structure: StructuredOutputs) -> tuple[str, str]:
 
 
 def _check_size(kind: str, value: Any) -> None:
-    """Refuse a form that would take long to compile.
+    """Raise an error for a grammar that would take long to compile.
 
     Raises:
-        InvalidParameterError: it is too large.
+        InvalidParameterError: the grammar is too large.
     """
     size = len(value if isinstance(value, str) else json.dumps(value))
     if size > _LARGEST:
         raise InvalidParameterError(
-            f"{_FIELD}.{kind}", f"has {size} characters; the largest form has {_LARGEST}"
+            f"{_FIELD}.{kind}", f"has {size} characters; the maximum is {_LARGEST}"
         )
 
 
 def _json_options(schema: Mapping[str, Any]) -> dict[str, str]:
-    """How JSON is written, unless the schema says it."""
+    """Default options for JSON whitespace, unless the schema sets them."""
     own = schema.get("x-guidance")
     if isinstance(own, dict) and own.keys() & {"whitespace_flexible", "whitespace_pattern"}:
         return {}
@@ -142,7 +143,7 @@ def _json_options(schema: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _text(kind: str, value: Any) -> str:
-    """A grammar as llguidance takes it."""
+    """A grammar in llguidance's syntax."""
     from llguidance import LLMatcher
 
     text: str

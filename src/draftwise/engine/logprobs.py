@@ -1,4 +1,4 @@
-"""What the target itself thinks of generated tokens and of prompts, for the requests that ask."""
+"""The target's log-probabilities of generated tokens and of prompts."""
 
 from __future__ import annotations
 
@@ -14,58 +14,58 @@ from draftwise.engine.batch import Batch
 from draftwise.models.transfer import fetch, upload
 from draftwise.outputs import TokenLogprobs
 
-# Rows of logits that are in float32 at the same time.
+# Rows of logits that are converted to float32 at once, to bound memory.
 _ROWS_AT_ONCE = 64
 
 
 def token_logprobs(
     batch: Batch, plan: Plan, outcome: Outcome, logits: Tensor | None
 ) -> dict[int, list[TokenLogprobs]]:
-    """Log-probabilities of every accepted token and of the one after them.
+    """Log-probabilities of each request's accepted tokens and of the token after them.
 
     Args:
         batch: the step.
         plan: what was verified.
-        outcome: what the target made of it.
-        logits: ``[rows, vocab]`` of the target, request after request one row per verified token
-            and one after the last; ``None`` if no request gained tokens.
+        outcome: the acceptance decisions.
+        logits: ``[rows, vocab]`` logits of the target. Each request has one row per verified token
+            and one row after the last. ``None`` if no request gained tokens.
 
     Returns:
-        By index of the requests that ask for them and did not fail.
+        Log-probabilities by request index, for the requests that want them and did not fail.
     """
-    asking = [
+    wanting = [
         index
         for index, request in enumerate(batch.generating)
         if request.params.logprobs is not None and index not in outcome.failed
     ]
-    if logits is None or not asking:
+    if logits is None or not wanting:
         return {}
-    planned = plan.tokens.tolist()
+    planned = plan.host_tokens
     first_rows = list(accumulate((length + 1 for length in plan.lengths), initial=0))
     rows: list[int] = []
     tokens: list[int] = []
-    for index in asking:
+    for index in wanting:
         accepted = outcome.num_accepted[index]
         rows += range(first_rows[index], first_rows[index] + accepted + 1)
         tokens += [*planned[index][:accepted], outcome.next_tokens[index]]
-    num_top = [batch.generating[index].params.logprobs or 0 for index in asking]
-    told = _of_rows(logits[upload(rows, torch.long, logits.device)], tokens, max(num_top))
+    num_top = [batch.generating[index].params.logprobs or 0 for index in wanting]
+    entries = _of_rows(logits[upload(rows, torch.long, logits.device)], tokens, max(num_top))
     return {
         index: [
             each if count == max(num_top) else replace(each, top=each.top[:count])
-            for each in islice(told, outcome.num_accepted[index] + 1)
+            for each in islice(entries, outcome.num_accepted[index] + 1)
         ]
-        for index, count in zip(asking, num_top, strict=True)
+        for index, count in zip(wanting, num_top, strict=True)
     }
 
 
 def prompt_logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> Iterator[TokenLogprobs]:
-    """Log-probabilities of tokens of a prompt.
+    """Log-probabilities of prompt tokens.
 
     Args:
-        logits: ``[tokens, vocab]`` of the target, each before the token it is about.
-        tokens: of the prompt.
-        num_top: how many of the most likely tokens to report beside each.
+        logits: ``[tokens, vocab]`` logits of the target at the position before each token.
+        tokens: ``[tokens]`` prompt tokens.
+        num_top: number of most likely tokens to report with each.
     """
     for start in range(0, len(tokens), _ROWS_AT_ONCE):
         some = slice(start, start + _ROWS_AT_ONCE)
@@ -73,13 +73,15 @@ def prompt_logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> Iter
 
 
 def _of_rows(logits: Tensor, tokens: Sequence[int], num_top: int) -> Iterator[TokenLogprobs]:
-    """Of one token for each row of logits."""
+    """Log-probabilities of one token per row of logits."""
     logp = logits.float().log_softmax(dim=-1)
     own = logp.gather(1, upload(tokens, torch.long, logits.device).unsqueeze(1))
     rank = (logp > own).sum(dim=1) + 1
     values, best = logp.topk(min(num_top, logp.shape[1]), dim=1)
-    told = zip(*(each.tolist() for each in fetch(own.squeeze(1), rank, best, values)), strict=True)
+    entries = zip(
+        *(each.tolist() for each in fetch(own.squeeze(1), rank, best, values)), strict=True
+    )
     return (
         TokenLogprobs(logprob, place, tuple(zip(likely, numbers, strict=True)))
-        for logprob, place, likely, numbers in told
+        for logprob, place, likely, numbers in entries
     )

@@ -1,4 +1,4 @@
-"""Which tokens may come next in a text that must have a given form."""
+"""Tracks which tokens may come next in a text constrained by a grammar."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from draftwise.errors import DraftwiseError, InvalidParameterError, NumericalErr
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# One bit per token, the first token's the lowest of the first byte.
+# One bit per token. Token 0 is the lowest bit of the first byte.
 Bits = NDArray[np.uint8]
-_NOTHING_FOLLOWS = "the target has no token that could come next"
+_NOTHING_FOLLOWS = "the target has no token that the grammar allows next"
 
 
 class _Place(NamedTuple):
-    """A place in a text.
+    """A position in a text.
 
     Attributes:
-        allowed: ``[bytes]`` tokens that may come there.
-        is_end: nothing but the end of the text may.
-        was_read: whether the grammar has read the token before it; it reads none behind an end.
-        problem: why no text leads on from here; empty where one does.
+        allowed: ``[bytes]`` bits of the tokens that are allowed at the position.
+        is_end: whether only an end-of-sequence token is allowed.
+        was_read: whether the grammar has consumed the token before the position. It consumes no
+            tokens after the end of the text.
+        problem: why the text cannot be continued; empty if it can.
     """
 
     allowed: Bits
@@ -36,23 +37,23 @@ class _Place(NamedTuple):
 
 
 class Matcher:
-    """Follows the text of one request, and what is drafted behind it.
+    """Tracks the text of one request and the tokens drafted after it.
 
-    The places behind the text are kept as long as drafts run along them, so draft, companion and
-    target see the same ones, worked out once.
+    Positions after the text are cached while drafts pass through them. So each position is computed
+    once for the draft, the companion and the target.
 
     Attributes:
-        is_complete: nothing can follow the text.
-        error: why the text cannot be gone on with; ``None`` while it can.
+        is_complete: whether nothing can follow the text.
+        error: why the text cannot be continued; ``None`` if it can.
     """
 
     def __init__(self, start: LLMatcher, eos_token_ids: frozenset[int], field: str) -> None:
-        """Begin with an empty text.
+        """Start with an empty text.
 
         Args:
-            start: the grammar, which has read nothing; it stays so.
+            start: the grammar in its initial state. It is copied and not changed.
             eos_token_ids: tokens that end a text.
-            field: the parameter that it came from, named in errors.
+            field: the request parameter with the grammar, named in errors.
         """
         self._start = start
         self._grammar: LLMatcher = start.deep_copy()
@@ -66,18 +67,18 @@ class Matcher:
         self.error = self._error(self._places[0])
 
     def allowed(self, drafted: Sequence[int]) -> Bits:
-        """Which tokens may come behind the text and drafted ones: ``[bytes]``, a bit per token."""
+        """``[bytes]`` bits of the tokens that may follow the text and the drafted tokens."""
         return self._place(drafted).allowed
 
     def is_end(self, drafted: Sequence[int]) -> bool:
-        """Whether nothing but the end of the text may come behind it and drafted tokens."""
+        """Whether only an end-of-sequence token may follow the text and the drafted tokens."""
         return self._place(drafted).is_end
 
     def take(self, token: int) -> bool:
-        """Go on by a token of the text for good; False if that cannot be, see :attr:`error`."""
+        """Append a token to the text. Returns False if that is impossible; see :attr:`error`."""
         if not _has(self._places[0].allowed, token):
             self.error = NumericalError(
-                "target", f"gives nothing to any token that {self._field} allows"
+                "target", f"gives probability 0 to every token that {self._field} allows"
             )
             return False
         place = self._place([token])
@@ -104,7 +105,7 @@ class Matcher:
     def _go_on(self, token: int) -> None:
         place = self._places[-1]
         self._drafted.append(token)
-        # A token that may not come is no part of any text: whatever follows is never looked at.
+        # A forbidden token is never accepted, so positions after it are never used.
         if place.is_end or token in self._eos_token_ids or not _has(place.allowed, token):
             self._places.append(_Place(self._eos, True, False))
             return
@@ -112,7 +113,7 @@ class Matcher:
         self._places.append(self._here())
 
     def _go_back(self, count: int) -> None:
-        """Forget all but so many drafted tokens."""
+        """Discard all but the first ``count`` drafted tokens."""
         num_read = sum(place.was_read for place in self._places[count + 1 :])
         del self._drafted[count:], self._places[count + 1 :]
         if not num_read:
@@ -123,7 +124,7 @@ class Matcher:
             self._grammar.consume_tokens(self._said + self._drafted[: sum(read)])
 
     def _here(self) -> _Place:
-        """The place that the grammar has come to."""
+        """The grammar's current position."""
         allowed: Bits = np.frombuffer(self._grammar.compute_bitmask(), dtype=np.uint8)
         if self._grammar.is_error():
             return _Place(self._eos, True, True, _problem(self._grammar.get_error()))
@@ -141,13 +142,13 @@ class Matcher:
 
 
 def _problem(message: str) -> str:
-    """What llguidance has to say, without its state."""
+    """llguidance's message, without its dump of the parser state."""
     return _NOTHING_FOLLOWS if "NoExtension" in message else message.strip().partition("\n")[0]
 
 
 @lru_cache
 def token_bits(tokens: frozenset[int], size: int) -> Bits:
-    """``[size]`` bytes with the bits of some tokens."""
+    """``[size]`` bytes with the bits of the given tokens set."""
     return np.packbits(np.isin(np.arange(8 * size), list(tokens)), bitorder="little")
 
 

@@ -1,4 +1,4 @@
-"""How much memory keys and values may take."""
+"""The memory limit of the key-value caches."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from pathlib import Path
 
 import torch
 
-# Share of the free memory that keys and values may take on a CPU.
+# Fraction of the available memory that the caches may use on a CPU.
 _CACHE_SHARE = 0.5
 
 
 def cache_bytes(cache_gib: float | None, device: torch.device) -> int | None:
-    """Bytes that all caches together may reserve.
+    """The maximum number of bytes that all caches together may reserve.
 
     Args:
-        cache_gib: as the user said; ``None`` for half of what is available.
-        device: where the caches are.
+        cache_gib: the user's limit in GiB; ``None`` for half of the available memory.
+        device: device of the caches.
 
     Returns:
-        ``None`` where there is no limit but the device's.
+        The limit; ``None`` if only the device's memory is the limit.
     """
     if cache_gib is not None:
         return int(cache_gib * 2**30)
     if device.type == "cuda":
-        return None  # rows are allocated whole; what does not fit fails at load
+        return None  # slots are allocated in full, so a cache that does not fit fails at load
     free = _available_bytes()
     return None if free is None else int(_CACHE_SHARE * free)
 
 
 def _available_bytes() -> int | None:
-    """Memory that can be had without swapping, files that the system caches included."""
+    """Bytes of memory available without swapping, including the system's file cache."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if "MemAvailable" in line)

@@ -1,4 +1,4 @@
-"""What the target would do with a draft, found out beforehand and off the clock: for studies."""
+"""The target's own scores of a draft, computed before verification and not timed: for studies."""
 
 from __future__ import annotations
 
@@ -9,74 +9,89 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from draftwise.core.sampling import LogitControls, TokenHistory, beliefs, probabilities
+from draftwise.core.sampling import LogitControls, TokenHistory, probabilities, soft_probabilities
 from draftwise.core.signals import agreement, overlap, token_probabilities
-from draftwise.core.types import Draft, Judgement
+from draftwise.core.types import CompanionScores, Draft
 from draftwise.engine.batch import Batch
-from draftwise.engine.follower import Follower, Reading
+from draftwise.engine.cached_model import CachedModel, ForwardInput
+from draftwise.engine.request import Request
 from draftwise.policies.base import DraftPosition
 
 
 class TargetOracle:
-    """The target itself, in a cache of its own, reading along as the draft is written.
+    """Runs the target in a second cache while the draft is written.
 
     Attributes:
-        seconds: time that it took in all.
+        seconds: total time that it took.
     """
 
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
+    def __init__(self, cached_model: CachedModel) -> None:
+        self._cached_model = cached_model
+        self.admit = cached_model.admit
+        self.commit = cached_model.commit
+        self.recover = cached_model.recover
         self._logits: Tensor | None = None
         self._seen: list[tuple[list[int], Tensor]] = []
         self._seconds_of_drafting = 0.0
         self.seconds = 0.0
 
+    def retire(self, request: Request) -> None:
+        """The cache slot is cleared when it is given to the next request."""
+
     def begin(self, batch: Batch, active: Sequence[int]) -> None:
-        """Start with a step: read prompts, and what the requests that draft have said."""
+        """Start a step: read prompt chunks and the new tokens of the requests that draft."""
         with self._off_the_clock():
-            readings = [Reading(chunk.request, chunk.end) for chunk in batch.chunks]
+            inputs = [ForwardInput(chunk.request, chunk.end) for chunk in batch.chunks]
             for index in active:
                 request = batch.generating[index]
-                readings.append(Reading(request, len(request.tokens), num_logits=1))
-            self._logits = self._follower.read(readings)[0]
+                inputs.append(ForwardInput(request, len(request.tokens), num_logits=1))
+            self._logits = self._cached_model.read(inputs)[0]
             self._seen = []
 
-    def judge(
+    def score(
         self, position: DraftPosition, controls: LogitControls, history: TokenHistory | None
     ) -> DraftPosition:
         """Add the acceptance probability of the token just drafted."""
         assert self._logits is not None
-        assert position.beliefs is not None
+        assert position.draft_probs is not None
         with self._off_the_clock():
             p = probabilities(self._logits, controls, history)
             p_drawn = token_probabilities(p, position.tokens)
-            q_drawn = token_probabilities(position.beliefs, position.tokens)
-            # At temperature 0 p is one-hot: 1 if it is the target's token, else 0.
+            q_drawn = token_probabilities(position.draft_probs, position.tokens)
+            # At temperature 0, p is one-hot: the result is 1 for the target's token and 0 for
+            # others.
             known = agreement(q_drawn, p_drawn)
-            self._seen.append((list(position.requests), beliefs(self._logits, controls, history)))
-        return position.judged(known)
+            self._seen.append(
+                (list(position.requests), soft_probabilities(self._logits, controls, history))
+            )
+        return position.with_agreement(known)
 
-    def follow(self, rows: Sequence[int], tokens: Tensor) -> None:
-        """Read the drafted tokens of the requests that draft on."""
+    def follow(self, slots: Sequence[int], tokens: Tensor) -> None:
+        """Read the drafted tokens of the requests that continue drafting.
+
+        Args:
+            slots: ``[active]`` cache slots of the requests.
+            tokens: ``[active]`` int64.
+        """
         with self._off_the_clock():
-            self._logits = self._follower.read_one(rows, tokens)
+            self._logits = self._cached_model.read_one(slots, tokens)
 
-    def judgement(self, draft: Draft) -> Judgement:
-        """All that it knows of the draft."""
+    def scores(self, draft: Draft) -> CompanionScores:
+        """The scores of the whole draft."""
         assert draft.signals is not None
         with self._off_the_clock(drafting=False):
-            p = torch.zeros_like(draft.signals.beliefs)
+            p = torch.zeros_like(draft.signals.draft_probs)
             for place, (requests, distributions) in enumerate(self._seen):
                 p[torch.tensor(requests, device=p.device), place] = distributions
             p_drawn = token_probabilities(p, draft.tokens)
-            return Judgement(
+            return CompanionScores(
                 p,
-                overlap(draft.signals.beliefs, p),
+                overlap(draft.signals.draft_probs, p),
                 agreement(draft.signals.token_probs, p_drawn),
             )
 
     def take_seconds_of_drafting(self) -> float:
-        """Time that it took since the last call while the draft was written."""
+        """Seconds that it took during drafting since the last call."""
         seconds, self._seconds_of_drafting = self._seconds_of_drafting, 0.0
         return seconds
 

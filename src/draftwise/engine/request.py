@@ -1,4 +1,4 @@
-"""One request: its tokens, its limits, and what became of it."""
+"""One request: its parameters, its tokens, its limits and its output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from draftwise.core.history import AcceptanceHistory
 from draftwise.engine.matcher import Matcher
 from draftwise.engine.text import TextBuilder
-from draftwise.errors import DraftwiseError
+from draftwise.errors import DraftwiseError, InvalidParameterError, PromptError
 from draftwise.outputs import (
     FinishReason,
     RequestOutput,
@@ -19,19 +19,20 @@ from draftwise.outputs import (
 from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.policies.base import RequestState
 
-NO_ROW = -1
+NO_CACHE_SLOT = -1
 
 
 class NewOutput(NamedTuple):
-    """What a request gained since it was last asked.
+    """The new output of a request since the last call.
 
     Attributes:
         token_ids: new tokens.
-        sources: where each of them came from.
-        texts: new text in pieces, each with where its token came from; a piece may be the rest of
-            an earlier token, whose text was not certain before.
-        logprobs: of the new tokens; ``None`` if they are not asked for.
-        prompt_logprobs: of the prompt, once it was read, as in :class:`RequestOutput`.
+        sources: the source of each new token.
+        texts: new text in pieces, each with the source of its token. A piece may be the rest of an
+            earlier token's text that was held back before.
+        logprobs: log-probabilities of the new tokens; ``None`` if not requested.
+        prompt_logprobs: log-probabilities of the prompt, once it was processed, as in
+            :class:`RequestOutput`.
     """
 
     token_ids: list[int]
@@ -47,25 +48,25 @@ class NewOutput(NamedTuple):
 
 
 class Request:
-    """State of a request from arrival to answer.
+    """State of a request from arrival to completion.
 
     Attributes:
         request_id: unique number.
         params: its sampling parameters.
-        seed: of its random numbers.
+        seed: seed of its random numbers.
         tokens: prompt and output so far.
-        num_prompt_tokens: how many of them are the prompt.
-        row: its row in every key-value cache, ``NO_ROW`` while it waits.
+        num_prompt_tokens: number of prompt tokens among them.
+        cache_slot: its slot in every key-value cache; ``NO_CACHE_SLOT`` while it waits.
         finish_reason: ``None`` while it runs.
         error: why it failed, if it did.
-        stats: how speculation goes.
-        speculation: what it asks for itself.
-        history: how its recent tokens fared.
-        logprobs: one entry for each token of the output; none if they are not asked for.
-        prompt_logprobs: one entry for each token of the prompt that was read, but the first; none
-            if they are not asked for.
-        matcher: knows what may come next; ``None`` if its text may have any form.
-        stop_token_ids: tokens that end its text, from ``min_tokens`` on.
+        stats: its speculation statistics.
+        speculation: its own speculation settings.
+        history: acceptance of its recent tokens.
+        logprobs: one entry for each output token; empty if not requested.
+        prompt_logprobs: one entry for each processed prompt token except the first; empty if not
+            requested.
+        matcher: restricts the next token by a grammar; ``None`` without a grammar.
+        stop_token_ids: tokens that end its text once it has ``min_tokens`` tokens.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Request:
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self.tokens = list(prompt_ids)
         self.num_prompt_tokens = len(prompt_ids)
-        self.row = NO_ROW
+        self.cache_slot = NO_CACHE_SLOT
         self.finish_reason: FinishReason | None = None
         self.error: DraftwiseError | None = None
         self.stats = SpeculationStats()
@@ -104,24 +105,24 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def is_masked(self) -> bool:
-        """Whether some tokens may not come next."""
-        # Asked of every request in every step: most have neither.
+        """Whether the next token is restricted."""
+        # Called for every request in every step, and most requests have no restriction.
         if self.matcher is None and not self.params.min_tokens:
             return False
         return self.matcher is not None or self.must_go_on()
 
     def must_go_on(self, num_drafted: int = 0) -> bool:
-        """Whether no token may end the text behind so many drafted tokens."""
+        """Whether ``min_tokens`` forbids the text to end after ``num_drafted`` more tokens."""
         is_early = self.num_output_tokens + num_drafted < self.params.min_tokens
         return is_early and bool(self.stop_token_ids)
 
     def state(self, draft_limit: int) -> RequestState:
-        """What a policy may know."""
+        """The state of the request that a policy sees."""
         return RequestState(
             len(self.tokens),
             self.num_output_tokens,
@@ -133,7 +134,7 @@ class Request:
         )
 
     def draft_limit(self, draft_context: int) -> int:
-        """Most tokens worth drafting: one of those left is the target's own."""
+        """The maximum draft length. One of the remaining tokens always comes from the target."""
         room = min(self.max_total_tokens - len(self.tokens) - 1, draft_context - len(self.tokens))
         if not self.speculation.enabled:
             return 0
@@ -144,8 +145,8 @@ class Request:
     def append(
         self, token: int, source: TokenSource, logprobs: TokenLogprobs | None = None
     ) -> bool:
-        """Take one more token; True if the request ends with it, or because it cannot come."""
-        if not self.params.max_tokens:  # it only wants to know of its prompt
+        """Append a token. Returns True if the request ends or the grammar forbids the token."""
+        if not self.params.max_tokens:  # the request only wants prompt log-probabilities
             self.finish(FinishReason.LENGTH)
             return True
         if self.matcher is not None and not self.matcher.take(token):
@@ -172,7 +173,7 @@ class Request:
         self._text.finish()
 
     def take_new(self) -> NewOutput:
-        """What came since the last call."""
+        """The output since the last call."""
         sources = self._sources[self._num_reported :]
         logprobs = None
         if self.params.logprobs is not None:
@@ -186,7 +187,7 @@ class Request:
         return NewOutput(tokens, sources, texts, logprobs, reviewed)
 
     def output(self) -> RequestOutput:
-        """The answer as the caller sees it."""
+        """The output in the form that the caller gets."""
         return RequestOutput(
             prompt=self._prompt,
             prompt_token_ids=self.tokens[: self.num_prompt_tokens],
@@ -202,5 +203,58 @@ class Request:
         )
 
     def _reviewed_prompt(self) -> list[TokenLogprobs | None] | None:
-        """What the target thinks of the prompt, if that is asked for."""
+        """Log-probabilities of the prompt; ``None`` if not requested."""
         return None if self.params.prompt_logprobs is None else [None, *self.prompt_logprobs]
+
+
+def check_prompt(prompt_ids: list[int], max_model_len: int, vocab_size: int) -> None:
+    """Raise an error for a prompt that cannot be continued.
+
+    Args:
+        prompt_ids: its tokens.
+        max_model_len: maximum length of prompt and output together, in tokens.
+        vocab_size: the target's vocabulary size.
+
+    Raises:
+        PromptError: the prompt is empty, too long, or has tokens outside the vocabulary.
+    """
+    if not prompt_ids:
+        raise PromptError("prompt", "is empty; give at least one token")
+    if len(prompt_ids) >= max_model_len:
+        raise PromptError(
+            "prompt",
+            f"has {len(prompt_ids)} tokens and the context holds {max_model_len} with at "
+            "least one generated token; shorten it or raise max_model_len",
+        )
+    for token in prompt_ids:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise PromptError("prompt", f"token ids must be integers, got {token!r}")
+        if not 0 <= token < vocab_size:
+            raise PromptError("prompt", f"token {token} is outside the vocabulary of {vocab_size}")
+
+
+def check_params(params: SamplingParams, vocab_size: int, has_tokenizer: bool) -> None:
+    """Raise an error for sampling parameters that do not apply to this target.
+
+    Args:
+        params: the request's parameters.
+        vocab_size: the target's vocabulary size.
+        has_tokenizer: whether the target has a tokenizer.
+
+    Raises:
+        InvalidParameterError: a token is outside the vocabulary, or ``stop`` is used without a
+            tokenizer.
+    """
+    for name, tokens in (
+        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        for token in tokens:
+            if token >= vocab_size:
+                raise InvalidParameterError(
+                    name, f"token {token} is outside the vocabulary of {vocab_size}"
+                )
+    if params.stop and not has_tokenizer:
+        raise InvalidParameterError(
+            "stop", "the target has no tokenizer; use stop_token_ids instead"
+        )

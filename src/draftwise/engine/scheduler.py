@@ -1,17 +1,17 @@
-"""Who takes part in a step, and what becomes of them afterwards."""
+"""Selects the requests of each step and updates them after it."""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from draftwise.core.random import step_uniforms
 from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Outcome, Plan
-from draftwise.engine.batch import Batch, PromptChunk
-from draftwise.engine.controls import HistoryStore, batch_controls
-from draftwise.engine.request import NO_ROW, Request
+from draftwise.engine.batch import Batch, HistoryStore, PromptChunk, batch_controls
+from draftwise.engine.lifecycle import Commit, FollowsRequests
+from draftwise.engine.request import NO_CACHE_SLOT, Request
 from draftwise.errors import (
     CacheExhaustedError,
     DraftwiseError,
@@ -21,21 +21,26 @@ from draftwise.errors import (
 from draftwise.models.kv_cache import KVCache
 from draftwise.outputs import FinishReason, TokenLogprobs, TokenSource
 
+# Batches whose sampling parameters are cached: two, because overlapped halves alternate.
+_KEPT_CONTROLS = 2
+
 
 class Scheduler:
-    """Admits requests to cache rows in order of arrival and retires them.
+    """Admits requests to cache slots in order of arrival and retires them.
 
-    A request is admitted when a row is free and the memory it may need at most is unreserved, so
-    that a running request never runs out of cache.
+    A request is admitted when a slot is free and the cache has room for its maximum length. So a
+    running request never runs out of cache. The scheduler keeps the target's cache. It notifies its
+    ``followers`` when requests join, gain tokens and end.
 
     Attributes:
-        max_draft_length: longest draft of any step; may be changed between steps.
-        max_cached_tokens: tokens that may be reserved at once.
+        max_draft_length: maximum draft length of any step; may be changed between steps.
+        max_cached_tokens: maximum number of cache tokens reserved at once.
     """
 
     def __init__(
         self,
-        caches: Sequence[KVCache],
+        target_cache: KVCache,
+        followers: Sequence[FollowsRequests],
         histories: HistoryStore,
         vocab_size: int,
         max_chunk_tokens: int,
@@ -45,14 +50,16 @@ class Scheduler:
         """Set up.
 
         Args:
-            caches: the target's cache first, then those that follow it.
-            histories: token histories by row.
-            vocab_size: of the target.
-            max_chunk_tokens: prompt tokens per step over all requests.
-            max_draft_length: longest draft of any step.
-            max_cached_tokens: tokens that may be reserved at once.
+            target_cache: the target's key-value cache.
+            followers: components that keep state for each request.
+            histories: token histories by cache slot.
+            vocab_size: the target's vocabulary size.
+            max_chunk_tokens: maximum number of prompt tokens per step over all requests.
+            max_draft_length: maximum draft length of any step.
+            max_cached_tokens: maximum number of cache tokens reserved at once.
         """
-        self._caches: Sequence[KVCache] = caches
+        self._target_cache = target_cache
+        self._followers = followers
         self._histories = histories
         self._vocab_size = vocab_size
         self._max_chunk_tokens = max_chunk_tokens
@@ -61,27 +68,25 @@ class Scheduler:
         self._reserved_tokens = 0
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
-        self._free_rows = list(range(caches[0].num_rows))
-        self._controls: dict[int | None, tuple[tuple[int, ...], LogitControls]] = {}
+        self._free_slots = list(range(target_cache.num_cache_slots))
+        self._controls: dict[tuple[int, ...], LogitControls] = {}
         self._changing: Request | None = None
-        # Lengths of the followers' caches before the step of each row.
-        self._before = [[0] * cache.num_rows for cache in caches[1:]]
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that wait or run."""
+        """Number of waiting and running requests."""
         return len(self._waiting) + len(self._running)
 
     @property
     def num_reserved_tokens(self) -> int:
-        """Cache tokens promised to running requests."""
+        """Number of cache tokens reserved for running requests."""
         return self._reserved_tokens
 
     def add(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
-            CacheExhaustedError: it could never be admitted.
+            CacheExhaustedError: the request could never be admitted.
         """
         if request.max_total_tokens > self.max_cached_tokens:
             raise CacheExhaustedError(
@@ -92,13 +97,13 @@ class Scheduler:
         self._waiting.append(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request wherever it is."""
+        """End a waiting or running request."""
         self.end(request, FinishReason.CANCELLED)
 
     def end(
         self, request: Request, reason: FinishReason, error: DraftwiseError | None = None
     ) -> None:
-        """End a request wherever it is, unless it has ended."""
+        """End a waiting or running request; does nothing if it has ended."""
         if request.finish_reason is None:
             self._changing = request
             request.finish(reason, error)
@@ -111,79 +116,84 @@ class Scheduler:
             self.end(request, FinishReason.ERROR, error)
 
     def recover(self) -> None:
-        """Return to the state between two steps, after an exception at any place of one.
+        """Return to the state between two steps after an exception anywhere in a step.
 
-        What the caches hold beyond a request's tokens is forgotten. Only a request whose own state
-        was being changed ends with an error.
+        Cache entries beyond a request's tokens are discarded. Only a request whose own state was
+        being changed ends with an error.
         """
-        broken, self._changing = self._changing, None
-        if broken is not None and broken.finish_reason is None:
-            broken.finish(
+        interrupted, self._changing = self._changing, None
+        if interrupted is not None and interrupted.finish_reason is None:
+            interrupted.finish(
                 FinishReason.ERROR, EngineError("engine", "a step was interrupted; send it again")
             )
         running = {}
         for row, request in self._running.items():
             if request.finish_reason is not None:
-                request.row = NO_ROW
+                self._leave_slot(request)
                 continue
-            running[row], request.row = request, row
-            valid = len(request.tokens) - 1
-            target_cache, *followers = self._caches
-            target_cache.truncate(row, valid)
-            for cache, before in zip(followers, self._before, strict=True):
-                cache.truncate(row, min(valid, before[row]))
+            running[row], request.cache_slot = request, row
+            self._target_cache.truncate(row, len(request.tokens) - 1)
         admitted = set(running.values())
+        for request in self._waiting:
+            if request not in admitted:
+                self._leave_slot(request)
         self._running = running
         self._waiting = deque(
             r for r in self._waiting if r not in admitted and r.finish_reason is None
         )
-        self._free_rows = sorted(set(range(self._caches[0].num_rows)) - running.keys())
+        self._free_slots = sorted(set(range(self._target_cache.num_cache_slots)) - running.keys())
         self._reserved_tokens = sum(r.max_total_tokens for r in running.values())
         self._controls.clear()
+        for follower in self._followers:
+            follower.recover(running.values())
 
     def close(self) -> None:
-        """Let go of the caches; no request is left."""
-        self._caches, self._before = (), []
+        """Release the caches. All requests must have ended."""
+        del self._target_cache
+        self._followers = ()
         self._controls.clear()
         self._histories.close()
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a row."""
+        """Number of requests that wait for a cache slot."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests that have a row, or will have one in the next step."""
-        return min(self.num_unfinished, self._caches[0].num_rows)
+        """Number of requests that have a cache slot or get one in the next step."""
+        return min(self.num_unfinished, self._target_cache.num_cache_slots)
 
-    def next_batch(self, lenience: float = 1.0, half: int | None = None) -> Batch:
-        """Admit who fits and decide what each request does in this step.
+    def next_batch(
+        self, lenience: float = 1.0, only: Callable[[Request], bool] | None = None
+    ) -> Batch:
+        """Admit waiting requests that fit, and build the batch of this step.
 
         Args:
-            lenience: of requests that have none of their own.
-            half: 0 or 1 for the requests of one half of the rows, ``None`` for all; a half may
-                have nothing to do.
+            lenience: lenience of requests that set none.
+            only: restricts the step to these requests. The batch may then be empty.
         """
         self._admit()
-        self._remember_lengths(half)
         running = [self._running[row] for row in sorted(self._running)]
-        if half is not None:
-            running = [request for request in running if request.row % 2 == half]
+        if only is not None:
+            running = [request for request in running if only(request)]
         chunks = self._prompt_chunks(running)
-        completing = {chunk.request.row for chunk in chunks if chunk.completes_prompt}
-        decoding = {r.row for r in running if self._num_pending(r) == 1 and r.num_output_tokens}
-        generating = [r for r in running if r.row in completing or r.row in decoding]
-        if half is None and self.num_unfinished and not (chunks or generating):
-            # Every caller loops until all are finished: better to stop than to spin.
+        completing = {chunk.request.cache_slot for chunk in chunks if chunk.completes_prompt}
+        decoding = {
+            r.cache_slot for r in running if self._num_pending(r) == 1 and r.num_output_tokens
+        }
+        generating = [r for r in running if r.cache_slot in completing or r.cache_slot in decoding]
+        if only is None and self.num_unfinished and not (chunks or generating):
+            # Callers loop until all requests are finished, so an error is better than an endless
+            # loop.
             raise RuntimeError("requests are unfinished and none of them can advance")
-        controls = self._batch_controls(generating, half)
+        controls = self._batch_controls(generating)
         return Batch(
             chunks=chunks,
             generating=generating,
-            can_draft=[r.row in decoding for r in generating],
+            can_draft=[r.cache_slot in decoding for r in generating],
             controls=controls,
-            history=self._histories.rows([r.row for r in generating])
+            history=self._histories.rows([r.cache_slot for r in generating])
             if controls.uses_history
             else None,
             uniforms=None
@@ -206,20 +216,22 @@ class Scheduler:
         outcome: Outcome,
         logprobs: Mapping[int, Sequence[TokenLogprobs]],
     ) -> list[Request]:
-        """Append what was accepted, roll the caches back, retire who is done.
+        """Append accepted tokens, roll the caches back and retire finished requests.
 
         Args:
             batch: the step.
             plan: what was verified.
-            outcome: what the target made of it.
-            logprobs: for each accepted token and the one after them, by index of the requests that
-                ask for them.
+            outcome: the acceptance decisions.
+            logprobs: log-probabilities of the accepted tokens and of the token after them, by
+                request index, for the requests that want them.
 
         Returns:
             The requests that gained tokens or ended.
         """
-        planned = plan.tokens.tolist()
+        planned = plan.host_tokens
         acceptance = [] if outcome.acceptance is None else outcome.acceptance.tolist()
+        num_own = outcome.num_verified if plan.num_own is None else plan.num_own
+        committed = self._commit_of(batch, num_own)
         for index, request in enumerate(batch.generating):
             self._changing = request
             if index in outcome.failed:
@@ -230,12 +242,27 @@ class Scheduler:
             else:
                 length = outcome.num_verified[index]
                 request.history.learn(acceptance[index][:length])
-                num_own = length if plan.num_own is None else plan.num_own[index]
-                self._append(request, index, planned[index], outcome, num_own, logprobs.get(index))
+                self._append(request, index, planned[index], outcome, logprobs.get(index))
+            self._changing = None
+        for follower in self._followers:
+            follower.commit(committed)
+        for request in batch.generating:
             if request.finish_reason is not None:
                 self._retire(request)
-            self._changing = None
         return batch.generating
+
+    @staticmethod
+    def _commit_of(batch: Batch, num_own: Sequence[int]) -> Commit:
+        """Record the requests' state before the commit changes it."""
+        gaining = {request.request_id for request in batch.generating}
+        reading = [chunk.request for chunk in batch.chunks]
+        reading = [request for request in reading if request.request_id not in gaining]
+        requests = [*batch.generating, *reading]
+        return Commit(
+            requests,
+            [len(request.tokens) for request in requests],
+            [*num_own, *[0] * len(reading)],
+        )
 
     def _append(
         self,
@@ -243,7 +270,6 @@ class Scheduler:
         index: int,
         planned: list[int],
         outcome: Outcome,
-        num_own: int,
         logprobs: Sequence[TokenLogprobs] | None,
     ) -> None:
         verified, accepted = outcome.num_verified[index], outcome.num_accepted[index]
@@ -261,75 +287,75 @@ class Scheduler:
             source = TokenSource.DRAFT if place < accepted else last
             if request.append(token, source, None if logprobs is None else logprobs[place]):
                 break
-        # The newest token was never an input; whatever lies beyond it was rejected. Beyond what
-        # the draft itself wrote, the small models have read other tokens than the target.
-        valid = len(request.tokens) - 1
-        target_cache, *followers = self._caches
-        target_cache.truncate(request.row, valid)
-        for cache in followers:
-            cache.truncate(request.row, min(valid, start + num_own))
+        # The newest token was not an input yet, and tokens beyond it were rejected.
+        self._target_cache.truncate(request.cache_slot, len(request.tokens) - 1)
         if request.params.uses_penalties and len(request.tokens) > start:
-            self._histories.append(request.row, request.tokens[start:])
+            self._histories.append(request.cache_slot, request.tokens[start:])
 
     def _num_pending(self, request: Request) -> int:
-        """Tokens that the target has not processed yet."""
-        return len(request.tokens) - self._caches[0].lengths[request.row]
+        """Number of tokens that the target has not processed yet."""
+        return len(request.tokens) - self._target_cache.lengths[request.cache_slot]
 
     def _admit(self) -> None:
-        while self._waiting and self._free_rows:
+        while self._waiting and self._free_slots:
             request = self._waiting[0]
             if self._reserved_tokens + request.max_total_tokens > self.max_cached_tokens:
                 return
-            row = self._free_rows[0]
-            for cache in self._caches:
-                cache.clear(row)
+            row = self._free_slots[0]
+            self._target_cache.clear(row)
+            request.cache_slot = row
+            for follower in self._followers:
+                follower.admit(request)
             if request.params.uses_penalties:
                 self._histories.begin(row, request.tokens)
-            # A request that is interrupted here is in one of the two, or in both.
+            # An interrupt here leaves the request in the running or waiting collection, or in both.
             self._running[row] = request
-            request.row = row
             self._waiting.popleft()
-            heapq.heappop(self._free_rows)
+            heapq.heappop(self._free_slots)
             self._reserved_tokens += request.max_total_tokens
 
-    def _remember_lengths(self, half: int | None) -> None:
-        """What the followers have read of texts, before a step lets them read drafts."""
-        rows = slice(None) if half is None else slice(half, None, 2)
-        for before, cache in zip(self._before, self._caches[1:], strict=True):
-            before[rows] = cache.lengths[rows]
-
     def _prompt_chunks(self, running: list[Request]) -> list[PromptChunk]:
-        """Share the step's prompt tokens out in order of arrival; the result is by row."""
+        """Distribute the step's prompt tokens in order of arrival. Returns chunks by cache slot."""
         chunks: list[PromptChunk] = []
         left = self._max_chunk_tokens
         for request in sorted(running, key=lambda r: r.request_id):
             if request.num_output_tokens or left == 0:
                 continue
-            start = self._caches[0].lengths[request.row]
+            start = self._target_cache.lengths[request.cache_slot]
             end = min(len(request.tokens), start + left)
             chunks.append(PromptChunk(request, start, end))
             left -= end - start
-        return sorted(chunks, key=lambda chunk: chunk.request.row)
+        return sorted(chunks, key=lambda chunk: chunk.request.cache_slot)
 
-    def _batch_controls(self, generating: list[Request], half: int | None) -> LogitControls:
-        """The batch's controls, rebuilt only when its members change."""
+    def _batch_controls(self, generating: list[Request]) -> LogitControls:
+        """The batch's controls, rebuilt only when its requests change."""
         members = tuple(request.request_id for request in generating)
-        known = self._controls.get(half)
-        if known is not None and known[0] == members:
-            return known[1]
+        controls = self._controls.get(members)
+        if controls is not None:
+            return controls
         controls = batch_controls(
             [request.params for request in generating],
             self._vocab_size,
             self._histories.device,
         )
-        self._controls[half] = members, controls
+        while len(self._controls) >= _KEPT_CONTROLS:
+            del self._controls[next(iter(self._controls))]
+        self._controls[members] = controls
         return controls
 
     def _retire(self, request: Request) -> None:
-        if request.row == NO_ROW:
+        if request.cache_slot == NO_CACHE_SLOT:
             self._waiting.remove(request)
             return
-        del self._running[request.row]
-        heapq.heappush(self._free_rows, request.row)
+        slot = request.cache_slot
+        self._leave_slot(request)
+        del self._running[slot]
+        heapq.heappush(self._free_slots, slot)
         self._reserved_tokens -= request.max_total_tokens
-        request.row = NO_ROW
+
+    def _leave_slot(self, request: Request) -> None:
+        """Notify the followers once that a request ended, and detach it from its slot."""
+        if request.cache_slot != NO_CACHE_SLOT:
+            for follower in self._followers:
+                follower.retire(request)
+            request.cache_slot = NO_CACHE_SLOT

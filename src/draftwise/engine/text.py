@@ -1,4 +1,4 @@
-"""Tokens to text as they come, and stop strings."""
+"""Incremental detokenization and stop strings."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-# Prompt tokens given to the decoder first, so that the first new token keeps its leading space.
+# Prompt tokens that the decoder gets first, so that the first new token keeps its leading space.
 _CONTEXT_TOKENS = 8
 
 
 class TextBuilder:
-    """The text of one request, grown token by token.
+    """The text of one request, built token by token.
 
     Attributes:
-        text: all text so far, cut before a stop string once one was found.
-        pieces: what each token added to ``text``.
+        text: all text so far. It is truncated before the stop string once one is found.
+        pieces: the text that each token added.
     """
 
     def __init__(
@@ -25,13 +25,13 @@ class TextBuilder:
         stop: tuple[str, ...],
         min_tokens: int = 0,
     ) -> None:
-        """Begin with an empty text.
+        """Start with an empty text.
 
         Args:
             tokenizer: a fast tokenizer; ``None`` for no text.
             prompt_ids: tokens of the prompt.
             stop: strings that end the text.
-            min_tokens: stop strings count only after the text of this many tokens.
+            min_tokens: stop strings in the text of the first ``min_tokens`` tokens are ignored.
         """
         self.text = ""
         self.pieces: list[str] = []
@@ -39,20 +39,20 @@ class TextBuilder:
         self._stop = stop
         self._longest_stop = max(map(len, stop), default=0)
         self._min_tokens = min_tokens
-        # How much of the text no stop string is looked for in.
+        # Length of the text's prefix in which stop strings are ignored.
         self._exempt = 0
         self._released = 0
-        # Where in the pieces the released text ends: which piece, and how much of it.
+        # End of the released text: index of the piece, and number of its characters released.
         self._piece, self._offset = 0, 0
         self._pending: list[int] = []
         self._stream = DecodeStream(skip_special_tokens=True)
         context = prompt_ids[-_CONTEXT_TOKENS:]
         if self._backend is not None and self._stream.step(self._backend, context) is None:
-            # The prompt ends inside a character: start afresh rather than repeat its bytes.
+            # The prompt ends inside a character: restart, so that its bytes are not repeated.
             self._stream = DecodeStream(skip_special_tokens=True)
 
     def add(self, token: int) -> bool:
-        """Append a token; True if its text completed a stop string."""
+        """Append a token. Returns True if its text completed a stop string."""
         if self._backend is None:
             self.pieces.append("")
             return False
@@ -65,11 +65,11 @@ class TextBuilder:
         return self._append(piece)
 
     def add_silent(self, token: int) -> None:
-        """Append a token that ends the text and has none itself."""
+        """Append a token that ends the text and adds no text itself."""
         self.pieces.append("")
 
     def finish(self) -> None:
-        """Write out bytes that never became a whole character."""
+        """Append the bytes of an incomplete character at the end."""
         if self._pending and self._backend is not None and self.pieces:
             rest = self._backend.decode(self._pending, skip_special_tokens=True)
             self._pending.clear()
@@ -78,7 +78,7 @@ class TextBuilder:
         self._longest_stop = 0
 
     def release(self) -> list[tuple[int, str]]:
-        """New text that no stop string can take back any more, by the number of its token."""
+        """New text that can no longer be part of a stop string, with the index of its token."""
         end = max(self._released, len(self.text) - self._held_back())
         left, self._released = end - self._released, end
         released = []
@@ -93,7 +93,7 @@ class TextBuilder:
         return released
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text with which a stop string begins."""
+        """Length of the longest suffix of the text that is a prefix of a stop string."""
         for length in range(min(self._longest_stop - 1, len(self.text) - self._exempt), 0, -1):
             tail = self.text[-length:]
             if any(stop.startswith(tail) for stop in self._stop):

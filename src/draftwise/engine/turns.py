@@ -1,4 +1,4 @@
-"""Whose turn it is, where several threads use engines that share models."""
+"""A fair lock for threads that use engines with shared models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import Lock, get_ident
 
-# A thread that waits is woken by the one before it. It also looks by itself now and then: an
+# A waiting thread is woken by the thread before it. It also checks periodically, because an
 # exception such as KeyboardInterrupt can end another thread's turn at any instruction.
 _LOOK_SECONDS = 1.0
 
@@ -16,9 +16,9 @@ class _Waiter:
 
     Attributes:
         thread: its identifier.
-        steps: the engine that it wants to step; ``None`` for something short.
-        is_ready: whether it can go on without a step.
-        alarm: held until its turn has come.
+        steps: the engine that it wants to step; ``None`` for a short task.
+        is_ready: whether it can proceed without a step.
+        alarm: a lock that is held until its turn comes.
     """
 
     __slots__ = ("alarm", "is_ready", "steps", "thread")
@@ -31,19 +31,19 @@ class _Waiter:
 
 
 class Turns:
-    """A re-entrant lock that is given to threads in the order in which they asked for it.
+    """A re-entrant lock that threads get in the order of their requests.
 
-    One step of an engine advances the requests of all threads. So one thread can go on stepping for
+    One step of an engine advances the requests of all threads. So one thread can keep stepping for
     all while the others wait, which keeps the work on one team of cores. Between its steps it calls
-    :meth:`pass_on`, which lets those go first that can go on without a step, and those that step
+    :meth:`pass_on`. That call lets threads go first that can proceed without a step or that step
     another engine. A thread waits for at most one step of each engine.
 
-    Finalisers may run at any instruction, also inside of a step or of this lock. They must not wait
-    for a turn; they hand over what is to be done with :meth:`do_soon`.
+    Finalisers may run at any instruction, also during a step or inside this lock. They must not
+    wait for a turn. They schedule their work with :meth:`do_soon`.
     """
 
     def __init__(self) -> None:
-        """Nobody has the turn."""
+        """Create a lock that no thread holds."""
         self._mutex = Lock()
         self._owner: int | None = None
         self._depth = 0
@@ -51,7 +51,7 @@ class Turns:
         self._soon: deque[Callable[[], None]] = deque()
 
     def __enter__(self) -> None:
-        """Wait for something short."""
+        """Wait for a turn for a short task."""
         self.acquire()
 
     def __exit__(self, *_: object) -> None:
@@ -65,18 +65,18 @@ class Turns:
 
     @property
     def depth(self) -> int:
-        """How many times the calling thread has acquired the turn and not released it."""
+        """How often the calling thread has acquired the turn without releasing it."""
         return self._depth if self.is_mine else 0
 
     def acquire(
         self, steps: object | None = None, is_ready: Callable[[], bool] | None = None
     ) -> None:
-        """Wait for a turn; a thread that has it already does not wait.
+        """Wait for a turn. A thread that already has it does not wait.
 
         Args:
-            steps: the engine that is to be stepped; ``None`` to do something short.
-            is_ready: whether there is something to do without a step, asked between steps of other
-                threads; ``None`` for always.
+            steps: the engine that the thread will step; ``None`` for a short task.
+            is_ready: whether the thread can proceed without a step. It is called between steps of
+                other threads. ``None`` if the thread always can.
         """
         if self.is_mine:
             self._depth += 1
@@ -94,7 +94,7 @@ class Turns:
             raise
 
     def release(self) -> None:
-        """End the turn; nothing happens if an exception has ended it already."""
+        """End the turn. Does nothing if an exception has ended it already."""
         if not self.is_mine:
             return
         if self._depth > 1:
@@ -108,20 +108,20 @@ class Turns:
         self._try_to_work_off()
 
     def unwind(self, depth: int) -> None:
-        """Go back to an earlier depth after an exception, wherever it came.
+        """Return to an earlier depth after an exception at any instruction.
 
         Args:
-            depth: what :attr:`depth` was.
+            depth: the earlier value of :attr:`depth`.
         """
         if self.depth > depth:
             self._depth = depth + 1
             self.release()
 
     def pass_on(self, steps: object, is_ready: Callable[[], bool]) -> None:
-        """Between two steps, let those go first who can go on without one.
+        """Between two steps, let threads go first that can proceed without a step.
 
         Args:
-            steps: the engine that the calling thread goes on to step.
+            steps: the engine that the calling thread will step next.
             is_ready: as in :meth:`acquire`.
         """
         if self._depth > 1:
@@ -135,7 +135,8 @@ class Turns:
                 chosen = next((w for w in self._waiting if _goes_first(w, steps)), None)
                 if chosen is None:
                     return
-                # Behind those that step another engine, before those that step the same one.
+                # Queue after threads that step another engine and before those that step the same
+                # one.
                 if chosen.steps is None or chosen.steps is steps:
                     self._waiting.appendleft(me)
                 else:
@@ -183,7 +184,7 @@ class Turns:
                         self._give(waiter)
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Wait no longer; a turn that has come meanwhile is the next one's."""
+        """Stop waiting. If the turn has come meanwhile, pass it to the next thread."""
         with self._mutex:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
@@ -191,7 +192,7 @@ class Turns:
                 self._hand_over()
 
     def _hand_over(self) -> None:
-        """Give the turn to who comes next; the mutex is held."""
+        """Give the turn to the next thread. The caller holds the mutex."""
         self._owner, self._depth = None, 0
         if self._waiting:
             ready = (waiter for waiter in self._waiting if waiter.is_ready())

@@ -1,4 +1,4 @@
-"""One target pass over exactly the planned tokens, and the acceptance law on its logits."""
+"""One target pass over the planned tokens, and the acceptance law applied to its logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from draftwise.core.rejection import (
     accept,
     accept_greedy,
     packed_rows,
-    sample,
 )
 from draftwise.core.sampling import (
     TokenHistory,
@@ -22,8 +21,7 @@ from draftwise.core.sampling import (
     probabilities,
 )
 from draftwise.core.types import Draft, Outcome, Plan
-from draftwise.engine.batch import Batch
-from draftwise.engine.controls import history_along
+from draftwise.engine.batch import Batch, history_along
 from draftwise.engine.logprobs import prompt_logprobs
 from draftwise.engine.masks import masks_along
 from draftwise.engine.request import Request
@@ -45,15 +43,15 @@ class TargetVerifier:
     def verify(self, batch: Batch, plan: Plan) -> Tensor | None:
         """Compute the target's logits.
 
-        What it thinks of prompts is noted with the requests that ask for it.
+        Prompt log-probabilities are stored in the requests that want them.
 
         Returns:
-            ``[rows, vocab]``: for each generating request one row per verified token and one
-            after the last, request after request. ``None`` if the step only reads prompts.
+            ``[rows, vocab]`` logits. Each generating request has one row per verified token and one
+            row after the last. ``None`` if the step only reads prompts.
         """
-        drafted = plan.tokens.tolist()
-        indices = {request.row: index for index, request in enumerate(batch.generating)}
-        chunks = {chunk.request.row: chunk for chunk in batch.chunks}
+        drafted = plan.host_tokens
+        indices = {request.cache_slot: index for index, request in enumerate(batch.generating)}
+        chunks = {chunk.request.cache_slot: chunk for chunk in batch.chunks}
         tokens: list[int] = []
         segments: list[Segment] = []
         logit_rows: list[int] = []
@@ -63,9 +61,9 @@ class TargetVerifier:
                 request, start, end = chunks[row]
                 new, num_logits = request.tokens[start:end], int(row in indices)
                 if request.params.prompt_logprobs is not None:
-                    # The last token's logits are about the first one that is generated.
-                    about = request.tokens[start + 1 : min(end + 1, len(request.tokens))]
-                    reviews.append(_Review(request, about, len(logit_rows)))
+                    # The last prompt token's logits predict the first generated token.
+                    predicted = request.tokens[start + 1 : min(end + 1, len(request.tokens))]
+                    reviews.append(_Review(request, predicted, len(logit_rows)))
                     num_logits = len(new)
             else:
                 request = batch.generating[indices[row]]
@@ -80,12 +78,12 @@ class TargetVerifier:
 
 
 class _Review(NamedTuple):
-    """Rows of logits that are about a prompt.
+    """Rows of logits that predict prompt tokens.
 
     Attributes:
-        request: whose prompt.
-        tokens: of the prompt, one for each row.
-        first: the first of the rows.
+        request: the request of the prompt.
+        tokens: the predicted prompt tokens, one per row.
+        first: index of the first of these rows.
     """
 
     request: Request
@@ -94,7 +92,7 @@ class _Review(NamedTuple):
 
 
 def _without(reviews: list[_Review], logits: Tensor) -> Tensor | None:
-    """Note what the target thinks of prompts; the other rows, ``None`` if there are none."""
+    """Store prompt log-probabilities. Returns the other rows, ``None`` if there are none."""
     others = torch.ones(len(logits), dtype=torch.bool)
     for request, tokens, first in reviews:
         rows = slice(first, first + len(tokens))
@@ -106,19 +104,19 @@ def _without(reviews: list[_Review], logits: Tensor) -> Tensor | None:
 
 
 class Acceptance:
-    """Applies the one acceptance law to a step."""
+    """Applies the acceptance law to a step."""
 
     def __init__(self, method: VerificationMethod) -> None:
         self._method = method
 
     def accept(self, batch: Batch, draft: Draft, plan: Plan, logits: Tensor | None) -> Outcome:
-        """Decide what each generating request gains.
+        """Decide which tokens each generating request accepts.
 
         Args:
             batch: the step.
-            draft: what was drafted, for the counts.
-            plan: what was verified.
-            logits: ``[rows, vocab]`` from :meth:`TargetVerifier.verify`.
+            draft: the draft, for the statistics.
+            plan: the verified tokens.
+            logits: ``[rows, vocab]`` logits from :meth:`TargetVerifier.verify`.
         """
         if logits is None:
             return Outcome((), (), (), ())
@@ -130,27 +128,29 @@ class Acceptance:
         mask = None
         if batch.has_masks:
             counts = [length + 1 for length in plan.lengths]
-            drafted = plan.tokens.tolist()
+            drafted = plan.host_tokens
             mask = masks_along(batch.generating, drafted, counts, logits.shape[1], logits.device)
         if batch.uniforms is None:
             chosen = greedy_tokens(logits, batch.controls.rows(owner).masked(mask), history)
-            broken = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isnan()
+            is_nan = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isnan()
             accepted = accept_greedy(chosen, plan.tokens, lengths)
         else:
-            broken, accepted = self._accept_sampled(
+            is_nan, accepted = self._accept_sampled(
                 batch, plan, logits, lengths, owner, history, mask
             )
-        broken, num_accepted, next_tokens, acceptance, reach = fetch(broken, *accepted)
+        is_nan, num_accepted, next_tokens, acceptance, prefix_acceptance_prob = fetch(
+            is_nan, *accepted
+        )
         failed: frozenset[int] = frozenset()
-        if bool(broken.any()):
-            failed = frozenset(owner.to(broken.device)[broken].tolist())
+        if bool(is_nan.any()):
+            failed = frozenset(owner.to(is_nan.device)[is_nan].tolist())
         return Outcome(
             num_drafted=draft.lengths,
             num_verified=plan.lengths,
             num_accepted=tuple(num_accepted.tolist()),
             next_tokens=tuple(next_tokens.tolist()),
             acceptance=acceptance,
-            reach=reach,
+            prefix_acceptance_prob=prefix_acceptance_prob,
             failed=failed,
         )
 
@@ -164,7 +164,7 @@ class Acceptance:
         history: TokenHistory | None,
         mask: Tensor | None,
     ) -> tuple[Tensor, Accepted]:
-        """Where logits are no numbers, and what the law decides."""
+        """Which rows have NaN logits, and the decisions of the acceptance law."""
         uniforms = batch.uniforms
         assert uniforms is not None
         device, width = logits.device, plan.tokens.shape[1]
@@ -185,13 +185,10 @@ class Acceptance:
                 self._method == "block",
             )
         p = probabilities(logits, batch.controls.rows(owner).masked(mask), history)
-        broken = p[:, 0].isnan()
+        is_nan = p[:, 0].isnan()
         final = upload(uniforms.final, torch.float64, device)
         proposals = plan.filtered().proposals
-        if proposals is None:  # nothing was drafted: every token is drawn from p
-            nothing = p.new_zeros(len(lengths), 0)
-            return broken, Accepted(torch.zeros_like(lengths), sample(p, final), nothing, nothing)
-        return broken, accept(
+        return is_nan, accept(
             p,
             proposals,
             plan.tokens,

@@ -1,1 +1,1 @@
-"""Estimators: from signals to the probability that the target accepts a drafted token."""
+"""Estimators of the probability that the target accepts a drafted token, given its signals."""

@@ -1,4 +1,4 @@
-"""Bins of two signals, S and A, each in [0, 1]."""
+"""Two-dimensional bins of the signals S and A, each in [0, 1]."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch import Tensor
 
 from draftwise.estimators.records import Floats
 
-# Most cells of an adaptive grid, the records that make one cell on average, and the records below
-# which bins cannot follow the data.
-_MOST_CELLS = 400
+# Maximum number of cells of an adaptive grid, mean number of records per cell, and the minimum
+# number of records for adaptive bins.
+_MAX_CELLS = 400
 _RECORDS_PER_CELL = 20
-_FEWEST_RECORDS = 500
-# Keeps exact zeros, of which top-k and top-p make many, apart from what is merely small.
-_ABOVE_ZERO = 1e-30
+_MIN_ADAPTIVE_RECORDS = 500
+# Separates exact zeros, which top-k and top-p produce often, from small positive values.
+_SMALLEST_POSITIVE = 1e-30
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Rows along S, and in each row bins of its own along A.
+    """Rows along S, and separate bins along A for each row.
 
     A value on an edge belongs to the bin above it.
 
     Attributes:
-        overlap_edges: ``[rows - 1]`` float32 ascending, between the rows.
-        agreement_edges: ``[rows, columns - 1]`` float32 ascending, between the bins of each row;
-            infinite where a row has fewer bins than the longest.
+        overlap_edges: ``[rows - 1]`` float32 ascending, the edges between the rows.
+        agreement_edges: ``[rows, columns - 1]`` float32 ascending, the edges between the bins of
+            each row. Rows with fewer bins than the longest are padded with infinity.
     """
 
     overlap_edges: Tensor
@@ -40,55 +40,55 @@ class Grid:
     def __post_init__(self) -> None:
         shape = self.agreement_edges.shape
         if len(shape) != 2 or self.overlap_edges.shape != (shape[0] - 1,):
-            raise ValueError("a grid needs edges along A for every row along S")
+            raise ValueError("every row along S needs edges along A")
         for edges in (self.overlap_edges, self.agreement_edges):
             finite = edges.isfinite()
             rising = (edges[..., 1:] > edges[..., :-1]) | ~finite[..., 1:]
             if not bool((rising & (finite[..., :-1] | ~finite[..., 1:])).all()):
-                raise ValueError("edges must rise")
+                raise ValueError("edges must be ascending")
             if not bool(((edges > 0) & (edges <= 1) | (edges == math.inf)).all()):
                 raise ValueError("edges must lie in (0, 1]")
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Number of rows, and of columns in the longest row."""
         rows, inner_edges = self.agreement_edges.shape
         return rows, inner_edges + 1
 
     @cached_property
     def num_columns(self) -> list[int]:
-        """Bins of each row."""
+        """Number of bins in each row."""
         counts: list[int] = (self.agreement_edges.isfinite().sum(dim=1) + 1).tolist()
         return counts
 
     @property
     def num_cells(self) -> int:
-        """Cells of all rows."""
+        """Total number of cells."""
         return sum(self.num_columns)
 
     @cached_property
     def lower_edges(self) -> Tensor:
-        """``[rows, columns + 1]`` smallest A of each bin; infinite where there is none."""
+        """``[rows, columns + 1]`` lower edge of each bin along A; infinite where no bin exists."""
         none = self.agreement_edges.new_full((self.shape[0], 1), math.inf)
         return torch.cat([torch.zeros_like(none), self.agreement_edges, none], dim=1)
 
     def rows_of(self, overlap: Tensor) -> Tensor:
-        """Row of each S; any shape."""
+        """Row index of each S; any shape."""
         return torch.bucketize(overlap.float().contiguous(), self.overlap_edges, right=True)
 
     def columns_of(self, rows: Tensor, agreement: Tensor) -> Tensor:
-        """Bin of each A within its row; any shape."""
+        """Bin index of each A within its row; any shape."""
         return (agreement.unsqueeze(-1) >= self.agreement_edges[rows]).sum(dim=-1)
 
     def cells_of(self, overlap: Floats, agreement: Floats) -> NDArray[np.int64]:
-        """``[n]`` number of each record's cell, row after row."""
+        """``[n]`` index of each record's cell, in row-major order."""
         rows = self.rows_of(torch.from_numpy(overlap))
         columns = self.columns_of(rows, torch.from_numpy(agreement))
         cells: NDArray[np.int64] = (rows * self.shape[1] + columns).numpy()
         return cells
 
     def centres(self) -> tuple[Floats, Floats]:
-        """``[rows * columns]`` S and A in the middle of each cell."""
+        """S and A at the centre of each cell, ``[rows * columns]`` each."""
         rows, columns = self.shape
         across = np.concatenate([[0.0], self.overlap_edges.cpu().numpy(), [1.0]])
         along = self.lower_edges.cpu().numpy().clip(max=1.0)
@@ -97,12 +97,12 @@ class Grid:
         return overlap.astype(np.float32), agreement.astype(np.float32)
 
     def to(self, device: torch.device) -> Grid:
-        """The same on a device."""
+        """Copy the grid to a device."""
         return Grid(self.overlap_edges.to(device), self.agreement_edges.to(device))
 
 
 def uniform_grid(rows: int, columns: int) -> Grid:
-    """Bins of equal width."""
+    """A grid of bins of equal width."""
     across = np.arange(1, rows) / rows
     along = np.tile(np.arange(1, columns) / columns, (rows, 1))
     return Grid(
@@ -111,22 +111,22 @@ def uniform_grid(rows: int, columns: int) -> Grid:
 
 
 def adaptive_grid(overlap: Floats, agreement: Floats, weight: Floats) -> Grid:
-    """Bins that are narrow where records are dense.
+    """A grid whose bins are narrow where records are dense.
 
-    Rows hold equal weights of records, and so do the bins of each row; a value that more records
-    share than belong in a bin (A = 1 above all) has one to itself, and the others share the rest.
-    There are as many cells as give each 20 records, at most 400, as many as 20 × 20 equal ones
-    (the paper's example has 272); with fewer than 500 records, 5 × 5 equal ones.
+    All rows hold about equal weights of records, and so do the bins of each row. A single value
+    with more weight than a bin, such as A = 1, has a bin of its own. The number of cells is the
+    number of records divided by 20, but at most 400, which is the number of a 20 × 20 grid (the
+    paper's example has 272). With fewer than 500 records the grid has 5 × 5 bins of equal width.
 
     Args:
         overlap: ``[n]`` S.
         agreement: ``[n]`` A.
-        weight: ``[n]`` how much each record counts.
+        weight: ``[n]`` weight of each record.
     """
     total = float(weight.sum())
-    if total < _FEWEST_RECORDS:
+    if total < _MIN_ADAPTIVE_RECORDS:
         return uniform_grid(5, 5)
-    num_cells = min(_MOST_CELLS, int(total / _RECORDS_PER_CELL))
+    num_cells = min(_MAX_CELLS, int(total / _RECORDS_PER_CELL))
     num_rows = math.isqrt(num_cells)
     across = quantile_edges(overlap, num_rows, weight)
     row = np.searchsorted(across, overlap, side="right")
@@ -141,18 +141,19 @@ def adaptive_grid(overlap: Floats, agreement: Floats, weight: Floats) -> Grid:
 
 
 def quantile_edges(values: Floats, num_bins: int, weight: Floats | None = None) -> Floats:
-    """Ascending edges between at most so many bins of about equal weight; none is empty.
+    """Ascending edges between at most ``num_bins`` bins of about equal weight.
 
-    A value that outweighs a bin has one to itself; the weight of the others is what is shared out.
+    No bin is empty. A value with more weight than a bin has a bin of its own, and the weight of
+    the other values is divided equally between the other bins.
 
     Args:
         values: ``[n]`` non-negative.
-        num_bins: at most.
-        weight: ``[n]``; ``None`` for 1 each.
+        num_bins: maximum number of bins.
+        weight: ``[n]`` weight of each value; ``None`` for 1.
     """
     if not len(values) or (weight is not None and not weight.any()):
         return np.empty(0, dtype=np.float32)
-    values = np.where(values < _ABOVE_ZERO, 0.0, values).astype(np.float32)
+    values = np.where(values < _SMALLEST_POSITIVE, 0.0, values).astype(np.float32)
     distinct, number = np.unique(values, return_inverse=True)
     weights = np.bincount(number, weights=weight).astype(np.float64)
     alone = _outweigh_a_bin(weights, num_bins)
@@ -172,15 +173,15 @@ def quantile_edges(values: Floats, num_bins: int, weight: Floats | None = None) 
                 end = min(end, int(heavy[0]))
         if end >= len(distinct):
             break
-        # What was never seen is not of a value's own bin, however near.
-        above = max(np.nextafter(distinct[first], np.float32(2)), np.float32(_ABOVE_ZERO))
+        # A value's own bin ends directly above the value, so it contains no other value.
+        above = max(np.nextafter(distinct[first], np.float32(2)), np.float32(_SMALLEST_POSITIVE))
         edges.append(above if is_alone else distinct[end])
         first, num_left = end, num_left - 1
     return np.array(edges, dtype=np.float32)
 
 
 def _outweigh_a_bin(weights: NDArray[np.float64], num_bins: int) -> NDArray[np.bool_]:
-    """``[n]`` which of ``n`` values weigh more than each bin of the others."""
+    """``[n]`` whether a value has more weight than a bin of the remaining values."""
     alone = np.zeros(len(weights), dtype=np.bool_)
     while (num_left := num_bins - int(alone.sum())) > 1:
         share = weights[~alone].sum() / num_left

@@ -1,4 +1,4 @@
-"""How far predicted probabilities are from what happened, lately."""
+"""Calibration error of recent probability predictions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _NUM_BINS = 10
 
 
 class RunningCalibration:
-    """Expected calibration error of a stream of predictions, older ones fading.
+    """Expected calibration error of a stream of predictions, with exponential forgetting.
 
     Predictions are put into ten bins of equal width (Naeini et al. 2015, "Obtaining Well Calibrated
-    Probabilities Using Bayesian Binning", section "Evaluation"). In each, their mean is compared
-    with the mean outcome; the error is the mean difference, bins counting by their weight.
+    Probabilities Using Bayesian Binning", section "Evaluation"). The error is the weighted mean
+    over bins of the absolute difference between mean prediction and mean outcome.
     """
 
     def __init__(self, half_life: float = np.inf) -> None:
-        """Nothing seen yet.
+        """Start without observations.
 
         Args:
-            half_life: weight of later predictions after which one counts half.
+            half_life: total weight of later predictions after which a prediction's weight halves.
         """
         self._half_life = half_life
         self._weight = np.zeros(_NUM_BINS)
@@ -30,12 +30,12 @@ class RunningCalibration:
     def observe(
         self, predicted: ArrayLike, outcome: ArrayLike, weight: ArrayLike | None = None
     ) -> None:
-        """Take predictions and what they were about, of any one shape.
+        """Add predictions and their outcomes.
 
         Args:
-            predicted: probabilities.
-            outcome: what happened: 0, 1, or a probability that is known now.
-            weight: how much each counts; ``None`` for 1.
+            predicted: probabilities, any shape.
+            outcome: outcomes of the same shape: 0, 1, or a true probability.
+            weight: weight of each prediction; ``None`` for 1.
         """
         p = np.asarray(predicted, dtype=np.float64).ravel()
         x = np.asarray(outcome, dtype=np.float64).ravel()
@@ -48,7 +48,7 @@ class RunningCalibration:
 
     @property
     def error(self) -> float:
-        """Expected calibration error, 0 … 1; 0 before anything was seen."""
+        """Expected calibration error, 0 … 1; 0 without observations."""
         whole = self._weight.sum()
         if whole <= 0:
             return 0.0
@@ -56,5 +56,5 @@ class RunningCalibration:
 
     @property
     def weight(self) -> float:
-        """How much was seen, older predictions counting less."""
+        """Total weight of the observations, after forgetting."""
         return float(self._weight.sum())

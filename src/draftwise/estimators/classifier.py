@@ -1,4 +1,4 @@
-"""A small network that learns from drafted tokens whether the target will accept them."""
+"""A small neural network that predicts whether the target accepts a drafted token."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from torch import Tensor
 from draftwise.estimators.records import Records
 
 NUM_FEATURES = 5
-# Rejections count this often in the loss of SpecDec++ (Huang et al. 2024, section 4: the best of
-# 1, 3, 6 and 12): to draft too far costs more than to stop early.
+# Weight of rejections in the loss of SpecDec++ (Huang et al. 2024, section 4: the best of 1, 3, 6
+# and 12). Drafting too many tokens costs more than stopping early.
 SPECDEC_REJECTION_WEIGHT = 6.0
 
 _HIDDEN = (16, 16)
 _NUM_STEPS = 400
 _LEARNING_RATE = 0.02
 _WEIGHT_DECAY = 1e-4
-_SMALLEST = 1e-12
+_MIN_PROBABILITY = 1e-12
 
 
 def features(
     entropy: Tensor, token_prob: Tensor, top_prob: Tensor, position: Tensor, history: Tensor
 ) -> Tensor:
-    """What is known of a drafted token while the draft is being written.
+    """The features of a drafted token that are available while drafting.
 
     Args:
         entropy: H(q) in nats.
-        token_prob: q(x) of the token drawn.
-        top_prob: largest q.
-        position: in the draft, from 0.
+        token_prob: q(x) of the drafted token.
+        top_prob: largest probability of q.
+        position: position in the draft, from 0.
         history: the request's mean acceptance before the step.
 
     Returns:
@@ -45,18 +45,18 @@ def features(
 
 
 def _log(p: Tensor) -> Tensor:
-    return p.clamp(min=_SMALLEST).log()
+    return p.clamp(min=_MIN_PROBABILITY).log()
 
 
 @dataclass(frozen=True)
 class AcceptanceHead:
-    """Standardised features, two hidden layers of 16 with tanh, and a probability.
+    """A classifier on standardised features, with two hidden tanh layers of 16 units.
 
     Attributes:
-        mean: ``[5]`` of the features seen in training.
-        scale: ``[5]`` their standard deviations.
-        weights: of each layer, ``[out, in]``.
-        biases: of each layer, ``[out]``.
+        mean: ``[5]`` mean of each feature in the training data.
+        scale: ``[5]`` standard deviation of each feature in the training data.
+        weights: weights of each layer, ``[out, in]``.
+        biases: biases of each layer, ``[out]``.
     """
 
     mean: Tensor
@@ -66,23 +66,24 @@ class AcceptanceHead:
 
     @classmethod
     def fit(cls, records: Records, rejection_weight: float = 1.0, seed: int = 0) -> AcceptanceHead:
-        """Train on what was drafted, the whole of it in every step.
+        """Train on recorded tokens with full-batch gradient descent.
 
-        The label of a token is its acceptance probability y, and it counts as often as it is
-        reached, so the loss −Σ reached·(y·log P + w·(1 − y)·log(1 − P)) is the expectation of the
-        one over accepted and rejected tokens. With w = 1 P estimates y; a larger w makes it
-        cautious (SpecDec++'s weighted loss).
+        The label of a token is its acceptance probability y. Its weight is the probability
+        ``reached`` that the tokens before it are accepted. The loss
+        −Σ reached·(y·log P + w·(1 − y)·log(1 − P)) is therefore the expectation of the loss over
+        accepted and rejected tokens. With w = 1, P estimates y. A larger w lowers P (SpecDec++'s
+        weighted loss).
 
         Args:
-            records: at least one token.
+            records: recorded tokens, at least one.
             rejection_weight: w.
-            seed: of the first weights.
+            seed: seed of the initial weights.
 
         Raises:
             ValueError: there are no records.
         """
         if not len(records):
-            raise ValueError("there are no records to learn from")
+            raise ValueError("there are no records to train on")
         columns = (
             records.entropy,
             records.token_prob,
@@ -95,7 +96,7 @@ class AcceptanceHead:
         reached = torch.from_numpy(records.reached())
         mean = x.mean(dim=0)
         scale = x.std(dim=0, correction=0)
-        # A feature that never varied tells nothing, and must not explode when it does.
+        # A feature that is constant in training must not be divided by a scale of almost 0.
         scale = torch.where(scale > 1e-6, scale, 1.0)
         weights, biases = _first_weights(seed)
         optimizer = torch.optim.AdamW(
@@ -103,7 +104,7 @@ class AcceptanceHead:
         )
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _NUM_STEPS)
         x = (x - mean) / scale
-        total = reached.sum().clamp(min=_SMALLEST)
+        total = reached.sum().clamp(min=_MIN_PROBABILITY)
         for _ in range(_NUM_STEPS):
             optimizer.zero_grad()
             logit = _logit(x, weights, biases)
@@ -124,7 +125,7 @@ class AcceptanceHead:
         return _logit((x - self.mean) / self.scale, self.weights, self.biases).sigmoid()
 
     def to(self, device: torch.device) -> AcceptanceHead:
-        """The same head on a device; itself if it is there already."""
+        """Move the head to a device; returns itself if it is there already."""
         if self.mean.device == device:
             return self
         return AcceptanceHead.from_tensors(
@@ -132,7 +133,7 @@ class AcceptanceHead:
         )
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """As named tensors, for a file."""
+        """Return the parameters as named tensors, for a file."""
         layers = {f"weight{i}": weight for i, weight in enumerate(self.weights)}
         layers |= {f"bias{i}": bias for i, bias in enumerate(self.biases)}
         return {"mean": self.mean, "scale": self.scale, **layers}

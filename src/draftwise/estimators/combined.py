@@ -1,9 +1,9 @@
 """P(accept) from all signals together: a logistic model that goes on learning.
 
 The log-odds of acceptance are a polynomial in the signals, quadratic in each and with the products
-that matter. What depends on the token drawn enters as log q(x) and A(x) alone, so that the same
-formula is evaluated for every token of the vocabulary at the cost of a few elementwise operations:
-that makes it usable for filtered proposals.
+that matter: see :data:`FORMULAS`. What depends on the token drawn enters as log q(x) and A(x)
+alone, so that the same formula is evaluated for every token of the vocabulary at the cost of a few
+elementwise operations: that makes it usable for filtered proposals.
 
 It is fitted to soft labels (the acceptance probability itself, not the coin that was thrown) by
 Newton's method, weighted by the probability that a token is reached, and follows a changing
@@ -22,13 +22,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.estimators.calibration import RunningCalibration
+from draftwise.estimators.polynomial import (
+    LARGEST_ENTROPY,
+    LAST_POSITION,
+    SMALLEST_TOKEN_PROB,
+    Polynomial,
+    Variable,
+    variables_of,
+)
 from draftwise.estimators.records import Records
 
 Floats = NDArray[np.float64]
 
-SMALLEST_TOKEN_PROB = 1e-4
-LARGEST_ENTROPY = 6.0
-LAST_POSITION = 3
 LOWEST, HIGHEST = 0.01, 0.995
 
 # Observed tokens after which an older one counts half.
@@ -43,6 +48,20 @@ class Inputs(Enum):
     COMBINED = "combined"  # these with S and A
     PREDICTABLE = "predictable"  # H, S, history, position: nothing of the token drawn
 
+
+_L, _H, _S, _A = Variable.LOG_TOKEN_PROB, Variable.ENTROPY, Variable.OVERLAP, Variable.AGREEMENT
+_OF_THE_DRAFT = ((), (_L,), (_L, _L), (_H,), (_H, _H), (_H, _L))
+_OF_THE_REQUEST = ((Variable.HISTORY,), (Variable.PLACE,))
+FORMULAS = {
+    Inputs.FREE: Polynomial(*_OF_THE_DRAFT, *_OF_THE_REQUEST),
+    Inputs.COMBINED: Polynomial(
+        *(*_OF_THE_DRAFT, *_OF_THE_REQUEST),
+        *((_S,), (_A,), (_S, _S), (_A, _A), (_S, _A), (_A, _L), (_S, _H)),
+    ),
+    Inputs.PREDICTABLE: Polynomial(
+        *((), (_H,), (_H, _H), (_S,), (_S, _S), (_S, _H)), *_OF_THE_REQUEST
+    ),
+}
 
 # Where a model begins that has seen nothing: fits to the bundled family at temperature 1, of use
 # for any pair that is distilled or trained alike; replaced by a profile, outgrown online.
@@ -89,12 +108,20 @@ class Signals:
         )
         return cls(*(np.asarray(column, dtype=np.float64) for column in columns))
 
+    def variables(self) -> Floats:
+        """``[variables, n]`` for a :class:`Polynomial`."""
+        return variables_of(
+            *(self.token_prob, self.entropy, self.history),
+            *(self.position, self.overlap, self.agreement),
+        )
+
 
 class SignalModel:
     """Log-odds of acceptance as a polynomial of the signals.
 
     Attributes:
         inputs: which signals it sees.
+        formula: the polynomial.
         weights: ``[features]`` of the polynomial.
     """
 
@@ -108,7 +135,7 @@ class SignalModel:
             weights: ``[features]``; ``None`` for the general start.
             strength: how much evidence the start is worth; a profile's is worth more than a guess.
         """
-        self.inputs = inputs
+        self.inputs, self.formula = inputs, FORMULAS[inputs]
         start = np.array(_START[inputs] if weights is None else weights, dtype=np.float64)
         if start.shape != (len(_START[inputs]),):
             raise ValueError(f"{inputs.value} needs {len(_START[inputs])} weights")
@@ -122,7 +149,7 @@ class SignalModel:
     def fit(cls, records: Records, inputs: Inputs) -> SignalModel:
         """Fit to recorded tokens (soft labels, weights: the probability that each is reached)."""
         model = cls(inputs, strength=1.0)
-        features = model._features(Signals.of(records))
+        features = model.formula.features(Signals.of(records).variables()).T
         labels = np.asarray(records.acceptance, dtype=np.float64)
         weights = np.asarray(records.reached(), dtype=np.float64)
         theta = model._start.copy()
@@ -141,15 +168,7 @@ class SignalModel:
 
     def predict(self, signals: Signals) -> Floats:
         """``[n]`` probabilities that the tokens are accepted."""
-        if self.inputs is not Inputs.FREE:
-            return np.clip(_logistic(self._features(signals) @ self.weights), LOWEST, HIGHEST)
-        # The same without the matrix: asked for after every drafted token.
-        w = self.weights.tolist()
-        log_q = np.log(np.maximum(signals.token_prob, SMALLEST_TOKEN_PROB))
-        h = np.minimum(signals.entropy, LARGEST_ENTROPY)
-        log_odds = (log_q * w[2] + h * w[5] + w[1]) * log_q + (h * w[4] + w[3]) * h
-        log_odds += signals.history * w[6] + w[0]
-        log_odds += np.minimum(signals.position, LAST_POSITION) * (w[7] / LAST_POSITION)
+        log_odds = self.weights @ self.formula.features(signals.variables())
         return np.clip(_logistic(log_odds), LOWEST, HIGHEST)
 
     def observe(self, signals: Signals, acceptance: Floats, weights: Floats) -> None:
@@ -162,7 +181,7 @@ class SignalModel:
         """
         if not len(acceptance):
             return
-        features = self._features(signals)
+        features = self.formula.features(signals.variables()).T
         predicted = _logistic(features @ self.weights)
         self._calibration.observe(np.clip(predicted, LOWEST, HIGHEST), acceptance, weights)
         kept = 0.5 ** (float(weights.sum()) / _HALF_LIFE)
@@ -179,37 +198,35 @@ class SignalModel:
         """What :meth:`predict` would say of every token, as log-odds.
 
         Args:
-            q: ``[rows, vocab]`` the draft's beliefs.
+            q: ``[rows, vocab]`` the draft's distribution.
             entropy: ``[rows]`` H of them.
             history: ``[rows]``.
             position: ``[rows]`` in the draft.
-            c: ``[rows, vocab]`` the companion's beliefs; ``None`` if it sees none.
+            c: ``[rows, vocab]`` the companion's draft_probs; ``None`` if it sees none.
         """
         if self.inputs is Inputs.PREDICTABLE:
             raise ValueError("a predictable model knows nothing of the token")
-        w = self.weights.tolist()
-        h = entropy.clamp(max=LARGEST_ENTROPY)
-        base = w[0] + w[3] * h + w[4] * h * h + w[6] * history
-        base = base + w[7] / LAST_POSITION * position.clamp(max=LAST_POSITION)
-        slope = w[1] + w[5] * h
-        log_q: Tensor = q.clamp(min=SMALLEST_TOKEN_PROB).log_()
-        log_odds: Tensor = (log_q * w[2]).add_(slope.unsqueeze(1)).mul_(log_q)
-        if self.inputs is Inputs.FREE or c is None:
-            return log_odds.add_(base.unsqueeze(1))
-        s = torch.minimum(q, c).sum(dim=1)
-        base = base + w[8] * s + w[10] * s * s + w[14] * s * h
-        a = (c / q.clamp(min=1e-30)).clamp_(max=1.0)
-        # a·(w9 + w12·s + w11·a + w13·log q), in place
-        of_a = log_q.mul_(w[13]).add_(a, alpha=w[11]).add_((w[9] + w[12] * s).unsqueeze(1))
-        return log_odds.add_(of_a.mul_(a)).add_(base.unsqueeze(1))
+        s = torch.zeros_like(entropy) if c is None else torch.minimum(q, c).sum(dim=1)
+        place = position.clamp(max=LAST_POSITION).to(entropy.dtype) / LAST_POSITION
+        by_name = {
+            Variable.ENTROPY: entropy.clamp(max=LARGEST_ENTROPY),
+            Variable.HISTORY: history,
+            Variable.PLACE: place,
+            Variable.OVERLAP: s,
+        }
+        one = torch.ones_like(entropy)
+        variables = torch.stack([by_name.get(each, one) for each in Variable])
+        log_q = q.clamp(min=SMALLEST_TOKEN_PROB).log_()
+        a = None if c is None else (c / q.clamp(min=1e-30)).clamp_(max=1.0)
+        return self.formula.over_vocabulary(self.weights, variables, log_q, a)
 
     def range_of_likely(
         self, entropy: Floats, history: Floats, position: Floats, needed: Floats
     ) -> tuple[Floats, Floats]:
         """Which q(x) make a token likely enough: all from one value to another.
 
-        Within a position the log-odds are quadratic in log q(x). Of two ranges that are likely
-        enough, on either side of what is not, it is the upper one.
+        Within a position the log-odds are quadratic in log q(x). Where two ranges are likely
+        enough, the upper one is returned.
 
         Args:
             entropy: ``[rows, places]`` H of the positions.
@@ -223,11 +240,9 @@ class SignalModel:
         """
         if self.inputs is not Inputs.FREE:
             raise ValueError("what else the model sees of a token is no function of q(x)")
-        w = self.weights.tolist()
-        h = np.minimum(entropy, LARGEST_ENTROPY)
-        level = (h * w[4] + w[3]) * h + (history * w[6] + w[0]) - np.log(needed / (1 - needed))
-        level += np.minimum(position, LAST_POSITION) * (w[7] / LAST_POSITION)
-        first, last = _not_negative(w[2], h * w[5] + w[1], level)
+        others = variables_of(1.0, entropy, history, position)
+        level, slope, bend = self.formula.by_token_prob(self.weights, others)
+        first, last = _not_negative(bend, slope, level - np.log(needed / (1 - needed)))
         lowest = math.log(SMALLEST_TOKEN_PROB)  # whatever lies below counts as this
         none = (first > last) | (last < lowest) | (first > 0)
         least = np.where(first <= lowest, 0.0, np.exp(np.minimum(first, 0.0)))
@@ -252,20 +267,6 @@ class SignalModel:
     def calibration_weight(self) -> float:
         """How many tokens :attr:`calibration_error` is about, older ones counting less."""
         return self._calibration.weight
-
-    def _features(self, signals: Signals) -> Floats:
-        """``[n, features]``; the order of :data:`_START`."""
-        log_q = np.log(np.maximum(signals.token_prob, SMALLEST_TOKEN_PROB))
-        h = np.minimum(signals.entropy, LARGEST_ENTROPY)
-        place = np.minimum(signals.position, LAST_POSITION) / LAST_POSITION
-        one, s, a = np.ones_like(h), signals.overlap, signals.agreement
-        if self.inputs is Inputs.PREDICTABLE:
-            columns = [one, h, h * h, s, s * s, s * h, signals.history, place]
-        else:
-            columns = [one, log_q, log_q**2, h, h * h, h * log_q, signals.history, place]
-        if self.inputs is Inputs.COMBINED:
-            columns += [s, a, s * s, a * a, s * a, a * log_q, s * h]
-        return np.stack(columns, axis=1)
 
 
 def _not_negative(bend: float, slope: Floats, level: Floats) -> tuple[Floats, Floats]:

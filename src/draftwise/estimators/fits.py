@@ -1,4 +1,4 @@
-"""What a profile holds beside its tables: every estimator that is fitted to records."""
+"""Registry of the fitted estimators that an acceptance profile holds besides its tables."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from draftwise.estimators.records import Records
 
 
 def estimator_fits(has_companion: bool) -> dict[str, Fit]:
-    """Fits by the name under which policies look for them.
+    """Fit functions by the name under which policies look up their parameters.
 
     Args:
-        has_companion: whether S and A mean anything; without, nothing is fitted to them.
+        has_companion: whether the records contain S and A. Without a companion, the estimators
+            that use them are left out.
     """
     models = Inputs if has_companion else (Inputs.FREE,)
     fits: dict[str, Fit] = {inputs.value: partial(_fit_signal_model, inputs) for inputs in models}

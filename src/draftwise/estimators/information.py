@@ -1,13 +1,12 @@
-"""How much signals tell of acceptance, in bits.
+"""Information gain of signals about acceptance, in bits.
 
-The information gain I(X; Z) = H(X) − H(X | Z) of a binned signal Z (Kim et al. 2025, "Speculative
-Verification"). X is a token's fate: whether it was kept, or its acceptance probability in ten
-equal bins (whose entropy exceeds one bit, which a yes or no cannot). Counted are the tokens that
-were put to the test: those before them were kept.
+The information gain of a binned signal Z is I(X; Z) = H(X) − H(X | Z) (Kim et al. 2025,
+"Speculative Verification"). X is the acceptance of a token: either whether it was accepted, or its
+acceptance probability in ten equal bins. The entropy of a binary X is at most one bit; the binned
+X can exceed that. Only tokens whose predecessors were all accepted are counted.
 
-Frequencies of few records make any signal look informative. The corrected gain subtracts what
-the same bins seem to tell of X once X is shuffled among the records (the mean of several
-permutations).
+With few records, the empirical frequencies overestimate the gain of any signal. The corrected gain
+subtracts the mean gain of the same bins over several random permutations of X.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _NUM_PERMUTATIONS = 20
 
 @dataclass(frozen=True)
 class Gain:
-    """What a signal tells of X.
+    """Information gain of a signal Z about X.
 
     Attributes:
         entropy: H(X) in bits.
-        plain: I(X; Z) of the observed frequencies, bits.
-        corrected: the same less what permutations of X give, bits; about 0, of either sign, for a
-            signal that tells nothing.
-        num_cells: values of Z that occur.
+        plain: I(X; Z) of the observed frequencies, in bits.
+        corrected: ``plain`` minus the mean gain of permutations of X, in bits. For a signal that is
+            independent of X it is about 0, with either sign.
+        num_cells: number of values of Z that occur.
     """
 
     entropy: float
@@ -48,19 +47,19 @@ class Gain:
 
     @property
     def conditional_entropy(self) -> float:
-        """H(X | Z) of the observed frequencies, bits."""
+        """H(X | Z) of the observed frequencies, in bits."""
         return self.entropy - self.plain
 
 
 def information_gain(fates: Integers, cells: Integers, seed: int = 0) -> Gain:
-    """The gain of one discrete signal.
+    """Information gain of one discrete signal.
 
     Args:
         fates: ``[n]`` values of X, from 0.
         cells: ``[n]`` values of Z, from 0.
-        seed: of the permutations.
+        seed: seed of the permutations.
     """
-    # Only what occurs: the joint table stays small.
+    # Renumbering the values that occur keeps the joint table small.
     _, z = np.unique(cells, return_inverse=True)
     entropy = _entropy(np.bincount(fates))
     plain = _mutual_information(fates, z)
@@ -74,16 +73,16 @@ def information_gain(fates: Integers, cells: Integers, seed: int = 0) -> Gain:
 def information_gains(
     records: Records, fate: Fate = "accepted", has_companion: bool = True
 ) -> Mapping[str, Gain]:
-    """The gain of every signal alone (20 quantiles), and of S and A in each binning.
+    """Information gain of each signal in 20 quantiles, and of S and A jointly in each binning.
 
     Args:
-        records: of plain speculative decoding.
-        fate: what X is.
-        has_companion: whether S and A mean anything.
+        records: records of plain speculative decoding.
+        fate: X: ``"accepted"`` or ``"acceptance"``.
+        has_companion: whether the records contain S and A.
 
     Returns:
-        By signal: ``"H"``, ``"q(x)"``, ``"history"``, and with a companion ``"S"``, ``"A"`` and
-        ``"S,A 5x5"`` … for the binnings of :mod:`draftwise.estimators.tables`.
+        Gain by signal: ``"H"``, ``"q(x)"``, ``"history"``, and with a companion ``"S"``, ``"A"``
+        and ``"S,A 5x5"`` … for the binnings of :mod:`draftwise.estimators.tables`.
     """
     tested = records.take(was_tested(records))
     if fate == "accepted":
@@ -107,19 +106,19 @@ def information_gains(
 
 
 def was_tested(records: Records) -> Booleans:
-    """``[num_tokens]`` whether all tokens before it in its chain were kept."""
+    """``[num_tokens]`` whether all tokens before this one in its chain were accepted."""
     tested: Booleans = records.position == 0
     tested[1:] |= records.accepted[:-1] & (records.position[1:] > 0)
     return tested
 
 
 def pearson(x: Floats, y: Floats, weight: Floats | None = None) -> float:
-    """Pearson's correlation coefficient; 0 where one of the two does not vary.
+    """Pearson's correlation coefficient; 0 if x or y is constant.
 
     Args:
         x: ``[n]``.
         y: ``[n]``.
-        weight: ``[n]`` how much each pair counts; ``None`` for 1.
+        weight: ``[n]`` weight of each pair; ``None`` for 1.
     """
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
@@ -130,12 +129,12 @@ def pearson(x: Floats, y: Floats, weight: Floats | None = None) -> float:
 
 def _mutual_information(x: NDArray[np.int64], z: NDArray[np.int64]) -> float:
     joint = _entropy(np.bincount(z * (int(x.max(initial=0)) + 1) + x))
-    # Rounding must not make it negative.
+    # Rounding must not make the result negative.
     return max(0.0, _entropy(np.bincount(x)) + _entropy(np.bincount(z)) - joint)
 
 
 def _entropy(counts: NDArray[np.int64]) -> float:
-    """H of frequencies in bits; 0 of none."""
+    """Entropy of frequencies in bits; 0 if there are none."""
     counts = counts[counts > 0]
     if not len(counts):
         return 0.0

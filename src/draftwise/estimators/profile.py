@@ -1,4 +1,4 @@
-"""What is known of acceptance for one triple of models: fitted once, kept in a file."""
+"""Acceptance profile: the estimators fitted to one target, draft and companion, kept in a file."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Fit = Callable[[Records], Mapping[str, Tensor]]
 
 _KIND = "draftwise acceptance profile"
 _FORMAT = "1"
-# What reading a file raises that is damaged, or looks like a profile and is none.
+# Exceptions raised while reading a file that is damaged or not a profile.
 _UNREADABLE = SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError
 NO_MODEL = "none"
 
 
 @dataclass(frozen=True)
 class AcceptanceProfile:
-    """What ``draftwise profile`` learnt.
+    """The result of ``draftwise profile``.
 
     Attributes:
-        provenance: what it was made from. ``target``, ``draft`` and ``companion`` are fingerprints
-            (``"none"`` for no companion), the rest says how it was made.
-        tables: P(accept | S, A) by binning; empty without a companion. They follow what they
-            observe: whoever lets one learn takes a copy with :meth:`AcceptanceTable.to`.
-        parameters: what other estimators were fitted to: tensors by name, by estimator.
-        summary: statistics of the records; ``None`` if it was made without any.
+        provenance: origin of the records. ``target``, ``draft`` and ``companion`` are fingerprints
+            (``"none"`` for no companion). The other entries are the settings of the collection.
+        tables: P(accept | S, A) by binning; empty without a companion. Tables change with
+            observations, so copy one with :meth:`AcceptanceTable.to` before updating it.
+        parameters: fitted parameters of the other estimators: by estimator, tensors by name.
+        summary: statistics of the records; ``None`` if the profile was made without records.
     """
 
     provenance: Mapping[str, str]
@@ -45,14 +45,15 @@ class AcceptanceProfile:
     summary: ProfileSummary | None = None
 
     def check(self, *, target: str, draft: str | None, companion: str | None) -> None:
-        """Refuse to be used with other models.
+        """Check that the profile was made with these models.
 
-        A profile made with a companion may be used without: the draft's own signals mean the same.
+        A profile made with a companion can be used without one, as the draft's own signals do not
+        depend on it.
 
         Args:
             target: fingerprint of the target.
-            draft: of the draft; ``None`` if none is used.
-            companion: of the companion; ``None`` if none is used.
+            draft: fingerprint of the draft; ``None`` if none is used.
+            companion: fingerprint of the companion; ``None`` if none is used.
 
         Raises:
             InvalidParameterError: names the models that differ.
@@ -69,14 +70,14 @@ class AcceptanceProfile:
         if differing:
             raise InvalidParameterError(
                 "profile",
-                f"was made {' and '.join(differing)}; make it anew with `draftwise profile`",
+                f"was made {' and '.join(differing)}; make a new one with `draftwise profile`",
             )
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file.
+        """Write the profile to one safetensors file.
 
         Raises:
-            InvalidParameterError: it cannot be written.
+            InvalidParameterError: the file cannot be written.
         """
         tensors = {
             f"tables/{binning}/{name}": tensor
@@ -99,10 +100,10 @@ class AcceptanceProfile:
 
     @classmethod
     def load(cls, path: str | Path) -> AcceptanceProfile:
-        """Read a file.
+        """Read a profile from a file.
 
         Raises:
-            InvalidParameterError: there is none, or it is not an acceptance profile.
+            InvalidParameterError: the file does not exist, or it is not an acceptance profile.
         """
         name = str(path)
         if not Path(path).is_file():
@@ -116,13 +117,13 @@ class AcceptanceProfile:
                     return cls._of(metadata, tensors)
         except _UNREADABLE as error:
             raise InvalidParameterError(
-                "profile", f"{name!r} is not an acceptance profile, or damaged: {error}"
+                "profile", f"{name!r} is not an acceptance profile, or it is damaged: {error}"
             ) from error
         if kind == _KIND:
             raise InvalidParameterError(
                 "profile",
-                f"{name!r} has format {version}, this is Draftwise for format {_FORMAT}; make it "
-                "anew with `draftwise profile`",
+                f"{name!r} has format {version}, but this version of Draftwise reads format "
+                f"{_FORMAT}; make a new one with `draftwise profile`",
             )
         raise InvalidParameterError("profile", f"{name!r} is not an acceptance profile")
 
@@ -132,7 +133,7 @@ class AcceptanceProfile:
         for key, tensor in tensors.items():
             part, owner, name = key.split("/", 2)
             if not bool(tensor.isfinite().all()) and name != "agreement_edges":
-                raise ValueError(f"{key} has entries that are not numbers")
+                raise ValueError(f"{key} has entries that are not finite")
             grouped[part].setdefault(owner, {})[name] = tensor
         provenance: dict[str, Any] = json.loads(metadata["provenance"])
         summary = json.loads(metadata["summary"])
@@ -147,12 +148,13 @@ class AcceptanceProfile:
 def fit_profile(
     records: Records, provenance: Mapping[str, str], extra_fits: Mapping[str, Fit]
 ) -> AcceptanceProfile:
-    """Fit everything a profile holds.
+    """Fit all tables and estimators of a profile.
 
     Args:
-        records: of plain speculative decoding.
-        provenance: what they come from; ``companion`` says whether there was one.
-        extra_fits: what else to fit, by the name under which it is kept (without a slash).
+        records: records of plain speculative decoding.
+        provenance: origin of the records. ``companion`` states whether a companion was used.
+        extra_fits: fit functions of further estimators, by the name under which their parameters
+            are stored (without a slash).
 
     Raises:
         InvalidParameterError: there are no records.

@@ -1,4 +1,4 @@
-"""What was seen of drafted tokens: signals, and what the target thought of them."""
+"""Records of drafted tokens: their signals and their acceptance by the target."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Booleans = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Records:
-    """Drafted tokens, one entry each, chain after chain and in order within a chain.
+    """Drafted tokens, one entry per token, ordered by chain and by position within a chain.
 
     A chain is the draft of one request in one step. All arrays are ``[num_tokens]``.
 
     Attributes:
-        chain: number of the token's chain.
+        chain: index of the token's chain.
         position: position in the draft, from 0.
-        entropy: H(q) of the draft's belief, nats.
-        token_prob: q(x) of the drawn token.
-        top_prob: largest q at the position.
-        overlap: S = Σ min(q, c); 0 where no companion judged.
-        agreement: A = min(1, c(x)/q(x)); 0 where no companion judged.
+        entropy: H(q) in nats, with q at temperature 1 for greedy requests.
+        token_prob: q(x) of the drafted token.
+        top_prob: largest probability of q at the position.
+        overlap: S = Σ min(q, c); 0 without a companion.
+        agreement: A = min(1, c(x)/q(x)); 0 without a companion.
         history: the request's mean acceptance before the step.
         acceptance: min(1, p(x)/q(x)), the acceptance probability given that the tokens before it
-            were kept.
-        accepted: whether plain speculative decoding kept the token.
+            are accepted.
+        accepted: whether plain speculative decoding accepted the token.
     """
 
     chain: Integers
@@ -52,10 +52,10 @@ class Records:
         return len(self.chain)
 
     def reached(self) -> Floats:
-        """``[num_tokens]`` probability that the tokens before it in its chain are kept.
+        """``[num_tokens]`` probability that all tokens before this one in its chain are accepted.
 
-        The weight with which a token counts: what is wanted is the acceptance of tokens whose
-        predecessors were accepted, and this is that condition without its noise.
+        It is the weight of the token in every mean. Means are over tokens whose predecessors were
+        accepted, and weighting by this probability has less variance than selecting those tokens.
         """
         reached = np.ones(len(self), dtype=np.float32)
         for index in range(1, len(self)):
@@ -64,19 +64,19 @@ class Records:
         return reached
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
-        """Some of the tokens."""
+        """Select tokens by indices or by a mask."""
         return Records(**{item.name: getattr(self, item.name)[index] for item in fields(self)})
 
     @classmethod
     def empty(cls) -> Records:
-        """No tokens at all."""
+        """Records without tokens."""
         number = np.empty(0, dtype=np.float32)
         integer, boolean = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
         return cls(integer, integer, *(number,) * 6, number, boolean)
 
     @classmethod
     def join(cls, parts: Sequence[Records]) -> Records:
-        """Parts one after another; chains are renumbered so that they stay apart."""
+        """Concatenate records; chains are renumbered so that they remain distinct."""
         first = np.cumsum([0, *(int(part.chain.max(initial=-1)) + 1 for part in parts)])
         columns = {
             item.name: np.concatenate([getattr(part, item.name) for part in parts])

@@ -1,4 +1,4 @@
-"""What records show at a glance."""
+"""Summary statistics of records."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from draftwise.estimators.tables import BINNINGS, AcceptanceTable
 class ProfileSummary:
     """Statistics of the records that a profile was fitted to.
 
-    In means a token counts as far as its chain was likely to reach it.
+    In means, a token is weighted by the probability that all tokens before it are accepted.
 
     Attributes:
-        num_tokens: drafted tokens.
-        num_chains: drafts.
+        num_tokens: number of drafted tokens.
+        num_chains: number of drafts.
         mean_acceptance: mean acceptance probability.
-        acceptance_by_position: the same at each position of the draft, from the first.
-        correlation: Pearson's, of A and the acceptance probability.
-        gains: information gain of each signal about whether a token was kept.
-        fate_gains: the same about its acceptance probability (in ten bins).
-        calibration_errors: expected calibration error of each binning on the half of the records
-            it was not fitted to.
+        acceptance_by_position: mean acceptance probability at each position of the draft.
+        correlation: Pearson's correlation of A and the acceptance probability.
+        gains: information gain of each signal about whether a token was accepted.
+        fate_gains: information gain of each signal about the acceptance probability in ten bins.
+        calibration_errors: expected calibration error of each binning, on the half of the records
+            that the table was not fitted to.
     """
 
     num_tokens: int
@@ -43,7 +43,7 @@ class ProfileSummary:
     calibration_errors: Mapping[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for a file."""
+        """Return the summary as JSON-compatible values."""
         return asdict(self)
 
     @classmethod
@@ -57,11 +57,12 @@ class ProfileSummary:
 
 
 def summarise(records: Records, has_companion: bool) -> ProfileSummary:
-    """Statistics of records, at least one.
+    """Compute the statistics of records.
 
     Args:
-        records: of plain speculative decoding.
-        has_companion: whether S and A mean anything; without, no tables are judged.
+        records: records of plain speculative decoding, at least one token.
+        has_companion: whether the records contain S and A. Without a companion, no tables are
+            evaluated.
     """
     weight = records.reached()
     by_position = []
@@ -86,16 +87,17 @@ def summarise(records: Records, has_companion: bool) -> ProfileSummary:
 
 
 def held_out_calibration(records: Records, binning: str) -> float:
-    """Expected calibration error of a table on records it has not seen.
+    """Expected calibration error of a table by two-fold cross-validation.
 
-    It is fitted to the earlier half of the chains, and then to the later, and judged on the other.
+    The table is fitted to the earlier half of the chains and evaluated on the later half, and vice
+    versa.
     """
     earlier = records.chain < np.median(records.chain)
     calibration = RunningCalibration()
-    for fitted, judged in ((earlier, ~earlier), (~earlier, earlier)):
-        if fitted.any() and judged.any():
-            table = AcceptanceTable.fit(records.take(fitted), binning)
-            others = records.take(judged)
+    for training, held_out in ((earlier, ~earlier), (~earlier, earlier)):
+        if training.any() and held_out.any():
+            table = AcceptanceTable.fit(records.take(training), binning)
+            others = records.take(held_out)
             overlap, agreement = map(torch.from_numpy, (others.overlap, others.agreement))
             predicted = table.predict(overlap, agreement).numpy()
             calibration.observe(predicted, others.acceptance, others.reached())

@@ -1,9 +1,9 @@
 """P(accept | S, A) as a table of empirical means.
 
-S = Σ min(q, c) and A = min(1, c(x)/q(x)) are cut into bins (Kim et al. 2025, "Speculative
-Verification"): grids of 5 × 5, 10 × 10 and 20 × 20 equal bins, or an adaptive one. Along A a table
-never falls, whatever the data say: then "keep the token if P ≥ t" is "keep it if A ≥ a", a rule
-that one comparison applies to the whole vocabulary.
+S = Σ min(q, c) and A = min(1, c(x)/q(x)) are binned (Kim et al. 2025, "Speculative Verification"):
+in a grid of 5 × 5, 10 × 10 or 20 × 20 equal bins, or in an adaptive grid. Table values are
+constrained to be non-decreasing in A. The filter "verify the token if P ≥ t" is then equivalent to
+"verify it if A ≥ a", which is one comparison for the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -24,61 +24,62 @@ from draftwise.estimators.records import Records
 
 Doubles = NDArray[np.float64]
 
-# From coarse to fine; the adaptive grid stands on all but the finest.
+# From coarse to fine. The prior of the adaptive grid is refined with all but the finest.
 _UNIFORM = {"5x5": (5, 5), "10x10": (10, 10), "20x20": (20, 20)}
 BINNINGS = (*_UNIFORM, "adaptive")
 
-# Records that what is known beforehand is worth, in a cell and over the whole table: at least, and
-# at most, so that a table made from much data still learns.
+# Weight of the prior in records: of a cell, the maximum of a cell (so that a table fitted to much
+# data still adapts), and of the whole table.
 _CELL_STRENGTH = 8.0
-_MOST_CELL_STRENGTH = 64.0
+_MAX_CELL_STRENGTH = 64.0
 _TABLE_STRENGTH = 64.0
-# Observations after which an older one counts half, and between two rebuildings of the table.
+# Observations after which the weight of an older one halves, and between two rebuilds of the table.
 _HALF_LIFE = 5000.0
 _REBUILD_AFTER = 256.0
 
-# P ≈ offset + slopes · (S, A), where nothing better is known.
+# Prior mean: P ≈ offset + slopes · (S, A).
 _PRIOR_OFFSET, _PRIOR_OVERLAP, _PRIOR_AGREEMENT = 0.15, 0.4, 0.35
 
 
 class AcceptanceTable:
-    """P(accept | S, A): fitted once, then following what is observed.
+    """P(accept | S, A): fitted once, then updated online.
 
-    The estimate of a cell is the mean of its records and of what is known without them: the prior,
-    corrected by ever finer tables, which a cell without records falls back to. Observations are
-    weighed against the table as it was made in the same way, and fade.
+    The estimate of a cell is the weighted mean of its records and its prior. The prior is a linear
+    function of S and A, corrected by successively finer tables. A cell without records has the
+    value of its prior. Online, the fitted table is the prior of the observations in the same way,
+    and observations are forgotten exponentially.
 
     Attributes:
         grid: the bins.
-        values: ``[rows, columns]`` float32 in [0, 1], non-decreasing along a row; bins that a row
-            does not have repeat its last.
+        values: ``[rows, columns]`` float32 in [0, 1], non-decreasing along a row. Rows with fewer
+            bins are padded with their last value.
     """
 
     def __init__(self, grid: Grid, values: Tensor, weights: Tensor) -> None:
-        """Take a table as it is.
+        """Create a table from its values.
 
         Args:
             grid: the bins.
             values: ``[rows, columns]`` probabilities, non-decreasing along A.
-            weights: ``[rows, columns]`` records behind each.
+            weights: ``[rows, columns]`` weight of the records in each cell.
 
         Raises:
-            ValueError: the three do not fit together.
+            ValueError: the shapes differ, or values or weights are out of range.
         """
         if not grid.shape == tuple(values.shape) == tuple(weights.shape):
             raise ValueError("a table needs a value and a weight for every cell")
         if not bool(((values >= 0) & (values <= 1)).all()):
             raise ValueError("values must be probabilities")
         if bool((values[:, 1:] < values[:, :-1]).any()):
-            raise ValueError("values must not fall along A")
+            raise ValueError("values must not decrease along A")
         if not bool(((weights >= 0) & weights.isfinite()).all()):
-            raise ValueError("weights must be non-negative numbers")
+            raise ValueError("weights must be finite and non-negative")
         self.grid = grid
         self.values = values.float()
         self._weights = weights.float()
         self._made: Doubles = values.double().flatten().cpu().numpy()
         strength = weights.double().flatten().cpu().numpy() + _CELL_STRENGTH
-        self._strength: Doubles = strength.clip(max=_MOST_CELL_STRENGTH)
+        self._strength: Doubles = strength.clip(max=_MAX_CELL_STRENGTH)
         self._seen = np.zeros(values.numel())
         self._accepted = np.zeros(values.numel())
         self._since_rebuilt = 0.0
@@ -86,14 +87,17 @@ class AcceptanceTable:
 
     @classmethod
     def fit(cls, records: Records, binning: str) -> AcceptanceTable:
-        """Means of the acceptance probability, a record counting as far as it was reached.
+        """Fit a table to the acceptance probabilities of records.
+
+        Each record is weighted by the probability that all tokens before it are accepted.
 
         Args:
-            records: of plain speculative decoding with a companion; without any, the prior.
+            records: records of plain speculative decoding with a companion. Without records, the
+                table is the prior.
             binning: one of :data:`BINNINGS`.
 
         Raises:
-            InvalidParameterError: there is no such binning.
+            InvalidParameterError: ``binning`` is unknown.
         """
         if binning not in BINNINGS:
             raise InvalidParameterError(
@@ -106,7 +110,7 @@ class AcceptanceTable:
         else:
             grid = uniform_grid(*_UNIFORM[binning])
             coarser = [_UNIFORM[name] for name in takewhile(lambda name: name != binning, _UNIFORM)]
-        # As a whole, then by A alone, which tells most, then by both.
+        # First a constant, then A alone, the most informative signal, then both signals.
         known = _refined_prior(records, weight, grid, [(1, 1), (1, 5), *coarser])
         cells = grid.cells_of(records.overlap, records.agreement)
         counts = np.bincount(cells, weight, minlength=len(known)).astype(np.float64)
@@ -117,32 +121,33 @@ class AcceptanceTable:
 
     @classmethod
     def prior(cls) -> AcceptanceTable:
-        """A table for models of which nothing is known, to be corrected by :meth:`observe`.
+        """A table for models without a profile, to be corrected by :meth:`observe`.
 
-        What a companion would accept the target mostly does too, the more so where draft and
-        companion agree throughout: 0.15 + 0.4·S + 0.35·A in 10 × 10 bins.
+        The target mostly accepts the tokens that the companion would accept, and more so where the
+        distributions of draft and companion overlap. The values are 0.15 + 0.4·S + 0.35·A, in
+        10 × 10 bins.
         """
         return cls.fit(Records.empty(), "10x10")
 
     @property
     def num_cells(self) -> int:
-        """Cells of the grid."""
+        """Number of cells of the grid."""
         return self.grid.num_cells
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error of the predictions for what was observed lately."""
+        """Expected calibration error of the predictions on recent observations."""
         return self._calibration.error
 
     def predict(self, overlap: Tensor, agreement: Tensor) -> Tensor:
-        """P(accept) for each S and A; elementwise, any shape, float32."""
+        """P(accept) of each S and A; elementwise, any shape, float32."""
         rows = self.grid.rows_of(overlap)
         return self.values[rows, self.grid.columns_of(rows, agreement)]
 
     def threshold(self, overlap: Tensor, probability: Tensor) -> Tensor:
         """Smallest A in [0, 1] with ``predict(S, A) >= probability``; infinite if there is none.
 
-        For every A, ``predict(S, A) >= probability`` exactly if ``A >= threshold``.
+        For every A, ``predict(S, A) >= probability`` if and only if ``A >= threshold``.
 
         Args:
             overlap: ``[...]`` S.
@@ -159,13 +164,13 @@ class AcceptanceTable:
         acceptance: Tensor,
         weight: Tensor | None = None,
     ) -> None:
-        """Learn from verified tokens; the values follow after every 256 of them.
+        """Add observations of verified tokens. The values are updated after every 256 of them.
 
         Args:
             overlap: ``[...]`` S.
             agreement: ``[...]`` A.
             acceptance: ``[...]`` acceptance probability of the token, or whether it was accepted.
-            weight: ``[...]`` probability that the tokens before it were kept; ``None`` for 1.
+            weight: ``[...]`` probability that the tokens before it are accepted; ``None`` for 1.
         """
         rows = self.grid.rows_of(overlap)
         columns = self.grid.columns_of(rows, agreement)
@@ -184,7 +189,7 @@ class AcceptanceTable:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Move the table as a whole, then each cell, towards what was seen."""
+        """Move the whole table, then each cell, towards the observations."""
         self._since_rebuilt = 0.0
         surplus = (self._accepted - self._seen * self._made).sum()
         shifted = (self._made + surplus / (self._seen.sum() + _TABLE_STRENGTH)).clip(0.0, 1.0)
@@ -193,12 +198,12 @@ class AcceptanceTable:
         self.values = _monotone(self.grid, means, strength).to(self.values.device)
 
     def to(self, device: torch.device) -> AcceptanceTable:
-        """A copy on a device that has observed nothing."""
+        """Copy the table, without its observations, to a device."""
         made = torch.from_numpy(self._made).float().view(self.values.shape)
         return AcceptanceTable(self.grid.to(device), made.to(device), self._weights.to(device))
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """The table as it was made, for a file; observations are left out."""
+        """Return the table without its observations as named tensors, for a file."""
         return {
             "overlap_edges": self.grid.overlap_edges.cpu(),
             "agreement_edges": self.grid.agreement_edges.cpu(),
@@ -211,8 +216,8 @@ class AcceptanceTable:
         """The inverse of :meth:`to_tensors`.
 
         Raises:
-            ValueError: they are not those of a table.
-            KeyError: one is missing.
+            ValueError: the tensors do not describe a table.
+            KeyError: a tensor is missing.
         """
         grid = Grid(tensors["overlap_edges"], tensors["agreement_edges"])
         return cls(grid, tensors["values"], tensors["weights"])
@@ -221,9 +226,9 @@ class AcceptanceTable:
 def _refined_prior(
     records: Records, weight: NDArray[np.float32], grid: Grid, shapes: list[tuple[int, int]]
 ) -> Doubles:
-    """``[cells]`` what ever finer uniform tables make of the prior, in the middle of each cell.
+    """``[cells]`` the prior at the centre of each cell, corrected by successively finer tables.
 
-    Each level adds the mean residual of each of its cells, pulled towards 0.
+    Each level adds the mean residual of each of its cells, shrunk towards 0.
     """
     centres = grid.centres()
     at_records = _prior_mean(records.overlap, records.agreement)
@@ -241,13 +246,13 @@ def _refined_prior(
 
 
 def _prior_mean(overlap: NDArray[np.float32], agreement: NDArray[np.float32]) -> Doubles:
-    """``[n]`` P(accept) where no data says otherwise."""
+    """``[n]`` prior mean of P(accept)."""
     slope = _PRIOR_OVERLAP * overlap.astype(np.float64) + _PRIOR_AGREEMENT * agreement
     return _PRIOR_OFFSET + slope
 
 
 def _monotone(grid: Grid, means: Doubles, weights: Doubles) -> Tensor:
-    """``[rows, columns]`` the nearest values (least squares) that do not fall along a row."""
+    """``[rows, columns]`` the least-squares fit that does not decrease along a row."""
     values = means.reshape(grid.shape).clip(0.0, 1.0)
     weights = weights.reshape(grid.shape)
     for row, count in enumerate(grid.num_columns):

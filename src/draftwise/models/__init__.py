@@ -1,4 +1,4 @@
-"""Models: loading, refusing what cannot be served, and the forward pass over packed tokens."""
+"""Models: loading, checks of what can be served, and the forward pass over packed tokens."""
 
 from draftwise.models.imports import quiet_import
 

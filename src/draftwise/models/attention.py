@@ -1,9 +1,9 @@
 """Attention over packed tokens, plugged into Hugging Face's modules.
 
-The linear layers of a model see one long sequence of packed tokens without padding. Here each
-token attends to its own request's cache row: on a CPU a native kernel does so for all requests with
-few new tokens. Otherwise requests in neighbouring rows with a similar amount of work form a group
-that is computed in one call, padded inside the group only.
+The linear layers of a model compute one sequence of packed tokens without padding. In attention,
+each token attends to its own request's cache slot. On a CPU a native kernel does so for all
+requests with few new tokens. Elsewhere, requests in neighbouring cache slots with a similar amount
+of work form a group, which is padded and computed in one call.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from draftwise.models.ragged import RaggedAttention
 
 ATTENTION_NAME = "draftwise_packed"
 
-# More queries than this and a segment is attended to on its own (a chunk of a prompt).
+# A segment with more queries than this (a chunk of a prompt) is computed on its own.
 _LARGEST_GROUPED_QUERY = 32
-# A group may hold this many times the key positions that its members need by themselves.
+# Largest ratio of a group's key positions with padding to those without.
 _LARGEST_PADDING = 2
 
-# Arguments that Hugging Face's modules pass and that do not change what is computed here.
+# Arguments that Hugging Face's modules pass and that do not affect the result here.
 _HARMLESS = frozenset(
     {
         "dropout",
@@ -49,36 +49,37 @@ class Segment(NamedTuple):
     """Consecutive new tokens of one request.
 
     Attributes:
-        row: the request's cache row.
+        cache_slot: the request's place in the cache.
         start: position of the first new token.
         num_tokens: number of new tokens.
     """
 
-    row: int
+    cache_slot: int
     start: int
     num_tokens: int
 
 
 @dataclass
 class AttentionGroup:
-    """Segments in neighbouring rows, computed in one call.
+    """Segments in neighbouring cache slots, computed in one call.
 
     Attributes:
-        first_row: first cache row.
-        end_row: one past the last cache row.
+        first_cache_slot: first cache slot.
+        end_cache_slot: one past the last cache slot.
         num_queries: the longest segment's length.
-        kv_length: keys read from each row.
-        mask: ``[rows, 1, num_queries, kv_length]`` additive, or ``None`` where every query sees
-            every key.
+        kv_length: keys read from each cache slot.
+        mask: additive mask ``[cache_slots, 1, num_queries, kv_length]``, or ``None`` where every
+            query attends to every key.
         first_token: index of the group's first packed token.
         num_tokens: packed tokens of the group.
-        padded: ``[rows * num_queries]`` index into the group's tokens, or ``None`` where all
-            segments have the same length.
-        real: ``[num_tokens]`` index of each token among the padded queries, or ``None``.
+        padded: ``[cache_slots * num_queries]`` index into the group's tokens, or ``None`` where
+            all segments have the same length.
+        real: ``[num_tokens]`` index of each token among the padded queries, or ``None`` where
+            ``padded`` is.
     """
 
-    first_row: int
-    end_row: int
+    first_cache_slot: int
+    end_cache_slot: int
     num_queries: int
     kv_length: int
     mask: Tensor | None
@@ -89,7 +90,7 @@ class AttentionGroup:
     _folded: dict[int, Tensor] = field(default_factory=dict)
 
     def folded_mask(self, num_heads_per_kv: int) -> Tensor | None:
-        """The mask with grouped query heads folded into the query length, built once."""
+        """The mask with grouped query heads folded into the query dimension, built once."""
         if self.mask is None:
             return None
         if num_heads_per_kv not in self._folded:
@@ -99,20 +100,20 @@ class AttentionGroup:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Everything that all layers of one forward pass share.
+    """The plan of one forward pass, which all layers share.
 
     Attributes:
-        cache: where keys and values are kept.
-        positions: ``[tokens]`` int64.
-        slots: ``[tokens]`` int64, where each token is written.
-        groups: the attention calls of segments that ``native`` does not compute.
-        ragged: attention in one call instead, where the device has a kernel for it.
-        native: the kernel's call, where there is a kernel and it has something to do.
+        cache: the model's cache.
+        positions: ``[tokens]`` int64 position of each token in its request.
+        token_slots: ``[tokens]`` int64, token slot that each token is written to.
+        groups: attention calls of the segments that ``native`` does not compute.
+        ragged: attention of all segments in one call, where the device has a kernel for it.
+        native: attention of segments with few tokens by the CPU kernel, where it is available.
     """
 
     cache: KVCache
     positions: Tensor
-    slots: Tensor
+    token_slots: Tensor
     groups: list[AttentionGroup]
     ragged: RaggedAttention | None = None
     native: NativeAttention | None = None
@@ -125,16 +126,17 @@ def pack(
 
     Args:
         cache: the model's cache.
-        segments: new tokens of each request, ordered by row; packed tokens follow this order.
-        dtype: type of the model, for the additive masks.
-        device: where the index tensors go.
+        segments: new tokens of each request, ordered by cache slot. The packed tokens are in this
+            order.
+        dtype: dtype of the model, for the additive masks.
+        device: device of the index tensors.
     """
     positions: list[int] = []
-    slots: list[int] = []
-    for row, start, count in segments:
+    token_slots: list[int] = []
+    for cache_slot, start, count in segments:
         positions.extend(range(start, start + count))
-        base = row * cache.capacity + start
-        slots.extend(range(base, base + count))
+        base = cache_slot * cache.capacity + start
+        token_slots.extend(range(base, base + count))
     native = native_attention(cache, segments, _LARGEST_GROUPED_QUERY, dtype, device)
     groups: list[AttentionGroup] = []
     first_token = 0
@@ -145,7 +147,7 @@ def pack(
     return PackedBatch(
         cache,
         torch.tensor(positions, dtype=torch.long, device=device),
-        torch.tensor(slots, dtype=torch.long, device=device),
+        torch.tensor(token_slots, dtype=torch.long, device=device),
         groups,
         native=native,
     )
@@ -161,7 +163,7 @@ def _group(segments: Sequence[Segment]) -> list[list[Segment]]:
             bool(groups)
             and not large
             and groups[-1][-1].num_tokens <= _LARGEST_GROUPED_QUERY
-            and groups[-1][-1].row + 1 == segment.row
+            and groups[-1][-1].cache_slot + 1 == segment.cache_slot
             and max(longest, length) * (len(groups[-1]) + 1) <= _LARGEST_PADDING * (needed + length)
         )
         if joins:
@@ -181,7 +183,7 @@ def _attention_group(
     kv_length = max(segment.start + segment.num_tokens for segment in members)
     padded = real = None
     if num_tokens != num_queries * len(members):
-        # A padding query repeats its request's last token, so that it always has keys to see.
+        # A padding query repeats its request's last token, so that it attends to at least one key.
         padded_index: list[int] = []
         real_index: list[int] = []
         token = 0
@@ -201,8 +203,8 @@ def _attention_group(
         mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
         mask = mask.masked_fill_(hidden, float("-inf")).unsqueeze(1)
     return AttentionGroup(
-        members[0].row,
-        members[-1].row + 1,
+        members[0].cache_slot,
+        members[-1].cache_slot + 1,
         num_queries,
         kv_length,
         mask,
@@ -214,11 +216,11 @@ def _attention_group(
 
 
 class ShapeProbe:
-    """Takes the place of a :class:`PackedBatch` to learn what each layer stores.
+    """Stand-in for a :class:`PackedBatch` that records what each layer stores.
 
     Attributes:
         layers: shape of each layer's keys and values, by layer index.
-        max_model_len: longest context that must be attended to in full.
+        max_model_len: longest context that every layer must attend to in full.
     """
 
     def __init__(self, role: str, max_model_len: int) -> None:
@@ -227,7 +229,17 @@ class ShapeProbe:
         self._role = role
 
     def record(self, layer: int, keys: Tensor, values: Tensor, extra: dict[str, Any]) -> None:
-        """Note a layer's shapes and refuse attention that is computed differently."""
+        """Record a layer's shapes.
+
+        Args:
+            layer: layer index.
+            keys: ``[1, kv_heads, tokens, key_size]``.
+            values: ``[1, kv_heads, tokens, value_size]``.
+            extra: the module's further arguments.
+
+        Raises:
+            UnsupportedModelError: the layer asks for attention that is not supported.
+        """
         window = extra.pop("sliding_window", None)
         if window is not None and window < self.max_model_len:
             raise UnsupportedModelError(
@@ -238,7 +250,8 @@ class ShapeProbe:
         for name, value in extra.items():
             if value is not None and value is not False and name not in _HARMLESS:
                 raise UnsupportedModelError(
-                    self._role, f"layer {layer} uses attention with {name!r}, which is not served"
+                    self._role,
+                    f"layer {layer} uses attention with {name!r}, which is not supported",
                 )
         self.layers[layer] = LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
 
@@ -260,10 +273,10 @@ def packed_attention(
         query: ``[1, heads, tokens, key_size]``.
         key: ``[1, kv_heads, tokens, key_size]``.
         value: ``[1, kv_heads, tokens, value_size]``.
-        attention_mask: always ``None``; requests are kept apart by ``packed``.
+        attention_mask: always ``None``; ``packed`` separates the requests.
         scaling: factor of the scores.
         packed: plan of this forward pass.
-        extra: what else the module passes; refused at load if it would matter.
+        extra: further arguments of the module. Unsupported ones are refused at load.
 
     Returns:
         ``[1, tokens, heads, value_size]`` and ``None``.
@@ -292,7 +305,7 @@ def packed_attention(
 def attend(
     packed: PackedBatch, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None
 ) -> Tensor:
-    """Store the new keys and values of a layer and attend to them and all before them.
+    """Store the new keys and values of a layer, then compute causal attention.
 
     Args:
         packed: plan of this forward pass.
@@ -307,7 +320,7 @@ def attend(
     """
     if packed.native is not None and not packed.groups:
         return packed.native(layer, q, k, v, scaling, writes=True)
-    packed.cache.write(layer, packed.slots, k, v)
+    packed.cache.write(layer, packed.token_slots, k, v)
     if packed.ragged is not None:
         return packed.ragged.attend(packed.cache, layer, q, scaling).contiguous()
     if packed.native is not None:
@@ -328,11 +341,11 @@ def _attend(
     q = q[group.first_token : group.first_token + group.num_tokens]
     if group.padded is not None:
         q = q[group.padded]
-    keys, values = cache.read(layer, group.first_row, group.end_row, group.kv_length)
+    keys, values = cache.read(layer, group.first_cache_slot, group.end_cache_slot, group.kv_length)
     rows, kv_heads = keys.shape[:2]
     repeat = q.shape[1] // kv_heads
     length = group.num_queries
-    # Heads that share keys become further queries: one call without repeating keys.
+    # Query heads that share keys are folded into the query dimension, so that keys are not copied.
     folded = q.view(rows, length, kv_heads, repeat, -1).permute(0, 2, 3, 1, 4)
     folded = folded.reshape(rows, kv_heads, repeat * length, q.shape[2])
     out = F.scaled_dot_product_attention(

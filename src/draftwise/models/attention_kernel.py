@@ -1,12 +1,12 @@
-"""Attention of a few new tokens per request to long rows of keys, as a kernel for CUDA.
+"""A CUDA kernel for attention of a few new tokens per request to a long context.
 
-The flash kernels of PyTorch give every query head a block of 64 or 128 queries of its own, of which
-a verification step fills five, and read the keys again for every head that shares them. Here the
-heads that share keys and the new tokens of a request fill one small block together (grouped queries
-as in Ainslie et al. 2023), the softmax is computed block by block (Milakov and Gimelshein 2018,
-"Online normalizer calculation for softmax", algorithm 3), and where there are too few requests to
-fill the device the keys are split between programs whose results are joined afterwards. Needs
-Triton, which comes with PyTorch's builds for CUDA.
+PyTorch's flash kernels give every query head its own block of 64 or 128 queries. A verification
+step fills about five of them, and the keys are read again for every head that shares them. This
+kernel puts the new tokens of a request and all query heads that share keys (grouped queries,
+Ainslie et al. 2023) into one small block. It computes the softmax block by block (Milakov and
+Gimelshein 2018, "Online normalizer calculation for softmax", algorithm 3). Where there are too few
+requests to occupy the device, the keys are split between programs and the partial results are
+merged afterwards. It needs Triton, which is part of PyTorch's CUDA builds.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 64
 _KEY_BLOCK = 64
 _MOST_SPLITS = 16
-# Programs per multiprocessor that are worth having.
+# Programs per multiprocessor up to which keys are split.
 _PROGRAMS = 2
 
 
-# What varies from step to step must not make another kernel of it.
+# Triton would compile a new kernel for some values of arguments that vary from step to step.
 @triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=[
         "query_ends",
@@ -155,21 +155,21 @@ def attend(
     max_keys: int,
     scaling: float | None,
 ) -> Tensor:
-    """Each request's new tokens attend to everything of its row up to themselves.
+    """Causal attention of each request's new tokens to all its tokens in the cache.
 
     Args:
         queries: ``[tokens, heads, size]``.
-        keys: ``[slots, kv_heads, size]`` contiguous.
-        values: ``[slots, kv_heads, size]`` contiguous.
-        query_ends: ``[requests + 1]`` int32, 0 and the running sum of tokens per request.
-        first_keys: ``[requests]`` or more int32, first slot of each request's row.
-        num_keys: ``[requests]`` int32, tokens of each row, the new ones included.
-        max_queries: at least the most tokens of one request.
-        max_keys: at least the most keys of one request.
+        keys: ``[token_slots, kv_heads, size]`` contiguous.
+        values: ``[token_slots, kv_heads, size]`` contiguous.
+        query_ends: ``[requests + 1]`` int32, 0 and the cumulative number of tokens per request.
+        first_keys: ``[requests]`` or longer, int32, first token slot of each request.
+        num_keys: ``[requests]`` int32, tokens of each request in the cache, the new ones included.
+        max_queries: upper bound of the tokens of one request.
+        max_keys: upper bound of the keys of one request.
         scaling: factor of the scores; ``None`` for 1/√size.
 
     Returns:
-        ``[tokens, heads, size]``; tokens that are no request's are not written.
+        ``[tokens, heads, size]``. Tokens that belong to no request are not written.
     """
     queries = queries.contiguous()
     tokens, heads, size = queries.shape
@@ -218,18 +218,18 @@ def attend(
 
 
 def compile_for(heads: int, keys: Tensor) -> None:
-    """Make all kernels that a model's layers may need, so that none is made while serving.
+    """Compile all kernels that a model's layers may need, so that none is compiled while serving.
 
-    Triton keeps them on disk: the next process that loads such a model finds them there.
+    Triton caches them on disk for later processes.
 
     Args:
         heads: query heads.
-        keys: ``[slots, kv_heads, size]`` of any layer's cache; nothing is written.
+        keys: ``[token_slots, kv_heads, size]`` keys of any layer's cache. They are only read.
     """
     repeat = heads // keys.shape[1]
     block = _SMALLEST_BLOCK
     while block <= _LARGEST_BLOCK:
-        # A batch of one splits its keys, one that fills the device does not.
+        # With and without a split of the keys.
         for requests, max_keys in ((1, _KEY_BLOCK * _MOST_SPLITS), (1, 1)):
             ends = torch.arange(requests + 1, dtype=torch.int32, device=keys.device)
             first = torch.zeros_like(ends)
@@ -242,7 +242,7 @@ def compile_for(heads: int, keys: Tensor) -> None:
 
 
 def _num_splits(num_programs: int, max_keys: int, device: torch.device) -> int:
-    """Parts that the keys are split into, a power of two."""
+    """Number of parts that the keys are split into, a power of two."""
     if device.type != "cuda":
         return 4 if num_programs < 16 else 1
     wanted = _PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,4 +1,4 @@
-"""Which model this is, whatever it is called."""
+"""Fingerprints that identify a model by its configuration and weights, not by its name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftwise.errors import ModelNotFoundError
 
-# Values read from each weight: fine-tuning changes nearly all of them.
+# Values hashed per weight. A few are enough, as fine-tuning changes nearly all of them.
 _NUM_SAMPLES = 64
-# Settings that say where a model came from or how it is run, not what it computes.
+# Settings that describe where a model comes from or how it runs, not what it computes.
 _INCIDENTAL = {"architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 _NUM_DIGITS = 16
 
@@ -25,12 +25,12 @@ _NUM_DIGITS = 16
 def model_fingerprint(model: nn.Module, quantization: str | None = None) -> str:
     """Hash of a model's configuration, its weights' names and shapes, and some of their values.
 
-    It is the same on every device, and for weights loaded as float32 or bfloat16 (values count as
-    the latter).
+    It is the same on every device. Values are hashed as bfloat16, so that weights loaded as float32
+    and as bfloat16 have the same hash.
 
     Args:
-        model: loaded and not packed or quantised yet.
-        quantization: how it is going to be quantised.
+        model: a loaded model that is not packed or quantised yet.
+        quantization: the quantisation that will be applied to it.
     """
     weights = (
         (name, list(parameter.shape), _samples(parameter))
@@ -40,21 +40,23 @@ def model_fingerprint(model: nn.Module, quantization: str | None = None) -> str:
 
 
 def checkpoint_fingerprint(folder: str | Path) -> str:
-    """:func:`model_fingerprint` of a model that is not loaded, from its files.
+    """:func:`model_fingerprint` of a model's files, without loading the model.
 
-    Only the values that count are read, so that the size of a model does not matter, unless its
-    files hold weights in another form than the model does.
+    Only the hashed values are read, so that it is fast for models of any size. Where the names or
+    shapes in the files differ from the model's, the model is loaded.
 
     Args:
-        folder: with ``config.json`` and safetensors.
+        folder: a folder with ``config.json`` and safetensors files.
 
     Raises:
-        ModelNotFoundError: there is no such folder, or no weights in it.
+        ModelNotFoundError: the folder does not exist or contains no weights.
     """
     path = Path(folder)
     files = sorted(path.glob("*.safetensors"))
     if not files or not (path / "config.json").is_file():
-        raise ModelNotFoundError("model", f"{str(folder)!r} is no folder with safetensors weights")
+        raise ModelNotFoundError(
+            "model", f"{str(folder)!r} is not a folder with config.json and safetensors weights"
+        )
     config = AutoConfig.from_pretrained(path)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
@@ -69,7 +71,7 @@ def checkpoint_fingerprint(folder: str | Path) -> str:
             return tensors.get_slice(name)
 
     if not all(name in where and part(name).get_shape() == wanted[name] for name in wanted):
-        # Weights are kept otherwise than they are used, as those of experts often are.
+        # The files store weights in another layout than the model, as is common for experts.
         return model_fingerprint(AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16))
     weights = ((name, wanted[name], _samples_of_file(part(name))) for name in sorted(wanted))
     return _digest(config, None, weights)
@@ -91,7 +93,7 @@ def _settings(config: Any) -> Any:
 
 
 def _places(size: int) -> Tensor:
-    """Indices of the values that count, evenly spread."""
+    """Evenly spaced indices of the values that are hashed."""
     count = min(_NUM_SAMPLES, size)
     return torch.arange(count) * size // max(count, 1)
 
@@ -102,13 +104,13 @@ def _bits(values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _samples(parameter: Tensor) -> Tensor:
-    """Some values, as the bits of bfloat16."""
+    """The hashed values of a parameter, as the bits of bfloat16."""
     flat = parameter.detach().flatten()
     return _bits(flat[_places(len(flat)).to(flat.device)])
 
 
 def _samples_of_file(part: Any) -> Tensor:
-    """The same of a tensor in a file, row by row."""
+    """The hashed values of a tensor in a file, read row by row."""
     rows, *rest = part.get_shape() or [1]
     width = torch.Size(rest).numel()
     places = _places(rows * width).tolist()

@@ -1,4 +1,4 @@
-"""Forward passes over packed tokens: Hugging Face's modules as they are, or written out."""
+"""Forward passes over packed tokens: Hugging Face's own modules, or Draftwise's for Llama."""
 
 from __future__ import annotations
 
@@ -23,14 +23,23 @@ class ForwardPass(Protocol):
     def __call__(
         self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
     ) -> Tensor | None:
-        """Logits ``[len(logit_rows), vocab]`` of packed tokens ``[tokens]``; ``None`` for none."""
+        """Compute a pass.
+
+        Args:
+            ids: ``[tokens]`` token ids.
+            packed: plan of this forward pass.
+            logit_rows: indices of the tokens whose logits are returned; ``None`` for no logits.
+
+        Returns:
+            Logits ``[len(logit_rows), vocab]``, or ``None`` where none are requested.
+        """
 
 
 class ModuleForward:
-    """Any model, through Hugging Face's own modules."""
+    """The forward pass of any model, by Hugging Face's own modules."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Take over a model that attends through :func:`packed_attention`."""
+        """Take over a model whose attention function is :func:`packed_attention`."""
         self._model: Any = model
         parameter = next(model.parameters())
         if can_pack(parameter.dtype, parameter.device) and not has_quantized_weights(model):
@@ -55,14 +64,18 @@ class ModuleForward:
 
 
 def native_pass(model: nn.Module) -> NativeDecoder | None:
-    """Our own kernels for a whole pass, taking the model over; ``None`` where there are none."""
+    """Draftwise's native kernels for a whole pass, which take the model over.
+
+    Returns:
+        ``None`` where they do not support the model.
+    """
     if not is_llama(model) or has_quantized_weights(model):
         return None
     return native_decoder(model)
 
 
 def forward_pass(model: nn.Module) -> ForwardPass:
-    """The fastest forward pass in PyTorch's operations for a model; takes the model over."""
+    """The fastest forward pass of a model in PyTorch operations. It takes the model over."""
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             forget_quantized(layer)

@@ -1,4 +1,4 @@
-"""Memory for what is large: caches, and weights that every pass reads; and giving it back."""
+"""Allocation of large host memory (caches, weights), and release of freed memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGE_PAGE_BYTES = 2 << 20
 
 
 def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose memory is not touched before it is written and starts a cache line."""
+    """Zeros aligned to a cache line, whose pages become resident only when they are written."""
     size = math.prod(shape) * dtype.itemsize
     flat = np.zeros(size + _CACHE_LINE_BYTES - 1, dtype=np.uint8)
     first = -flat.ctypes.data % _CACHE_LINE_BYTES
@@ -27,10 +27,11 @@ def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def in_large_pages(tensor: Tensor) -> Tensor:
-    """A contiguous tensor: a copy in large pages if it is as large as one and the system has them.
+    """A contiguous tensor, copied to huge pages if it is at least as large as one.
 
-    A processor looks up where each page lies, and remembers a few thousand. Weights of some hundred
-    megabytes are more pages of the usual size, and are all looked up again in every pass.
+    A processor's TLB holds a few thousand addresses. Weights of some hundred megabytes cover more
+    pages of the usual size, so that every pass would miss the TLB again for each of them. Where the
+    system has no huge pages, the tensor itself is returned, made contiguous.
     """
     size = tensor.nbytes
     if (
@@ -43,18 +44,18 @@ def in_large_pages(tensor: Tensor) -> Tensor:
     memory = mmap.mmap(-1, size + _LARGE_PAGE_BYTES, flags=private)
     flat = np.frombuffer(memory, dtype=np.uint8)
     first = -flat.ctypes.data % _LARGE_PAGE_BYTES
-    # Whole pages only: the rest takes no more memory than it needs.
-    with contextlib.suppress(OSError):  # a system that knows the word and was built without them
+    # Only whole huge pages, so that the rest does not occupy one more.
+    with contextlib.suppress(OSError):  # a kernel built without transparent huge pages
         memory.madvise(mmap.MADV_HUGEPAGE, first, size // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES)
     copy = torch.from_numpy(flat[first : first + size]).view(tensor.dtype).view(tensor.shape)
     return copy.copy_(tensor)
 
 
 def return_free_memory() -> None:
-    """Give memory that was freed back to the system, and that of a GPU to other processes.
+    """Return freed host memory to the system, and freed GPU memory to other processes.
 
-    glibc keeps what lies below something that is still in use, which after a model was dropped is
-    most of its weights. PyTorch keeps all memory of a GPU. Other allocators are left alone.
+    glibc keeps freed memory below the highest block in use, which may be most of a dropped model's
+    weights. PyTorch caches all freed GPU memory. Other host allocators are not affected.
     """
     is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if is_used and not torch.cuda.is_current_stream_capturing():

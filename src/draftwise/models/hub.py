@@ -1,7 +1,7 @@
-"""Models of the Hugging Face hub: whether it can be reached, and what is in the local cache.
+"""Models of the Hugging Face hub: a check that the hub can be reached, and the local cache.
 
-``transformers`` asks the hub several times for every file and waits longer from time to time, half
-a minute in all, before it says that there is no network. One question first is enough.
+Without a network, ``transformers`` retries every file for about half a minute before it reports an
+error. A single request beforehand gives the same answer at once.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from huggingface_hub.errors import HFValidationError
 from draftwise import zoo
 from draftwise.errors import ModelNotFoundError
 
-# To connect and to answer; a hub that is slower counts as out of reach.
+# Timeout to connect and to respond. A slower hub is treated as unreachable.
 _PROBE_SECONDS = 5.0
 _FIRST_SERVER_ERROR = 500
 
 
 def find_on_hub(name: str, role: str) -> str:
-    """Where ``transformers`` finds a model of the hub.
+    """Resolve a hub id to what ``transformers`` can load.
 
-    The hub is asked once, with no second try. With ``HF_HUB_OFFLINE`` set it is not asked at all.
+    One request is sent to the hub, without retries. With ``HF_HUB_OFFLINE`` set none is sent.
 
     Args:
         name: a hub id.
-        role: of the model; named in errors.
+        role: the model's role; named in errors.
 
     Returns:
-        The id itself while the hub can be reached, otherwise the model's folder in the local cache.
+        The id itself if the hub can be reached, otherwise the model's folder in the local cache.
 
     Raises:
-        ModelNotFoundError: it is no hub id, or the hub cannot be reached and the model is not in
-            the local cache.
+        ModelNotFoundError: the name is not a hub id, or the hub cannot be reached and the model is
+            not in the local cache.
     """
     try:
         cached = try_to_load_from_cache(name, constants.CONFIG_NAME)
     except HFValidationError as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelNotFoundError(
-            role, f"there is no folder {name!r}, and it is no hub id either: {reason}"
+            role, f"{name!r} is neither a folder nor a hub id: {reason}"
         ) from error
     obstacle = _obstacle()
     if obstacle is None:
@@ -49,21 +49,21 @@ def find_on_hub(name: str, role: str) -> str:
         raise ModelNotFoundError(
             role,
             f"{name!r} is neither a folder nor in the local cache ({constants.HF_HUB_CACHE}), and "
-            f"{obstacle}; name a folder, download the model where there is a network, or take a "
+            f"{obstacle}; name a folder, download the model while connected, or use a "
             f"bundled one: {', '.join(f'zoo:{known}' for known in zoo.names())}",
         )
     return str(Path(cached).parent)
 
 
 def _obstacle() -> str | None:
-    """Why nothing can be had of the hub; ``None`` if it answers."""
+    """The reason why the hub cannot be used; ``None`` if it responds."""
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE forbids asking the hub"
+        return "HF_HUB_OFFLINE is set, so the hub is not used"
     try:
         response = get_session().head(constants.ENDPOINT, timeout=_PROBE_SECONDS)
-    except Exception as error:  # of whichever HTTP library the hub's own uses
+    except Exception as error:  # depends on the HTTP library that huggingface_hub uses
         reason = str(error).strip() or type(error).__name__
         return f"the hub at {constants.ENDPOINT} cannot be reached ({reason})"
     if response.status_code >= _FIRST_SERVER_ERROR:
-        return f"the hub at {constants.ENDPOINT} answers with status {response.status_code}"
+        return f"the hub at {constants.ENDPOINT} responds with status {response.status_code}"
     return None

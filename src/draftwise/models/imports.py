@@ -1,4 +1,4 @@
-"""Imports that would otherwise write to the user's terminal."""
+"""Imports without the log messages that they would write to the user's terminal."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# torchao reports every kernel built for another machine, and PyTorch the way torchao registers
-# its types.
-_TALKATIVE = ("torchao", "torch.utils._pytree")
+# torchao warns about each of its kernels that was built for another machine. PyTorch warns about
+# how torchao registers its types.
+_VERBOSE_LOGGERS = ("torchao", "torch.utils._pytree")
 
 
 @contextmanager
 def quiet_import() -> Iterator[None]:
-    """Import torchao, or what imports it, without its messages.
+    """Suppress torchao's messages while it is imported, directly or by another package.
 
-    ``transformers`` imports torchao along with its model code wherever it is installed.
+    ``transformers`` imports torchao together with its model code wherever torchao is installed.
     """
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    loggers = [logging.getLogger(name) for name in _VERBOSE_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

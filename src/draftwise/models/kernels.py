@@ -1,7 +1,8 @@
-"""What lies between the matrix products of a Llama layer, as three kernels for CUDA.
+"""Three CUDA kernels for the operations between the matrix products of a Llama layer.
 
-A decoding step is so short that the time of a kernel is mostly that of starting it and of reading
-and writing its few numbers. Needs Triton, which comes with PyTorch's builds for CUDA.
+In a decoding step these operations are so small that launching kernels and accessing memory
+dominates their time. Fused, there are fewer of both. They need Triton, which is part of PyTorch's
+CUDA builds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]
     qkv,
     cosine,
     sine,
-    slots,
+    token_slots,
     queries,
     keys,
     values,
@@ -77,7 +78,7 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]
     is_query = (head < heads) & inside
     tl.store(query, new_left, mask=is_query)
     tl.store(query + half, new_right, mask=is_query)
-    slot = tl.load(slots + token).to(tl.int64)
+    slot = tl.load(token_slots + token).to(tl.int64)
     key = keys + (slot * kv_heads + head - heads) * size + column[None, :]
     is_key = (head >= heads) & (head < heads + kv_heads) & inside
     tl.store(key, new_left, mask=is_key)
@@ -102,16 +103,16 @@ def _gated(gate_up, out, size, block: tl.constexpr):  # type: ignore[no-untyped-
 def add_norm(
     hidden: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """The residual stream with what a block adds to it, and its root mean square normalised form.
+    """Add a block's output to the residual stream and apply RMS normalisation.
 
     Args:
-        hidden: ``[tokens, size]`` contiguous.
-        delta: ``[tokens, size]`` contiguous; ``None`` for nothing.
+        hidden: residual stream ``[tokens, size]``, contiguous.
+        delta: the block's output ``[tokens, size]``, contiguous; ``None`` for none.
         weight: ``[size]``.
         epsilon: added to the mean square.
 
     Returns:
-        Both ``[tokens, size]``.
+        The sum and its normalised form, both ``[tokens, size]``.
     """
     tokens, size = hidden.shape
     total = hidden if delta is None else torch.empty_like(hidden)
@@ -136,20 +137,20 @@ def rotate_and_store(
     qkv: Tensor,
     cosine: Tensor,
     sine: Tensor,
-    slots: Tensor,
+    token_slots: Tensor,
     keys: Tensor,
     values: Tensor,
     num_heads: int,
 ) -> Tensor:
-    """Rotate queries and keys by their positions; keys and values go to the cache.
+    """Apply rotary position embedding to queries and keys; write keys and values to the cache.
 
     Args:
         qkv: ``[tokens, (heads + 2 * kv_heads) * head_size]`` contiguous.
-        cosine: ``[tokens, head_size]`` contiguous, of the angles; both halves alike.
-        sine: the same.
-        slots: ``[tokens]`` int64, where each token is written.
-        keys: ``[slots, kv_heads, head_size]`` of the cache.
-        values: ``[slots, kv_heads, head_size]`` of the cache.
+        cosine: ``[tokens, head_size]`` contiguous, cosines of the angles; both halves are equal.
+        sine: ``[tokens, head_size]`` contiguous, sines of the angles; both halves are equal.
+        token_slots: ``[tokens]`` int64, token slot that each token is written to.
+        keys: ``[token_slots, kv_heads, head_size]`` keys of the cache.
+        values: ``[token_slots, kv_heads, head_size]`` values of the cache.
         num_heads: query heads.
 
     Returns:
@@ -165,7 +166,7 @@ def rotate_and_store(
         qkv,
         cosine,
         sine,
-        slots,
+        token_slots,
         queries,
         keys,
         values,
@@ -180,7 +181,14 @@ def rotate_and_store(
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """SiLU of the first half times the second: ``[tokens, 2 * size]`` to ``[tokens, size]``."""
+    """SiLU of the first half times the second half.
+
+    Args:
+        gate_up: ``[tokens, 2 * size]``.
+
+    Returns:
+        ``[tokens, size]``.
+    """
     tokens, size = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(tokens, size, dtype=gate_up.dtype, device=gate_up.device)
     block = min(_LARGEST_BLOCK, triton.next_power_of_2(size))

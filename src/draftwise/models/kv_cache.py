@@ -1,4 +1,4 @@
-"""Keys and values of past tokens: one row per request, rolled back by moving a number."""
+"""Key-value cache of one model: one contiguous cache slot per request, rolled back in O(1)."""
 
 from __future__ import annotations
 
@@ -31,47 +31,49 @@ class LayerShape:
 
 
 class KVCache:
-    """Key-value cache of one model: ``num_rows`` requests of up to ``capacity`` tokens.
+    """Key-value cache of one model: ``num_cache_slots`` requests of up to ``capacity`` tokens.
 
-    A row is a fixed region that is reused by the next request. On a CPU the memory of a row is
-    touched, and so becomes resident, only as far as tokens are written.
+    A *cache slot* is the fixed region of one request, reused by a later one. It consists of
+    ``capacity`` *token slots*, each for the keys and values of one token. On a CPU, memory becomes
+    resident only when tokens are written to it.
 
     Attributes:
-        num_rows: requests that fit at once.
-        capacity: tokens that fit in a row.
-        lengths: number of valid tokens in each row, ``[num_rows]`` host integers.
+        num_cache_slots: maximum number of requests in the cache.
+        capacity: token slots in each cache slot.
+        lengths: number of valid tokens in each cache slot, ``[num_cache_slots]`` host integers.
         dtype: type of keys and values.
-        device: where they are.
-        spare_slot: index of a slot behind all rows that nobody reads, for tokens that only fill up
-            a batch.
-        hides_stale: nobody reads beyond a row's length, not even to multiply by zero.
+        device: device that holds the cache.
+        spare_token_slot: index of a token slot after all cache slots. Padding tokens are written
+            there, and it is never read.
+        hides_stale: whether attention never reads a cache slot beyond its length, not even under a
+            mask.
         bytes_per_token: memory of one token's keys and values over all layers.
-        steps: steps of fixed sizes that were recorded on this cache.
+        steps: steps of fixed sizes, which use this cache's memory.
     """
 
     def __init__(
         self,
         layers: list[LayerShape],
-        num_rows: int,
+        num_cache_slots: int,
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.num_rows = num_rows
+        self.num_cache_slots = num_cache_slots
         self.capacity = capacity
-        self.lengths = [0] * num_rows
+        self.lengths = [0] * num_cache_slots
         self.dtype, self.device = dtype, device
-        self.spare_slot = num_rows * capacity
+        self.spare_token_slot = num_cache_slots * capacity
         self.hides_stale = False
         self.steps: StaticSteps | None = None
-        self._written = [0] * num_rows
+        self._written = [0] * num_cache_slots
         self.bytes_per_token = dtype.itemsize * sum(
             s.num_heads * (s.key_size + s.value_size) for s in layers
         )
         try:
             self._slots = [
                 tuple(
-                    _zeros((num_rows * capacity + 1, s.num_heads, size), dtype, device)
+                    _zeros((num_cache_slots * capacity + 1, s.num_heads, size), dtype, device)
                     for size in (s.key_size, s.value_size)
                 )
                 for s in layers
@@ -79,73 +81,83 @@ class KVCache:
         except (RuntimeError, MemoryError) as error:
             raise CacheExhaustedError(
                 "max_model_len",
-                f"no memory for a key-value cache of {num_rows} requests x {capacity} tokens; "
-                "lower max_model_len or max_batch_size",
+                f"no memory for a key-value cache of {num_cache_slots} requests x {capacity} "
+                "tokens; lower max_model_len or max_batch_size",
             ) from error
         self._layers = [
-            tuple(each[:-1].view(num_rows, capacity, *each.shape[1:]) for each in pair)
+            tuple(each[:-1].view(num_cache_slots, capacity, *each.shape[1:]) for each in pair)
             for pair in self._slots
         ]
 
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, token_slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store the keys and values of packed tokens.
 
         Args:
             layer: layer index.
-            slots: ``[tokens]`` int64, row * capacity + position.
+            token_slots: ``[tokens]`` int64, cache_slot * capacity + position.
             keys: ``[tokens, heads, key_size]``.
             values: ``[tokens, heads, value_size]``.
         """
         k, v = self._slots[layer]
-        k.flatten(1).index_copy_(0, slots, keys.flatten(1))
-        v.flatten(1).index_copy_(0, slots, values.flatten(1))
+        k.flatten(1).index_copy_(0, token_slots, keys.flatten(1))
+        v.flatten(1).index_copy_(0, token_slots, values.flatten(1))
 
-    def slots(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys ``[slots, heads, key_size]`` and values ``[slots, heads, value_size]``, row by row.
+    def token_slots(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All keys and values of a layer, by token slot, the spare one included.
 
-        There are ``num_rows * capacity + 1`` slots, the spare one included.
+        Returns:
+            Keys ``[token_slots, heads, key_size]`` and values ``[token_slots, heads, value_size]``,
+            with ``token_slots = num_cache_slots * capacity + 1``.
         """
         k, v = self._slots[layer]
         return k, v
 
-    def read(self, layer: int, first_row: int, end_row: int, length: int) -> tuple[Tensor, Tensor]:
-        """Views of the first ``length`` tokens of a range of rows.
+    def read(
+        self, layer: int, first_cache_slot: int, end_cache_slot: int, length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Views of the first ``length`` tokens of consecutive cache slots.
+
+        Args:
+            layer: layer index.
+            first_cache_slot: first cache slot.
+            end_cache_slot: one past the last cache slot.
+            length: tokens to read from each.
 
         Returns:
-            Keys ``[rows, heads, length, key_size]`` and values ``[rows, heads, length,
-            value_size]``.
+            Keys ``[cache_slots, heads, length, key_size]`` and values
+            ``[cache_slots, heads, length, value_size]``.
         """
         k, v = self._layers[layer]
         return (
-            k[first_row:end_row, :length].transpose(1, 2),
-            v[first_row:end_row, :length].transpose(1, 2),
+            k[first_cache_slot:end_cache_slot, :length].transpose(1, 2),
+            v[first_cache_slot:end_cache_slot, :length].transpose(1, 2),
         )
 
-    def advance(self, row: int, length: int) -> None:
-        """Count the tokens of a row that were written, up to ``length``."""
-        self.lengths[row] = length
-        self._written[row] = max(self._written[row], length)
+    def advance(self, cache_slot: int, length: int) -> None:
+        """Set the length of a cache slot after its tokens up to ``length`` were written."""
+        self.lengths[cache_slot] = length
+        self._written[cache_slot] = max(self._written[cache_slot], length)
 
-    def truncate(self, row: int, length: int) -> None:
-        """Forget all tokens of a row from ``length`` on, in O(1)."""
-        if length < self.lengths[row]:
-            self.lengths[row] = length
+    def truncate(self, cache_slot: int, length: int) -> None:
+        """Drop all tokens of a cache slot from position ``length`` on, in O(1)."""
+        if length < self.lengths[cache_slot]:
+            self.lengths[cache_slot] = length
 
-    def clear(self, row: int) -> None:
-        """Hand a row to its next request.
+    def clear(self, cache_slot: int) -> None:
+        """Empty a cache slot for its next request.
 
-        What was written is overwritten with zeros: a mask hides stale numbers, but not stale NaNs,
-        unless :attr:`hides_stale`.
+        Written tokens are overwritten with zeros unless :attr:`hides_stale`: a mask hides stale
+        numbers, but not stale NaNs.
         """
-        written = 0 if self.hides_stale else self._written[row]
+        written = 0 if self.hides_stale else self._written[cache_slot]
         for keys, values in self._layers if written else ():
-            keys[row, :written].zero_()
-            values[row, :written].zero_()
-        self.lengths[row] = self._written[row] = 0
+            keys[cache_slot, :written].zero_()
+            values[cache_slot, :written].zero_()
+        self.lengths[cache_slot] = self._written[cache_slot] = 0
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, of which a CPU's memory is not touched before it is written."""
+    """Zeros; on a CPU, pages become resident only when they are written."""
     if device.type == "cpu":
         return host_zeros(shape, dtype)
     return torch.zeros(shape, dtype=dtype, device=device)

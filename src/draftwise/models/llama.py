@@ -1,8 +1,8 @@
-"""The forward pass of Llama and its twins written out, without the cost of generality.
+"""The forward pass of Llama and models with the same layers, without Hugging Face's modules.
 
-At a handful of tokens a small model's step is mostly calls between modules. Written out, with the
-projections that read the same input joined, a step of a two-layer draft takes about half the time.
-The result is compared with Hugging Face's at load, like that of every model.
+With few tokens, a small model's step is mostly overhead of calls between modules. Here they are
+left out and projections with the same input are merged. A step of a two-layer draft then takes
+about half the time. As for every model, the logits are compared with Hugging Face's at load.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from draftwise.models.kv_cache import KVCache
 from draftwise.models.packing import Linear, PackedLinear, join_linear, padded_rows
 from draftwise.models.transfer import upload
 
-# Models whose layers are those of Llama, biases of the projections apart.
-_TWINS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
+# Models whose layers are those of Llama, except for biases of the projections.
+LLAMA_ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
 
 
 def is_llama(model: nn.Module) -> bool:
-    """Whether :class:`LlamaForward` computes this model."""
-    return type(model).__name__ in _TWINS
+    """Whether :class:`LlamaForward` supports this model."""
+    return type(model).__name__ in LLAMA_ARCHITECTURES
 
 
 class LlamaForward:
     """Embedding, decoder layers, final norm and head on packed tokens."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Take over a model; its own linear layers lose their weights."""
+        """Take over a model. Its own linear layers lose their weights."""
         causal: Any = model
         decoder = causal.model
         self._embedding: nn.Embedding = decoder.embed_tokens
@@ -48,17 +48,21 @@ class LlamaForward:
     def __call__(
         self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
     ) -> Tensor | None:
-        """Logits ``[len(logit_rows), vocab]`` of packed tokens ``[tokens]``; ``None`` for none."""
+        """See :class:`draftwise.models.forward.ForwardPass`."""
         hidden = self.hidden(ids, packed)
         if logit_rows is None:
             return None
         return self.logits(hidden[upload(logit_rows, torch.long, ids.device)])
 
     def hidden(self, ids: Tensor, packed: PackedBatch) -> Tensor:
-        """``[tokens, hidden]`` or more rows, the rest without meaning, of tokens ``[tokens]``."""
+        """Hidden states of packed token ids ``[tokens]``, before the final norm.
+
+        Returns:
+            ``[tokens, hidden]``, followed by padding rows that must not be used.
+        """
         positions = packed.positions
         if self._pads:
-            # Once here instead of in every linear layer; what these rows become is never read.
+            # Padded once here instead of in every linear layer. These rows are never read.
             missing = padded_rows(len(ids)) - len(ids)
             ids, positions = F.pad(ids, (0, missing)), F.pad(positions, (0, missing))
         hidden: Tensor = self._embedding(ids)  # [tokens, hidden]
@@ -80,7 +84,7 @@ class LlamaForward:
     def _angles(self, capacity: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """``[capacity, head]`` cosines and sines of all positions of a cache, computed once.
 
-        They are never freed: recorded steps read them.
+        They are never freed, as captured CUDA graphs read them.
         """
         if capacity not in self._tables:
             positions = torch.arange(capacity, device=hidden.device).unsqueeze(0)
@@ -89,14 +93,14 @@ class LlamaForward:
         return self._tables[capacity]
 
     def compile(self, cache: KVCache) -> None:
-        """Make the kernels that steps may need."""
+        """Compile the kernels that steps may need."""
         if self._is_fused:
             from draftwise.models.attention_kernel import compile_for
 
-            compile_for(self._layers[0].num_heads, cache.slots(0)[0])
+            compile_for(self._layers[0].num_heads, cache.token_slots(0)[0])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[tokens, hidden]`` to ``[tokens, vocab]``."""
+        """Logits ``[tokens, vocab]`` of hidden states ``[tokens, hidden]``."""
         return self._head(self._norm(hidden))
 
 
@@ -112,7 +116,7 @@ class _Norm:
         return F.rms_norm(hidden, self._shape, self._weight, self._epsilon)
 
     def after_adding(self, hidden: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The sum, and its normalised form, in one kernel."""
+        """The sum of both and its normalised form, in one kernel."""
         from draftwise.models.kernels import add_norm
 
         return add_norm(hidden, delta, self._weight, self._epsilon)
@@ -167,24 +171,30 @@ class _Layer:
         sin: Tensor,
         packed: PackedBatch,
     ) -> tuple[Tensor, Tensor]:
-        """The same with the fewest kernels, for CUDA.
+        """Compute the layer with fused kernels, for CUDA.
 
         Args:
-            index: of the layer.
-            hidden: ``[tokens, hidden]``.
-            delta: ``[tokens, hidden]`` what the layer before adds to it; ``None`` for nothing.
+            index: the layer's index.
+            hidden: residual stream ``[tokens, hidden]``.
+            delta: output ``[tokens, hidden]`` of the previous block, not yet added; ``None`` for
+                none.
             cos, sin: ``[tokens, head]``.
             packed: plan of this forward pass, with ragged attention.
 
         Returns:
-            The residual, and what this layer adds to it.
+            The residual stream, and this layer's last output, not yet added to it.
         """
         from draftwise.models.kernels import gated, rotate_and_store
 
         assert packed.ragged is not None
         hidden, normed = self._attention_norm.after_adding(hidden, delta)
         q = rotate_and_store(
-            self._qkv(normed), cos, sin, packed.slots, *packed.cache.slots(index), self.num_heads
+            self._qkv(normed),
+            cos,
+            sin,
+            packed.token_slots,
+            *packed.cache.token_slots(index),
+            self.num_heads,
         )
         out = packed.ragged.attend(packed.cache, index, q, self._scaling)
         hidden, normed = self._mlp_norm.after_adding(hidden, self._out(out.view(len(q), -1)))
@@ -192,7 +202,7 @@ class _Layer:
 
 
 def _has_kernels(decoder: Any) -> bool:
-    """Whether :mod:`draftwise.models.kernels` computes the layers of a model where it is."""
+    """Whether :mod:`draftwise.models.kernels` supports a model's layers on its device."""
     return (
         decoder.embed_tokens.weight.device.type == "cuda"
         and decoder.config.hidden_act == "silu"
@@ -202,7 +212,10 @@ def _has_kernels(decoder: Any) -> bool:
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021), ``[tokens, heads, head]``, halves layout."""
+    """Rotary position embedding (Su et al. 2021) of ``[tokens, heads, head]``.
+
+    Each number is paired with the one half a head further.
+    """
     half = heads.shape[-1] // 2
-    turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
-    return heads * cos + turned * sin
+    rotated = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
+    return heads * cos + rotated * sin

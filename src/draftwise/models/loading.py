@@ -1,4 +1,4 @@
-"""Models and tokenizers by zoo name, folder or hub id."""
+"""Loading of models and tokenizers by zoo name, folder or hub id."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _ZOO_PREFIX = "zoo:"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run, with what belongs to it.
+    """A model ready to run, with its tokenizer and metadata.
 
     Attributes:
-        name: what the user called it; ``"zoo:draft:int8"`` for ``"zoo:draft"`` quantised.
+        name: the user's name for it, with its quantisation: ``"zoo:draft:int8"``.
         model: the model itself.
-        tokenizer: a fast Hugging Face tokenizer, or ``None`` where the folder holds none.
+        tokenizer: a fast Hugging Face tokenizer, or ``None`` where the folder contains none.
         max_model_len: longest context that is served.
-        eos_token_ids: tokens that end a text by the model's own generation settings.
-        num_parameters: parameters of the model, shared ones counted once.
-        fingerprint: which model this is, whatever its name; quantised it is another.
+        eos_token_ids: end-of-sequence tokens of the model's generation configuration.
+        num_parameters: number of parameters, shared ones counted once.
+        fingerprint: identifies the model and its quantisation, independently of its name.
     """
 
     name: str
@@ -57,7 +57,11 @@ class LoadedModel:
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """``"auto"`` is CUDA where there is one, otherwise the CPU."""
+    """Resolve a device. ``"auto"`` is CUDA where it is available, otherwise the CPU.
+
+    Raises:
+        InvalidParameterError: not a device, or not available.
+    """
     if not isinstance(device, str | torch.device):
         raise InvalidParameterError("device", f"must name a device, got {device!r}")
     if device == "auto":
@@ -73,7 +77,11 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """``"auto"`` is bfloat16 where the machine computes in it, otherwise float32."""
+    """Resolve a dtype. ``"auto"`` is bfloat16 where the device supports it, otherwise float32.
+
+    Raises:
+        InvalidParameterError: not a supported dtype.
+    """
     if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
         return dtype
     if dtype == "auto":
@@ -97,20 +105,20 @@ def load_model(
     """Load a model that the engine can serve.
 
     Args:
-        name: ``zoo:NAME``, a folder, or a hub id; ``:int8`` or ``:int4`` behind it is short for
-            that quantisation.
+        name: ``zoo:NAME``, a folder, or a hub id. A suffix ``:int8`` or ``:int4`` sets
+            ``quantization``.
         role: ``"target"`` or ``"draft"``; named in errors.
-        dtype: type the weights are converted to.
-        device: where they go.
+        dtype: dtype that the weights are converted to.
+        device: device that the weights are moved to.
         max_model_len: longest context to serve; ``None`` for the model's own.
-        trust_remote_code: run code that comes with the model. Off unless the user says so.
+        trust_remote_code: whether to run code that comes with the model.
         may_be_shorter: serve the model's own context where it is shorter than ``max_model_len``.
-        quantization: ``"int8"`` or ``"int4"`` for weights of so many bits.
+        quantization: ``"int8"`` or ``"int4"`` for 8-bit or 4-bit weights.
 
     Raises:
-        ModelNotFoundError: nothing is found under the name, or no safetensors weights are; or the
-            hub cannot be reached and the model is not in the local cache.
-        UnsupportedModelError: the architecture or a setting cannot be served.
+        ModelNotFoundError: the name or its safetensors weights are not found, or the hub cannot be
+            reached and the model is not in the local cache.
+        UnsupportedModelError: the architecture or a setting is not supported.
     """
     limit_kernel_cache()
     if quantization is None:
@@ -122,9 +130,7 @@ def load_model(
         shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
         try:
             config = AutoConfig.from_pretrained(source, **shared)
-        except (
-            Exception
-        ) as error:  # whatever a broken configuration or file makes the library raise
+        except Exception as error:  # a broken file can make the library raise anything
             raise _load_error(name, role, error) from error
         context = context_length(config, role, max_model_len, may_be_shorter)
         check_config(config, role, context)
@@ -148,28 +154,28 @@ def load_model(
 
 
 def loaded_name(name: str, quantization: str | None) -> str:
-    """What a loaded model is called: its name, and how it was quantised."""
+    """The name of a loaded model: the user's name and the quantisation."""
     return name if quantization is None else f"{name}:{quantization}"
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """A model's name, and how it is to be quantised: the inverse of :func:`loaded_name`."""
+    """Split a name into model and quantisation: the inverse of :func:`loaded_name`."""
     plain, _, last = name.rpartition(":")
     return (plain, last) if plain and last in QUANTIZATIONS else (name, None)
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel, role: str) -> None:
-    """A drafted token must mean to the target what it means to a draft or companion.
+    """Check that a draft or companion has the target's vocabulary.
 
-    Logits may differ in width (padding of the embedding); the tokens themselves may not.
+    The width of the logits may differ (padding of the embedding). The tokens may not.
 
     Args:
         target: the target.
-        draft: the small model.
+        draft: the draft or companion.
         role: ``"draft"`` or ``"companion"``; named in the error.
 
     Raises:
-        VocabularyMismatchError: names both models and how they differ.
+        VocabularyMismatchError: the vocabularies differ.
     """
     if target.tokenizer is None or draft.tokenizer is None:
         sizes = target.model.vocab_size, draft.model.vocab_size
@@ -192,10 +198,10 @@ def check_same_vocabulary(target: LoadedModel, draft: LoadedModel, role: str) ->
 
 
 def locate(name: str, role: str) -> str:
-    """Where ``transformers`` finds a model: a folder, or the hub id itself.
+    """Resolve a model's name to what ``transformers`` can load: a folder or a hub id.
 
     Raises:
-        ModelNotFoundError: a folder that does not exist or holds no model.
+        ModelNotFoundError: the folder does not exist or contains no model.
     """
     if name.startswith(_ZOO_PREFIX):
         try:
@@ -214,7 +220,7 @@ def locate(name: str, role: str) -> str:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Keep the models' library from drawing a bar per file."""
+    """Disable the progress bars of ``transformers``."""
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -238,14 +244,14 @@ def _load_weights(
             output_loading_info=True,
             **shared,
         )
-    except Exception as error:  # whatever a broken configuration or file makes the library raise
+    except Exception as error:  # a broken file can make the library raise anything
         raise _load_error(name, role, error) from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise UnsupportedModelError(
             role,
-            f"the weights of {name!r} are not those of a whole causal language model: "
-            f"missing are {len(missing)}, such as {missing[0]}",
+            f"the weights of {name!r} are not a complete causal language model: "
+            f"{len(missing)} are missing, such as {missing[0]}",
         )
     return model
 
@@ -257,19 +263,20 @@ def _load_error(
     reason = text[0] if text else type(error).__name__
     if "trust_remote_code" in str(error):
         return UnsupportedModelError(
-            role, f"{name!r} brings its own code; allow it with trust_remote_code if you trust it"
+            role,
+            f"{name!r} contains custom code; if you trust it, set trust_remote_code",
         )
     if ATTENTION_NAME in str(error):
-        return UnsupportedModelError(
-            role, f"{name!r} does not attend through exchangeable attention"
-        )
+        return UnsupportedModelError(role, f"{name!r} does not support custom attention functions")
     if isinstance(error, OSError):
         return ModelNotFoundError(
             role,
             f"cannot load {name!r} as a folder or hub model with safetensors weights: {reason}; "
             f"bundled models are {', '.join(_ZOO_PREFIX + known for known in zoo.names())}",
         )
-    return UnsupportedModelError(role, f"{name!r} is not a causal language model here: {reason}")
+    return UnsupportedModelError(
+        role, f"{name!r} cannot be loaded as a causal language model: {reason}"
+    )
 
 
 def _load_tokenizer(source: str, role: str, shared: dict[str, Any]) -> Any:
@@ -280,7 +287,7 @@ def _load_tokenizer(source: str, role: str, shared: dict[str, Any]) -> Any:
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **shared)
-    except Exception as error:  # whatever a broken file makes the library raise
+    except Exception as error:  # a broken file can make the library raise anything
         if "trust_remote_code" in str(error):
             raise _load_error(source, role, error) from error
         raise ModelNotFoundError(role, f"its tokenizer cannot be loaded: {error}") from error

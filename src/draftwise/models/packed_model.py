@@ -1,4 +1,4 @@
-"""A causal language model that computes packed tokens of many requests in one pass."""
+"""A causal language model that computes the packed tokens of many requests in one pass."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
 from draftwise.models.attention import ATTENTION_NAME, PackedBatch, Segment, ShapeProbe, pack
+from draftwise.models.fast_path import slow_path
 from draftwise.models.forward import ForwardPass, forward_pass, native_pass
 from draftwise.models.kv_cache import KVCache, LayerShape
 from draftwise.models.llama import LlamaForward
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
 from draftwise.models.static_steps import LARGEST_STEP, Decoder, StaticSteps, StepMode
-from draftwise.models.step_numbers import StepNumbers
+from draftwise.models.step_inputs import StepInputs
 from draftwise.models.transfer import upload
 
-# Relative error allowed between this forward pass and the model's own, by type.
+# Relative error allowed between this forward pass and the model's own, by dtype.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 _PROBE_LENGTH = 12
 
@@ -30,19 +31,21 @@ class PackedModel:
     Attributes:
         role: ``"target"``, ``"draft"``, …; named in errors.
         vocab_size: width of the logits.
-        dtype: type of the weights.
-        device: where they are.
-        layers: what each layer keeps per token.
-        native: our own kernels for whole passes, where there are any for it.
-        step_mode: how decoding steps are run; may be changed between steps. Models that are not
-            written out here always run eagerly.
+        dtype: dtype of the weights.
+        device: device of the weights.
+        layers: shape of the keys and values that each layer stores per token.
+        native: Draftwise's native kernels for whole passes; ``None`` where they do not support the
+            model.
+        slow_path: why the model does not run on the fast path of its device; ``None`` if it does.
+        step_mode: how decoding steps are run; may be changed between steps. Models without a
+            forward pass of Draftwise's own always run eagerly.
     """
 
     def __init__(self, model: nn.Module, role: str, max_model_len: int) -> None:
         """Take over a loaded model.
 
         Raises:
-            UnsupportedModelError: the model's own attention gives other logits than ours.
+            UnsupportedModelError: packed attention gives other logits than the model's own.
         """
         self.role = role
         self._model: Any = model.eval()
@@ -53,6 +56,7 @@ class PackedModel:
         self.vocab_size = expected.shape[-1]
         self.layers = self._learn_layers(ids, max_model_len)
         self._kernels = RaggedKernels.of(self.device, self.dtype, self.layers)
+        self.slow_path = slow_path(model)
         self.native = native_pass(model)
         self._forward: ForwardPass | None = None if self.native else forward_pass(model)
         self._decoder = self._forward if isinstance(self._forward, LlamaForward) else None
@@ -63,10 +67,10 @@ class PackedModel:
             self.step_mode = StepMode.GRAPHS
             self._compare(ids[0], expected)
 
-    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
-        """A cache for ``num_rows`` requests of up to ``capacity`` tokens."""
-        cache = KVCache(self.layers, num_rows, capacity, self.dtype, self.device)
-        # The kernels look at nothing but what a row holds.
+    def new_cache(self, num_cache_slots: int, capacity: int) -> KVCache:
+        """Allocate a cache for ``num_cache_slots`` requests of up to ``capacity`` tokens."""
+        cache = KVCache(self.layers, num_cache_slots, capacity, self.dtype, self.device)
+        # The ragged kernels read only the valid tokens of a cache slot.
         cache.hides_stale = self._kernels.any
         return cache
 
@@ -77,17 +81,18 @@ class PackedModel:
         segments: Sequence[Segment],
         logit_rows: Sequence[int] | None,
     ) -> Tensor | None:
-        """Compute packed tokens, write their keys and values, advance the rows' lengths.
+        """Compute packed tokens, write their keys and values, and advance the cache's lengths.
 
         Args:
             cache: this model's cache.
             tokens: ``[tokens]`` token ids, segment after segment.
-            segments: ordered by row.
-            logit_rows: which packed tokens' logits are wanted, or ``None`` for none: then the
-                vocabulary projection is not computed at all.
+            segments: ordered by cache slot.
+            logit_rows: indices of the packed tokens whose logits are returned. With ``None`` the
+                vocabulary projection is not computed.
 
         Returns:
-            ``[len(logit_rows), vocab]``, or ``None`` if none were wanted or there are no tokens.
+            Logits ``[len(logit_rows), vocab]``, or ``None`` if no logits were requested or there
+            are no tokens.
         """
         if not segments:
             return None
@@ -102,14 +107,15 @@ class PackedModel:
             assert self._forward is not None
             ids, packed = self._pack(cache, tokens, segments)
             logits = self._forward(ids, packed, logit_rows)
-        for row, start, count in segments:
-            cache.advance(row, start + count)
+        for cache_slot, start, count in segments:
+            cache.advance(cache_slot, start + count)
         return logits
 
     def decoder(self, cache: KVCache, num_tokens: int) -> tuple[Decoder, StaticSteps] | None:
-        """The model in two halves and its steps of fixed sizes on a cache.
+        """The model and its steps of fixed sizes on a cache, for callers that record graphs.
 
-        ``None`` where steps of so many tokens are run eagerly.
+        Returns:
+            ``None`` where steps of ``num_tokens`` tokens run eagerly.
         """
         if self._decoder is None or not self._runs_static(cache, num_tokens):
             return None
@@ -118,14 +124,14 @@ class PackedModel:
     def _pack(
         self, cache: KVCache, tokens: Sequence[int] | Tensor, segments: Sequence[Segment]
     ) -> tuple[Tensor, PackedBatch]:
-        """Token ids and the plan of a pass that is exactly as large as it needs to be."""
+        """Token ids and the plan of a pass without padding."""
         if not self._kernels.any:
             packed = pack(cache, segments, self.dtype, self.device)
             return upload(tokens, torch.long, self.device), packed
-        numbers = StepNumbers(cache, len(tokens), len(segments))
-        numbers.fill(tokens, segments)
+        inputs = StepInputs(cache, len(tokens), len(segments))
+        inputs.fill(tokens, segments)
         longest = max(segment.num_tokens for segment in segments)
-        return numbers.plan(cache, self._kernels, longest)
+        return inputs.plan(cache, self._kernels, longest)
 
     def _fits_static(
         self, cache: KVCache, tokens: Sequence[int] | Tensor, segments: Sequence[Segment]
@@ -150,7 +156,7 @@ class PackedModel:
 
     @contextmanager
     def _refusing(self, what: str) -> Iterator[None]:
-        """Turn whatever the model's own code raises into a refusal of the model."""
+        """Turn any exception of the model's own code into an ``UnsupportedModelError``."""
         try:
             yield
         except DraftwiseError:
@@ -161,7 +167,7 @@ class PackedModel:
             ) from error
 
     def _probe_ids(self, max_model_len: int) -> Tensor:
-        """``[1, length]`` some tokens to try the model with."""
+        """``[1, length]`` random token ids for the checks at load."""
         length = min(_PROBE_LENGTH, max_model_len)
         generator = torch.Generator().manual_seed(0)
         size = self._model.get_input_embeddings().num_embeddings
@@ -169,32 +175,44 @@ class PackedModel:
 
     @torch.inference_mode()
     def _own_logits(self, ids: Tensor) -> Tensor:
-        """``[length, vocab]`` float32, what the model computes by itself."""
-        with self._refusing("fails by itself"):
+        """``[length, vocab]`` float32 logits of the model's own forward pass."""
+        with self._refusing("fails in its own forward pass"):
             self._model.set_attn_implementation("eager")
             logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
         if not bool(logits.isfinite().any()):
-            raise NumericalError(self.role, "its weights give logits that are not numbers")
+            raise NumericalError(self.role, "its weights give no finite logits")
         return logits
 
     @torch.inference_mode()
     def _learn_layers(self, ids: Tensor, max_model_len: int) -> list[LayerShape]:
-        """What each layer keeps per token; refuses attention that is computed differently."""
+        """Shape of each layer's keys and values per token.
+
+        Raises:
+            UnsupportedModelError: a layer computes attention that is not supported.
+        """
         positions = torch.arange(ids.shape[1], device=self.device).unsqueeze(0)
         probe = ShapeProbe(self.role, max_model_len)
-        with self._refusing("does not take packed tokens"):
+        with self._refusing("cannot run on packed tokens"):
             self._model.set_attn_implementation(ATTENTION_NAME)
             self._model(input_ids=ids, position_ids=positions, use_cache=False, packed=probe)
         if sorted(probe.layers) != list(range(len(probe.layers))) or not probe.layers:
             raise UnsupportedModelError(
                 self.role,
-                f"{self._model.config.model_type} does not attend through exchangeable attention",
+                f"{self._model.config.model_type} does not support custom attention functions",
             )
         return [probe.layers[index] for index in range(len(probe.layers))]
 
     @torch.inference_mode()
     def _compare(self, tokens: Tensor, expected: Tensor) -> None:
-        """Two requests, computed in two pieces, must give what the model gives in one."""
+        """Check two packed requests, each computed in two chunks, against the model's own logits.
+
+        Args:
+            tokens: ``[length]``.
+            expected: ``[length, vocab]`` logits of the model's own forward pass.
+
+        Raises:
+            UnsupportedModelError: they differ by more than rounding.
+        """
         length = len(tokens)
         cache = self.new_cache(2, length)
         half = length // 2
@@ -203,21 +221,22 @@ class PackedModel:
         for start, end in pieces:
             count = end - start
             segments = [Segment(0, start, count), Segment(1, start, count)]
-            # Last first: a model that ignores which logits are wanted is found out.
+            # In reverse order, which detects a model that ignores ``logits_to_keep``.
             rows = list(range(2 * count))[::-1]
-            with self._refusing("does not take packed tokens"):
+            with self._refusing("cannot run on packed tokens"):
                 part = self.forward(cache, tokens[start:end].repeat(2), segments, rows)
             assert part is not None
             logits.append(part.flip(0).view(2, count, -1).float())
         actual = torch.cat(logits, dim=1)
         finite = expected.isfinite()
         scale = expected[finite].std().clamp(min=1e-6)
-        # By position: among so many logits the largest rounding error of bfloat16 is far out.
+        # The error is averaged per position: a maximum over all logits would be dominated by
+        # bfloat16's rare large rounding errors.
         errors = torch.where(finite, actual - expected, 0.0).square().mean(dim=-1).sqrt()
         deviation = (errors.max() / scale).item()
         if not deviation <= _TOLERANCE.get(self.dtype, 0.1):
             raise UnsupportedModelError(
                 self.role,
                 f"{self._model.config.model_type} gives other logits when computed in packed form "
-                f"(relative error {deviation:.2g}); something in it is not plain causal attention",
+                f"(relative error {deviation:.2g}); its attention is not plain causal attention",
             )

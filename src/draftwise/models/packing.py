@@ -1,7 +1,7 @@
-"""Linear layers with weights laid out once for the CPU's matrix kernels.
+"""Linear layers whose weights are stored in the layout of the CPU's matrix kernels.
 
-Plain ``F.linear`` rearranges the weight at every call. oneDNN's own layout, made once at load,
-is up to twice as fast for the handful of tokens of a decoding step.
+``F.linear`` reorders the weight at every call. Reordering it once at load, to oneDNN's own layout,
+is up to twice as fast for the few tokens of a decoding step.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-# oneDNN, and PyTorch above it, keep a compiled kernel of up to 0.7 MB for every shape they met, up
-# to 1024 of them unless told otherwise. Step sizes vary, so that would fill up; making a kernel
-# anew takes half a millisecond.
+# oneDNN and PyTorch cache a compiled kernel of up to 0.7 MB for every shape, by default up to 1024
+# of them. As step sizes vary, the caches would fill up. Compiling a kernel again takes half a
+# millisecond.
 _KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _MAX_KERNELS = 256
 
-# Rows of a matrix product are filled up to one of these, and beyond them to a multiple of the last
-# step: a kernel is compiled for every number of rows, and a step may verify any number of tokens.
+# (largest number of rows, multiple): the rows of a matrix product are padded to a multiple, as a
+# kernel is compiled for every number of rows and a step may verify any number of tokens. Larger
+# products are padded to a multiple of the last step.
 _ROW_STEPS = ((4, 1), (32, 4), (64, 8), (128, 16), (256, 32))
 _LAST_ROW_STEP = 64
 
@@ -34,7 +35,7 @@ Linear = Callable[[Tensor], Tensor]
 
 
 def padded_rows(num_rows: int) -> int:
-    """The number of rows that a matrix product of ``num_rows`` rows is computed with."""
+    """The number of rows that a matrix product of ``num_rows`` rows is padded to."""
     step = next((step for largest, step in _ROW_STEPS if num_rows <= largest), _LAST_ROW_STEP)
     return -(-num_rows // step) * step
 
@@ -43,7 +44,7 @@ class PackedLinear(nn.Module):
     """``nn.Linear`` for inference on the CPU, with its weight in oneDNN's layout.
 
     Attributes:
-        weight: shape and type of the weight, for models that ask for them; it holds no numbers.
+        weight: meta tensor with the weight's shape and dtype, for models that read them.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -55,7 +56,7 @@ class PackedLinear(nn.Module):
         self._bias = None if bias is None else bias.detach()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """``[..., in_features]`` to ``[..., out_features]``."""
+        """Map ``[..., in_features]`` to ``[..., out_features]``."""
         rows = inputs.shape[:-1].numel()
         missing = padded_rows(rows) - rows
         flat = inputs.reshape(rows, self.in_features)
@@ -68,16 +69,16 @@ class PackedLinear(nn.Module):
 
 
 def limit_kernel_cache() -> None:
-    """Bound the memory of compiled kernels; must run before the first matrix product.
+    """Limit the memory of cached kernels. Must run before the first matrix product.
 
-    A value that the user has set in the environment is kept.
+    Values that the user has set in the environment are kept.
     """
     for variable in _KERNEL_CACHES:
         os.environ.setdefault(variable, str(_MAX_KERNELS))
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this build of PyTorch packs weights of this type."""
+    """Whether this build of PyTorch can pack weights of this dtype."""
     return (
         device.type == "cpu"
         and dtype in _PACKABLE
@@ -88,7 +89,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def pack_linear_layers(model: nn.Module) -> int:
-    """Replace the linear layers of a model in place and return how many there were."""
+    """Replace the linear layers of a model in place and return their number."""
     replaced = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -105,16 +106,16 @@ def pack_linear_layers(model: nn.Module) -> int:
 
 
 def join_linear(layers: list[nn.Linear]) -> Linear:
-    """One layer that computes several with the same input, packed where the machine can.
+    """Merge several linear layers with the same input into one, packed where that is possible.
 
-    The layers' own weights are given up, so that nothing is held twice (a weight shared with the
-    embedding stays there).
+    The layers' own weights are replaced by meta tensors, so that no weight is stored twice. A
+    weight shared with the embedding stays in the embedding.
 
     Args:
-        layers: with equal ``in_features``, all with a bias or all without.
+        layers: layers with equal ``in_features``, all with a bias or all without.
 
     Returns:
-        ``[..., in_features]`` to ``[..., sum of out_features]``.
+        A function from ``[..., in_features]`` to ``[..., sum of out_features]``.
     """
     weights: list[Tensor] = [layer.weight.detach() for layer in layers]
     biases: list[Tensor] = [layer.bias.detach() for layer in layers if layer.bias is not None]

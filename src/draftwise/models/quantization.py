@@ -1,7 +1,6 @@
-"""Weights of 8 or 4 bits through torchao, of a target or of the draft as a companion.
+"""Quantisation of a model's weights to 8 or 4 bits with torchao.
 
-Only weights are quantised, those of linear layers; embeddings, norms and activations keep their
-type.
+Only the weights of linear layers are quantised. Embeddings, norms and activations keep their dtype.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from transformers.pytorch_utils import Conv1D
 
 from draftwise.models.imports import quiet_import
 
-# Inputs that share a scale at 4 bits.
+# Inputs per scale at 4 bits.
 _GROUP_SIZE = 32
-# Attribute of an expanded layer.
-_NUMBERS = "_numbers_of_8_bits"
+# Attribute of a dequantised layer that holds its QuantizedMatrix.
+_MATRIX_ATTRIBUTE = "_int8_matrix"
 
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A weight as whole numbers: ``numbers * scales.unsqueeze(1)``.
+    """A weight quantised to integers: ``numbers * scales.unsqueeze(1)``.
 
     Attributes:
         numbers: ``[out_features, in_features]`` int8.
@@ -36,11 +35,11 @@ class QuantizedMatrix:
 
 
 def quantize_linear_layers(model: nn.Module, quantization: str) -> None:
-    """Quantise the linear layers of a model in place; their weights become torchao's tensors.
+    """Quantise the linear layers of a model in place. Their weights become torchao tensors.
 
-    ``"int8"`` has one scale per output, ``"int4"`` one per output and group of 32 inputs (one per
-    output where 32 does not divide the inputs). A head tied to the embedding gets a weight of its
-    own; the embedding stays as it is.
+    ``"int8"`` has one scale per output. ``"int4"`` has one per output and group of 32 inputs, or
+    one per output where the number of inputs is not a multiple of 32. A head tied to the embedding
+    gets its own weight, and the embedding is not changed.
 
     Args:
         model: a loaded model.
@@ -73,35 +72,35 @@ def quantize_linear_layers(model: nn.Module, quantization: str) -> None:
 
 
 def expand_weights(model: nn.Module) -> None:
-    """Write quantised weights out in the type that is computed in: the same model, plain.
+    """Dequantise a model's weights to its dtype, in place.
 
-    torchao has no kernel for the CPU that multiplies by quantised weights, it expands them at
-    every call. Expanded once they can be packed, and the model runs at the unquantised one's speed
-    and size. Of weights of 8 bits the numbers are kept beside (:func:`quantized_matrix`), for
-    kernels that know what to do with them.
+    torchao has no CPU kernel for quantised weights and dequantises them at every call. Dequantised
+    once, they can be packed, and the model has the speed and size of the unquantised one. The
+    integers of 8-bit weights are kept as well (:func:`quantized_matrix`), for the native kernels
+    that compute with them.
     """
     for layer in _quantized_layers(model):
         weight: Any = layer.weight
         if _has_scale_per_output(weight):
             numbers = QuantizedMatrix(weight.qdata, weight.scale.float().flatten())
-            object.__setattr__(layer, _NUMBERS, numbers)
+            object.__setattr__(layer, _MATRIX_ATTRIBUTE, numbers)
         layer.weight = nn.Parameter(weight.dequantize(), requires_grad=False)
 
 
 def quantized_matrix(layer: nn.Linear) -> QuantizedMatrix | None:
-    """What the weight of a layer was before it was expanded, if it had 8 bits."""
-    found: QuantizedMatrix | None = getattr(layer, _NUMBERS, None)
+    """A layer's weight before it was dequantised; ``None`` unless it had 8 bits."""
+    found: QuantizedMatrix | None = getattr(layer, _MATRIX_ATTRIBUTE, None)
     return found
 
 
 def forget_quantized(layer: nn.Linear) -> None:
-    """Give back what :func:`quantized_matrix` would say."""
-    if hasattr(layer, _NUMBERS):
-        object.__delattr__(layer, _NUMBERS)
+    """Free the matrix that :func:`quantized_matrix` returns."""
+    if hasattr(layer, _MATRIX_ATTRIBUTE):
+        object.__delattr__(layer, _MATRIX_ATTRIBUTE)
 
 
 def has_quantized_weights(model: nn.Module) -> bool:
-    """Whether some linear layer holds a tensor of torchao's."""
+    """Whether any linear layer has a torchao tensor as its weight."""
     return any(True for _ in _quantized_layers(model))
 
 
@@ -112,7 +111,7 @@ def _quantized_layers(model: nn.Module) -> Iterator[nn.Linear]:
 
 
 def _has_scale_per_output(weight: Any) -> bool:
-    """Whether it is torchao's weight of 8 bits around zero, with one scale per output."""
+    """Whether a weight is torchao's symmetric 8-bit one with a scale per output."""
     with quiet_import():
         from torchao.quantization import Int8Tensor
 
@@ -120,7 +119,7 @@ def _has_scale_per_output(weight: Any) -> bool:
 
 
 def _replace_conv1d(model: nn.Module) -> None:
-    """GPT-2's name for a linear layer is not known to torchao."""
+    """Replace GPT-2's ``Conv1D``, which torchao does not support, by ``nn.Linear``."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Conv1D):

@@ -1,7 +1,7 @@
-"""Attention of packed tokens where how far each of them sees is a number on the device.
+"""Attention of packed tokens with sequence lengths that are kept on the device.
 
-Nothing about a step is known to the host but its size, so that its kernels can be recorded once
-and replayed. Nothing is padded to the longest context.
+The host passes sizes only, so that the kernels can be captured as a CUDA graph and replayed.
+Keys are not padded to the longest context.
 """
 
 from __future__ import annotations
@@ -17,34 +17,45 @@ from torch import Tensor
 
 from draftwise.models.kv_cache import KVCache, LayerShape
 
-# Of one request: with more, the flash kernels' large blocks are filled.
+# With more queries per request than this, the flash kernels fill their large blocks and are faster.
 _MANY_QUERIES = 32
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 256
 _FLASH_CAPABILITY = (8, 0)
-# Keys that :class:`TokenwiseAttention` may copy at once, in numbers.
+# Most elements of keys that :class:`TokenwiseAttention` may copy at once.
 _LARGEST_COPY = 2**28
 
 
 class RaggedAttention(Protocol):
-    """Attends to keys and values that are in the cache already."""
+    """Causal attention to keys and values that are in the cache already."""
 
     def attend(self, cache: KVCache, layer: int, q: Tensor, scaling: float | None) -> Tensor:
-        """``[tokens, heads, key_size]`` queries to ``[tokens, heads, value_size]``."""
+        """Compute one layer's attention.
+
+        Args:
+            cache: the model's cache.
+            layer: layer index.
+            q: ``[tokens, heads, key_size]``.
+            scaling: factor of the scores; ``None`` for 1/√key_size.
+
+        Returns:
+            ``[tokens, heads, value_size]``.
+        """
 
 
 @dataclass(frozen=True)
 class FlashAttention:
-    """PyTorch's flash kernels for sequences of different lengths, straight on the cache.
+    """PyTorch's flash attention kernels for sequences of different lengths.
 
-    Each request's queries are its newest tokens and see everything up to themselves.
+    They read keys and values directly from the cache. Each request's queries are its newest tokens.
 
     Attributes:
-        query_ends: ``[requests + 1]`` int32, 0 and the running sum of tokens per request.
-        first_keys: ``[requests + 1]`` int32, first slot of each request's row; the last is unused.
-        num_keys: ``[requests]`` int32, tokens of each row that exist, the new ones included.
-        max_queries: at least the most tokens of one request.
-        max_keys: at least the most keys of one request.
+        query_ends: ``[requests + 1]`` int32, 0 and the cumulative number of tokens per request.
+        first_keys: ``[requests + 1]`` int32, first token slot of each request. The last entry is
+            not used.
+        num_keys: ``[requests]`` int32, tokens of each request in the cache, the new ones included.
+        max_queries: upper bound of the tokens of one request.
+        max_keys: upper bound of the keys of one request.
     """
 
     query_ends: Tensor
@@ -55,7 +66,7 @@ class FlashAttention:
 
     def attend(self, cache: KVCache, layer: int, q: Tensor, scaling: float | None) -> Tensor:
         """See :class:`RaggedAttention`."""
-        keys, values = cache.slots(layer)
+        keys, values = cache.token_slots(layer)
         out: Tensor = torch.ops.aten._flash_attention_forward(
             q,
             keys,
@@ -75,12 +86,12 @@ class FlashAttention:
 
 @dataclass(frozen=True)
 class TokenwiseAttention:
-    """Every token attends for itself to a copy of its row: slow, for any type and device.
+    """Attention of every token to its own copy of its keys: slow, for any dtype and device.
 
     Attributes:
-        first_keys: ``[tokens]`` int64, first slot of each token's row.
-        num_keys: ``[tokens]`` int64, keys that it sees, itself included.
-        max_keys: the most of them.
+        first_keys: ``[tokens]`` int64, first token slot of each token's request.
+        num_keys: ``[tokens]`` int64, keys that the token attends to, its own included.
+        max_keys: upper bound of ``num_keys``.
     """
 
     first_keys: Tensor
@@ -89,19 +100,19 @@ class TokenwiseAttention:
 
     def attend(self, cache: KVCache, layer: int, q: Tensor, scaling: float | None) -> Tensor:
         """See :class:`RaggedAttention`."""
-        keys, values = cache.slots(layer)
+        keys, values = cache.token_slots(layer)
         tokens, heads, _ = q.shape
         kv_heads = keys.shape[1]
-        place = torch.arange(self.max_keys, device=q.device)
-        seen = place < self.num_keys.unsqueeze(1)  # [tokens, max_keys]
-        # What is not seen must be a number all the same: the row's own first key.
-        slots = self.first_keys.unsqueeze(1) + place * seen
+        offset = torch.arange(self.max_keys, device=q.device)
+        seen = offset < self.num_keys.unsqueeze(1)  # [tokens, max_keys]
+        # Masked keys must still be finite: they are copies of the request's first key.
+        token_slots = self.first_keys.unsqueeze(1) + offset * seen
         mask = torch.zeros(seen.shape, dtype=q.dtype, device=q.device)
         mask = mask.masked_fill(~seen, float("-inf")).view(tokens, 1, 1, -1)
         out = F.scaled_dot_product_attention(
             q.view(tokens, kv_heads, heads // kv_heads, -1),
-            keys[slots].transpose(1, 2),
-            values[slots].transpose(1, 2),
+            keys[token_slots].transpose(1, 2),
+            values[token_slots].transpose(1, 2),
             attn_mask=mask,
             scale=scaling,
         )
@@ -110,7 +121,7 @@ class TokenwiseAttention:
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """The kernel of :mod:`draftwise.models.attention_kernel`, for a few tokens of each request.
+    """The kernel of :mod:`draftwise.models.attention_kernel`, for few tokens per request.
 
     Attributes:
         query_ends, first_keys, num_keys, max_queries, max_keys: as in :class:`FlashAttention`.
@@ -128,7 +139,7 @@ class FusedAttention:
 
         return attend(
             q,
-            *cache.slots(layer),
+            *cache.token_slots(layer),
             self.query_ends,
             self.first_keys,
             self.num_keys,
@@ -140,11 +151,11 @@ class FusedAttention:
 
 @dataclass(frozen=True)
 class RaggedKernels:
-    """What there is for a model where it is.
+    """The attention kernels that support a model on its device.
 
     Attributes:
-        fused: whether :class:`FusedAttention` computes it.
-        flash: whether :class:`FlashAttention` does.
+        fused: whether :class:`FusedAttention` supports it.
+        flash: whether :class:`FlashAttention` supports it.
     """
 
     fused: bool
@@ -154,7 +165,7 @@ class RaggedKernels:
     def of(
         cls, device: torch.device, dtype: torch.dtype, layers: Sequence[LayerShape]
     ) -> RaggedKernels:
-        """Find out for a model with such layers."""
+        """Determine the kernels for a model with these layers."""
         alike = all(s.key_size == s.value_size and s.key_size <= _LARGEST_HEAD for s in layers)
         if device.type != "cuda" or not alike:
             return cls(False, False)
@@ -168,7 +179,7 @@ class RaggedKernels:
 
     @property
     def any(self) -> bool:
-        """Whether there is one at all."""
+        """Whether any kernel supports the model."""
         return self.fused or self.flash
 
     def attention(
@@ -179,7 +190,7 @@ class RaggedKernels:
         max_queries: int,
         max_keys: int,
     ) -> RaggedAttention:
-        """By the kernel that is faster; the arguments are those of :class:`FlashAttention`."""
+        """Attention by the faster kernel. The arguments are those of :class:`FlashAttention`."""
         if self.flash and (max_queries > _MANY_QUERIES or not self.fused):
             kind: type[FlashAttention] | type[FusedAttention] = FlashAttention
         else:
@@ -188,6 +199,6 @@ class RaggedKernels:
 
 
 def fits_tokenwise(num_tokens: int, capacity: int, layers: Sequence[LayerShape]) -> bool:
-    """Whether the copies of :class:`TokenwiseAttention` are of a bearable size."""
+    """Whether :class:`TokenwiseAttention` may copy the keys of ``num_tokens`` tokens."""
     widest = max(s.num_heads * max(s.key_size, s.value_size) for s in layers)
     return num_tokens * capacity * widest <= _LARGEST_COPY

@@ -1,8 +1,8 @@
-"""Decoding steps of fixed sizes: the same kernels on the same memory every time.
+"""Decoding steps of fixed sizes, which run the same kernels on the same memory every time.
 
-A step of some tokens is filled up to the next size and run on buffers that stay where they are. On
-CUDA the second step of a size is recorded as a graph and every later one replays it, so that it
-costs one call whatever the model's number of layers. Sizes met once are not recorded.
+A step is padded to the next size and runs on persistent buffers. On CUDA the second step of a size
+is captured as a CUDA graph, and every later one replays it: one call, whatever the number of
+layers. A size that occurs once is not captured.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from torch import Tensor
 from draftwise.models.attention import PackedBatch, Segment
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.ragged import RaggedKernels
-from draftwise.models.step_numbers import StepNumbers
+from draftwise.models.step_inputs import StepInputs
 
-# Steps are filled up to a multiple of the second number, as long as the first is not reached.
+# (largest step, multiple): steps up to the first number of tokens are padded to a multiple of the
+# second.
 _SIZES = ((4, 1), (32, 4), (128, 16), (512, 64), (1024, 128))
 LARGEST_STEP = _SIZES[-1][0]
-# Tokens of one request are filled up to this times a power of two.
+# The maximum number of tokens per request is rounded up to this number times a power of two.
 _LEAST_QUERIES = 4
-# Beyond this many sizes, steps of new ones are run as large as they are.
+# Maximum number of sizes that are kept. Steps of further sizes run eagerly.
 _MOST_SIZES = 96
 
 
@@ -32,9 +33,9 @@ class StepMode(StrEnum):
     """How a model's decoding steps are run.
 
     Attributes:
-        EAGER: kernel by kernel, each step as large as it is.
-        STATIC: filled up to fixed sizes, on fixed memory, kernel by kernel.
-        GRAPHS: as ``STATIC``, recorded once per size and replayed. CUDA only.
+        EAGER: kernel by kernel, without padding.
+        STATIC: kernel by kernel, padded to fixed sizes, on fixed memory.
+        GRAPHS: as ``STATIC``, captured once per size as a CUDA graph and replayed. CUDA only.
     """
 
     EAGER = "eager"
@@ -43,35 +44,39 @@ class StepMode(StrEnum):
 
 
 def step_size(num_tokens: int) -> int:
-    """The size that a step of so many tokens is filled up to, at most :data:`LARGEST_STEP`."""
+    """The size that a step of ``num_tokens`` tokens is padded to.
+
+    Args:
+        num_tokens: at most :data:`LARGEST_STEP`.
+    """
     step = next(step for largest, step in _SIZES if num_tokens <= largest)
     return -(-num_tokens // step) * step
 
 
 class Decoder(Protocol):
-    """A model in two halves that never ask the host anything."""
+    """A model whose forward pass never synchronises with the host, so that it can be captured."""
 
     def hidden(self, ids: Tensor, packed: PackedBatch) -> Tensor:
-        """``[tokens, hidden]`` of packed tokens ``[tokens]``."""
+        """Hidden states ``[tokens, hidden]`` of packed token ids ``[tokens]``."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[tokens, vocab]``."""
+        """Logits ``[tokens, vocab]`` of hidden states ``[tokens, hidden]``."""
 
 
 class Recording:
-    """Something that is run over and over on fixed memory, recorded when it is run again."""
+    """Work that is repeated on fixed memory and captured as a CUDA graph on its second run."""
 
     def __init__(self) -> None:
         self._was_run = False
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, work: Callable[[], None], pool: GraphPool | None) -> None:
-        """Do the work; with a pool, from the second time on as a recorded graph.
+        """Do the work. With a pool, the second run is captured and later ones replay the graph.
 
         Args:
-            work: the same at every call. What it leaves behind must be in memory that exists
-                before.
-            pool: where graphs keep what they need in between; ``None`` to record nothing.
+            work: the same callable at every call. It must write its results to memory that was
+                allocated before.
+            pool: memory for the graph's intermediate results; ``None`` to capture nothing.
         """
         if self._graph is not None:
             self._graph.replay()
@@ -84,14 +89,14 @@ class Recording:
 
 
 class GraphPool:
-    """Memory shared by graphs that never run at the same time."""
+    """Memory pool shared by CUDA graphs that never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._handle = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record the kernels of some work without running them."""
+        """Capture the kernels of some work without running them."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._stream.device)
         with torch.cuda.stream(self._stream):
@@ -105,7 +110,7 @@ class GraphPool:
 
 
 class _Key(NamedTuple):
-    """Numbers of tokens, of requests and of the tokens of one request; each filled up."""
+    """A step's size: its tokens, its requests and the tokens of one request, each padded."""
 
     num_tokens: int
     num_requests: int
@@ -113,10 +118,10 @@ class _Key(NamedTuple):
 
 
 class _Step:
-    """The memory of one size and, once it was recorded, its graph."""
+    """The buffers of one size, and its CUDA graph once it was captured."""
 
     def __init__(self, key: _Key, vocab_size: int, cache: KVCache) -> None:
-        self.numbers = StepNumbers(cache, key.num_tokens, key.num_requests)
+        self.inputs = StepInputs(cache, key.num_tokens, key.num_requests)
         self.logits = torch.empty(
             key.num_tokens, vocab_size, dtype=cache.dtype, device=cache.device
         )
@@ -126,11 +131,11 @@ class _Step:
     def run(
         self, decoder: Decoder, cache: KVCache, kernels: RaggedKernels, pool: GraphPool | None
     ) -> None:
-        """Compute :attr:`logits` ``[num_tokens, vocab]`` of what the numbers say."""
+        """Compute :attr:`logits` ``[num_tokens, vocab]`` of :attr:`inputs`."""
         size, max_queries = self._key.num_tokens, self._key.max_queries
 
         def work() -> None:
-            ids, packed = self.numbers.plan(cache, kernels, max_queries)
+            ids, packed = self.inputs.plan(cache, kernels, max_queries)
             self.logits.copy_(decoder.logits(decoder.hidden(ids, packed)[:size]))
 
         self._recording.run(work, pool)
@@ -140,21 +145,21 @@ class StaticSteps:
     """The steps of fixed sizes of one model on one cache.
 
     Attributes:
-        kernels: to attend with, if there are any.
-        records: whether what is run again is recorded.
-        pool: memory of the recordings; ``None`` where nothing is recorded.
+        kernels: available attention kernels.
+        records: whether repeated steps are captured as CUDA graphs.
+        pool: memory pool of the graphs; ``None`` where nothing is captured.
     """
 
     def __init__(
         self, vocab_size: int, device: torch.device, kernels: RaggedKernels, graphs: bool
     ) -> None:
-        """Set up; memory is taken when a size is met for the first time.
+        """Set up. A size's buffers are allocated when it first occurs.
 
         Args:
             vocab_size: width of the logits.
-            device: where the model is.
-            kernels: to attend with, if there are any.
-            graphs: whether to record what is run again.
+            device: device of the model.
+            kernels: available attention kernels.
+            graphs: whether to capture repeated steps as CUDA graphs.
         """
         self._vocab_size = vocab_size
         self.kernels = kernels
@@ -164,7 +169,7 @@ class StaticSteps:
 
     @property
     def num_sizes(self) -> int:
-        """Sizes that were met."""
+        """Number of sizes that occurred."""
         return len(self._steps)
 
     @torch.inference_mode()
@@ -179,23 +184,23 @@ class StaticSteps:
 
         Args:
             decoder: the model.
-            cache: always the same.
-            tokens: ``[tokens]``, at most :data:`LARGEST_STEP`.
-            segments: ordered by row.
+            cache: the same cache at every call.
+            tokens: ``[tokens]`` token ids, at most :data:`LARGEST_STEP`.
+            segments: ordered by cache slot.
 
         Returns:
-            ``[tokens, vocab]``, overwritten by the next step.
+            Logits ``[tokens, vocab]``, overwritten by the next step.
         """
         key = self._key(len(tokens), segments, cache)
         if key not in self._steps:
             self._steps[key] = _Step(key, self._vocab_size, cache)
         step = self._steps[key]
-        step.numbers.fill(tokens, segments)
+        step.inputs.fill(tokens, segments)
         step.run(decoder, cache, self.kernels, self.pool)
         return step.logits[: len(tokens)]
 
     def has_room(self, num_tokens: int, segments: Sequence[Segment], cache: KVCache) -> bool:
-        """Whether a step is of a size that was met, or new sizes may still be met."""
+        """Whether the size of a step is known already, or another size may still be added."""
         known = self._key(num_tokens, segments, cache) in self._steps
         return known or len(self._steps) < _MOST_SIZES
 
@@ -204,9 +209,10 @@ class StaticSteps:
         longest = max(segment.num_tokens for segment in segments)
         size = step_size(num_tokens)
         if longest == 1:
-            # With one token for each there may be more of them, those filling up, than rows.
+            # Each padding token is a request of its own, so that there may be more requests than
+            # cache slots.
             return _Key(size, size, 1)
-        requests = min(step_size(len(segments)), size, cache.num_rows)
+        requests = min(step_size(len(segments)), size, cache.num_cache_slots)
         return _Key(
             size, requests, min(_LEAST_QUERIES << max(0, (longest - 1).bit_length() - 2), size)
         )

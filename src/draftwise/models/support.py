@@ -1,4 +1,4 @@
-"""What the engine can serve. Everything else is refused by name before a token is made."""
+"""Checks of a model's configuration: what the engine cannot serve is refused at load."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ _FULL_ATTENTION = "full_attention"
 def context_length(
     config: Any, role: str, requested: int | None, may_be_shorter: bool = False
 ) -> int:
-    """Resolve ``max_model_len`` against what the model was made for.
+    """Resolve ``max_model_len`` against the model's own context length.
 
     Args:
         config: a Hugging Face configuration.
         role: ``"target"`` or ``"draft"``, named in the error.
         requested: longest context to serve; ``None`` for the model's own.
-        may_be_shorter: take the model's own where it is shorter, as a draft's may be.
+        may_be_shorter: use the model's own where it is shorter than requested, as a draft's may be.
 
     Raises:
-        UnsupportedModelError: the requested context is longer than the model's.
+        UnsupportedModelError: the requested context is longer than the model's, or none is
+            requested and the configuration has none.
     """
     known = next(
         (
@@ -33,7 +34,7 @@ def context_length(
     )
     if known is None and requested is None:
         raise UnsupportedModelError(
-            "max_model_len", f"the {role}'s configuration names no context length; set one"
+            "max_model_len", f"the {role}'s configuration has no context length; set one"
         )
     if requested is None:
         return int(known)  # type: ignore[arg-type]
@@ -47,7 +48,7 @@ def context_length(
 
 
 def check_config(config: Any, role: str, max_model_len: int) -> None:
-    """Refuse configurations whose attention is not causal, full and position-wise.
+    """Refuse configurations whose attention is not causal and full.
 
     Args:
         config: a Hugging Face configuration.
@@ -55,7 +56,7 @@ def check_config(config: Any, role: str, max_model_len: int) -> None:
         max_model_len: longest context that will be served.
 
     Raises:
-        UnsupportedModelError: says what is not served and what would help.
+        UnsupportedModelError: names what is not supported, and the remedy if there is one.
     """
     kind = getattr(config, "model_type", type(config).__name__)
     if getattr(config, "is_encoder_decoder", False):
@@ -80,7 +81,8 @@ def _check_windows(config: Any, role: str, kind: str, max_model_len: int) -> Non
         limit = {"sliding_attention": window, "chunked_attention": chunk}.get(layer)
         if limit is None:
             raise UnsupportedModelError(
-                role, f"layer {index} of this {kind} model is {layer!r}; only full attention is"
+                role,
+                f"layer {index} of this {kind} model is {layer!r}, which is not supported",
             )
         if limit < max_model_len:
             raise UnsupportedModelError(
@@ -101,8 +103,8 @@ def _check_rope(config: Any, role: str, kind: str, max_model_len: int) -> None:
     rope_type = parameters.get("rope_type", "default")
     if rope_type not in ("dynamic", "longrope"):
         return
-    # These choose their frequencies by the longest sequence of the batch, so that one request
-    # would change another's text. Below the original context they are constant.
+    # These scalings depend on the longest sequence of the batch, so that one request would change
+    # another's text. Up to the original context they are constant.
     original: int = (
         parameters.get("original_max_position_embeddings")
         or getattr(config, "original_max_position_embeddings", None)

@@ -1,4 +1,4 @@
-"""Numbers on their way to the device, without making the host wait for it."""
+"""Transfers between host and device with as few synchronisations as possible."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 def upload(
     values: Sequence[int] | Sequence[float] | Tensor, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Host numbers as a tensor on a device.
+    """Copy numbers to a device without waiting for it.
 
-    A plain ``torch.tensor(values, device="cuda")`` waits until the device has finished everything
-    that was queued before. From pinned memory the copy is queued like a kernel; PyTorch keeps the
-    pinned block until the copy is done.
+    ``torch.tensor(values, device="cuda")`` waits until the device has finished all queued work. A
+    copy from pinned memory is queued like a kernel. PyTorch keeps the pinned block until the copy
+    is done.
 
     Args:
-        values: numbers, or a tensor of any shape (one that is on the device already stays there).
-        dtype: of the result.
-        device: where it goes.
+        values: numbers, or a tensor of any shape on the host or the device.
+        dtype: dtype of the result.
+        device: device of the result.
     """
     host = torch.as_tensor(values, dtype=dtype)
     if device.type != "cuda" or host.device.type != "cpu" or not host.numel():
@@ -29,9 +29,10 @@ def upload(
 
 
 def fetch(*tensors: Tensor) -> list[Tensor]:
-    """Tensors on the host, of any shapes and types, waiting for the device only once.
+    """Copy tensors of any shapes and dtypes to the host, waiting for the device only once.
 
-    Integers must be exact as float64. Tensors that are on the host are returned as they are.
+    The copy goes through float64, so integers must not exceed 2**53. If all tensors are on the
+    host, they are returned as they are.
     """
     if all(each.device.type == "cpu" for each in tensors):
         return list(tensors)

@@ -1,4 +1,4 @@
-"""Policies: when to stop drafting and what to verify. They know nothing of engines."""
+"""Policies decide when to stop drafting and what to verify. They do not depend on the engine."""
 
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState, Signal
 from draftwise.policies.registry import POLICIES, create_policy, policy_class

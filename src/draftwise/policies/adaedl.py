@@ -1,4 +1,4 @@
-"""AdaEDL: an entropy-based lower bound on acceptance against a threshold that adapts."""
+"""AdaEDL: stops drafting where an entropy-based bound on acceptance falls below a threshold."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ class AdaEdl(EarlyStop):
         λ′ = λ + ε if AR < α;  λ − ε if AR ≥ α and n is below the cap;  λ otherwise
         λ ← β₂·λ + (1 − β₂)·λ′
 
-    so drafts shorten while too little is accepted. The paper serves one request; here each has its
-    own λ and AR. It starts AR nowhere in particular: at α here. It stops before the token whose
-    distribution is uncertain; here that token is drawn and verified, and the next is not drafted.
+    so drafts get shorter while acceptance is below its target. There are three differences from the
+    paper. The paper serves one request; here each request has its own λ and AR. The paper does not
+    say where AR starts; here it starts at α. The paper stops before the token whose distribution is
+    uncertain; here that token is drawn and verified, and the next token is not drafted.
     """
 
     name = "adaedl"
@@ -56,7 +57,7 @@ class AdaEdl(EarlyStop):
         """Set up.
 
         Args:
-            context: what every policy gets.
+            context: see :class:`PolicyContext`.
             threshold: λ of a new request, 0 … 1 (the paper tries 0.3 … 0.9).
             entropy_factor: γ_c, at least 0.
             target_acceptance: α, 0 … 1.
@@ -75,7 +76,7 @@ class AdaEdl(EarlyStop):
         self._step: list[_Threshold] = []
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for everybody, as far as there is room."""
+        """γ for every request, capped by its ``draft_limit``."""
         new = (_Threshold(self._first_threshold, self._alpha) for _ in requests)
         self._step = [
             self._thresholds.setdefault(request.request_id, first)
@@ -98,7 +99,7 @@ class AdaEdl(EarlyStop):
                 self._adapt(self._step[index], drafted, accepted)
 
     def forget(self, request_ids: Collection[int]) -> None:
-        """Drop what is known of requests that ended."""
+        """Delete the state of ended requests."""
         for request in request_ids:
             self._thresholds.pop(request, None)
 

@@ -5,19 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core.types import Draft, DraftRule, Judgement, Plan
-from draftwise.estimators.combined import (
-    HIGHEST,
-    LARGEST_ENTROPY,
-    LAST_POSITION,
-    LOWEST,
-    SMALLEST_TOKEN_PROB,
-    Inputs,
-    Signals,
-)
+from draftwise.core.types import CompanionScores, Draft, DraftRule, Plan
+from draftwise.estimators.combined import FORMULAS, HIGHEST, LOWEST, Inputs, Signals
 from draftwise.estimators.pair import ModelPair
+from draftwise.estimators.polynomial import LARGEST_ENTROPY, LAST_POSITION, SMALLEST_TOKEN_PROB
 from draftwise.policies.base import DraftPosition, PolicyContext, Signal
-from draftwise.policies.filtering import NEXT_TO_NOTHING, keep_noted
+from draftwise.policies.filtering import LEAST_NEEDED, NEXT_TO_NOTHING, keep_noted
 from draftwise.policies.priced import Floats, PricedPolicy
 
 # Tokens; the error of fewer is mostly chance.
@@ -28,9 +21,9 @@ class Adaptive(PricedPolicy):
     """Online estimate of acceptance from free signals, and prices.
 
     With P_i = P(accept | H_i, q_i(x_i), history, i) and w_i = Π_{j≤i} P_j, token i is verified if
-    w_i ≥ c (as a filtered proposal), and another one is drafted while that is worth a pass of the
-    draft. c, or in its place a draft length for everybody, down to no speculation at all, is what
-    promises most goodput at the batch size: see :class:`draftwise.policies.pricing.PriceBook`.
+    w_i ≥ c (as a filtered proposal), and another one is drafted under the same condition. c, or in
+    its place a draft length for all requests, down to no speculation at all, is the operating point
+    with the best expected goodput at the batch size: see :mod:`draftwise.policies.pricing`.
     """
 
     name = "adaptive"
@@ -47,14 +40,14 @@ class Adaptive(PricedPolicy):
     )
     filters = True
 
-    def __init__(self, context: PolicyContext, explore_every: int = 64) -> None:
+    def __init__(self, context: PolicyContext, **options: float) -> None:
         """Set up.
 
         Args:
             context: with a latency model; a profile, if there is one, gives the first estimate.
-            explore_every: steps between two explorations.
+            options: fields of :class:`draftwise.policies.pricing.PricingOptions`.
         """
-        super().__init__(context, explore_every)
+        super().__init__(context, **options)
         self.models = ModelPair.of(Inputs.FREE, context.parameters)
 
     def expect(self, position: DraftPosition) -> Floats:
@@ -77,26 +70,24 @@ class Adaptive(PricedPolicy):
         """The same as numbers."""
         if not self._watches:
             return None
-        exempt = np.zeros(len(self._requests), dtype=bool)
-        exempt[self._explorers] = True
         return DraftRule(
             weights=np.stack([self.models[greedy].weights for greedy in (False, True)]),
+            pairs=FORMULAS[Inputs.FREE].pairs,
             smallest_token_prob=SMALLEST_TOKEN_PROB,
             largest_entropy=LARGEST_ENTROPY,
             last_position=LAST_POSITION,
             bounds=(LOWEST, HIGHEST),
             greedy=self._greedy,
             history=self._history,
-            exempt=exempt,
-            needed=self.needed_reach(),
             thresholds=self._thresholds(self._price.point.threshold),
             next_to_nothing=NEXT_TO_NOTHING,
+            least_needed=LEAST_NEEDED,
             notes=self._notes,
         )
 
-    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Verify what pays."""
-        self._draft, self._judgement = draft, None
+        self._draft, self._companion_scores = draft, None
         threshold = self._price.point.threshold
         if threshold == 0 or not any(draft.lengths):
             return Plan(draft.tokens, draft.lengths, draft.probs)

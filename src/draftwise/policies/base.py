@@ -1,18 +1,19 @@
-"""The interface of a policy: it sees numbers and returns lengths.
+"""The interface of a policy, which gets numbers and returns lengths.
 
-A policy is asked in every step, in this order:
+In every step the engine calls a policy's methods in this order:
 
-1. :meth:`Policy.draft_lengths`: how many tokens to draft at most, for each request.
-2. :meth:`Policy.keep_drafting`: after each drafted token, who goes on.
-3. :meth:`Policy.wants_judgement`: whether the companion shall judge the draft.
-4. :meth:`Policy.select`: which drafted tokens the target verifies, and from which proposals q′.
-5. :meth:`Policy.observe`: what became of it, and how long it took.
+1. :meth:`Policy.draft_lengths`: returns the maximum draft length of each request.
+2. :meth:`Policy.keep_drafting`: decides after each drafted token which requests continue.
+3. :meth:`Policy.wants_companion`: decides whether the companion scores the draft.
+4. :meth:`Policy.select`: selects the drafted tokens to verify, and their proposals q′.
+5. :meth:`Policy.observe`: learns from the acceptance decisions and the step's times.
 
-The output stays the target's as long as a decision about a position uses nothing that was drawn at
-or after that position, or else reports the filtered proposal it amounts to (see
-:mod:`draftwise.core.rejection`). A position is either cut (q′ = 0) or filtered (q′ = q·keep) by
-what precedes it; which of the two must not depend on the token drawn there. Whether the companion
-is asked may depend on earlier steps only.
+The output keeps the target's distribution if each decision about a position satisfies one of two
+conditions. Either it uses nothing that was drawn at or after that position. Or the policy returns
+the filtered proposal that the decision implies (see :mod:`draftwise.core.rejection`). A position is
+either cut (q′ = 0) or filtered (q′ = q·keep), based on the tokens before it. The choice between the
+two must not depend on the token drawn there. Whether the companion scores the draft may only depend
+on earlier steps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from draftwise.core.types import Draft, DraftRule, Judgement, Outcome, Plan, StepTimes
+from draftwise.core.types import CompanionScores, Draft, DraftRule, Outcome, Plan, StepTimes
 
 if TYPE_CHECKING:
     from draftwise.core.latency import LatencyModel
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Signal(StrEnum):
-    """What a policy looks at."""
+    """A kind of information that a policy uses."""
 
     ENTROPY = "H"
     TOKEN_PROBABILITY = "q(x)"
@@ -50,17 +51,17 @@ _OF_THE_COMPANION = {Signal.OVERLAP, Signal.AGREEMENT}
 
 
 class RequestState(NamedTuple):
-    """What a policy knows of a request before a step.
+    """The state of a request before a step, as a policy sees it.
 
     Attributes:
-        num_tokens: tokens so far, prompt and output.
-        num_output_tokens: tokens generated so far.
-        draft_limit: most tokens that may be drafted (room in the output and in the contexts);
+        num_tokens: number of tokens so far, prompt and output.
+        num_output_tokens: number of tokens generated so far.
+        draft_limit: maximum draft length, limited by the remaining output and the models' contexts;
             0 while the prompt is being processed.
         request_id: unique number.
         greedy: whether it is decoded at temperature 0.
         history: mean acceptance probability of its recent tokens, 0 … 1.
-        policy: name of the policy that it asks for, ``None`` for the engine's.
+        policy: name of the policy that it requests; ``None`` for the engine's.
     """
 
     num_tokens: int
@@ -76,44 +77,95 @@ class RequestState(NamedTuple):
 class DraftPosition:
     """The token just drafted, for the requests that are still drafting.
 
-    The signals are there only if the policy uses any of the draft's.
+    The signals are ``None`` if the policy uses none of the draft's signals.
 
     Attributes:
         index: position in the draft, from 0.
-        requests: index of each of the ``active`` requests in the step's batch.
+        requests: index of each ``active`` request in the step's batch.
         tokens: ``[active]`` int64, the token drawn.
-        beliefs: ``[active, vocab]`` float32, what the draft thinks of the position: q, and for
-            greedy requests the distribution at temperature 1.
-        entropy: ``[active]`` float32, H of the beliefs in nats.
-        token_probs: ``[active]`` float32, the belief in the token drawn.
-        agreement: ``[active]`` float32, what the target would do with it: for policies that are
-            judged by the target.
+        draft_probs: ``[active, vocab]`` float32, the draft's own distribution: q, and for greedy
+            requests the distribution at temperature 1.
+        entropy: ``[active]`` float32, H of ``draft_probs`` in nats.
+        token_probs: ``[active]`` float32, the probability of the drawn token in ``draft_probs``.
+        agreement: ``[active]`` float32, the target's acceptance probability of the token, for
+            policies with ``uses_target_oracle``.
     """
 
     index: int
     requests: Sequence[int]
     tokens: Tensor
-    beliefs: Tensor | None
+    draft_probs: Tensor | None
     entropy: Tensor | None
     token_probs: Tensor | None
     agreement: Tensor | None = None
 
-    def judged(self, agreement: Tensor) -> DraftPosition:
-        """The same with what the target would do with the tokens, ``[active]`` float32."""
+    def with_agreement(self, agreement: Tensor) -> DraftPosition:
+        """A copy with the target's acceptance probabilities, ``[active]`` float32."""
         return replace(self, agreement=agreement)
+
+
+class LazyPosition(DraftPosition):
+    """A position whose distributions are fetched from the draft's memory on first access."""
+
+    def __init__(
+        self,
+        index: int,
+        requests: Sequence[int],
+        tokens: Tensor,
+        everyone: Tensor,
+        entropy: Tensor,
+        token_probs: Tensor,
+        agreement: Tensor | None = None,
+    ) -> None:
+        """Set up. The other arguments are those of :class:`DraftPosition`.
+
+        Args:
+            everyone: ``[batch, vocab]`` float32 distributions of all requests, on any device.
+        """
+        values = {
+            "index": index,
+            "requests": requests,
+            "tokens": tokens,
+            "_everyone": everyone,
+            "entropy": entropy,
+            "token_probs": token_probs,
+            "agreement": agreement,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def with_agreement(self, agreement: Tensor) -> LazyPosition:
+        """See :class:`DraftPosition`."""
+        assert self.entropy is not None
+        assert self.token_probs is not None
+        return LazyPosition(
+            self.index,
+            self.requests,
+            self.tokens,
+            vars(self)["_everyone"],
+            self.entropy,
+            self.token_probs,
+            agreement,
+        )
+
+    @property
+    def draft_probs(self) -> Tensor | None:
+        """``[active, vocab]`` float32 on the host."""
+        everyone: Tensor = vars(self)["_everyone"]
+        return everyone.cpu()[list(self.requests)]
 
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """What a policy is made from, beside its options.
+    """The context in which a policy is created, in addition to its options.
 
     Attributes:
-        num_speculative_tokens: most tokens drafted per step.
-        latency: what steps cost on this machine; ``None`` in tests of policies that do not ask.
-        profile: what was learnt about acceptance for these models; ``None`` for none.
-        has_companion: whether a companion is there to judge.
-        has_draft: whether a draft model is there.
-        for_studies: whether the target may be asked beforehand.
+        num_speculative_tokens: maximum draft length per step.
+        latency: step costs on this machine; ``None`` for policies that do not use it.
+        profile: acceptance statistics of these models; ``None`` without a profile.
+        has_companion: whether there is a companion to score drafts.
+        has_draft: whether there is a draft model.
+        for_studies: whether policies with ``uses_target_oracle`` are allowed.
     """
 
     num_speculative_tokens: int
@@ -125,7 +177,7 @@ class PolicyContext:
 
     @property
     def parameters(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """What the profile has learnt, by estimator; nothing without a profile."""
+        """The profile's estimator parameters, by estimator; empty without a profile."""
         return {} if self.profile is None else self.profile.parameters
 
 
@@ -133,19 +185,19 @@ class Policy(ABC):
     """Decides when to stop drafting and what to verify.
 
     Attributes:
-        name: what users call it.
+        name: the name that users give.
         summary: one line for listings.
         source: where the method was published.
-        signals: what it looks at.
+        signals: the kinds of information that it uses.
         lossless: whether the output keeps exactly the target's distribution.
-        needs_draft: whether it uses a draft model at all.
-        needs_companion: whether it cannot do without a companion.
-        needs_profile: whether it cannot do without an acceptance profile.
-        needs_latency: whether it prices its choices and so must know what steps cost.
-        judged_by_target: the companion is the target itself and costs nothing: for studies only.
-        filters: whether it may leave out a token because of what the token is, with a filtered
-            proposal; those that do not only cut, by what was known before.
-        replaces_tokens: whether it may put tokens of its own in the place of drafted ones.
+        needs_draft: whether it uses a draft model.
+        needs_companion: whether it requires a companion.
+        needs_profile: whether it requires an acceptance profile.
+        needs_latency: whether it requires step costs to price its choices.
+        uses_target_oracle: whether the target itself scores drafts at no cost; for studies only.
+        filters: whether it may drop a token based on the token itself, with a filtered proposal.
+            Other policies only cut, based on earlier tokens.
+        replaces_tokens: whether it may replace drafted tokens by other tokens.
     """
 
     name: ClassVar[str]
@@ -157,7 +209,7 @@ class Policy(ABC):
     needs_companion: ClassVar[bool] = False
     needs_profile: ClassVar[bool] = False
     needs_latency: ClassVar[bool] = False
-    judged_by_target: ClassVar[bool] = False
+    uses_target_oracle: ClassVar[bool] = False
     filters: ClassVar[bool] = False
     replaces_tokens: ClassVar[bool] = False
 
@@ -165,48 +217,48 @@ class Policy(ABC):
         self.num_speculative_tokens = context.num_speculative_tokens
 
     def uses_draft_signals(self) -> bool:
-        """Whether the draft's own signals are to be computed."""
+        """Whether the draft's signals must be computed."""
         return bool(self.signals & (_OF_THE_DRAFT | _OF_THE_COMPANION))
 
     @classmethod
     def uses_companion(cls) -> bool:
-        """Whether a companion, if there is one, is of any use to it."""
+        """Whether the policy makes use of a companion."""
         return bool(cls.signals & _OF_THE_COMPANION) or cls.needs_companion
 
     @abstractmethod
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """Most tokens to draft for each request, at most its ``draft_limit``."""
+        """The maximum draft length of each request, at most its ``draft_limit``."""
 
     def asks_while_drafting(self) -> bool:
-        """Whether :meth:`keep_drafting` may say anything in this step."""
+        """Whether :meth:`keep_drafting` may stop a draft in this step."""
         return type(self).keep_drafting is not Policy.keep_drafting
 
     def draft_rule(self) -> DraftRule | None:
-        """What :meth:`keep_drafting` would say in this step, as numbers; ``None`` if it cannot.
+        """The decisions of :meth:`keep_drafting` in this step as numbers; ``None`` if impossible.
 
-        Whoever follows the rule does not ask.
+        A backend that applies the rule does not call :meth:`keep_drafting`.
         """
         return None
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
-        """Who goes on drafting: ``[active]`` bool, or ``None`` for all."""
+        """Which requests continue drafting: ``[active]`` bool, or ``None`` for all."""
         return None
 
-    def wants_judgement(self) -> bool:
-        """Whether the companion shall judge this step's draft; may not look at the draft."""
+    def wants_companion(self) -> bool:
+        """Whether the companion scores this step's draft. It must not depend on the draft."""
         return self.needs_companion
 
-    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
-        """Which drafted tokens to verify; all of them unless a policy says otherwise."""
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
+        """Select the drafted tokens to verify; all of them by default."""
         return Plan(draft.tokens, draft.lengths, draft.probs)
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:  # noqa: B027
-        """Learn from what the target made of the plan."""
+        """Learn from the acceptance decisions of a step."""
 
     def forget(self, request_ids: Collection[int]) -> None:  # noqa: B027
-        """Requests that ended."""
+        """Delete the state of ended requests."""
 
     @property
     def calibration_error(self) -> float | None:
-        """How far its estimates of acceptance are off, lately; ``None`` if there are none."""
+        """Recent error of its acceptance estimates; ``None`` if it makes none."""
         return None

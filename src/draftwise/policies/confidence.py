@@ -1,4 +1,4 @@
-"""Stop where the draft doubts the token it drew."""
+"""Stops drafting after a token to which the draft gives a low probability."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from draftwise.policies.stopping import EarlyStop
 class Confidence(EarlyStop):
     """Stop after a drawn token with q(x) < threshold.
 
-    ``assistant_confidence_threshold`` of Hugging Face's assisted generation, with its default. The
-    doubtful token itself is still verified.
+    This is ``assistant_confidence_threshold`` of Hugging Face's assisted generation, with its
+    default. The token itself is still verified.
     """
 
     name = "confidence"
@@ -25,8 +25,8 @@ class Confidence(EarlyStop):
         """Set up.
 
         Args:
-            context: what every policy gets.
-            threshold: smallest q(x) after which drafting goes on, 0 … 1.
+            context: see :class:`PolicyContext`.
+            threshold: minimum q(x) to continue drafting, 0 … 1.
         """
         super().__init__(context)
         self._threshold = number_option("threshold", threshold, 0.0, 1.0)

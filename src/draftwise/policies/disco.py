@@ -1,4 +1,4 @@
-"""DISCO: a trained classifier decides after each token whether to go on drafting."""
+"""DISCO: a trained classifier decides after each token whether to continue drafting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from draftwise.policies.options import number_option
 class Disco(LearnedStop):
     """Stop after a token that the target is predicted to reject: P(accept) < threshold.
 
-    Mamou et al. 2024, section 3: a network of two layers looks at the draft's distribution, its
-    entropy and the position of the token. Here it is an acceptance head
-    (:mod:`draftwise.estimators.classifier`), which also sees the acceptance history.
+    Mamou et al. 2024, section 3. Their network of two layers gets the draft's distribution, its
+    entropy and the position of the token. Here an acceptance head
+    (:mod:`draftwise.estimators.classifier`) takes its place, which also gets the acceptance
+    history.
     """
 
     name = "disco"
@@ -25,8 +26,8 @@ class Disco(LearnedStop):
         """Set up.
 
         Args:
-            context: what every policy gets, a profile included.
-            threshold: smallest P(accept) after which drafting goes on, 0 … 1.
+            context: see :class:`PolicyContext`; a profile is required.
+            threshold: minimum P(accept) to continue drafting, 0 … 1.
         """
         super().__init__(context)
         self._threshold = number_option("threshold", threshold, 0.0, 1.0)

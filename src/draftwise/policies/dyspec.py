@@ -1,4 +1,4 @@
-"""DySpec on a chain: go on while the draft finds what it wrote likely as a whole."""
+"""DySpec on a chain: continues while the product of draft probabilities is high enough."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from draftwise.policies.stopping import EarlyStop, RunningProduct
 
 
 class DySpec(EarlyStop):
-    """Go on drafting while Π_{j≤i} q(x_j) ≥ threshold (Xiong et al. 2024, threshold construction).
+    """Continue while Π_{j≤i} q(x_j) ≥ threshold (Xiong et al. 2024, threshold construction).
 
-    The paper grows a token tree where the product of draft probabilities, its estimate of the
-    chance that a node is reached and accepted, is largest; with a threshold all nodes of a layer
-    are decided at once. A chain is the tree without branches. Deciding about position i + 1 by the
-    tokens up to i is predictable, and everything drafted is verified.
+    The paper grows a token tree at the nodes with the largest product of draft probabilities. This
+    product estimates the probability that a node is reached and accepted. With a threshold, all
+    nodes of a layer are decided at once. A chain is a tree without branches. The decision about
+    position i + 1 depends on the tokens up to i, so it is predictable. Everything drafted is
+    verified.
     """
 
     name = "dyspec"
@@ -29,15 +30,15 @@ class DySpec(EarlyStop):
         """Set up.
 
         Args:
-            context: what every policy gets.
-            threshold: smallest product with which drafting goes on, 0 … 1.
+            context: see :class:`PolicyContext`.
+            threshold: minimum product to continue drafting, 0 … 1.
         """
         super().__init__(context)
         self._threshold = number_option("threshold", threshold, 0.0, 1.0)
         self._reached = RunningProduct()
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for everybody, as far as there is room."""
+        """γ for every request, capped by its ``draft_limit``."""
         self._reached.begin(len(requests))
         return super().draft_lengths(requests)
 

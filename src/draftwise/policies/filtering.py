@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.types import Draft, Judgement, Plan, RuleNotes
+from draftwise.core.types import CompanionScores, Draft, Plan, RuleNotes
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -18,7 +18,7 @@ Integers = NDArray[np.int64]
 # decides (the threshold and the tokens before) is known before the token is drawn.
 NEXT_TO_NOTHING = 0.12
 # A token needs at least this probability, and at most certainty less as much.
-_LEAST_NEEDED = 1e-6
+LEAST_NEEDED = 1e-6
 
 
 class Scorer(Protocol):
@@ -27,7 +27,7 @@ class Scorer(Protocol):
     def __call__(
         self,
         draft: Draft,
-        judgement: Judgement | None,
+        companion_scores: CompanionScores | None,
         rows: Integers,
         places: Integers,
     ) -> Tensor:
@@ -45,7 +45,7 @@ class RangeFinder(Protocol):
 
 def keep_likely(
     draft: Draft,
-    judgement: Judgement | None,
+    companion_scores: CompanionScores | None,
     expected: Floats,
     score: Scorer,
     thresholds: Floats,
@@ -60,7 +60,7 @@ def keep_likely(
 
     Args:
         draft: with signals.
-        judgement: of the companion, if it was asked.
+        companion_scores: of the companion, if it was asked.
         expected: ``[batch, width or more]`` P of the drawn tokens.
         score: P of every token, as log-odds.
         thresholds: ``[batch]`` known before the step; 0 verifies whatever was drafted.
@@ -73,7 +73,7 @@ def keep_likely(
     stays = ~filtered | (expected[:, : needed.shape[1]] >= needed)
     rows, places = np.nonzero(filtered & ~greedy[:, None])
     if len(rows):
-        scores = score(draft, judgement, rows, places)
+        scores = score(draft, companion_scores, rows, places)
         stays[rows, places] = _filter(draft, scores, rows, places, needed[rows, places])
     _drop_greedy(draft, stays, greedy)
     return Plan(draft.tokens, _kept(draft, stays), draft.probs)
@@ -102,7 +102,7 @@ def keep_in_range(
     if not any(draft.lengths):
         return Plan(draft.tokens, draft.lengths, draft.probs)
     needed, filtered = _needed(draft, expected, thresholds)
-    limits = np.minimum(np.maximum(needed, _LEAST_NEEDED), 1 - _LEAST_NEEDED)
+    limits = np.minimum(np.maximum(needed, LEAST_NEEDED), 1 - LEAST_NEEDED)
     any_greedy = bool(greedy.any())
     least, most = find(limits, any_greedy)
     if any_greedy and not greedy.all():
@@ -179,7 +179,7 @@ def _filter(
     """Turn q into q·keep at ``n`` positions; whether the drawn tokens stay."""
     device = draft.tokens.device
     row, place = (torch.from_numpy(index).to(device) for index in (rows, places))
-    limits = np.clip(needed, _LEAST_NEEDED, 1 - _LEAST_NEEDED)
+    limits = np.clip(needed, LEAST_NEEDED, 1 - LEAST_NEEDED)
     log_odds = torch.from_numpy(np.log(limits / (1 - limits)).astype(np.float32)).to(device)
     keep = scores >= log_odds.unsqueeze(1)
     if draft.probs is not None:

@@ -1,4 +1,4 @@
-"""A fixed draft length, all of it verified."""
+"""A fixed draft length. All drafted tokens are verified."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from draftwise.policies.base import Policy, RequestState
 
 
 class FixedLength(Policy):
-    """Draft and verify γ tokens in every step, whatever the load."""
+    """Draft and verify γ tokens in every step, independent of the load."""
 
     name = "fixed"
     summary = "always num_speculative_tokens, all verified"
     source = "Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding"
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for everybody, as far as there is room."""
+        """γ for every request, capped by its ``draft_limit``."""
         return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]

@@ -1,4 +1,4 @@
-"""A draft length per request that grows on success and shrinks on failure."""
+"""A draft length per request that grows after full acceptance and shrinks otherwise."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _GROWTH, _SHRINKAGE = 2, 1
 
 
 class Heuristic(Policy):
-    """Two tokens more after a fully accepted draft, one fewer otherwise, from 5 and at least 1.
+    """Drafts two tokens more after full acceptance and one fewer otherwise.
 
-    ``num_assistant_tokens_schedule="heuristic"`` of Hugging Face's assisted generation, with a
-    length for each request and ``num_speculative_tokens`` as the most.
+    The length starts at 5 and is at least 1. This is ``num_assistant_tokens_schedule="heuristic"``
+    of Hugging Face's assisted generation, with one length per request and
+    ``num_speculative_tokens`` as the maximum.
     """
 
     name = "heuristic"
@@ -29,12 +30,12 @@ class Heuristic(Policy):
         self._step: list[int] = []
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """Each request's own length, as far as there is room."""
+        """Each request's own length, capped by its ``draft_limit``."""
         self._step = [request.request_id for request in requests]
         return [min(self._length(r.request_id), r.draft_limit) for r in requests]
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
-        """Lengthen or shorten where something was drafted."""
+        """Update the length of each request that drafted."""
         counts = zip(outcome.num_drafted, outcome.num_accepted, strict=True)
         for index, (drafted, accepted) in enumerate(counts):
             if drafted and index not in outcome.failed:
@@ -44,7 +45,7 @@ class Heuristic(Policy):
                 self._lengths[request] = min(self.num_speculative_tokens, length)
 
     def forget(self, request_ids: Collection[int]) -> None:
-        """Drop what is known of requests that ended."""
+        """Delete the state of ended requests."""
         for request in request_ids:
             self._lengths.pop(request, None)
 

@@ -1,4 +1,4 @@
-"""What policies share that ask a trained head about each drafted token."""
+"""The base class of policies that use a trained acceptance head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftwise.policies.stopping import EarlyStop
 
 
 class LearnedStop(EarlyStop):
-    """Stops by a head's estimate of P(accept), from what the draft knows of itself."""
+    """Stops by a head's estimate of P(accept), computed from the draft's signals."""
 
     signals = frozenset({Signal.ENTROPY, Signal.TOKEN_PROBABILITY, Signal.POSITION, Signal.HISTORY})
     needs_profile = True
@@ -23,7 +23,7 @@ class LearnedStop(EarlyStop):
         """Take the head from the profile.
 
         Raises:
-            InvalidParameterError: the profile has none for this policy.
+            InvalidParameterError: the profile has no head for this policy.
         """
         super().__init__(context)
         parameters = {} if context.profile is None else context.profile.parameters
@@ -32,18 +32,18 @@ class LearnedStop(EarlyStop):
         except KeyError:
             raise InvalidParameterError(
                 "profile",
-                f"has nothing for policy {self.name!r}; make it anew with `draftwise profile`",
+                f"has no head for policy {self.name!r}; create it again with `draftwise profile`",
             ) from None
         self._history: list[float] = []
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for everybody, as far as there is room."""
+        """γ for every request, capped by its ``draft_limit``."""
         self._history = [request.history for request in requests]
         return super().draft_lengths(requests)
 
     def p_accept(self, position: DraftPosition) -> Tensor:
-        """``[active]`` what the head thinks of the token just drawn."""
-        assert position.beliefs is not None
+        """``[active]`` the head's acceptance estimates of the tokens just drawn."""
+        assert position.draft_probs is not None
         assert position.entropy is not None
         assert position.token_probs is not None
         device = position.entropy.device
@@ -53,7 +53,7 @@ class LearnedStop(EarlyStop):
             features(
                 position.entropy,
                 position.token_probs,
-                position.beliefs.amax(dim=1),
+                position.draft_probs.amax(dim=1),
                 torch.full_like(position.entropy, position.index),
                 history,
             )

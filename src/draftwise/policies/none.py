@@ -1,4 +1,4 @@
-"""No speculation: the target alone."""
+"""No speculation: the target decodes alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftwise.policies.base import Policy, RequestState
 
 
 class NoSpeculation(Policy):
-    """Draft nothing; every step yields one token per request."""
+    """Draft nothing. Every step yields one token per request."""
 
     name = "none"
     summary = "target-only decoding"
@@ -16,5 +16,5 @@ class NoSpeculation(Policy):
     needs_draft = False
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """Zero for everybody."""
+        """Zero for every request."""
         return [0] * len(requests)

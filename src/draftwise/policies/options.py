@@ -1,4 +1,4 @@
-"""Checks of the options that a user gives a policy."""
+"""Checks of policy options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftwise.errors import InvalidParameterError
 
 
 def number_option(name: str, value: object, low: float, high: float = math.inf) -> float:
-    """``value`` if it is a finite number in [low, high].
+    """Return ``value`` if it is a finite number in [low, high].
 
     Raises:
         InvalidParameterError: it is not; names ``policy_options.NAME``.
@@ -26,7 +26,7 @@ def number_option(name: str, value: object, low: float, high: float = math.inf) 
 
 
 def integer_option(name: str, value: object, low: int, high: int | None = None) -> int:
-    """``value`` if it is an integer in low … high, or from low on.
+    """Return ``value`` if it is an integer in low … high (without upper limit if ``high`` is None).
 
     Raises:
         InvalidParameterError: it is not; names ``policy_options.NAME``.

@@ -1,4 +1,4 @@
-"""The upper bound: the target's own acceptance, known in advance. For studies only."""
+"""An upper bound for studies: uses the target's acceptance probabilities in advance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.estimators.combined import Signals
 from draftwise.policies.base import DraftPosition, Signal
 from draftwise.policies.filtering import Integers
@@ -15,12 +15,12 @@ from draftwise.policies.priced import Floats, PricedPolicy
 
 
 class Oracle(PricedPolicy):
-    """Prices as ``adaptive`` does, with the acceptance probability itself for its estimate.
+    """Prices like ``adaptive``, with the true acceptance probability as its estimate.
 
-    The target judges every drafted token as soon as it is drawn, in passes whose time is not
-    counted (``Engine.uncounted_seconds``): what is left is what perfect estimates would give. It
-    knows the tokens drafted so far, not those to come. The rule is applied to the whole vocabulary
-    as a filtered proposal, so even the oracle is lossless.
+    The target scores every drafted token as soon as it is drawn. The time of these passes is not
+    counted (``Engine.uncounted_seconds``), so the result shows what perfect estimates would give.
+    The oracle knows the tokens drafted so far, not later ones. The rule is applied to the whole
+    vocabulary as a filtered proposal, so even the oracle is lossless.
     """
 
     name = "oracle"
@@ -28,14 +28,14 @@ class Oracle(PricedPolicy):
     source = "this project"
     signals = frozenset({Signal.TARGET, Signal.LOAD, Signal.TOKEN_PROBABILITY})
     filters = True
-    judged_by_target = True
+    uses_target_oracle = True
 
     def uses_draft_signals(self) -> bool:
-        """Always: what it is told is held against them."""
+        """Always: the target's probabilities are compared with the draft's."""
         return True
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
-        """Go on while one more draw is worth its price."""
+        """Continue while the expected gain of one more token exceeds its cost."""
         self._watches = True
         return super().keep_drafting(position)
 
@@ -45,33 +45,33 @@ class Oracle(PricedPolicy):
         known: Floats = position.agreement.cpu().double().numpy()
         return known
 
-    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
-        """Verify what pays."""
-        self._draft, self._judgement = draft, judgement
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
+        """Select the tokens whose expected gain exceeds their cost."""
+        self._draft, self._companion_scores = draft, companion_scores
         threshold = self._price.point.threshold
-        if judgement is None or threshold == 0:
+        if companion_scores is None or threshold == 0:
             return Plan(draft.tokens, draft.lengths, draft.probs)
-        return self.keep_likely(draft, judgement, self._expected, self._log_odds, threshold)
+        return self.keep_likely(draft, companion_scores, self._expected, self._log_odds, threshold)
 
     def learn(
         self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
     ) -> None:
-        """It knows already."""
+        """Nothing to learn: the acceptance probabilities are exact."""
 
     @staticmethod
     def _log_odds(
         draft: Draft,
-        judgement: Judgement | None,
+        companion_scores: CompanionScores | None,
         rows: Integers,
         places: Integers,
     ) -> Tensor:
         """``[n, vocab]`` log-odds of min(1, p/q)."""
         assert draft.signals is not None
-        assert judgement is not None
+        assert companion_scores is not None
         at = (
             torch.from_numpy(rows).to(draft.tokens.device),
             torch.from_numpy(places).to(draft.tokens.device),
         )
-        p = judgement.beliefs[at]
-        acceptance = (p / draft.signals.beliefs[at].clamp(min=1e-30)).clamp(max=1.0)
+        p = companion_scores.probs[at]
+        acceptance = (p / draft.signals.draft_probs[at].clamp(min=1e-30)).clamp(max=1.0)
         return acceptance.logit(eps=1e-7)

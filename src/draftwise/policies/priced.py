@@ -1,4 +1,4 @@
-"""What all policies that price have in common: drafting by price, learning, exploring."""
+"""What all policies that price have in common: drafting at an operating point, and learning."""
 
 from __future__ import annotations
 
@@ -11,68 +11,56 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.goodput import OperatingPoint
-from draftwise.core.types import Draft, Judgement, Outcome, Plan, RuleNotes, StepTimes
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, RuleNotes, StepTimes
 from draftwise.estimators.combined import SignalModel, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
 from draftwise.policies.filtering import Integers, Scorer, keep_in_range, keep_likely
-from draftwise.policies.options import integer_option
-from draftwise.policies.pricing import Price, PriceBook
+from draftwise.policies.pricing import Price, Pricing, PricingOptions
 
 Floats = NDArray[np.float64]
 
-_EXPLORED_TOKENS = 7
-# In a large batch one request in so many explores at once; and each of its tokens stands for so
-# many that are not verified.
-_REQUESTS_PER_EXPLORER = 12
-_EXPLORED_WEIGHT = 2.0
-# Steps of a new policy that are all learnt from if their signals are known, and then every how
-# manieth: of few requests, and of so many that the batch tells enough. Learning takes time.
-_APPRENTICESHIP = 64
-_LEARN_FROM_FEW, _LEARN_FROM_MANY, _MANY_REQUESTS = 2, 6, 8
-# Where signals decide nothing they are looked at in one of so many steps: of a new policy, of one
-# request, and of so many that the batch tells enough.
-_WATCH_YOUNG, _WATCH_ONE, _WATCH_MANY = 2, 4, 16
-
 
 class PricedPolicy(Policy):
-    """Drafts while a further draft is worth its price; subclasses choose what is verified.
+    """Drafts at the operating point with the best goodput; subclasses choose what is verified.
 
-    A step's prices come from earlier steps. Drafting ends for a request where the value of one
-    more draw (:func:`draftwise.core.goodput.worth_drafting`) is not positive: a predictable cut.
-    Now and then some requests in turn draft a few tokens that are all verified, whatever the prices
-    say, so that estimates of what is not verified do not go stale; whose turn it is depends on the
-    number of the step alone.
+    A step's prices come from earlier steps. Drafting ends for a request where the probability that
+    all its tokens so far are kept falls below the threshold of the operating point: a predictable
+    cut. Now and then one request in turn drafts a whole draft that is all verified, whatever the
+    prices say, so that estimates of what is not verified do not go stale; whose turn it is depends
+    on the number of the step alone.
     """
 
     needs_latency = True
 
-    def __init__(self, context: PolicyContext, explore_every: int = 64) -> None:
+    def __init__(self, context: PolicyContext, **options: float) -> None:
         """Set up.
 
         Args:
             context: with a latency model.
-            explore_every: steps between two explorations, at least 2.
+            options: fields of :class:`draftwise.policies.pricing.PricingOptions`.
+
+        Raises:
+            InvalidParameterError: an option is out of its range.
         """
         super().__init__(context)
         if context.latency is None:
             raise ValueError(f"{self.name} needs a latency model")
-        self.prices = PriceBook(context.latency, context.num_speculative_tokens)
-        self._explore_every = integer_option("explore_every", explore_every, 2)
+        self.options = PricingOptions(**options)  # type: ignore[arg-type]
+        self.prices = Pricing(context.latency, context.num_speculative_tokens, self.options)
         self._num_steps = 0
         self._requests: Sequence[RequestState] = ()
         self._greedy: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._history: Floats = np.zeros(0)
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
-        self._needed: tuple[Price, Floats] | None = None
         self._is_priced = False
         self._watches = True
-        self._explorers: list[int] = []
+        self._explorer: int | None = None
         self._max_lengths: list[int] = []
         self._notes = RuleNotes.blank(0, 0)
         self._expected = self._notes.expected
         self._draft: Draft | None = None
-        self._judgement: Judgement | None = None
+        self._companion_scores: CompanionScores | None = None
 
     @abstractmethod
     def expect(self, position: DraftPosition) -> Floats:
@@ -90,14 +78,14 @@ class PricedPolicy(Policy):
         return self._expected
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """All that is allowed for everybody if a first draft pays, else nothing."""
+        """The length of the operating point for every request, as far as there is room."""
         self._requests = requests
         self._num_steps += 1
         num_requests, gamma = len(requests), self.num_speculative_tokens
         limits = [min(gamma, request.draft_limit) for request in requests]
-        self._draft = self._judgement = None
+        self._draft = self._companion_scores = None
         drafting = [index for index, limit in enumerate(limits) if limit > 0]
-        self._explorers = []
+        self._explorer = None
         self._max_lengths = [0] * num_requests
         self._is_priced = bool(drafting)
         self._watches = False
@@ -107,11 +95,9 @@ class PricedPolicy(Policy):
         context = sum(request.num_tokens for request in requests)
         self._price = self.prices.price(num_requests, context)
         point = self._price.point
-        turn, now = divmod(self._num_steps, self._explore_every)
-        if now == 0:
-            count = max(1, len(drafting) // _REQUESTS_PER_EXPLORER)
-            first = turn * count
-            self._explorers = [drafting[(first + i) % len(drafting)] for i in range(count)]
+        turn, rest = divmod(self._num_steps, self.options.explore_every)
+        if rest == 0:
+            self._explorer = drafting[turn % len(drafting)]
         elif point.max_length == 0:
             return self._max_lengths
         self._greedy = np.array([request.greedy for request in requests], dtype=bool)
@@ -120,14 +106,10 @@ class PricedPolicy(Policy):
         self._expected = self._notes.expected
         for index in drafting:
             self._max_lengths[index] = min(limits[index], point.max_length)
-        for index in self._explorers:
-            self._max_lengths[index] = min(_EXPLORED_TOKENS, limits[index])
-        # With a length for everybody signals decide nothing: they are looked at now and then only.
-        self._watches = (
-            point.threshold > 0
-            or bool(self._explorers)
-            or self._num_steps % self._watch_every(num_requests) == 0
-        )
+        if self._explorer is not None:
+            self._max_lengths[self._explorer] = limits[self._explorer]
+        # Without a threshold signals decide nothing: they are looked at to learn from them.
+        self._watches = point.threshold > 0 or self._learns_now
         return self._max_lengths
 
     def uses_draft_signals(self) -> bool:
@@ -139,50 +121,28 @@ class PricedPolicy(Policy):
         return self._watches
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
-        """Go on while one more draw is worth its price."""
+        """Go on while the probability that all tokens are kept reaches the threshold."""
         if not self._watches:
             return None
         active = np.asarray(position.requests)
         expected = self.expect(position)
         self._expected[active, position.index] = expected
-        self._notes.reach[active] *= expected
+        self._notes.prefix_acceptance_prob[active] *= expected
         left = np.asarray(self._max_lengths)[active] - position.index - 1
-        goes_on = left > 0
-        if self._price.point.threshold > 0:
-            pays = self._notes.reach[active] >= self.needed_reach()[len(active), left]
-            if self._explorers:
-                pays |= np.isin(active, self._explorers)
-            goes_on &= pays
+        needed = self._thresholds(self._price.point.threshold)[active]
+        goes_on = (left > 0) & (self._notes.prefix_acceptance_prob[active] >= needed)
         return torch.from_numpy(goes_on)
-
-    def needed_reach(self) -> Floats:
-        """``[requests + 1, longest + 1]`` from which reach on one more draw pays.
-
-        By how many share the draft's next pass, and by how many draws each is still allowed.
-        """
-        price, num_requests = self._price, len(self._requests)
-        if self._needed is None or self._needed[0] is not price:
-            self._needed = price, np.zeros((0, 0))
-        table = self._needed[1]
-        if len(table) <= num_requests:
-            if price.point.threshold > 0:
-                table = self.prices.draft_thresholds(price, num_requests)
-                table = np.maximum(table, price.point.threshold)
-            else:
-                table = np.zeros((num_requests + 1, self.num_speculative_tokens + 1))
-            self._needed = price, table
-        return table
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Follow prices and estimates."""
         draft = self._draft
         num_requests = len(self._requests)
-        if not num_requests or outcome.acceptance is None or outcome.reach is None:
+        if not num_requests or outcome.acceptance is None or outcome.prefix_acceptance_prob is None:
             return
         if times.is_typical and self._is_usual:
             seconds = times.total - times.companion
             self.prices.observe(seconds, outcome.num_drafted, outcome.num_verified)
-        if draft is None or draft.signals is None or not self._learns():
+        if draft is None or draft.signals is None or not self._learns_now:
             return
         acceptance = outcome.acceptance.cpu().double().numpy()
         width = acceptance.shape[1]
@@ -197,43 +157,39 @@ class PricedPolicy(Policy):
         best_known = np.where(known, acceptance, self.believed[:, :width])
         kept = np.cumprod(best_known, axis=1)
         reached = np.concatenate([np.ones((num_requests, 1)), kept[:, :-1]], axis=1)
-        self.prices.outlook.observe(expected[drafted], reached[drafted])
         # What is gained is the acceptance law's: blocks gain more than token after token.
-        reach = outcome.reach.cpu().double().numpy()
-        before = np.concatenate([np.ones((num_requests, 1)), reach[:, :-1]], axis=1)
-        gained = np.where(known, reach / np.maximum(before, 1e-9), best_known)
+        prefix_acceptance_prob = outcome.prefix_acceptance_prob.cpu().double().numpy()
+        before = np.concatenate(
+            [np.ones((num_requests, 1)), prefix_acceptance_prob[:, :-1]], axis=1
+        )
+        gained = np.where(known, prefix_acceptance_prob / np.maximum(before, 1e-9), best_known)
         lengths = drafted.sum(axis=1)
-        self.prices.traces.observe(self._num_steps, expected, gained, lengths, self._explorers)
+        self.prices.drafts.observe(expected, gained, lengths)
         rows, places = np.nonzero(known)
-        signals = self.signals_of(draft, self._judgement, rows, places)
-        weights = reached[known]
-        if self._price.point.threshold > 0:
-            weights = np.where(np.isin(rows, self._explorers), _EXPLORED_WEIGHT, 1.0) * weights
-        self.learn(signals, self._greedy[rows], acceptance[known], weights)
-
-    def _watch_every(self, num_requests: int) -> int:
-        if self._num_steps <= _APPRENTICESHIP:
-            return _WATCH_YOUNG
-        return min(_WATCH_ONE * num_requests, _WATCH_MANY)
+        signals = self.signals_of(draft, self._companion_scores, rows, places)
+        self.learn(signals, self._greedy[rows], acceptance[known], reached[known])
 
     @property
     def _is_usual(self) -> bool:
-        """Whether the step was run as its way of running is, with nothing done to learn."""
+        """Whether the step was run as its operating point is, with nothing done to learn."""
         learns_only = self._watches and self._price.point.threshold == 0
-        return self._is_priced and not learns_only and not self._explorers
+        return self._is_priced and not learns_only and self._explorer is None
 
-    def _learns(self) -> bool:
-        """Whether this step, whose signals are known, is one to learn from."""
-        is_rare = self._price.point.threshold == 0 or self._judgement is not None
-        if self._num_steps <= _APPRENTICESHIP or self._explorers or is_rare:
-            return True
-        is_large = len(self._requests) >= _MANY_REQUESTS
-        return self._num_steps % (_LEARN_FROM_MANY if is_large else _LEARN_FROM_FEW) == 0
+    @property
+    def _learns_now(self) -> bool:
+        """Whether the step is one to learn from."""
+        # Every other step at first, so that the steps between show what a step takes.
+        every = 2 if self._num_steps <= self.options.warm_up else self.options.learn_every
+        return (
+            self._num_steps % every == 0
+            or self._explorer is not None
+            or self._companion_scores is not None
+        )
 
     def signals_of(
         self,
         draft: Draft,
-        judgement: Judgement | None,
+        companion_scores: CompanionScores | None,
         rows: NDArray[np.int64],
         places: NDArray[np.int64],
     ) -> Signals:
@@ -241,7 +197,7 @@ class PricedPolicy(Policy):
 
         Args:
             draft: with signals.
-            judgement: ``None`` where no companion was asked.
+            companion_scores: ``None`` where no companion was asked.
             rows: ``[n]`` their requests.
             places: ``[n]`` their positions.
         """
@@ -257,8 +213,8 @@ class PricedPolicy(Policy):
             entropy=taken(draft.signals.entropy),
             history=self._history[rows],
             position=places.astype(np.float64),
-            overlap=nothing if judgement is None else taken(judgement.overlap),
-            agreement=nothing if judgement is None else taken(judgement.agreement),
+            overlap=nothing if companion_scores is None else taken(companion_scores.overlap),
+            agreement=nothing if companion_scores is None else taken(companion_scores.agreement),
         )
 
     def scorer(self, model: SignalModel) -> Scorer:
@@ -266,7 +222,7 @@ class PricedPolicy(Policy):
 
         def score(
             draft: Draft,
-            judgement: Judgement | None,
+            companion_scores: CompanionScores | None,
             rows: Integers,
             places: Integers,
         ) -> Tensor:
@@ -275,11 +231,11 @@ class PricedPolicy(Policy):
             at = torch.from_numpy(rows).to(device), torch.from_numpy(places).to(device)
             history = torch.from_numpy(self._history[rows]).float().to(device)
             return model.log_odds_over_vocabulary(
-                draft.signals.beliefs[at],
+                draft.signals.draft_probs[at],
                 draft.signals.entropy[at],
                 history,
                 at[1],
-                None if judgement is None else judgement.beliefs[at],
+                None if companion_scores is None else companion_scores.probs[at],
             )
 
         return score
@@ -287,19 +243,19 @@ class PricedPolicy(Policy):
     def keep_likely(
         self,
         draft: Draft,
-        judgement: Judgement | None,
+        companion_scores: CompanionScores | None,
         expected: Floats,
         score: Scorer,
         threshold: float,
     ) -> Plan:
-        """:func:`draftwise.policies.filtering.keep_likely` for all but who explores."""
+        """:func:`draftwise.policies.filtering.keep_likely` but the explorer keeps all."""
         thresholds = self._thresholds(threshold)
-        return keep_likely(draft, judgement, expected, score, thresholds, self._greedy)
+        return keep_likely(draft, companion_scores, expected, score, thresholds, self._greedy)
 
     def keep_in_range(
         self, draft: Draft, expected: Floats, models: ModelPair, threshold: float
     ) -> Plan:
-        """:func:`draftwise.policies.filtering.keep_in_range` for all but who explores.
+        """:func:`draftwise.policies.filtering.keep_in_range` but the explorer keeps all.
 
         Args:
             draft: with signals.
@@ -318,5 +274,6 @@ class PricedPolicy(Policy):
 
     def _thresholds(self, threshold: float) -> Floats:
         thresholds = np.full(len(self._requests), threshold)
-        thresholds[self._explorers] = 0.0
+        if self._explorer is not None:
+            thresholds[self._explorer] = 0.0
         return thresholds

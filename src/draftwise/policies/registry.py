@@ -1,10 +1,11 @@
-"""All policies by name. Adding one is adding a file and its class to the tuple below."""
+"""All policies by name. To add a policy, add a file and its class to the tuple below."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,8 @@ from draftwise.policies.fixed import FixedLength
 from draftwise.policies.heuristic import Heuristic
 from draftwise.policies.none import NoSpeculation
 from draftwise.policies.oracle import Oracle
+from draftwise.policies.priced import PricedPolicy
+from draftwise.policies.pricing import PricingOptions
 from draftwise.policies.smartspec import SmartSpec
 from draftwise.policies.specdec_plus_plus import SpecDecPlusPlus
 from draftwise.policies.staged import Staged
@@ -55,10 +58,10 @@ POLICIES: Mapping[str, type[Policy]] = MappingProxyType({policy.name: policy for
 
 
 def policy_class(name: str) -> type[Policy]:
-    """Look a policy up.
+    """Look up a policy class by name.
 
     Raises:
-        InvalidParameterError: there is no such policy; lists those there are.
+        InvalidParameterError: there is no such policy. The error suggests or lists existing ones.
     """
     if name in POLICIES:
         return POLICIES[name]
@@ -68,17 +71,19 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def options_of(policy: type[Policy]) -> dict[str, Any]:
-    """The options of a policy with their defaults."""
+    """The options of a policy and their default values."""
+    if issubclass(policy, PricedPolicy):
+        return {each.name: each.default for each in fields(PricingOptions)}
     parameters = inspect.signature(policy).parameters
     return {key: each.default for key, each in parameters.items() if key != "context"}
 
 
 def create_policy(name: str, context: PolicyContext, options: Mapping[str, Any]) -> Policy:
-    """Make a policy with its options.
+    """Create a policy with its options.
 
     Raises:
-        InvalidParameterError: unknown policy, an option it does not have or out of its range, or
-            something it cannot do without is missing.
+        InvalidParameterError: the policy or an option is unknown, an option is out of range, or a
+            requirement of the policy is missing.
     """
     policy = policy_class(name)
     refuse_unknown_keys("policy_options", options, options_of(policy))
@@ -87,25 +92,27 @@ def create_policy(name: str, context: PolicyContext, options: Mapping[str, Any])
 
 
 def check_needs(policy: type[Policy], context: PolicyContext) -> None:
-    """Whether all that a policy cannot do without is there.
+    """Check that the requirements of a policy are met.
 
     Raises:
-        InvalidParameterError: it is not; says what is missing.
+        InvalidParameterError: a requirement is not met; the error says which.
     """
     name = policy.name
     if policy.needs_companion and not context.has_companion:
         raise InvalidParameterError("companion", f"missing: policy {name!r} needs a companion")
     if policy.needs_draft and not context.has_draft:
         raise InvalidParameterError("draft", f"missing: policy {name!r} needs a draft model")
-    if policy.judged_by_target and not context.for_studies:
-        raise InvalidParameterError("policy", f"{name!r} is for studies: start an engine with it")
+    if policy.uses_target_oracle and not context.for_studies:
+        raise InvalidParameterError(
+            "policy", f"{name!r} is for studies only; start the engine with it"
+        )
     if policy.needs_latency and context.latency is None:
         raise InvalidParameterError(
             "latency_profile",
-            f"missing: policy {name!r} must know what passes cost; give a latency profile or start "
-            "with a policy that prices",
+            f"missing: policy {name!r} needs step costs; give a latency profile or start the "
+            "engine with such a policy",
         )
     if policy.needs_profile and context.profile is None:
         raise InvalidParameterError(
-            "profile", f"missing: policy {name!r} needs one; make it with `draftwise profile`"
+            "profile", f"missing: policy {name!r} needs one; create it with `draftwise profile`"
         )

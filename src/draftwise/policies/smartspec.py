@@ -1,4 +1,4 @@
-"""SmartSpec: one draft length for the batch, the one with the best estimated goodput."""
+"""SmartSpec: one draft length for the whole batch, chosen for the best estimated goodput."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftwise.core.types import Outcome, StepTimes
 from draftwise.policies.base import Policy, PolicyContext, RequestState, Signal
 from draftwise.policies.options import integer_option, number_option
 
-# What acceptance is taken to be before anything was seen, and for how many tokens that counts.
+# Initial acceptance rate, and its weight as a number of observed tokens.
 _FIRST_GUESS = 0.7
 _PRIOR_TOKENS = 4.0
 
@@ -16,18 +16,18 @@ _PRIOR_TOKENS = 4.0
 class SmartSpec(Policy):
     """Draft and verify the k in 0 … γ that maximises goodput (Liu et al. 2024, sections 4 and 5).
 
-    With α the acceptance rate, a request is expected to gain (1 − α^{k+1})/(1 − α) tokens from k
-    drafted ones, so
+    With acceptance rate α, a request gains (1 − α^{k+1})/(1 − α) tokens on average from k drafted
+    tokens, so
 
         goodput(k) = Σ_b (1 − α^{k_b+1})/(1 − α) / T(k),   k_b = k or what the request has room for,
 
-    where T is k passes of the draft and the target's pass over Σ (k_b + 1) tokens. α is a moving
-    average over the batch: accepted tokens against accepted and rejected ones, tokens behind a
-    rejection left out. k is chosen before drafting from earlier steps alone: predictable.
+    where T is the time of k passes of the draft and of the target's pass over Σ (k_b + 1) tokens. α
+    is a moving average over the batch of the fraction of accepted tokens. Tokens after a rejection
+    are not counted. k is chosen before drafting, from earlier steps only, so it is predictable.
 
-    While nothing is drafted nothing is learnt, so every ``explore_every`` such steps one token is
-    drafted for the batch. That costs less than 1/``explore_every`` of the time as long as a pass
-    with it takes less than twice as long as one without.
+    Steps without drafts teach nothing about acceptance. So after every ``explore_every`` such
+    steps, one token per request is drafted. This costs less than 1/``explore_every`` of the time if
+    the step takes less than twice as long as a step without drafts.
     """
 
     name = "smartspec"
@@ -42,9 +42,9 @@ class SmartSpec(Policy):
         """Set up.
 
         Args:
-            context: what every policy gets, a latency model included.
-            smoothing: weight of a step in α against the step after it, 0 … 0.9999.
-            explore_every: steps without a draft until one token is drafted to learn from.
+            context: see :class:`PolicyContext`; a latency model is required.
+            smoothing: weight of a step in α relative to the step after it, 0 … 0.9999.
+            explore_every: number of steps without drafts until one token is drafted to learn from.
 
         Raises:
             InvalidParameterError: an option is out of range.
@@ -65,7 +65,7 @@ class SmartSpec(Policy):
         return self._accepted / self._tested
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """The best k for everybody, as far as there is room."""
+        """The best k for every request, capped by its ``draft_limit``."""
         most = max((request.draft_limit for request in requests), default=0)
         most = min(most, self.num_speculative_tokens)
         best = max(range(most + 1), key=lambda k: self.goodput(k, requests))
@@ -78,7 +78,7 @@ class SmartSpec(Policy):
         return _lengths(best, requests)
 
     def goodput(self, k: int, requests: Sequence[RequestState]) -> float:
-        """Expected tokens per second if k tokens are drafted for everybody."""
+        """Expected tokens per second if k tokens are drafted for every request."""
         lengths = _lengths(k, requests)
         alpha = self.acceptance_rate
         gain = sum(sum(alpha**i for i in range(length + 1)) for length in lengths)
@@ -91,11 +91,11 @@ class SmartSpec(Policy):
         return gain / max(seconds, 1e-12)
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
-        """Follow the acceptance rate in steps that verified something."""
+        """Update the acceptance rate from a step that verified drafted tokens."""
         counts = zip(outcome.num_verified, outcome.num_accepted, strict=True)
-        sound = [pair for index, pair in enumerate(counts) if index not in outcome.failed]
-        accepted = sum(accepted for _, accepted in sound)
-        rejected = sum(accepted < verified for verified, accepted in sound)
+        valid = [pair for index, pair in enumerate(counts) if index not in outcome.failed]
+        accepted = sum(accepted for _, accepted in valid)
+        rejected = sum(accepted < verified for verified, accepted in valid)
         if accepted + rejected:
             self._accepted = self._smoothing * self._accepted + accepted
             self._tested = self._smoothing * self._tested + accepted + rejected

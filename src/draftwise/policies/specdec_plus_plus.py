@@ -1,4 +1,4 @@
-"""SpecDec++: stop once it is likely that something drafted will be rejected."""
+"""SpecDec++: stops drafting when a rejection of any drafted token becomes likely."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from draftwise.policies.stopping import RunningProduct
 class SpecDecPlusPlus(LearnedStop):
     """Stop where P(some drafted token is rejected) = 1 − Π_{j≤i} P_j > threshold.
 
-    Huang et al. 2024, section 3: as a Markov decision process the optimal draft length has this
-    form. P_j comes from an acceptance head trained with rejections weighted up; theirs reads the
-    draft's last hidden state, here it is an
+    Huang et al. 2024, section 3. They show that the optimal stopping rule of the corresponding
+    Markov decision process is a threshold. P_j comes from an acceptance head trained with a higher
+    weight on rejections. Their head reads the draft's last hidden state. Here it is an
     :class:`~draftwise.estimators.classifier.AcceptanceHead` over the draft's signals.
     """
 
@@ -29,15 +29,15 @@ class SpecDecPlusPlus(LearnedStop):
         """Set up.
 
         Args:
-            context: what every policy gets, a profile included.
-            threshold: largest probability of a rejection with which drafting goes on, 0 … 1.
+            context: see :class:`PolicyContext`; a profile is required.
+            threshold: maximum probability of a rejection to continue drafting, 0 … 1.
         """
         super().__init__(context)
         self._threshold = number_option("threshold", threshold, 0.0, 1.0)
         self._all_accepted = RunningProduct()
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for everybody, as far as there is room."""
+        """γ for every request, capped by its ``draft_limit``."""
         self._all_accepted.begin(len(requests))
         return super().draft_lengths(requests)
 

@@ -1,4 +1,4 @@
-"""Staged speculation: a mid model corrects the draft before the target sees it."""
+"""Staged speculation: a mid-size model corrects the draft before the target verifies it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core.rejection import sample
-from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.policies.base import PolicyContext, RequestState, Signal
 from draftwise.policies.stopping import EarlyStop
 
@@ -16,23 +16,23 @@ from draftwise.policies.stopping import EarlyStop
 class Staged(EarlyStop):
     """The companion verifies the draft, the target verifies the companion (Spector & Re 2023).
 
-    The companion plays the mid model. With c its distributions it accepts the drafted tokens one
-    by one with probability min(1, c(x)/q(x)), and where it rejects draws the token from
-    max(c − q, 0), normalised. What the target is given is this text: the accepted tokens and the
-    correction. Nothing is verified behind the correction, and there is no extra token where all
-    were accepted, because the companion says nothing of the position after the last drafted one.
+    The companion is the mid model. Let c be its distributions. It accepts the drafted tokens one by
+    one with probability min(1, c(x)/q(x)). After a rejection it draws a correction from max(c − q,
+    0), normalised. The target verifies the accepted tokens and the correction. Nothing is verified
+    after the correction. If all tokens are accepted there is no extra token, because the companion
+    has no distribution for the position after the last drafted token.
 
-    Why it is lossless. By the law of speculative sampling, whatever came before, the text of the
-    mid stage at a position that the draft reached is distributed exactly as c; so q′ = c there.
-    Note beside each of these tokens whether it was accepted. Whether position i + 1 is proposed at
-    all depends on the notes up to i (a correction ends the text) and on where the draft stopped,
-    which was known before anything was drawn at i + 1: a predictable cut, q′ = 0. The notes are
-    drawn along with the tokens and have the same conditional law given a token in the target's and
-    in the mid's text, so they cancel from every ratio p/q′ and integrate out of every residual:
-    block verification over pairs (token, note) uses the formulas over tokens and its tokens have
-    the distribution p.
+    Why it is lossless. By the law of speculative sampling, the mid stage's token at a position that
+    the draft reached has exactly the distribution c, given any earlier tokens. So q′ = c there.
+    Attach to each of these tokens a label: whether it was accepted. Whether position i + 1 is
+    proposed depends on the labels up to i, because a correction ends the text, and on where the
+    draft stopped. Both are known before anything is drawn at i + 1, so this is a predictable cut,
+    q′ = 0. The labels are drawn together with the tokens. Given a token, a label has the same
+    conditional distribution in the target's text and in the mid stage's text. So labels cancel from
+    every ratio p/q′ and integrate out of every residual. Block verification over pairs (token,
+    label) therefore uses the formulas over tokens, and its tokens have the distribution p.
 
-    At temperature 0 the mid stage's text is the companion's most likely tokens.
+    At temperature 0 the mid stage's text consists of the companion's most likely tokens.
     """
 
     name = "staged"
@@ -47,30 +47,30 @@ class Staged(EarlyStop):
         self._greedy: list[bool] = []
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for everybody, as far as there is room."""
+        """γ for every request, capped by its ``draft_limit``."""
         self._greedy = [request.greedy for request in requests]
         return super().draft_lengths(requests)
 
-    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
-        """Run the mid stage."""
-        if judgement is None:  # nothing was drafted
-            return super().select(draft, judgement)
-        c, tokens = judgement.beliefs, draft.tokens
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
+        """Run the mid stage and select its tokens."""
+        if companion_scores is None:  # nothing was drafted
+            return super().select(draft, companion_scores)
+        c, tokens = companion_scores.probs, draft.tokens
         num_requests, width = tokens.shape
         device = tokens.device
         row, position = torch.arange(num_requests, device=device), torch.arange(width).to(device)
-        # Beyond its context, or where it broke down, the companion has no distribution.
-        judged = (position < torch.tensor(draft.lengths, device=device).unsqueeze(1)) & (
+        # Beyond its context, or where its logits were NaN, the companion has no distribution.
+        is_scored = (position < torch.tensor(draft.lengths, device=device).unsqueeze(1)) & (
             c.sum(dim=2) > 0
         )
-        known = judged.long().cumprod(dim=1).sum(dim=1)
+        num_scored = is_scored.long().cumprod(dim=1).sum(dim=1)
         if draft.probs is None:
             agrees = c.argmax(dim=2) == tokens
         else:
             c = self._one_hot_where_greedy(c)
             agrees = self._accepts(draft, c)
-        num_accepted = (agrees & judged).long().cumprod(dim=1).sum(dim=1)
-        lengths = torch.minimum(num_accepted + 1, known)
+        num_accepted = (agrees & is_scored).long().cumprod(dim=1).sum(dim=1)
+        lengths = torch.minimum(num_accepted + 1, num_scored)
         end = num_accepted.clamp(max=width - 1)
         tokens = tokens.clone()
         corrected = num_accepted < lengths
@@ -86,7 +86,7 @@ class Staged(EarlyStop):
         )
 
     def _one_hot_where_greedy(self, c: Tensor) -> Tensor:
-        """What the mid stage draws from: ``[batch, num_tokens, vocab]``."""
+        """``[batch, num_tokens, vocab]`` distributions that the mid stage draws from."""
         if not any(self._greedy):
             return c
         most_likely = torch.zeros_like(c).scatter_(2, c.argmax(dim=2, keepdim=True), 1.0)
@@ -110,7 +110,7 @@ class Staged(EarlyStop):
             return c.argmax(dim=1)
         assert draft.stage_uniforms is not None
         residual = (c - draft.probs[row, end]).clamp_(min=0)
-        # c = q up to rounding leaves no residual; then c itself is the right distribution.
+        # If c = q up to rounding, the residual is empty, and c itself is the right distribution.
         empty = residual.sum(dim=1, keepdim=True) <= 0
         uniforms = draft.stage_uniforms.final.to(c.device)[row, end]
         return sample(torch.where(empty, c, residual), uniforms)

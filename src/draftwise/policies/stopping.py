@@ -1,4 +1,4 @@
-"""What policies share that stop drafting early and verify all they drafted."""
+"""The base class of policies that stop drafting early and verify all drafted tokens."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from draftwise.policies.base import DraftPosition, Policy, RequestState
 class EarlyStop(Policy):
     """Drafts up to γ tokens, stops where a rule says so, and verifies everything drafted.
 
-    The rule is asked after each token (:meth:`Policy.keep_drafting`) and decides about the next
-    position. The token it looked at stays in the draft and is verified. So whatever the rule uses,
-    it was known before anything was drawn at the position that is cut: a predictable cut, lossless.
+    The rule runs after each token (:meth:`Policy.keep_drafting`) and decides about the next
+    position. The token just drawn stays in the draft and is verified. So the rule only uses
+    information known before anything is drawn at the position that it cuts. Such a cut is
+    predictable, and therefore lossless.
     """
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for everybody, as far as there is room."""
+        """γ for every request, capped by its ``draft_limit``."""
         return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
 
 
 class RunningProduct:
-    """For each request of a step, the product of a number per drafted token."""
+    """The running product of one factor per drafted token, for each request of a step."""
 
     def __init__(self) -> None:
         self._product = torch.ones(0)
 
     def begin(self, num_requests: int) -> None:
-        """A step begins: 1 for every request."""
+        """Start a step: set every product to 1."""
         self._product = torch.ones(num_requests)
 
     def times(self, position: DraftPosition, factor: Tensor) -> Tensor:
-        """Multiply those that are still drafting.
+        """Multiply the products of the active requests.
 
         Args:
             position: the token just drafted.
             factor: ``[active]`` float32.
 
         Returns:
-            ``[active]`` the products, this token's factor included.
+            ``[active]`` the products, including this token's factor.
         """
         self._product = self._product.to(factor.device)
         index = torch.tensor(position.requests, device=factor.device)

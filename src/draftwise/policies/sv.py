@@ -8,27 +8,31 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.estimators.combined import Inputs, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.adaptive import Adaptive, calibration_error
 from draftwise.policies.base import PolicyContext, RequestState, Signal
-from draftwise.policies.experience import MOST_EXTREME
 from draftwise.policies.priced import Floats
 
+# Steps at a batch size in which the companion is asked before its worth is judged.
 _FIRST_TRIALS = 6
+# Steps without it after it was not worth its pass; pauses double.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 512
-# While it is asked in every step, it is left out in one of so many: to know what asking costs.
+# While it is worth its pass, one step in this many does without: to know what asking costs.
 _LEFT_OUT_EVERY = 8
+# Least weight of a new gain in the mean of gains.
 _NEWEST = 0.1
-# Steps of either kind after which their times are compared, and share of an old one that counts
-# after one more.
+# Steps of either kind after which their times are compared.
 _ENOUGH_STEPS = 12
+# Weight of an old step against the one after it.
 _FORGETTING = 0.99
+# A pause of the machine says nothing of the companion: a larger ratio counts as this many means.
+_MOST_EXTREME = 3.0
 
 
 class _MeanRatio:
-    """Mean of realised over promised seconds, with forgetting; 1 as long as nothing is known."""
+    """Mean of realised over expected seconds, with forgetting; 1 as long as nothing is known."""
 
     def __init__(self) -> None:
         self.weight = 0.0
@@ -37,7 +41,7 @@ class _MeanRatio:
     def observe(self, ratio: float) -> None:
         """Count one more."""
         if self.weight >= 1:
-            ratio = min(ratio, MOST_EXTREME * self.value)
+            ratio = min(ratio, _MOST_EXTREME * self.value)
         self.weight = _FORGETTING * self.weight + 1
         self.value += (ratio - self.value) / self.weight
 
@@ -80,12 +84,12 @@ class _Worth:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def observe_time(self, asked: bool, ratio: float) -> None:
-        """Realised over promised seconds of a step."""
+        """Realised over expected seconds of a step."""
         self._times[asked].observe(ratio)
 
     @property
     def extra_time(self) -> float | None:
-        """What asking adds to a step, as a share of its promised seconds; ``None`` if unknown."""
+        """What asking adds to a step, as a share of its expected seconds; ``None`` if unknown."""
         if min(times.weight for times in self._times.values()) < _ENOUGH_STEPS:
             return None
         return self._times[True].value - self._times[False].value
@@ -111,14 +115,14 @@ class SpeculativeVerification(Adaptive):
     source = "Speculative Verification, made lossless"
     signals = Adaptive.signals | {Signal.OVERLAP, Signal.AGREEMENT}
 
-    def __init__(self, context: PolicyContext, explore_every: int = 64) -> None:
+    def __init__(self, context: PolicyContext, **options: float) -> None:
         """Set up.
 
         Args:
             context: with a latency model; without a companion it does what ``adaptive`` does.
-            explore_every: steps between two explorations.
+            options: fields of :class:`draftwise.policies.pricing.PricingOptions`.
         """
-        super().__init__(context, explore_every)
+        super().__init__(context, **options)
         self.combined = ModelPair.of(Inputs.COMBINED, context.parameters)
         self._worth: dict[int, _Worth] = {}
         self._has_companion = context.has_companion
@@ -138,28 +142,32 @@ class SpeculativeVerification(Adaptive):
         super().observe(outcome, times)
         if self._draft is None or not any(outcome.num_drafted):
             return
-        promised = self.prices.promised_seconds
-        if promised and times.is_typical and self._is_priced:
-            self._worth_now().observe_time(self._judgement is not None, times.total / promised)
+        expected = self.prices.expected_seconds
+        if expected and times.is_typical and self._is_priced:
+            self._worth_now().observe_time(
+                self._companion_scores is not None, times.total / expected
+            )
 
-    def wants_judgement(self) -> bool:
+    def wants_companion(self) -> bool:
         """While the companion's information is worth its pass."""
         return self._asks
 
-    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Verify what pays."""
-        if judgement is None:
+        if companion_scores is None:
             return super().select(draft, None)
-        self._draft, self._judgement = draft, judgement
-        expected = self._judged_expected = self._judged(draft, judgement)
-        plan = self.plan_judged(draft, judgement, expected)
+        self._draft, self._companion_scores = draft, companion_scores
+        expected = self._judged_expected = self._judged(draft, companion_scores)
+        plan = self.plan_judged(draft, companion_scores, expected)
         self._value_information(draft, expected)
         return plan
 
-    def plan_judged(self, draft: Draft, judgement: Judgement, expected: Floats) -> Plan:
+    def plan_judged(
+        self, draft: Draft, companion_scores: CompanionScores, expected: Floats
+    ) -> Plan:
         """What to verify of a judged draft; ``expected`` is ``[batch, num_tokens]``."""
         score = self.scorer(self.combined[False])
-        return self.keep_likely(draft, judgement, expected, score, self.judged_threshold)
+        return self.keep_likely(draft, companion_scores, expected, score, self.judged_threshold)
 
     @property
     def judged_threshold(self) -> float:
@@ -176,7 +184,7 @@ class SpeculativeVerification(Adaptive):
     ) -> None:
         """Follow the workload with every estimate there is."""
         super().learn(signals, greedy, acceptance, reached)
-        if self._judgement is not None:
+        if self._companion_scores is not None:
             self.combined.observe(signals, greedy, acceptance, reached)
 
     @property
@@ -185,11 +193,11 @@ class SpeculativeVerification(Adaptive):
         combined = calibration_error(self.combined)
         return super().calibration_error if combined is None else combined
 
-    def _judged(self, draft: Draft, judgement: Judgement) -> Floats:
+    def _judged(self, draft: Draft, companion_scores: CompanionScores) -> Floats:
         """``[batch, num_tokens]`` P of the drawn tokens from all signals."""
         lengths = np.asarray(draft.lengths)
         rows, places = np.nonzero(np.arange(draft.tokens.shape[1]) < lengths[:, None])
-        signals = self.signals_of(draft, judgement, rows, places)
+        signals = self.signals_of(draft, companion_scores, rows, places)
         expected = np.zeros(draft.tokens.shape)
         expected[rows, places] = self.combined.predict(signals, self._greedy[rows])
         return expected
@@ -202,13 +210,15 @@ class SpeculativeVerification(Adaptive):
         price, worth = self.judged_threshold, self._worth_now()
         width = draft.tokens.shape[1]
         drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
-        reach = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
+        prefix_acceptance_prob = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
         free = np.cumprod(np.where(drafted, self._expected[:, :width], 0.0), axis=1)
-        with_it = (reach >= price) & drafted
+        with_it = (prefix_acceptance_prob >= price) & drafted
         without = drafted & (free >= self._price.point.threshold)
-        more_kept = float(reach[with_it].sum() - reach[without].sum())
-        if worth.extra_time is not None and self.prices.promised_seconds:
-            tokens_per_step = self._price.goodput * self.prices.promised_seconds
+        more_kept = float(
+            prefix_acceptance_prob[with_it].sum() - prefix_acceptance_prob[without].sum()
+        )
+        if worth.extra_time is not None and self.prices.expected_seconds:
+            tokens_per_step = self._price.goodput * self.prices.expected_seconds
             cost = worth.extra_time * tokens_per_step
         else:
             more_verified = int(with_it.sum()) - int(without.sum())

@@ -1,4 +1,4 @@
-"""Speculative Verification as published: greedy over the batch, by the tokens drawn."""
+"""Speculative Verification as published: greedy selection over the batch by the drawn tokens."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.estimators.tables import AcceptanceTable
 from draftwise.policies.base import Policy, PolicyContext, RequestState, Signal
 
 
 class PublishedVerification(Policy):
-    """The paper's rule. **Not lossless** at temperature above 0; for comparison only.
+    """The paper's rule. **Not lossless** at temperatures above 0; for comparison only.
 
-    Every request drafts γ tokens and the companion judges all of them. With P_i = P̂(S_i, A_i) from
+    Every request drafts γ tokens and the companion scores all of them. With P_i = P̂(S_i, A_i) from
     a table, token i of a request adds Π_{j≤i} P_j expected tokens. Tokens of the whole batch are
-    taken in falling order of that while goodput, (requests + Σ Π P) / T(tokens verified), rises.
-    Dropped positions are left to the target with q′ = 0, although A looked at the token drawn
-    there: that is what biases the output.
+    selected in descending order of this value while goodput, (requests + Σ Π P) / T(tokens
+    verified), increases. The target draws dropped positions with q′ = 0, although A depends on the
+    token drawn there. This biases the output.
     """
 
     name = "sv-published"
@@ -35,40 +35,48 @@ class PublishedVerification(Policy):
         """Set up.
 
         Args:
-            context: with latency model and companion; the table begins as the profile's adaptive
-                one, or as the general start, and learns online.
+            context: see :class:`PolicyContext`; a latency model and a companion are required. The
+                table starts from the profile's adaptive table, or from the prior, and learns
+                online.
         """
         super().__init__(context)
         if context.latency is None:
             raise ValueError("sv-published needs a latency model")
         self._latency = context.latency
         table = None if context.profile is None else context.profile.tables.get("adaptive")
-        # A copy: engines that share a profile must not train each other's table.
+        # Copy the table, because engines that share a profile must not train each other's table.
         self.table = (table or AcceptanceTable.prior()).to(torch.device("cpu"))
-        self._judgement: Judgement | None = None
+        self._companion_scores: CompanionScores | None = None
         self._context = 0
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for everybody, as far as there is room."""
+        """γ for every request, capped by its ``draft_limit``."""
         self._context = sum(request.num_tokens for request in requests)
-        self._judgement = None
+        self._companion_scores = None
         return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
 
-    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
-        """Fill the batch greedily until goodput peaks."""
-        if judgement is None:
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
+        """Select tokens greedily until goodput stops increasing."""
+        if companion_scores is None:
             return Plan(draft.tokens, draft.lengths, draft.probs)
-        self._judgement = judgement
-        if self.table.values.device != judgement.overlap.device:  # in the first step
-            self.table = self.table.to(judgement.overlap.device)
+        self._companion_scores = companion_scores
+        if self.table.values.device != companion_scores.overlap.device:  # in the first step
+            self.table = self.table.to(companion_scores.overlap.device)
         num_requests, width = draft.tokens.shape
         drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
-        accepted = self.table.predict(judgement.overlap, judgement.agreement).cpu().double().numpy()
-        reach = np.cumprod(np.where(drafted, accepted, 0.0), axis=1)
-        # Along a request reach never rises, so a stable order takes prefixes.
-        order = np.argsort(-reach, axis=None, kind="stable")
+        accepted = (
+            self.table.predict(companion_scores.overlap, companion_scores.agreement)
+            .cpu()
+            .double()
+            .numpy()
+        )
+        prefix_acceptance_prob = np.cumprod(np.where(drafted, accepted, 0.0), axis=1)
+        # prefix_acceptance_prob never increases along a request, so a stable sort selects prefixes.
+        order = np.argsort(-prefix_acceptance_prob, axis=None, kind="stable")
         order = order[drafted.ravel()[order]]
-        tokens = num_requests + np.concatenate([[0.0], np.cumsum(reach.ravel()[order])])
+        tokens = num_requests + np.concatenate(
+            [[0.0], np.cumsum(prefix_acceptance_prob.ravel()[order])]
+        )
         sizes = num_requests + np.arange(len(order) + 1)
         seconds = [self._latency.target_seconds(float(size), self._context) for size in sizes]
         best = int(np.argmax(tokens / np.asarray(seconds)))
@@ -79,9 +87,9 @@ class PublishedVerification(Policy):
         return Plan(draft.tokens, tuple(lengths), draft.probs)
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
-        """Keep the table up to date."""
-        judgement = self._judgement
-        if judgement is None or outcome.acceptance is None:
+        """Update the table from the acceptance decisions."""
+        companion_scores = self._companion_scores
+        if companion_scores is None or outcome.acceptance is None:
             return
         acceptance = outcome.acceptance
         width = acceptance.shape[1]
@@ -91,8 +99,8 @@ class PublishedVerification(Policy):
         if width:
             reached[:, 0] = 1.0
         self.table.observe(
-            judgement.overlap[:, :width][valid],
-            judgement.agreement[:, :width][valid],
+            companion_scores.overlap[:, :width][valid],
+            companion_scores.agreement[:, :width][valid],
             acceptance[valid],
             reached[valid],
         )

@@ -1,4 +1,4 @@
-"""SVIP: stop where the draft is uncertain."""
+"""SVIP: stops drafting where the draft's distribution has high entropy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from draftwise.policies.stopping import EarlyStop
 class Svip(EarlyStop):
     """Stop after a token drawn from a distribution with √H(q) > h (Zhang et al. 2024, algorithm 1).
 
-    The square root comes from Pinsker's inequality: β ≥ 1 − √(KL(q ‖ p)/2), and the cross entropy
-    in the divergence is taken to be proportional to H(q). H is in nats. The authors' code tests
-    √(0.15·H) > 0.3 instead; since √(0.15·H) = √0.15·√H, that is h = 0.3/√0.15 ≈ 0.77, the default
-    here. ``num_speculative_tokens`` caps the draft; the paper uses 40.
+    The square root comes from Pinsker's inequality: β ≥ 1 − √(KL(q ‖ p)/2). The cross entropy in
+    the divergence is assumed to be proportional to H(q). H is in nats. The authors' code tests
+    √(0.15·H) > 0.3. Since √(0.15·H) = √0.15·√H, this is h = 0.3/√0.15 ≈ 0.77, the default here.
+    ``num_speculative_tokens`` caps the draft length; the paper uses 40.
     """
 
     name = "svip"
@@ -27,8 +27,8 @@ class Svip(EarlyStop):
         """Set up.
 
         Args:
-            context: what every policy gets.
-            threshold: h, at least 0; the root of an entropy in nats.
+            context: see :class:`PolicyContext`.
+            threshold: h, at least 0; the square root of an entropy in nats.
         """
         super().__init__(context)
         self._threshold = number_option("threshold", threshold, 0.0)

@@ -1,4 +1,4 @@
-"""TETRIS, lossless: the most promising tokens of the whole batch, chosen by filtered proposals."""
+"""Lossless TETRIS: selects the most promising tokens of the batch by filtered proposals."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import math
 import torch
 from torch import Tensor
 
-from draftwise.core.types import Draft, DraftSignals, Judgement, Plan
+from draftwise.core.types import CompanionScores, Draft, DraftSignals, Plan
 from draftwise.policies.base import PolicyContext, Signal
 from draftwise.policies.options import integer_option
 from draftwise.policies.stopping import EarlyStop
 
-# Nats by which the threshold moves if the step kept all of its tokens and should have kept none.
+# Change of the log threshold, in nats, if a step kept all of its tokens instead of none.
 _RATE = 0.5
 _LOWEST_LOG_THRESHOLD = -80.0
 
 
 class Tetris(EarlyStop):
-    """Verify where the cumulative draft probability reaches the batch's threshold θ.
+    """Verifies tokens whose cumulative draft probability reaches the batch's threshold θ.
 
     TETRIS (Wu et al. 2025, algorithm 1) verifies, over the whole batch, the K tokens with the
-    largest W_i = Π_{j≤i} q(x_j), its estimate of the probability that token i is accepted. Taken
-    literally that drops a token for what it is (see :mod:`draftwise.policies.tetris_published`).
-    Here the choice is made for the whole vocabulary,
+    largest W_i = Π_{j≤i} q(x_j), its estimate of the probability that token i is accepted. Applied
+    literally, this drops a token based on the token itself (see
+    :mod:`draftwise.policies.tetris_published`). Here the rule is applied to the whole vocabulary,
 
         keep(x) = [W_{i−1}·q(x) ≥ θ],   q′(x) = q(x)·keep(x),
 
-    with a threshold from earlier steps, so that it is a function of the prefix. The first drawn
-    token that is not kept ends the verified prefix; q′ stays q·keep there. Since W falls along a
+    with a threshold from earlier steps, so that keep is a function of the prefix. The first drawn
+    token that is not kept ends the verified prefix; q′ is q·keep there. Since W decreases along a
     draft, the kept tokens are always a prefix.
 
-    θ follows the quantile that uses the same capacity: K = γ − ``extra`` tokens per drafting
-    request on average. It starts at the first step's own quantile (that step verifies everything)
-    and then moves by log θ ← log θ + 0.5·(kept − K)/drafted: on average K tokens are kept, in a
-    single step more or fewer. What is drawn in a step changes θ for later steps only.
+    θ tracks the quantile that uses the paper's capacity: K = γ − ``extra`` tokens per drafting
+    request on average. It starts at the first step's own quantile; that step verifies everything.
+    Then it moves by log θ ← log θ + 0.5·(kept − K)/drafted. So K tokens are kept on average, and
+    more or fewer in a single step. Tokens drawn in a step change θ for later steps only.
     """
 
     name = "tetris"
@@ -47,9 +47,9 @@ class Tetris(EarlyStop):
         """Set up.
 
         Args:
-            context: what every policy gets.
-            extra: how many more tokens a request drafts than it may have verified on average,
-                0 … 64; at least one is verified.
+            context: see :class:`PolicyContext`.
+            extra: number of drafted tokens per request beyond the average number verified, 0 … 64.
+                The average verified is at least one.
         """
         super().__init__(context)
         self._per_request = verified_per_request(self.num_speculative_tokens, extra)
@@ -57,16 +57,16 @@ class Tetris(EarlyStop):
 
     @property
     def threshold(self) -> float:
-        """θ of the next step; 0 as long as there was none to learn from."""
+        """θ of the next step; 0 before the first step with a draft."""
         return 0.0 if self._log_threshold is None else math.exp(self._log_threshold)
 
-    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Filter every drafted position by the threshold of earlier steps."""
         if draft.signals is None:  # nothing was drafted
-            return super().select(draft, judgement)
+            return super().select(draft, companion_scores)
         reached = cumulative_probability(draft.signals)
         before = torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], dim=1)
-        keep = before.unsqueeze(2) * draft.signals.beliefs >= self.threshold
+        keep = before.unsqueeze(2) * draft.signals.draft_probs >= self.threshold
         position = torch.arange(reached.shape[1], device=reached.device)
         drafted = position < torch.tensor(draft.lengths, device=reached.device).unsqueeze(1)
         kept = keep.gather(2, draft.tokens.unsqueeze(2)).squeeze(2) & drafted
@@ -79,7 +79,7 @@ class Tetris(EarlyStop):
         return Plan(draft.tokens, tuple(lengths.tolist()), proposals)
 
     def _follow(self, reached: Tensor, num_kept: int, draft: Draft) -> None:
-        """Move the threshold towards the quantile that fills the capacity: for later steps."""
+        """Move the threshold of later steps towards the quantile that fills the capacity."""
         if not len(reached):
             return
         capacity = self._per_request * sum(length > 0 for length in draft.lengths)
@@ -93,10 +93,10 @@ class Tetris(EarlyStop):
 
 
 def verified_per_request(num_speculative_tokens: int, extra: int) -> int:
-    """Tokens of each draft that the capacity has room for on average.
+    """Average number of tokens per draft that the capacity allows to verify.
 
     Raises:
-        InvalidParameterError: ``extra`` is out of its range.
+        InvalidParameterError: ``extra`` is out of range.
     """
     return max(1, num_speculative_tokens - integer_option("extra", extra, 0, 64))
 

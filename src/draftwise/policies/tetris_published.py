@@ -1,23 +1,24 @@
-"""TETRIS as published: exact batch-wide selection, which biases the output."""
+"""TETRIS as published: exact selection over the batch, which biases the output."""
 
 from __future__ import annotations
 
 import torch
 
-from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.policies.base import PolicyContext, Signal
 from draftwise.policies.stopping import EarlyStop
 from draftwise.policies.tetris import cumulative_probability, verified_per_request
 
 
 class TetrisPublished(EarlyStop):
-    """Verify the K tokens with the largest Π_{j≤i} q(x_j) of the batch.
+    """Verifies the K tokens of the batch with the largest Π_{j≤i} q(x_j).
 
     Wu et al. 2025, algorithm 1. K is γ − ``extra`` tokens for each request that drafted. A token is
-    dropped because it is itself unlikely, or because other requests drew likelier ones, and the
-    target then draws the position as if nothing had been proposed. Unlikely tokens so lose the
-    share that the draft would have given them: at temperature 0 nothing changes, above it the
-    output is not the target's distribution. :mod:`draftwise.policies.tetris` is the lossless form.
+    dropped because it is unlikely itself, or because other requests drew likelier tokens. The
+    target then draws the position as if nothing had been proposed. So unlikely tokens lose the
+    probability that the draft would have given them. At temperature 0 this changes nothing. At
+    higher temperatures the output does not have the target's distribution.
+    :mod:`draftwise.policies.tetris` is the lossless version.
     """
 
     name = "tetris-published"
@@ -31,22 +32,22 @@ class TetrisPublished(EarlyStop):
         """Set up.
 
         Args:
-            context: what every policy gets.
-            extra: how many more tokens a request drafts than it has verified on average, 0 … 64;
-                at least one is verified.
+            context: see :class:`PolicyContext`.
+            extra: number of drafted tokens per request beyond the average number verified, 0 … 64.
+                The average verified is at least one.
         """
         super().__init__(context)
         self._per_request = verified_per_request(self.num_speculative_tokens, extra)
 
-    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
-        """The top K over the batch; W falls along a draft, so they are prefixes."""
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
+        """Select the top K over the batch. W decreases along a draft, so they are prefixes."""
         if draft.signals is None:  # nothing was drafted
-            return super().select(draft, judgement)
+            return super().select(draft, companion_scores)
         reached = cumulative_probability(draft.signals)
         position = torch.arange(reached.shape[1], device=reached.device)
         drafted = position < torch.tensor(draft.lengths, device=reached.device).unsqueeze(1)
         capacity = self._per_request * sum(length > 0 for length in draft.lengths)
-        # A stable order keeps prefixes where equal products tie.
+        # A stable sort keeps prefixes if products are equal.
         order = reached.masked_fill(~drafted, -1.0).flatten().argsort(descending=True, stable=True)
         chosen = torch.zeros_like(drafted).flatten()
         chosen[order[:capacity]] = True

@@ -1,1 +1,1 @@
-"""Profiles: what passes cost on this machine, and what the target accepts of this draft."""
+"""Profiles: pass times on this machine, and acceptance statistics of target and draft."""

@@ -1,8 +1,8 @@
-"""Collect what the target thinks of drafted tokens, by plain speculative decoding.
+"""Collect acceptance records by plain speculative decoding.
 
-Every draft is as long as may be and verified whole, token by token, and the companion judges all
-of it. So the acceptance probability of every drafted token is learnt, of those after the first
-rejection too: it is the probability given that the tokens before it were kept.
+Every draft has the maximum length, is scored by the companion, and is verified whole, token by
+token. The acceptance probability of every drafted token is therefore known, including tokens after
+the first rejection. It is the probability given that the tokens before it are accepted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.core.types import Draft, Judgement, Outcome, Plan, StepTimes
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
@@ -31,19 +31,19 @@ from draftwise.policies.fixed import FixedLength
 from draftwise.profiling.checkpoint import Collected, load_checkpoint, save_checkpoint
 
 _PROMPTS_PER_CHECKPOINT = 32
-_FEWEST_TOKENS = 3
+_MIN_TOKENS = 3
 
 
 @dataclass(frozen=True)
 class Collection:
-    """What a collection gave.
+    """The result of a collection.
 
     Attributes:
         records: drafted tokens, prompt after prompt.
-        provenance: what they come from.
-        num_prompts: prompts that were served.
-        num_resumed: how many of them were in the checkpoint.
-        errors: why others were not.
+        provenance: origin of the records.
+        num_prompts: number of prompts that were served.
+        num_resumed: number of these prompts that came from the checkpoint.
+        errors: errors of the prompts that failed.
     """
 
     records: Records
@@ -64,34 +64,37 @@ def collect(
     prompts_per_checkpoint: int = _PROMPTS_PER_CHECKPOINT,
     on_step: Callable[[list[Request]], None] | None = None,
 ) -> Collection:
-    """Generate for all prompts and keep the signals and the fate of every drafted token.
+    """Generate for all prompts and record the signals and the acceptance of every drafted token.
 
-    The records do not depend on the order in which requests are served: with a checkpoint, a
-    collection that was interrupted goes on where it stopped.
+    The records do not depend on the order in which requests are served. An interrupted collection
+    therefore continues from its checkpoint with the same result.
 
     Args:
-        models: loaded; with a draft. Without a companion S and A are recorded as 0.
+        models: loaded models, including a draft. Without a companion, S and A are recorded as 0.
         prompts: token ids.
-        sampling: for all prompts; its seed is the first prompt's (0 for ``None``), each next one
-            adds 1.
+        sampling: sampling parameters of all prompts. The seed is that of the first prompt (0 for
+            ``None``), and each further prompt adds 1.
         num_speculative_tokens: length of the drafts.
-        batch_size: prompts that run at once.
-        checkpoint: file for what there is so far; written every few prompts and when interrupted.
-        prompts_per_checkpoint: how many finished prompts make it worth writing.
+        batch_size: maximum number of prompts that run at once.
+        checkpoint: file for partial results. It is written every ``prompts_per_checkpoint``
+            finished prompts and on interruption.
+        prompts_per_checkpoint: number of finished prompts between two writes.
         on_step: called after every step with the requests that gained tokens.
 
     Raises:
-        InvalidParameterError: there is no draft or nothing for it to do, or the checkpoint is of
-            another collection.
-        DraftwiseError: not a single prompt could be served; the first one's error.
+        InvalidParameterError: there is no draft, no token can be drafted, or the checkpoint belongs
+            to another collection.
+        DraftwiseError: no prompt could be served. This is the error of the first prompt.
     """
     if models.draft is None or num_speculative_tokens < 1:
-        raise InvalidParameterError("draft", "missing: a profile is about what a draft proposes")
-    if sampling.max_tokens < _FEWEST_TOKENS:
+        raise InvalidParameterError(
+            "draft", "must be a model: a profile records the tokens that a draft model proposes"
+        )
+    if sampling.max_tokens < _MIN_TOKENS:
         raise InvalidParameterError(
             "max_tokens",
-            f"must be at least {_FEWEST_TOKENS} for something to be drafted: the target says the "
-            "first token and the last itself",
+            f"must be at least {_MIN_TOKENS}: the target generates the first and the last token "
+            "itself, so fewer leave nothing to draft",
         )
     first_seed = sampling.seed or 0
     sampling = replace(sampling, seed=first_seed)
@@ -146,7 +149,10 @@ def provenance_of(
     sampling: SamplingParams,
     num_speculative_tokens: int,
 ) -> dict[str, str]:
-    """What a profile is made from, as text by name: models by their fingerprints."""
+    """The models and settings that a profile is made from, as text by name.
+
+    Models are identified by their fingerprints.
+    """
     ids = json.dumps([list(prompt) for prompt in prompts])
     companion, draft = models.companion, models.draft
     settings = {
@@ -173,45 +179,45 @@ def _version(package: str) -> str:
 
 
 class _Recorder(FixedLength):
-    """Drafts and verifies a fixed length, and notes what came of every token."""
+    """Drafts and verifies a fixed length, and records the acceptance of every token."""
 
     signals = frozenset(
         {Signal.ENTROPY, Signal.TOKEN_PROBABILITY, Signal.OVERLAP, Signal.AGREEMENT}
     )
 
     def __init__(self, context: PolicyContext, end_tokens: frozenset[int]) -> None:
-        """Set up.
+        """Create the policy.
 
         Args:
-            context: what every policy gets.
-            end_tokens: a text ends with them; what is drafted after them means nothing.
+            context: context of the policy.
+            end_tokens: tokens that end a text. Tokens drafted after one of them are ignored.
         """
         super().__init__(context)
         self._has_companion = context.has_companion
         self._end_tokens = end_tokens
         self._requests: Sequence[RequestState] = ()
         self._draft: Draft | None = None
-        self._judgement: Judgement | None = None
+        self._companion_scores: CompanionScores | None = None
         self._chains: dict[int, list[Records]] = {}
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """γ for everybody, as far as there is room."""
+        """γ for every request, limited by its remaining tokens."""
         self._requests = requests
         return super().draft_lengths(requests)
 
-    def wants_judgement(self) -> bool:
-        """Always, if there is somebody to ask."""
+    def wants_companion(self) -> bool:
+        """True if a companion is loaded."""
         return self._has_companion
 
-    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
-        """All of it."""
-        self._draft, self._judgement = draft, judgement
-        return super().select(draft, judgement)
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
+        """Verify the whole draft."""
+        self._draft, self._companion_scores = draft, companion_scores
+        return super().select(draft, companion_scores)
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
-        """Join the draft with what became of it."""
-        draft, judgement = self._draft, self._judgement
-        self._draft = self._judgement = None
+        """Record the draft's signals with the outcome of its verification."""
+        draft, companion_scores = self._draft, self._companion_scores
+        self._draft = self._companion_scores = None
         if draft is None or draft.signals is None or outcome.acceptance is None:
             return
         tokens = draft.tokens.tolist()
@@ -219,14 +225,14 @@ class _Recorder(FixedLength):
         columns = {
             "entropy": draft.signals.entropy,
             "token_prob": draft.signals.token_probs,
-            "top_prob": draft.signals.beliefs.amax(dim=2),
-            "overlap": nothing if judgement is None else judgement.overlap,
-            "agreement": nothing if judgement is None else judgement.agreement,
+            "top_prob": draft.signals.draft_probs.amax(dim=2),
+            "overlap": nothing if companion_scores is None else companion_scores.overlap,
+            "agreement": nothing if companion_scores is None else companion_scores.agreement,
             "acceptance": outcome.acceptance,
         }
         numbers = {name: _floats(column) for name, column in columns.items()}
         for row, request in enumerate(self._requests):
-            length = self._meaningful(tokens[row][: draft.lengths[row]])
+            length = self._length_until_end(tokens[row][: draft.lengths[row]])
             if length == 0 or row in outcome.failed:
                 continue
             position = np.arange(length)
@@ -240,13 +246,13 @@ class _Recorder(FixedLength):
                 )
             )
 
-    def _meaningful(self, tokens: list[int]) -> int:
-        """How many tokens there are up to the first that ends a text."""
+    def _length_until_end(self, tokens: list[int]) -> int:
+        """Number of tokens up to and including the first end token."""
         ends = (at for at, token in enumerate(tokens, start=1) if token in self._end_tokens)
         return next(ends, len(tokens))
 
     def take(self, request_id: int) -> Records:
-        """What was noted of a request that is done."""
+        """Remove and return the records of a finished request."""
         return Records.join(self._chains.pop(request_id, []) or [Records.empty()])
 
 

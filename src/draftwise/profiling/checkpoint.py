@@ -1,4 +1,4 @@
-"""Records on their way: what a long collection has so far, in a file."""
+"""Checkpoint file with the partial records of a long collection."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Collected = dict[int, Records]
 
 
 def save_checkpoint(path: Path, collected: Collected, provenance: Mapping[str, str]) -> None:
-    """Write the records of finished prompts; what was there is replaced in one go.
+    """Write the records of finished prompts, replacing the file atomically.
 
     Args:
-        path: the file.
-        collected: records by number of the prompt.
-        provenance: what they come from.
+        path: path of the checkpoint.
+        collected: records by prompt index.
+        provenance: origin of the records.
 
     Raises:
-        InvalidParameterError: it cannot be written.
+        InvalidParameterError: the file cannot be written.
     """
     prompts = sorted(collected)
     columns: dict[str, NDArray[Any]] = {
@@ -53,25 +53,25 @@ def save_checkpoint(path: Path, collected: Collected, provenance: Mapping[str, s
 
 
 def load_checkpoint(path: Path, provenance: Mapping[str, str]) -> Collected:
-    """Read what a collection has so far: nothing if there is no file.
+    """Read the partial records of a collection; empty if there is no file.
 
     Raises:
-        InvalidParameterError: the file is no checkpoint, or one of another collection.
+        InvalidParameterError: the file is not a checkpoint, or it belongs to another collection.
     """
     if not path.exists():
         return {}
-    remedy = f"delete {str(path)!r} to begin anew"
+    remedy = f"delete {str(path)!r} to start again"
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if metadata.get("kind") != _KIND:
-                raise ValueError("it is another kind of file")
+                raise ValueError("it is not a checkpoint")
             then: dict[str, str] = json.loads(metadata["provenance"])
             columns = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         prompts, lengths = columns.pop("prompts"), columns.pop("lengths")
         records = Records(**columns)
         if len(prompts) != len(lengths) or lengths.sum() != len(records):
-            raise ValueError("its parts do not fit together")
+            raise ValueError("the lengths of its columns differ")
         differing = {
             key: (then.get(key), provenance.get(key))
             for key in sorted(then.keys() | provenance.keys())
@@ -79,14 +79,14 @@ def load_checkpoint(path: Path, provenance: Mapping[str, str]) -> Collected:
         }
     except _UNREADABLE as error:
         raise InvalidParameterError(
-            "output", f"{str(path)!r} holds no records to continue from ({error}); {remedy}"
+            "output", f"cannot resume from {str(path)!r} ({error}); {remedy}"
         ) from error
     if differing:
         changes = ", ".join(f"{key} ({old}, now {new})" for key, (old, new) in differing.items())
         raise InvalidParameterError(
             "output",
-            f"{str(path)!r} is half a profile made with other settings: {changes}; give the old "
-            f"ones, or {remedy}",
+            f"{str(path)!r} is a checkpoint made with other settings: {changes}; use the same "
+            f"settings, or {remedy}",
         )
     ends = np.cumsum(lengths)
     return {

@@ -1,4 +1,4 @@
-"""From measured passes to a cost curve."""
+"""Fit a cost curve to measured passes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Point(NamedTuple):
     """A measured pass.
 
     Attributes:
-        stage: whose.
-        shape: what it did.
-        seconds: median time.
-        num_passes: of how many.
+        stage: stage of the step.
+        shape: shape of the pass.
+        seconds: median time over the repetitions.
+        num_passes: number of repetitions.
     """
 
     stage: Stage
@@ -28,7 +28,7 @@ class Point(NamedTuple):
     num_passes: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for a file."""
+        """Return the point as JSON-compatible values."""
         return {
             "stage": self.stage.value,
             **self.shape._asdict(),
@@ -46,14 +46,14 @@ class Point(NamedTuple):
 
 
 def fit_stage(points: Sequence[Point]) -> StageCost:
-    """The curve that is closest to measured passes of one stage, in relative error.
+    """Fit a cost curve to the measured passes of one stage, by least squares of relative errors.
 
-    Time is f(tokens) + a·(context summed over requests), with f non-decreasing and a ≥ 0: isotonic
-    regression and the context's price in one least-squares problem over non-negative increments.
-    Where all passes of the stage had the same context, it is part of f and a is 0.
+    Time is f(tokens) + a·(context summed over requests), with f non-decreasing and a ≥ 0. One
+    least-squares problem over non-negative increments solves for f (isotonic regression) and a. If
+    all passes of the stage had the same context, its cost is part of f and a is 0.
 
     Args:
-        points: of one stage, at least one.
+        points: measured passes of one stage, at least one.
     """
     tokens = np.array([point.shape.num_tokens for point in points], dtype=float)
     context = np.array([point.shape.num_requests * point.shape.context for point in points])

@@ -1,4 +1,4 @@
-"""How much the models slow each other down when they run at the same time."""
+"""Measure the slowdown of target and draft when they run at the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from draftwise.engine.lanes import Lane, shares
+from draftwise.engine.parallel.pinned_threads import PinnedThread, shares
 from draftwise.errors import InvalidParameterError
 from draftwise.profiling.passes import PassShape, PassTimer, Stage
 
@@ -17,50 +17,52 @@ _NUM_ROUNDS = 7
 def measure_interference(
     timer: PassTimer, batch_sizes: Sequence[int], num_tokens_per_request: int, context: int
 ) -> dict[Stage, float]:
-    """Time target passes while the draft drafts without pause, against each alone.
+    """Time passes of target and draft running concurrently, relative to each running alone.
 
-    Alone a model has all cores. Beside each other target and draft run as an engine runs them that
-    overlaps them: each in a lane with its share of the cores.
+    Alone, a model uses all cores. Concurrently, each model runs on a pinned thread with its share
+    of the cores, as in an engine with overlapped drafting. The draft runs without pause.
 
     Args:
-        timer: with a draft.
-        batch_sizes: to average over.
+        timer: pass timer with a draft.
+        batch_sizes: batch sizes to measure.
         num_tokens_per_request: the target's tokens for each request.
-        context: of each request.
+        context: context tokens of each request.
 
     Returns:
-        For target and draft, how many times as long a pass takes beside the other: the median
+        For target and draft, the factor by which a pass is slower when the other runs: the median
         over rounds and batch sizes.
 
     Raises:
-        InvalidParameterError: there is but one core.
+        InvalidParameterError: the process has only one core.
     """
     cores = shares()
     if cores is None:
-        raise InvalidParameterError("interference", "needs two cores to run two models on")
-    large, small = (Lane(name, each) for name, each in zip(("target", "draft"), cores, strict=True))
+        raise InvalidParameterError("interference", "requires at least two cores")
+    large, small = (
+        PinnedThread(name, each) for name, each in zip(("target", "draft"), cores, strict=True)
+    )
     ratios: dict[Stage, list[float]] = {Stage.TARGET: [], Stage.DRAFT: []}
     try:
         for num_requests in batch_sizes:
             target = PassShape(num_requests, num_requests * num_tokens_per_request, context)
             draft = PassShape(num_requests, num_requests, context)
-            _beside(timer, large, target, small, draft)
+            _concurrently(timer, large, target, small, draft)
             for _ in range(_NUM_ROUNDS):
                 alone = timer(Stage.TARGET, target)
                 drafting_alone = timer(Stage.DRAFT, draft)
-                beside, drafting_beside = _beside(timer, large, target, small, draft)
-                ratios[Stage.TARGET].append(beside / alone)
-                ratios[Stage.DRAFT].append(drafting_beside / drafting_alone)
+                both, drafting_both = _concurrently(timer, large, target, small, draft)
+                ratios[Stage.TARGET].append(both / alone)
+                ratios[Stage.DRAFT].append(drafting_both / drafting_alone)
     finally:
         large.close()
         small.close()
     return {stage: statistics.median(values) for stage, values in ratios.items()}
 
 
-def _beside(
-    timer: PassTimer, large: Lane, target: PassShape, small: Lane, draft: PassShape
+def _concurrently(
+    timer: PassTimer, large: PinnedThread, target: PassShape, small: PinnedThread, draft: PassShape
 ) -> tuple[float, float]:
-    """Seconds of a pass of target and draft, each in its lane."""
+    """Seconds of a pass of target and draft, each on its pinned thread."""
     stop = threading.Event()
 
     def drafting() -> list[float]:

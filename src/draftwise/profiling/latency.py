@@ -1,4 +1,4 @@
-"""Measure what passes of the models cost on this machine; keep it in a file and read it back."""
+"""Measure the pass times of models on this machine, and check a stored latency profile."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ from draftwise.profiling.latency_profile import LatencyProfile
 from draftwise.profiling.passes import PassShape, PassTimer, Stage, longest_context
 from draftwise.profiling.shapes import Shapes, quick_shapes, thorough_shapes
 
-# Quick: seconds for all models; the share of it in which every size is tried once; how often a size
-# is repeated then; and how long a pass may take, as a share of all, to be repeated at all.
+# Quick measurement: time budget in seconds for all models, fraction of the budget for the first
+# pass over every size, repetitions of a size after that, and the longest pass that is repeated, as
+# a fraction of the budget.
 _BUDGET_SECONDS = 2.5
-_FIRST_SHARE = 0.6
+_FIRST_SWEEP_FRACTION = 0.6
 _QUICK_REPEATS = 3
-_LONG_PASS_SHARE = 0.02
-# These many tokens are measured however long it takes: the flat part of the curve and its end.
-_INDISPENSABLE = (1, 8, 32)
-# Thorough: how often everything is gone through, and repeats of a shape each time.
+_LONG_PASS_FRACTION = 0.02
+# Numbers of tokens that are measured regardless of the budget: the flat part of the curve and its
+# end.
+_REQUIRED_NUM_TOKENS = (1, 8, 32)
+# Thorough measurement: number of sweeps over all shapes, and repetitions of a shape per sweep.
 _NUM_SWEEPS = 2
 _THOROUGH_REPEATS = 3
 _CONTEXTS = (128, 512, 1024)
-# The matrix library keeps a limited number of compiled kernels, a few for each number of tokens: in
-# turns with more sizes than this, it would be compiling that is measured.
-_SIZES_IN_TURNS = 16
-# A profile is stale when probes are off by more than this factor.
-_MOST_OFF = 1.5
+# Maximum number of sizes that are measured interleaved. The matrix library caches a limited number
+# of compiled kernels, a few per number of tokens, and with more sizes it would recompile them
+# during the measurement.
+_MAX_INTERLEAVED_SIZES = 16
+# A profile is stale if probe passes deviate from it by more than this factor.
+_MAX_DEVIATION = 1.5
 _NUM_PROBES = 3
 _PROBED_TOKENS = 32
 
@@ -46,14 +49,14 @@ _Pass = tuple[Stage, PassShape]
 def measure_latency(
     models: Models, max_batch_size: int, num_speculative_tokens: int = 5
 ) -> LatencyModel:
-    """Time passes of all models for a few seconds at most, as when they are loaded.
+    """Measure pass times of all models within a few seconds, for use when models are loaded.
 
-    What a slow model has no time for is extrapolated.
+    Sizes that do not fit in the time budget are extrapolated.
 
     Args:
-        models: loaded.
-        max_batch_size: requests that run at once.
-        num_speculative_tokens: most tokens drafted per step.
+        models: loaded models.
+        max_batch_size: maximum number of requests that run at once.
+        num_speculative_tokens: maximum number of tokens drafted per request and step.
     """
     gamma = max(1, num_speculative_tokens)
     longest = min(512, longest_context(models, gamma))
@@ -71,15 +74,16 @@ def measure_profile(
     interference: bool = False,
     on_pass: OnPass | None = None,
 ) -> LatencyProfile:
-    """Time passes over batch sizes, tokens per request and contexts, each several times.
+    """Measure pass times over batch sizes, tokens per request and contexts, with repetitions.
 
     Args:
-        models: loaded.
+        models: loaded models.
         max_batch_size: largest batch.
-        contexts: tokens of context per request; ``None`` for 128, 512 and 1024 as far as they fit.
-        num_speculative_tokens: most tokens verified per request.
-        interference: also measure how target and draft slow each other down; needs a draft.
-        on_pass: called after every pass with the number of passes so far and in all.
+        contexts: context tokens per request; ``None`` for 128, 512 and 1024 as far as they fit.
+        num_speculative_tokens: maximum number of tokens verified per request.
+        interference: also measure the slowdown of target and draft when both run at the same time.
+            Requires a draft.
+        on_pass: called after every pass with the number of completed passes and of all passes.
 
     Raises:
         InvalidParameterError: a size is out of range.
@@ -100,8 +104,12 @@ def measure_profile(
     contexts = sorted(set(contexts))
     timer = PassTimer(models, max_batch_size, contexts[-1], num_speculative_tokens)
     shapes = thorough_shapes(timer.stages, max_batch_size, num_speculative_tokens, contexts)
-    turns = [turn for stage, of_stage in shapes.items() for turn in _turns(stage, of_stage)]
-    times: dict[_Pass, list[float]] = {each: [] for turn in turns for each in turn}
+    groups = [
+        group
+        for stage, of_stage in shapes.items()
+        for group in _interleaved_groups(stage, of_stage)
+    ]
+    times: dict[_Pass, list[float]] = {each: [] for group in groups for each in group}
     total = _NUM_SWEEPS * (1 + _THOROUGH_REPEATS) * len(times)
     done = itertools.count(1)
 
@@ -112,12 +120,12 @@ def measure_profile(
         return seconds
 
     order = random.Random(0)
-    for turn in turns * _NUM_SWEEPS:
-        for each in turn:
+    for group in groups * _NUM_SWEEPS:
+        for each in group:
             run(each)
         for _ in range(_THOROUGH_REPEATS):
-            order.shuffle(turn)
-            for each in turn:
+            order.shuffle(group)
+            for each in group:
                 times[each].append(run(each))
     factors = {}
     if interference:
@@ -127,35 +135,38 @@ def measure_profile(
 
 
 def load_latency(path: str, models: Models) -> LatencyModel:
-    """Read a file of ``draftwise profile-latency``.
+    """Read a file written by ``draftwise profile-latency``.
 
-    A few passes are made to see whether the machine still is as it was; if not, it is said in a
-    :class:`DraftwiseWarning` and the file is used all the same: live steps correct it.
+    A few probe passes check whether the profile still describes the machine. If it does not, a
+    :class:`DraftwiseWarning` is issued. The profile is still used, as live steps correct it.
 
     Args:
-        path: the file.
-        models: loaded; they and this machine must be those that were measured.
+        path: path of the file.
+        models: loaded models. They and this machine must match the profile.
 
     Raises:
-        InvalidParameterError: there is no such file, it is no latency profile, or it was made with
-            other models, another type or device, or another number of threads.
+        InvalidParameterError: the file does not exist, it is not a latency profile, or it was made
+            with other models, another dtype or device, or another number of threads.
     """
     return check_latency(LatencyProfile.load(path), path, models)
 
 
 def check_latency(profile: LatencyProfile, path: str, models: Models) -> LatencyModel:
-    """What a profile says passes cost, of a file that was read already; see :func:`load_latency`.
+    """Check a profile that was already read, and return its latency model.
+
+    See :func:`load_latency`.
 
     Raises:
-        InvalidParameterError: it was made with other models, another type or device, or another
-            number of threads.
+        InvalidParameterError: the profile was made with other models, another dtype or device, or
+            another number of threads.
     """
     profile.check(models)
-    off = _how_far_off(profile, models)
-    if not 1 / _MOST_OFF <= off <= _MOST_OFF:
+    deviation = _deviation(profile, models)
+    if not 1 / _MAX_DEVIATION <= deviation <= _MAX_DEVIATION:
         warnings.warn(
-            f"latency_profile: passes take {off:.2g} times as long as {path!r} says; if the "
-            f"machine is not just busy, measure again with: {profile.command(path)}",
+            f"latency_profile: passes take {deviation:.2g} times as long as {path!r} states; "
+            "unless the machine is busy with other work, measure again with: "
+            f"{profile.command(path)}",
             DraftwiseWarning,
             stacklevel=3,
         )
@@ -163,13 +174,13 @@ def check_latency(profile: LatencyProfile, path: str, models: Models) -> Latency
 
 
 def _measure_quickly(timer: PassTimer, shapes: Shapes) -> list[Point]:
-    """Every size once, the small ones first; then stage by stage in turns, while there is time."""
+    """Measure every size once, smallest first, then repeat stage by stage within the budget."""
     deadline = time.perf_counter() + _BUDGET_SECONDS
-    first_deadline = deadline - (1 - _FIRST_SHARE) * _BUDGET_SECONDS
+    first_deadline = deadline - (1 - _FIRST_SWEEP_FRACTION) * _BUDGET_SECONDS
     first: dict[_Pass, float] = {}
 
     def expected(each: _Pass) -> float:
-        """Seconds, from the largest pass of the stage so far that is not larger."""
+        """Estimated seconds, scaled from the stage's largest measured pass that is not larger."""
         num_tokens = each[1].num_tokens
         seen = [(s.num_tokens, t) for (stage, s), t in first.items() if stage is each[0]]
         below = max(pair for pair in seen if pair[0] <= num_tokens)
@@ -178,7 +189,7 @@ def _measure_quickly(timer: PassTimer, shapes: Shapes) -> list[Point]:
     every = [(stage, shape) for stage, of_stage in shapes.items() for shape in of_stage]
     smallest = {(stage, of_stage[0]) for stage, of_stage in shapes.items()}
     every.sort(key=lambda each: each[1].num_tokens)
-    needed = [e for e in every if e in smallest or e[1].num_tokens in _INDISPENSABLE]
+    needed = [e for e in every if e in smallest or e[1].num_tokens in _REQUIRED_NUM_TOKENS]
     for each in needed:
         first[each] = timer(*each)
     for each in every:
@@ -188,20 +199,22 @@ def _measure_quickly(timer: PassTimer, shapes: Shapes) -> list[Point]:
     repeated: dict[_Pass, list[float]] = {each: [] for each in first}
     order = random.Random(0)
     for stage in reversed(shapes):
-        turn = [each for each in first if each[0] is stage]
+        group = [each for each in first if each[0] is stage]
         for _ in range(_QUICK_REPEATS):
-            order.shuffle(turn)
-            for each in turn:
-                short = first[each] < _LONG_PASS_SHARE * _BUDGET_SECONDS
+            order.shuffle(group)
+            for each in group:
+                short = first[each] < _LONG_PASS_FRACTION * _BUDGET_SECONDS
                 if short and time.perf_counter() + first[each] < deadline:
                     repeated[each].append(timer(*each))
     return _points({each: repeated[each] or [seconds] for each, seconds in first.items()})
 
 
-def _turns(stage: Stage, shapes: Sequence[PassShape]) -> list[list[_Pass]]:
-    """Passes to be made in turns, with not too many different sizes in each list."""
+def _interleaved_groups(stage: Stage, shapes: Sequence[PassShape]) -> list[list[_Pass]]:
+    """Group passes into lists that are measured interleaved, with a limited number of sizes."""
     sizes = sorted({shape.num_tokens for shape in shapes})
-    groups = [sizes[i : i + _SIZES_IN_TURNS] for i in range(0, len(sizes), _SIZES_IN_TURNS)]
+    groups = [
+        sizes[i : i + _MAX_INTERLEAVED_SIZES] for i in range(0, len(sizes), _MAX_INTERLEAVED_SIZES)
+    ]
     return [[(stage, s) for s in shapes if s.num_tokens in group] for group in groups]
 
 
@@ -212,8 +225,8 @@ def _points(times: Mapping[_Pass, Sequence[float]]) -> list[Point]:
     ]
 
 
-def _how_far_off(profile: LatencyProfile, models: Models) -> float:
-    """Median ratio of the target's passes now to what the profile says."""
+def _deviation(profile: LatencyProfile, models: Models) -> float:
+    """Median ratio of the target's current pass times to those in the profile."""
     measured = [
         point
         for point in profile.points

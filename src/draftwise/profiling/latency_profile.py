@@ -1,4 +1,4 @@
-"""The file of ``draftwise profile-latency``: what was measured, on what, and the fit."""
+"""The file of ``draftwise profile-latency``: measured passes, machine, models and fitted curves."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from draftwise.profiling.fitting import Point, fit_stage
 from draftwise.profiling.passes import Stage
 
 _FORMAT = 1
-# What a profile shares with the machine it is used on, and what a user calls it.
-_SAME = {
+# Properties that must be equal when a profile is used, with their names in messages.
+_MUST_MATCH = {
     "device": "device",
     "processor": "processor",
     "threads": "number of threads",
@@ -33,15 +33,15 @@ _SAME = {
 
 @dataclass(frozen=True)
 class LatencyProfile:
-    """What passes of some models cost on some machine.
+    """Pass times of models on one machine.
 
     Attributes:
-        machine: processor, threads, device, type of the weights, version of PyTorch.
-        models: name, fingerprint and number of parameters of each model, by role.
-        points: what was measured.
-        costs: the curve through it, by stage.
-        interference: by stage, how many times as long a pass takes while another model runs beside
-            it; empty where that was not measured.
+        machine: processor, number of threads, device, dtype of the weights, PyTorch version.
+        models: name, fingerprint, dtype and number of parameters of each model, by role.
+        points: measured passes.
+        costs: fitted cost curve of each stage.
+        interference: by stage, the factor by which a pass is slower while the other model runs;
+            empty if it was not measured.
         created: date and time, ISO 8601.
     """
 
@@ -54,11 +54,11 @@ class LatencyProfile:
 
     @classmethod
     def of(cls, models: Models, points: Iterable[Point]) -> LatencyProfile:
-        """Fit what was measured here and now.
+        """Fit a profile to passes measured on this machine.
 
         Args:
-            models: loaded.
-            points: at least one of each model's stage.
+            models: loaded models.
+            points: measured passes, at least one for each model.
         """
         points = tuple(points)
         stages = {point.stage for point in points}
@@ -72,7 +72,7 @@ class LatencyProfile:
         return cls(_this_machine(models.target), described, points, costs, {}, created)
 
     def latency_model(self) -> LatencyModel:
-        """To be asked, and corrected by live steps."""
+        """Return a latency model of the fitted costs, which live steps can correct."""
         return LatencyModel(
             self.costs[Stage.TARGET],
             self.costs.get(Stage.DRAFT),
@@ -80,10 +80,10 @@ class LatencyProfile:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write a file.
+        """Write the profile to a file.
 
         Raises:
-            InvalidParameterError: it cannot be written.
+            InvalidParameterError: the file cannot be written.
         """
         content = {
             "format": _FORMAT,
@@ -101,10 +101,10 @@ class LatencyProfile:
 
     @classmethod
     def load(cls, path: str | Path) -> LatencyProfile:
-        """Read a file.
+        """Read a profile from a file.
 
         Raises:
-            InvalidParameterError: there is none, or it is not a latency profile.
+            InvalidParameterError: the file does not exist, or it is not a latency profile.
         """
         try:
             content = json.loads(Path(path).read_text())
@@ -113,14 +113,16 @@ class LatencyProfile:
                 "latency_profile", f"cannot read {str(path)!r}: {error.strerror or error}"
             ) from error
         except ValueError as error:
-            raise _not_one(path, str(error)) from error
+            raise _invalid_file(path, str(error)) from error
         if not isinstance(content, dict) or "format" not in content:
-            raise _not_one(path, "it names no format")
+            raise _invalid_file(path, "it has no format field")
         if content["format"] != _FORMAT:
-            raise _not_one(path, f"its format is {content['format']!r}, known is {_FORMAT}")
+            raise _invalid_file(
+                path, f"its format is {content['format']!r}, supported is {_FORMAT}"
+            )
         try:
             profile = cls(
-                machine={name: content["machine"][name] for name in (*_SAME, "torch")},
+                machine={name: content["machine"][name] for name in (*_MUST_MATCH, "torch")},
                 models={role: _model_entry(each) for role, each in content["models"].items()},
                 points=tuple(Point.from_dict(values) for values in content["measured"]),
                 costs={
@@ -133,38 +135,40 @@ class LatencyProfile:
                 created=str(content["created"]),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _not_one(path, f"{type(error).__name__}: {error}") from error
+            raise _invalid_file(path, f"{type(error).__name__}: {error}") from error
         measured = {point.stage for point in profile.points}
         if Stage.TARGET not in profile.costs or not measured >= profile.costs.keys():
-            raise _not_one(path, "passes of the target, or those behind a fit, are missing")
+            raise _invalid_file(
+                path, "measured passes of the target or of a fitted stage are missing"
+            )
         return profile
 
     def check(self, models: Models) -> None:
-        """Refuse a profile of something else.
+        """Check that the profile was measured with these models on this machine.
 
         Args:
-            models: what it is to be used with.
+            models: models to use the profile with.
 
         Raises:
-            InvalidParameterError: names what differs.
+            InvalidParameterError: names the difference.
         """
         here = _this_machine(models.target)
-        for name, called in _SAME.items():
+        for name, called in _MUST_MATCH.items():
             if self.machine[name] != here[name]:
-                raise _other(f"{called} {self.machine[name]!r}, here it is {here[name]!r}")
+                raise _mismatch(f"{called} {self.machine[name]!r}, here it is {here[name]!r}")
         for role, model in _present(models).items():
             if role not in self.models or Stage(role) not in self.costs:
-                raise _other(f"no {role}, here it is {model.name!r}")
+                raise _mismatch(f"no {role}, here it is {model.name!r}")
             then, now = self.models[role], _describe(model)
             for name in ("fingerprint", "dtype"):
                 if then[name] != now[name]:
-                    raise _other(
+                    raise _mismatch(
                         f"another {role}: {then['name']!r} ({name} {then[name]}), here it is "
                         f"{now['name']!r} ({name} {now[name]})"
                     )
 
     def command(self, path: str | Path) -> str:
-        """The command that measures the same again."""
+        """The command that repeats the measurement."""
         words = ["draftwise", "profile-latency"]
         names = {role: str(model["name"]) for role, model in self.models.items()}
         if "draft" in names and names.get("companion", "").startswith(f"{names['draft']}:"):
@@ -227,18 +231,19 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _not_one(path: str | Path, reason: str) -> InvalidParameterError:
+def _invalid_file(path: str | Path, reason: str) -> InvalidParameterError:
     return InvalidParameterError(
         "latency_profile",
-        f"{str(path)!r} is no latency profile ({reason}); make one with draftwise profile-latency",
+        f"{str(path)!r} is not a latency profile ({reason}); make one with `draftwise "
+        "profile-latency`",
     )
 
 
-def _other(difference: str) -> InvalidParameterError:
+def _mismatch(difference: str) -> InvalidParameterError:
     return InvalidParameterError(
         "latency_profile",
-        f"it was measured with {difference}; make one with draftwise profile-latency, or leave it "
-        "out and passes are measured when the models are loaded",
+        f"it was measured with {difference}; make a new one with `draftwise profile-latency`, or "
+        "omit it to measure pass times when the models are loaded",
     )
 
 

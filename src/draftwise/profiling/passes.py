@@ -1,8 +1,8 @@
-"""Single passes of the models, made up and timed.
+"""Time single synthetic passes of the models.
 
-They run through the engine's own stages (drafting, judging, verification, acceptance) on requests
-and caches that stand for any batch and context, without processing a prompt first. So the times
-include what a step of the engine includes: probabilities, drawing tokens, the acceptance law.
+The passes run the engine's own stages (drafting, companion scoring, verification, acceptance) on
+synthetic requests and caches of any batch size and context, without processing a prompt first. The
+times therefore include probabilities, sampling and the acceptance law, as in a step of the engine.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor
 from draftwise.core.random import step_uniforms
 from draftwise.core.types import Draft, DraftSignals, Plan
 from draftwise.engine.assembly import Models
-from draftwise.engine.batch import Batch
-from draftwise.engine.controls import batch_controls
-from draftwise.engine.drafting import ModelDraft
-from draftwise.engine.follower import Follower
-from draftwise.engine.judging import Companion
+from draftwise.engine.batch import Batch, batch_controls
+from draftwise.engine.cached_model import CachedModel
+from draftwise.engine.companion import CompanionModel
+from draftwise.engine.proposers.base import ProposerContext
+from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
 from draftwise.engine.verification import Acceptance, TargetVerifier
 from draftwise.models.kv_cache import KVCache
@@ -31,12 +31,13 @@ from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.policies.base import PolicyContext, Signal
 from draftwise.policies.fixed import FixedLength
 
-# Passes of the draft timed together: the first one of a step reads more and sets up.
+# Number of draft passes timed together. The first pass of a step also sets up the draft and
+# processes more tokens than the others.
 _DEPTH = 4
 
 
 class Stage(StrEnum):
-    """What is timed."""
+    """Stage of a step whose passes are timed."""
 
     TARGET = "target"
     DRAFT = "draft"
@@ -44,15 +45,15 @@ class Stage(StrEnum):
 
 
 class PassShape(NamedTuple):
-    """What one pass is asked to do.
+    """Workload of one pass.
 
     Attributes:
-        num_requests: requests of the batch.
-        num_tokens: the target's tokens (those verified and one for each request), the companion's
-            (those judged), or the draft's (one for each request).
-        context: tokens of context of each request, in the mean: real batches are not all of one
-            length, and uneven ones take longer. Half of the requests have a quarter less, half a
-            quarter more.
+        num_requests: number of requests in the batch.
+        num_tokens: number of tokens of the pass. The target's are the verified tokens plus one for
+            each request, the companion's are the scored tokens, and the draft's are one for each
+            request.
+        context: mean number of context tokens per request. Half of the requests have a quarter
+            less and half a quarter more, as real batches are uneven and uneven batches take longer.
     """
 
     num_requests: int
@@ -61,37 +62,37 @@ class PassShape(NamedTuple):
 
     @property
     def contexts(self) -> list[int]:
-        """Of each request; they sum up to ``num_requests * context``."""
+        """Context tokens of each request; their sum is ``num_requests * context``."""
         apart = self.context // 4
         pairs = [self.context - apart, self.context + apart] * (self.num_requests // 2)
         return pairs + [self.context] * (self.num_requests % 2)
 
 
 class _DraftAll(FixedLength):
-    """Drafts to the end and computes the draft's signals on the way, as adaptive policies do."""
+    """Drafts the full length and requests the draft's signals, as adaptive policies do."""
 
     signals = frozenset({Signal.ENTROPY, Signal.TOKEN_PROBABILITY})
 
 
 class PassTimer:
-    """Times passes of loaded models in caches of its own.
+    """Times passes of loaded models, with its own KV caches.
 
-    Not safe to call from several threads, except for different stages.
+    Calls from several threads are safe only for different stages.
 
     Attributes:
-        stages: those there is a model for.
+        stages: stages that have a model.
     """
 
     def __init__(
         self, models: Models, max_requests: int, max_context: int, num_speculative_tokens: int
     ) -> None:
-        """Set up caches; their memory is touched as far as passes reach.
+        """Allocate the caches. Memory is written only as far as passes use it.
 
         Args:
-            models: loaded.
+            models: loaded models.
             max_requests: largest batch.
             max_context: longest context of a pass, at most :func:`longest_context`.
-            num_speculative_tokens: most tokens drafted per step.
+            num_speculative_tokens: maximum number of tokens drafted per request and step.
         """
         target = models.target.model
         self._device = target.device
@@ -106,20 +107,28 @@ class PassTimer:
         self._generator = torch.Generator().manual_seed(0)
         self._verifier = TargetVerifier(target, self._new_cache(Stage.TARGET, models.target))
         self._acceptance = Acceptance("block")
-        self._drafter: ModelDraft | None = None
-        self._companion: Companion | None = None
+        self._drafter: ModelProposer | None = None
+        self._companion: CompanionModel | None = None
         if models.draft is not None:
-            self._drafter = ModelDraft(self._follower(Stage.DRAFT, models.draft), self._vocab_size)
+            self._drafter = ModelProposer(
+                ProposerContext(
+                    self._vocab_size,
+                    self._device,
+                    max_requests,
+                    self._capacity,
+                    self._cached_model(Stage.DRAFT, models.draft),
+                )
+            )
         if models.companion is not None:
-            follower = self._follower(Stage.COMPANION, models.companion)
-            self._companion = Companion(follower, self._vocab_size)
+            cached_model = self._cached_model(Stage.COMPANION, models.companion)
+            self._companion = CompanionModel(cached_model, self._vocab_size)
         self._draft_depth = min(_DEPTH, self._num_drafted)
         self._policy = _DraftAll(PolicyContext(self._draft_depth))
         self.stages = tuple(self._models)
 
     @torch.inference_mode()
     def __call__(self, stage: Stage, shape: PassShape) -> float:
-        """Seconds of one pass; of the draft, the mean over a few in a row."""
+        """Seconds of one pass; for the draft, the mean over a few consecutive passes."""
         self._rewind(stage, shape)
         batch = self._batch(shape)
         if stage is Stage.TARGET:
@@ -127,13 +136,15 @@ class PassTimer:
         if stage is Stage.DRAFT:
             assert self._drafter is not None
             drafter = self._drafter
-            return self._timed(lambda: drafter.propose(batch, self._policy)) / self._draft_depth
+            limits = [self._draft_depth] * shape.num_requests
+            seconds = self._timed(lambda: drafter.draft(batch, self._policy, limits))
+            return seconds / self._draft_depth
         assert self._companion is not None
-        companion, draft = self._companion, self._made_up_draft(shape.num_requests, shape[1])
-        return self._timed(lambda: companion.judge(batch, draft))
+        companion, draft = self._companion, self._synthetic_draft(shape.num_requests, shape[1])
+        return self._timed(lambda: companion.score(batch, draft))
 
     def _target_pass(self, batch: Batch, shape: PassShape) -> Callable[[], object]:
-        draft = self._made_up_draft(shape.num_requests, shape.num_tokens - shape.num_requests)
+        draft = self._synthetic_draft(shape.num_requests, shape.num_tokens - shape.num_requests)
         plan = Plan(draft.tokens, draft.lengths, draft.probs)
 
         def run() -> None:
@@ -142,8 +153,8 @@ class PassTimer:
 
         return run
 
-    def _made_up_draft(self, num_requests: int, num_tokens: int) -> Draft:
-        """``num_tokens`` random tokens shared out evenly, from flat distributions."""
+    def _synthetic_draft(self, num_requests: int, num_tokens: int) -> Draft:
+        """``num_tokens`` random tokens, divided evenly, with uniform distributions."""
         share, more = divmod(num_tokens, num_requests)
         lengths = tuple(share + (index < more) for index in range(num_requests))
         width = lengths[0]
@@ -152,15 +163,15 @@ class PassTimer:
         probs = torch.full(shape, 1 / self._vocab_size, device=self._device)
         flat = torch.zeros(num_requests, width, device=self._device)
         signals = DraftSignals(probs[:, :width], flat, flat + 1 / self._vocab_size)
-        return Draft(tokens, lengths, probs, tuple(range(-1, width - 1)), signals)
+        return Draft(tokens, lengths, probs, signals)
 
     def _random_tokens(self, *shape: int) -> Tensor:
-        """Not all the same, or a mixture of experts would use only a few of them."""
+        """Random token ids, so that a mixture-of-experts model uses many experts."""
         tokens = torch.randint(0, self._vocab_size, shape, generator=self._generator)
         return tokens.to(self._device)
 
     def _batch(self, shape: PassShape) -> Batch:
-        """The first requests, each with its context and one token that no model has read."""
+        """A batch of requests, each with its context and one unprocessed token."""
         num_requests, contexts = shape.num_requests, shape.contexts
         key = num_requests, shape.context
         if key not in self._batches:
@@ -179,7 +190,7 @@ class PassTimer:
                 for row, context in enumerate(contexts)
             ]
             for request in requests:
-                request.row = request.request_id
+                request.cache_slot = request.request_id
             self._batches[key] = Batch(
                 chunks=[],
                 generating=requests,
@@ -191,8 +202,8 @@ class PassTimer:
             )
         return self._batches[key]
 
-    def _follower(self, stage: Stage, model: LoadedModel) -> Follower:
-        return Follower(model.model, self._new_cache(stage, model), self._vocab_size)
+    def _cached_model(self, stage: Stage, model: LoadedModel) -> CachedModel:
+        return CachedModel(model.model, self._new_cache(stage, model), self._vocab_size)
 
     def _new_cache(self, stage: Stage, model: LoadedModel) -> KVCache:
         self._models[stage] = model
@@ -201,7 +212,7 @@ class PassTimer:
         return self._caches[stage]
 
     def _rewind(self, stage: Stage, shape: PassShape) -> None:
-        """Put the rows back to the context, with memory behind it that was written to."""
+        """Reset each row to its context length, and fill its keys and values if not yet filled."""
         cache, filled = self._caches[stage], self._filled[stage]
         for row, context in enumerate(shape.contexts):
             if filled[row] < context:
@@ -237,7 +248,7 @@ class PassTimer:
 
 
 def longest_context(models: Models, num_speculative_tokens: int) -> int:
-    """Longest context that passes can have in all models, at least 1."""
+    """Longest context of a pass that all models support, at least 1."""
     present: Sequence[LoadedModel] = [
         model for model in (models.target, models.draft, models.companion) if model is not None
     ]

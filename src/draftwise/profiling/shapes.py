@@ -1,4 +1,4 @@
-"""Which passes are worth measuring."""
+"""Selection of the pass shapes to measure."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from draftwise.profiling.passes import PassShape, Stage
 
 Shapes = dict[Stage, list[PassShape]]
 
-# Quick: few sizes, denser where a pass of few tokens turns into one whose time grows with each.
+# Quick measurement: few sizes, denser where passes change from memory-bound to compute-bound.
 _QUICK_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _QUICK_CONTEXTS = (64, 512)
 _QUICK_ROWS = 8
-# The price of context is the same for many short requests as for a few long ones: no more of it in
-# a pass than this, for the sake of memory and time.
-_MOST_CONTEXT = 16384
-# Time does not grow evenly where kernels take rows together: from here on batches are measured at
-# every quarter of a drafted token for each request, up to two.
+# Maximum total context of a pass, which limits memory and time. The cost of context depends only on
+# its sum over the requests.
+_MAX_TOTAL_CONTEXT = 16384
+# Time grows in steps where kernels process rows in blocks. From this batch size on, batches are
+# measured at every quarter of a drafted token per request, up to two tokens.
 _LARGE_BATCH = 8
 
 
 def quick_shapes(
     stages: Sequence[Stage], max_requests: int, num_speculative_tokens: int, max_context: int
 ) -> Shapes:
-    """A few passes up to the largest that the engine may ask for.
+    """A few shapes up to the largest pass of the engine.
 
     Args:
-        stages: those to measure.
+        stages: stages to measure.
         max_requests: largest batch.
-        num_speculative_tokens: most tokens drafted per step, at least 1.
+        num_speculative_tokens: maximum number of tokens drafted per request, at least 1.
         max_context: longest context.
     """
     per_request = num_speculative_tokens + 1
@@ -37,7 +37,7 @@ def quick_shapes(
     middle = (short + long) // 2
 
     def requests_of(num_tokens: int) -> int:
-        """A batch that verifies half of what it may."""
+        """Batch size at which ``num_tokens`` verifies about half of the maximum draft length."""
         most = min(max_requests, num_tokens)
         return max(1, -(-num_tokens // per_request), min(most, 2 * num_tokens // per_request))
 
@@ -45,8 +45,8 @@ def quick_shapes(
     target = [PassShape(requests_of(n), n, short) for n in tokens]
     rows = min(_QUICK_ROWS, max_requests)
     target += [PassShape(rows, n, long) for n in tokens if rows <= n <= min(2, per_request) * rows]
-    judged = _up_to(max_requests * num_speculative_tokens)
-    companion = [PassShape(-(-n // num_speculative_tokens), n, middle) for n in judged]
+    scored = _up_to(max_requests * num_speculative_tokens)
+    companion = [PassShape(-(-n // num_speculative_tokens), n, middle) for n in scored]
     batches = [n for n in _powers_up_to(max_requests) if n in (1, 2, 4, 8, 32) or n > 32]
     draft = [PassShape(n, n, middle) for n in sorted({*batches, max_requests})]
     every = {Stage.TARGET: target, Stage.DRAFT: draft, Stage.COMPANION: companion}
@@ -59,16 +59,17 @@ def thorough_shapes(
     num_speculative_tokens: int,
     contexts: Sequence[int],
 ) -> Shapes:
-    """Every batch size with every number of tokens per request and every context.
+    """Every combination of batch size, tokens per request and context.
 
-    Of large batches passes in which only some requests verify a token more, at the shortest one.
+    For large batches, also passes in which only some of the requests verify one more token, at the
+    shortest context.
 
     Args:
-        stages: those to measure.
+        stages: stages to measure.
         max_requests: largest batch.
-        num_speculative_tokens: most tokens drafted per step, at least 1.
-        contexts: of the target; the small models are measured at the middle one, or what of it
-            fits.
+        num_speculative_tokens: maximum number of tokens drafted per request, at least 1.
+        contexts: contexts of the target. Draft and companion are measured at the middle one,
+            reduced if it does not fit.
     """
     batches = _powers_up_to(max_requests)
     target = [
@@ -76,25 +77,25 @@ def thorough_shapes(
         for n in batches
         for verified in _some(num_speculative_tokens)
         for context in contexts
-        if n * context <= _MOST_CONTEXT or n == 1
+        if n * context <= _MAX_TOTAL_CONTEXT or n == 1
     ]
     whole, shortest = {shape.num_tokens for shape in target}, min(contexts)
     partly = {
         n * quarters // 4: n
         for n in batches
         for quarters in range(4, 4 * min(3, num_speculative_tokens + 1))
-        if n >= _LARGE_BATCH and n * shortest <= _MOST_CONTEXT
+        if n >= _LARGE_BATCH and n * shortest <= _MAX_TOTAL_CONTEXT
     }
     target += [
         PassShape(n, tokens, shortest) for tokens, n in partly.items() if tokens not in whole
     ]
     middle = sorted(contexts)[len(contexts) // 2]
-    fitting = min(middle, max(1, _MOST_CONTEXT // max_requests))
+    fitting = min(middle, max(1, _MAX_TOTAL_CONTEXT // max_requests))
     companion = [
-        PassShape(n, n * judged, fitting)
+        PassShape(n, n * scored, fitting)
         for n in batches
-        for judged in _some(num_speculative_tokens)
-        if judged
+        for scored in _some(num_speculative_tokens)
+        if scored
     ]
     draft = [PassShape(n, n, fitting) for n in batches]
     every = {Stage.TARGET: target, Stage.DRAFT: draft, Stage.COMPANION: companion}
@@ -113,5 +114,5 @@ def _powers_up_to(most: int) -> list[int]:
 
 
 def _some(most: int) -> list[int]:
-    """0 … most, all of the small numbers and some of the large."""
+    """Numbers in 0 … ``most``: all small ones and some large ones."""
     return sorted({n for n in (0, 1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50) if n < most} | {most})

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's forms: whole, or in chunks."""
+"""Response bodies in OpenAI's formats, complete or in chunks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _IMPOSSIBLE = -9999.0
 
 
 @dataclass
-class Gathered:
-    """One answer as it comes together.
+class AccumulatedAnswer:
+    """The pieces of one answer, accumulated.
 
     Attributes:
-        texts: its text in pieces, each with where its token came from.
-        token_ids: its tokens.
-        logprobs: of its tokens; ``None`` if they are not asked for.
-        finish_reason: why it ended.
-        prompt_logprobs: of its prompt; ``None`` if they are not asked for.
+        texts: text of the answer, one item per token with the source of the token.
+        token_ids: token ids of the answer.
+        logprobs: log-probabilities of the tokens; ``None`` if they were not requested.
+        finish_reason: why the answer ended.
+        prompt_logprobs: log-probabilities of the prompt; ``None`` if they were not requested.
     """
 
     texts: list[tuple[str, TokenSource]] = field(default_factory=list)
@@ -38,11 +38,11 @@ class Gathered:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """Text of the answer."""
         return "".join(text for text, _ in self.texts)
 
     def add(self, piece: Piece) -> None:
-        """Take what a step brought."""
+        """Append a piece."""
         self.texts += piece.texts
         self.token_ids += piece.token_ids
         if piece.logprobs is not None:
@@ -52,24 +52,24 @@ class Gathered:
             self.prompt_logprobs = piece.prompt_logprobs
 
 
-class AnswerForm(Protocol):
-    """How answers to one body are written."""
+class AnswerFormat(Protocol):
+    """Interface of response formats. ``number`` is the index of an answer."""
 
     def opening(self, number: int) -> Json | None:
-        """A chunk before anything is said; ``None`` where there is none."""
+        """The chunk before the first token; ``None`` for no chunk."""
 
     def chunk(self, number: int, piece: Piece) -> Json | None:
-        """What a step brought an answer; ``None`` where nothing can be said of it yet."""
+        """The chunk for a piece of an answer; ``None`` if the piece has nothing to send yet."""
 
     def usage_chunk(self, usage: Json) -> Json:
-        """The last chunk, without an answer."""
+        """The last chunk, which contains token counts and no answer."""
 
-    def whole(self, answers: Sequence[Gathered], usage: Json) -> Json:
-        """All answers at once."""
+    def whole(self, answers: Sequence[AccumulatedAnswer], usage: Json) -> Json:
+        """The complete response body."""
 
 
-class BaseForm(ABC):
-    """What both forms share."""
+class BaseFormat(ABC):
+    """Base class of the formats of text and chat completions."""
 
     def __init__(
         self, kind: str, prefix: str, model: str, return_tokens: bool, token_texts: TokenTexts
@@ -84,41 +84,41 @@ class BaseForm(ABC):
         self._return_tokens = return_tokens
 
     def usage_chunk(self, usage: Json) -> Json:
-        """The last chunk, without an answer."""
+        """The last chunk, which contains token counts and no answer."""
         return {**self._envelope, "choices": [], "usage": usage}
 
     def _choice(
         self,
         number: int,
         content: Json,
-        gained: Piece | Gathered | None,
+        addition: Piece | AccumulatedAnswer | None,
     ) -> Json:
-        """One answer, or what a piece adds to it; ``None`` for what comes before any token."""
-        reason = None if gained is None else gained.finish_reason
+        """One choice of a body, or of a chunk; ``addition`` is ``None`` in opening chunks."""
+        reason = None if addition is None else addition.finish_reason
         choice = {
             "index": number,
             **content,
             "logprobs": None,
             "finish_reason": None if reason is None else reason.value,
         }
-        if gained is not None:
-            choice["logprobs"] = self._logprobs(number, gained)
+        if addition is not None:
+            choice["logprobs"] = self._logprobs(number, addition)
         if self._return_tokens:
-            texts = [] if gained is None else gained.texts
+            texts = [] if addition is None else addition.texts
             choice["tokens"] = [{"text": text, "source": source.value} for text, source in texts]
         return choice
 
     @abstractmethod
-    def _logprobs(self, number: int, gained: Piece | Gathered) -> Json | None:
-        """The target's log-probabilities in this form; ``None`` if they are not asked for."""
+    def _logprobs(self, number: int, addition: Piece | AccumulatedAnswer) -> Json | None:
+        """Log-probabilities in this format; ``None`` if they were not requested."""
 
 
 def usage(num_prompt_tokens: int, progress: Sequence[Progress]) -> Json:
-    """How many tokens it took, and what speculation did.
+    """Token counts and, if all answers have ended, counts of speculative decoding.
 
     Args:
-        num_prompt_tokens: over all prompts.
-        progress: of each answer.
+        num_prompt_tokens: number of tokens of all prompts.
+        progress: progress of each answer.
     """
     num_tokens = sum(each.num_tokens for each in progress)
     counts: Json = {
@@ -140,5 +140,5 @@ def usage(num_prompt_tokens: int, progress: Sequence[Progress]) -> Json:
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI's number for what is as good as impossible."""
+    """Replace -inf, which JSON cannot represent, by OpenAI's value for impossible tokens."""
     return max(logprob, _IMPOSSIBLE)

@@ -1,4 +1,4 @@
-"""The application: routes, and what stands before them."""
+"""The ASGI application: routes and middleware."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from starlette.middleware.cors import CORSMiddleware
 
 import draftwise
 from draftwise.errors import DraftwiseError, InvalidParameterError
-from draftwise.serving import documents
-from draftwise.serving.answers import AnswerForm
+from draftwise.serving import openapi
+from draftwise.serving.answers import AnswerFormat
 from draftwise.serving.bodies import CLIENT_CLOSED, JsonRoute
-from draftwise.serving.chat_answers import ChatForm
-from draftwise.serving.completion_answers import CompletionForm, Echo
+from draftwise.serving.chat_answers import ChatFormat
+from draftwise.serving.completion_answers import CompletionFormat, Echo
 from draftwise.serving.errors import UnauthorizedError
-from draftwise.serving.generation import Generation, Question
+from draftwise.serving.generation import AnswerSpec, Generation
 from draftwise.serving.http_errors import (
     answer_error,
     answer_http,
@@ -33,9 +33,9 @@ from draftwise.serving.http_errors import (
 )
 from draftwise.serving.middleware import AccessLog, BodyLimit
 from draftwise.serving.responses import (
-    ClientGoneError,
+    ClientDisconnectedError,
     EventStream,
-    unless_gone,
+    until_disconnect,
     whole_answer,
 )
 from draftwise.serving.schemas import (
@@ -47,25 +47,25 @@ from draftwise.serving.schemas import (
     TokenizeBody,
 )
 from draftwise.serving.service import Service
-from draftwise.serving.tools.preparation import prepare
+from draftwise.serving.tools.tooling import prepare_tools
 
-# Nothing that the page needs comes from anywhere else.
+# The page loads resources only from this server.
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-_bearer = HTTPBearer(auto_error=False, description="One of the keys the server was given.")
+_bearer = HTTPBearer(auto_error=False, description="An API key of the server.")
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application of a service, which somebody else starts and closes."""
+    """Create the application of a service. The caller starts and closes the service."""
     app = FastAPI(
         title="Draftwise",
         version=draftwise.__version__,
-        description="OpenAI-compatible completions by lossless speculative decoding.",
+        description="OpenAI-compatible completions with lossless speculative decoding.",
         middleware=[
-            # First, so that refusals by the others have its headers as well.
+            # First, so that error responses of the other middleware get its headers too.
             *_cross_origin(service.settings.allowed_origins),
             Middleware(AccessLog),
             Middleware(BodyLimit, max_bytes=service.settings.max_body_bytes),
@@ -92,7 +92,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
-    """Let pages of these origins ask; nothing is needed if there are none."""
+    """Middleware that allows cross-origin requests from these origins."""
     if not origins:
         return []
     return [
@@ -118,81 +118,83 @@ async def _authorize(
     service: Served,
     given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> None:
-    """Let nobody in without a key, if there are keys."""
+    """Check the API key of a request, if the server has keys."""
     keys = service.settings.api_keys
     token = "" if given is None else given.credentials
-    # All are compared, in a time that says nothing of them.
+    # Compare with all keys in constant time, so that timing reveals nothing about them.
     matches = [hmac.compare_digest(token.encode(), key.encode()) for key in keys]
     if keys and not any(matches):
-        raise UnauthorizedError("api_key", "missing or wrong: send Authorization: Bearer KEY")
+        raise UnauthorizedError("api_key", "missing or invalid: send Authorization: Bearer KEY")
 
 
 _open = APIRouter()
 _guarded = APIRouter(
-    dependencies=[Depends(_authorize)], responses=documents.REFUSALS, route_class=JsonRoute
+    dependencies=[Depends(_authorize)], responses=openapi.REFUSALS, route_class=JsonRoute
 )
 
 
-@_open.get("/health", responses=documents.HEALTH)
+@_open.get("/health", responses=openapi.HEALTH)
 async def health(service: Served) -> Response:
-    """Whether requests are answered now, and if not, why."""
+    """Health of the server."""
     health = service.health()
     body = {"status": health.status.value, "reason": health.reason}
     return JSONResponse(body, 200 if health.is_ok else 503)
 
 
-@_open.get("/metrics", responses=documents.METRICS)
+@_open.get("/metrics", responses=openapi.METRICS)
 async def metrics(service: Served) -> Response:
-    """What is counted, in Prometheus' text format."""
-    return Response(service.metrics_text(), media_type=documents.PROMETHEUS)
+    """Metrics in Prometheus' text format."""
+    return Response(service.metrics_text(), media_type=openapi.PROMETHEUS)
 
 
-@_open.get("/version", responses=documents.VERSION)
+@_open.get("/version", responses=openapi.VERSION)
 async def version() -> dict[str, str]:
-    """Of the server."""
+    """Version of the server."""
     return {"version": draftwise.__version__}
 
 
-@_guarded.get("/v1/models", responses=documents.MODELS)
+@_guarded.get("/v1/models", responses=openapi.MODELS)
 async def models(service: Served) -> dict[str, Any]:
-    """The model that is served."""
+    """List the served model."""
     return {"object": "list", "data": [service.describe_model()]}
 
 
-@_guarded.get("/v1/models/{name:path}", responses=documents.MODEL)
+@_guarded.get("/v1/models/{name:path}", responses=openapi.MODEL)
 async def model(name: str, service: Served) -> dict[str, Any]:
-    """The model of a name, which may hold slashes."""
+    """Describe a model, whose name may contain slashes."""
     service.check_model(name)
     return service.describe_model()
 
 
-@_guarded.post("/v1/completions", responses=documents.COMPLETION)
+@_guarded.post("/v1/completions", responses=openapi.COMPLETION)
 async def complete(body: CompletionBody, request: Request, service: Served) -> Response:
-    """Continue a text."""
+    """Create text completions."""
     generation = await service.completion(body)
-    echoes = [await _echo(service, body, each) for each in generation.questions]
-    form = CompletionForm(service.model_name, body.return_tokens, service.token_texts, echoes)
-    return await _answer(request, service, body, generation, form)
+    echoes = [await _echo(service, body, each) for each in generation.specs]
+    answer_format = CompletionFormat(
+        service.model_name, body.return_tokens, service.token_texts, echoes
+    )
+    return await _answer(request, service, body, generation, answer_format)
 
 
-@_guarded.post("/v1/chat/completions", responses=documents.CHAT)
+@_guarded.post("/v1/chat/completions", responses=openapi.CHAT)
 async def chat(body: ChatBody, request: Request, service: Served) -> Response:
-    """Answer in a chat."""
-    tooling = prepare(body, service.tool_call_parser)
+    """Create chat completions."""
+    tooling = prepare_tools(body, service.tool_call_parser)
     generation = await service.chat(body, tooling)
-    form = ChatForm(
+    answer_format = ChatFormat(
         service.model_name,
         body.return_tokens,
         service.token_texts,
         body.stream,
-        [tooling.new_answer() for _ in generation.questions],
+        [tooling.new_answer() for _ in generation.specs],
     )
-    return await _answer(request, service, body, generation, form)
+    return await _answer(request, service, body, generation, answer_format)
 
 
-@_guarded.post("/tokenize", responses=documents.TOKENS)
+@_guarded.post("/tokenize", responses=openapi.TOKENS)
 async def tokenize(body: TokenizeBody, service: Served) -> dict[str, Any]:
-    """Tokens of a prompt or of a chat."""
+    """Tokenize a prompt or a chat."""
     service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidParameterError("prompt", "give either a prompt or messages")
@@ -201,48 +203,52 @@ async def tokenize(body: TokenizeBody, service: Served) -> dict[str, Any]:
     return {"count": len(ids), "max_model_len": service.client.model.max_model_len, "tokens": ids}
 
 
-@_guarded.post("/detokenize", responses=documents.TEXT)
+@_guarded.post("/detokenize", responses=openapi.TEXT)
 async def detokenize(body: DetokenizeBody, service: Served) -> dict[str, Any]:
-    """Text of tokens."""
+    """Convert token ids to text."""
     service.check_model(body.model)
     return {"prompt": await service.detokenize(body.tokens)}
 
 
-@_guarded.get("/v1/speculation", responses=documents.SPECULATION)
+@_guarded.get("/v1/speculation", responses=openapi.SPECULATION)
 async def speculation(service: Served) -> dict[str, Any]:
-    """How the server speculates."""
+    """Return the speculation settings of the server."""
     return await service.speculation()
 
 
-@_guarded.patch("/v1/speculation", responses=documents.SPECULATION)
+@_guarded.patch("/v1/speculation", responses=openapi.SPECULATION)
 async def change_speculation(body: SpeculationChange, service: Served) -> dict[str, Any]:
-    """Speculate in another way from the next step on, also for requests that run."""
+    """Change speculation settings from the next step on, also for running requests."""
     return await service.speculation(**body.changes())
 
 
-@_guarded.get("/v1/stats", responses=documents.STATISTICS)
+@_guarded.get("/v1/stats", responses=openapi.STATISTICS)
 async def stats(service: Served) -> dict[str, Any]:
-    """What the engine did in the last second or so."""
+    """Return recent statistics of the engine."""
     return service.statistics.snapshot()
 
 
 async def _answer(
-    request: Request, service: Service, body: Sampling, generation: Generation, form: AnswerForm
+    request: Request,
+    service: Service,
+    body: Sampling,
+    generation: Generation,
+    answer_format: AnswerFormat,
 ) -> Response:
     if body.stream:
-        return EventStream(generation, form, body.stream_options)
+        return EventStream(generation, answer_format, body.stream_options)
     try:
-        content = await unless_gone(request.receive, whole_answer(generation, form))
-    except ClientGoneError:
+        content = await until_disconnect(request.receive, whole_answer(generation, answer_format))
+    except ClientDisconnectedError:
         return Response(status_code=CLIENT_CLOSED)
     return JSONResponse(content)
 
 
-async def _echo(service: Service, body: CompletionBody, question: Question) -> Echo | None:
-    """What stands before an answer."""
+async def _echo(service: Service, body: CompletionBody, spec: AnswerSpec) -> Echo | None:
+    """The prompt to return before an answer; ``None`` unless ``echo`` is set."""
     if not body.echo:
         return None
-    text = question.prompt
+    text = spec.prompt
     if text is None:
-        text = await service.detokenize(question.prompt_ids)
-    return Echo(text, question.prompt_ids, question.params.prompt_logprobs is not None)
+        text = await service.detokenize(spec.prompt_ids)
+    return Echo(text, spec.prompt_ids, spec.params.prompt_logprobs is not None)

@@ -1,4 +1,4 @@
-"""How bodies of requests are read: JSON alone, not compressed, not nested too deeply."""
+"""Parsing of request bodies, which must be uncompressed JSON of limited nesting."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from starlette.requests import ClientDisconnect
 from draftwise.errors import InvalidParameterError
 from draftwise.serving.errors import UnsupportedMediaTypeError
 
-# Nobody gets it; it stands in the log.
+# The client does not receive this status; it appears in the access log.
 CLIENT_CLOSED = 499
 
 
 class _ParsedRequest(Request):
-    """A request whose body was parsed already."""
+    """A request whose body has already been parsed."""
 
     parsed: Any = None
 
@@ -30,12 +30,12 @@ class _ParsedRequest(Request):
 class JsonRoute(APIRoute):
     """A route that parses its body before the framework validates it.
 
-    The parser refuses more than 200 levels of nesting. Deeper values would exceed Python's
-    recursion limit in one of the many places that walk through them.
+    The parser rejects more than 200 levels of nesting. Code that recurses over deeper values would
+    exceed Python's recursion limit.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The framework's handler behind the parser."""
+        """The framework's handler, called after the body has been parsed."""
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
@@ -54,10 +54,10 @@ class JsonRoute(APIRoute):
 
 
 def _check_headers(request: Request) -> None:
-    """Refuse what is not plain JSON by its headers.
+    """Check the content type and encoding.
 
     Raises:
-        UnsupportedMediaTypeError: the body is compressed, or its type is another one.
+        UnsupportedMediaTypeError: the body is compressed, or its content type is not JSON.
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
@@ -77,10 +77,10 @@ def _check_headers(request: Request) -> None:
 
 
 def _parse(body: bytes) -> Any:
-    """The value of a body.
+    """Parse a body.
 
     Raises:
-        InvalidParameterError: it is not JSON, or nested too deeply.
+        InvalidParameterError: the body is not JSON, or is nested too deeply.
     """
     if not body.strip():
         raise InvalidParameterError("body", "is empty; send a JSON object")
@@ -91,6 +91,6 @@ def _parse(body: bytes) -> Any:
             raise InvalidParameterError("body", f"is nested too deeply: {error}") from None
         if "hex escape" in str(error):
             raise InvalidParameterError(
-                "body", f"has half of a surrogate pair in a string: {error}"
+                "body", f"has an unpaired surrogate in a string: {error}"
             ) from None
         raise InvalidParameterError("body", f"is not JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""The server's side of the engine: requests in, pieces out."""
+"""Client of the engine's process: submits requests and distributes their outputs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.serving.errors import EngineUnavailableError
 from draftwise.serving.health import Health
 from draftwise.serving.link import serialize
-from draftwise.serving.messages import Add, Ask, Cancel, Ready, Turn
+from draftwise.serving.messages import Add, Cancel, EngineOutputs, Ready, UpdateSpeculation
 from draftwise.serving.metrics import Metrics
-from draftwise.serving.requests import News, ServedRequest
+from draftwise.serving.requests import RequestUpdate, ServedRequest
 from draftwise.serving.settings import EngineSettings
 from draftwise.serving.supervisor import Supervisor
 
@@ -23,13 +23,13 @@ _LOG = logging.getLogger("draftwise.serving")
 
 
 class EngineClient:
-    """Feeds an engine in a process of its own.
+    """Client of an engine in another process.
 
-    When the engine is lost its requests fail, and what comes until the next one is ready waits for
-    it. Everything here runs in one event loop.
+    When the engine is lost, its requests fail. Requests that arrive before the next engine is ready
+    wait for it. All methods run in one event loop.
 
     Attributes:
-        model: what is served; known once :meth:`start` is done.
+        model: description of the served model; set by :meth:`start`.
     """
 
     model: Ready
@@ -37,39 +37,39 @@ class EngineClient:
     def __init__(
         self,
         settings: EngineSettings,
-        on_turn: Callable[[Turn], None],
+        on_outputs: Callable[[EngineOutputs], None],
         metrics: Metrics,
         step_timeout: float,
     ) -> None:
-        """Set up; nothing is started yet.
+        """Create the client; the engine is not started yet.
 
         Args:
-            settings: of the engine.
-            on_turn: called with every turn of the engine, after its requests have got theirs.
-            metrics: counts how often the engine comes and goes.
-            step_timeout: seconds after which an engine that does not respond is replaced.
+            settings: settings of the engine.
+            on_outputs: called with all outputs of the engine, after they were distributed.
+            metrics: metrics that count restarts of the engine.
+            step_timeout: seconds after which an unresponsive engine is restarted.
         """
-        self._on_turn = on_turn
+        self._on_outputs = on_outputs
         self._supervisor = Supervisor(settings, self, metrics, step_timeout)
         self._requests: dict[int, ServedRequest] = {}
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
-        # What was changed while running holds for the next engine, too.
+        # Changes of the speculation settings, which also apply to the next engine.
         self._changes: dict[str, Any] = {}
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an engine that has loaded its models."""
+        """Whether the engine has loaded its models."""
         return self._supervisor.is_ready
 
     @property
     def health(self) -> Health:
-        """Whether the engine responds now."""
+        """Health of the engine."""
         return self._supervisor.health(is_busy=bool(self._requests))
 
     @property
     def pid(self) -> int | None:
-        """Of the engine's process."""
+        """Process id of the engine."""
         return self._supervisor.pid
 
     async def start(self) -> None:
@@ -81,9 +81,9 @@ class EngineClient:
         await self._supervisor.start()
 
     async def close(self) -> None:
-        """End the engine; requests that still run fail."""
+        """Stop the engine; running requests fail."""
         self._supervisor.is_closing = True
-        self.engine_was_lost(EngineUnavailableError("engine", "the server stops"))
+        self.engine_was_lost(EngineUnavailableError("engine", "the server is shutting down"))
         await self._supervisor.close()
 
     def submit(
@@ -93,47 +93,47 @@ class EngineClient:
         params: SamplingParams,
         speculation: RequestSpeculation,
         number: int,
-        news: asyncio.Queue[News],
+        updates: asyncio.Queue[RequestUpdate],
     ) -> ServedRequest:
-        """Hand a request to the engine, or keep it for the next one while there is none.
+        """Send a request to the engine; without an engine, keep it for the next one.
 
         Args:
-            prompt: its text, ``None`` if there is none.
-            prompt_ids: its tokens.
-            params: how to draw.
-            speculation: how to speculate.
-            number: of the answer among those that share ``news``.
-            news: where what becomes of it is put.
+            prompt: text of the prompt; ``None`` if token ids were given.
+            prompt_ids: token ids of the prompt.
+            params: sampling parameters.
+            speculation: speculation settings.
+            number: index of the answer among those that share ``updates``.
+            updates: queue for pieces and errors of the request.
 
         Raises:
-            EngineUnavailableError: the server stops.
-            InvalidParameterError: the request cannot be handed to another process.
+            EngineUnavailableError: the server is shutting down.
+            InvalidParameterError: the request cannot be serialised.
         """
         if self._supervisor.is_closing:
-            raise EngineUnavailableError("engine", "the server stops")
+            raise EngineUnavailableError("engine", "the server is shutting down")
         command = Add(next(self._numbers), prompt, prompt_ids, params, speculation)
-        request = ServedRequest(command, number, news)
+        request = ServedRequest(command, number, updates)
         self._requests[request.key] = request
         self._supervisor.send(request.payload)
         return request
 
     def cancel(self, request: ServedRequest) -> None:
-        """Give a request up; its place is free after the running step."""
+        """Cancel a request; its resources are freed after the current step."""
         if self._requests.pop(request.key, None) is not None:
             self._supervisor.send(serialize(Cancel(request.key)))
         request.is_done = True
 
     async def speculation(self, **changes: Any) -> dict[str, Any]:
-        """How the engine speculates, after some changes perhaps.
+        """Apply changes, if any, to the speculation settings and return the settings.
 
         Raises:
-            InvalidParameterError: a change cannot be made; nothing is changed.
+            InvalidParameterError: a change is invalid; nothing is changed.
             DraftwiseError: there is no engine.
         """
         if not self.is_ready:
-            raise EngineUnavailableError("engine", "it is being started; ask again")
+            raise EngineUnavailableError("engine", "it is being started; try again later")
         call = next(self._numbers)
-        payload = serialize(Ask(call, changes))
+        payload = serialize(UpdateSpeculation(call, changes))
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._answers[call] = answer
         self._supervisor.send(payload)
@@ -144,26 +144,26 @@ class EngineClient:
         self._changes |= changes
         return described
 
-    # -- what the supervisor reports ---------------------------------------------------------
-
     def engine_is_ready(self, ready: Ready) -> None:
-        """Hand the engine what was changed, and the requests that waited for it."""
+        """Send the changed settings and the waiting requests to a new engine."""
         self.model = ready
         if self._changes:
-            self._supervisor.send(serialize(Ask(next(self._numbers), dict(self._changes))))
+            self._supervisor.send(
+                serialize(UpdateSpeculation(next(self._numbers), dict(self._changes)))
+            )
         for request in self._requests.values():
             self._supervisor.send(request.payload)
 
-    def engine_reported(self, turn: Turn) -> None:
-        """Hand out what a turn of the engine brought."""
-        for key in turn.added:
+    def engine_reported(self, outputs: EngineOutputs) -> None:
+        """Distribute outputs of the engine."""
+        for key in outputs.added:
             if key in self._requests:
-                self._requests[key].was_added()
-        for key, error in turn.refused:
+                self._requests[key].mark_added()
+        for key, error in outputs.refused:
             request = self._requests.pop(key, None)
             if request is not None:
-                request.failed(error)
-        for call, described in turn.answers:
+                request.fail(error)
+        for call, described in outputs.answers:
             answer = self._answers.pop(call, None)
             if answer is None or answer.done():
                 continue
@@ -171,23 +171,23 @@ class EngineClient:
                 answer.set_exception(described)
             else:
                 answer.set_result(described)
-        for piece in turn.pieces:
+        for piece in outputs.pieces:
             request = self._requests.get(piece.key)
             if request is not None:
-                request.gained(piece)
+                request.add_piece(piece)
                 if request.is_done:
                     del self._requests[piece.key]
         try:
-            self._on_turn(turn)
+            self._on_outputs(outputs)
         except Exception:
-            # The metrics lack a turn; the answers do not.
-            _LOG.exception("a turn of the engine could not be counted")
+            # Only the metrics are incomplete; the outputs have been distributed.
+            _LOG.exception("outputs of the engine could not be counted")
 
     def engine_was_lost(self, error: DraftwiseError) -> None:
-        """Fail everything that waits for the engine."""
+        """Fail all requests and calls that wait for the engine."""
         requests, self._requests = self._requests, {}
         for request in requests.values():
-            request.failed(error)
+            request.fail(error)
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             if not answer.done():

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and the engine."""
+"""Errors of the server."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from draftwise.errors import DraftwiseError
 
 
 class EngineLostError(DraftwiseError):
-    """The engine's process ended while the request ran; asking again may help."""
+    """The process of the engine ended while the request ran; the client may retry."""
 
 
 class EngineFaultError(DraftwiseError):
-    """The engine could not take a request for a reason that is a fault of Draftwise."""
+    """The engine could not accept a request because of an internal error."""
 
 
 class EngineUnavailableError(DraftwiseError):
-    """There is no engine now, because it cannot be started or the server is about to stop."""
+    """There is no engine, because it cannot be started or the server is shutting down."""
 
 
 class DeadlineExceededError(DraftwiseError):
-    """A request was not done in the time that the server gives."""
+    """A request was not completed before the request timeout."""
 
 
 class OverloadedError(DraftwiseError):
-    """As many requests wait as may wait.
+    """The queue is full.
 
     Attributes:
-        retry_after: seconds after which there is likely room.
+        retry_after: seconds after which the queue is expected to have room.
     """
 
     def __init__(self, field: str, message: str, retry_after: float) -> None:
@@ -34,16 +34,16 @@ class OverloadedError(DraftwiseError):
 
 
 class TooLargeError(DraftwiseError):
-    """A body is longer than the server reads."""
+    """A request body is larger than the server allows."""
 
 
 class UnsupportedMediaTypeError(DraftwiseError):
-    """A body is not JSON by its headers, or is compressed."""
+    """The content type of a request is not JSON, or its body is compressed."""
 
 
 class UnauthorizedError(DraftwiseError):
-    """A request came without a valid key."""
+    """A request has no valid API key."""
 
 
 class UnknownModelError(DraftwiseError):
-    """A request names a model that is not served here."""
+    """A request names a model that is not served."""

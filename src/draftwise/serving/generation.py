@@ -1,4 +1,4 @@
-"""All answers to one body: let in, followed to their ends, cancelled if nobody waits."""
+"""Generation of all answers to one request body: admission, progress and cancellation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from draftwise.serving.client import EngineClient
 from draftwise.serving.errors import DeadlineExceededError, OverloadedError
 from draftwise.serving.messages import Piece
 from draftwise.serving.metrics import RequestMetrics
-from draftwise.serving.requests import News, ServedRequest
-from draftwise.serving.tracing import Tracing, tell
+from draftwise.serving.requests import RequestUpdate, ServedRequest
+from draftwise.serving.tracing import Tracing, record_stats
 
 
 @dataclass(frozen=True)
-class Question:
-    """One answer that is asked for.
+class AnswerSpec:
+    """Specification of one answer.
 
     Attributes:
-        prompt: text of the prompt, ``None`` if tokens were given.
-        prompt_ids: its tokens.
-        params: how to draw.
-        is_first: of the answers to its prompt.
+        prompt: text of the prompt; ``None`` if token ids were given.
+        prompt_ids: token ids of the prompt.
+        params: sampling parameters.
+        is_first: whether it is the first of the answers to its prompt.
     """
 
     prompt: str | None
@@ -40,29 +40,29 @@ class Question:
 
 @dataclass
 class Progress:
-    """How far an answer is.
+    """Progress of one answer.
 
     Attributes:
-        num_tokens: so far.
-        last_news: monotonic time of its last piece, in seconds; ``None`` before the first.
-        finish_reason: why it ended, once it has.
-        stats: how speculation went, once it has ended.
+        num_tokens: number of tokens generated so far.
+        last_token_time: monotonic time of the last tokens, in seconds; ``None`` before the first.
+        finish_reason: why the answer ended; ``None`` while it is generated.
+        stats: counts of speculative decoding, set at the end.
     """
 
     num_tokens: int = 0
-    last_news: float | None = None
+    last_token_time: float | None = None
     finish_reason: FinishReason | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
 
 
 class Generation:
-    """The answers to one body, as an asynchronous context.
+    """All answers to one request body, as an asynchronous context manager.
 
-    Inside it all requests are in the engine; whatever still runs when it is left is cancelled.
+    Entering the context submits the requests to the engine. Leaving it cancels unfinished requests.
 
     Attributes:
-        questions: one for each answer.
-        progress: of each answer.
+        specs: specification of each answer.
+        progress: progress of each answer.
     """
 
     def __init__(
@@ -70,60 +70,60 @@ class Generation:
         client: EngineClient,
         admission: Admission,
         metrics: RequestMetrics,
-        questions: Sequence[Question],
+        specs: Sequence[AnswerSpec],
         speculation: RequestSpeculation,
         timeout: float,
         tracing: Tracing,
         model: str,
-        form_field: str | None = None,
+        grammar_field: str | None = None,
     ) -> None:
-        """Set up; nothing is asked for yet.
+        """Create the generation; no request is submitted yet.
 
         Args:
-            client: of the engine.
-            admission: decides who may wait.
-            metrics: is told how long everything takes.
-            questions: one for each answer.
-            speculation: how to speculate.
-            timeout: seconds from now to the last token.
-            tracing: is told how it went.
-            model: its name there.
-            form_field: of the body, that says what form the answers have; errors of the form name
-                it. ``None`` for ``structured_outputs``.
+            client: client of the engine.
+            admission: limits the number of requests.
+            metrics: metrics for latencies of requests.
+            specs: specification of each answer.
+            speculation: speculation settings of all answers.
+            timeout: maximum seconds from now to the last token.
+            tracing: creates the span of the generation.
+            model: name of the model in the span.
+            grammar_field: field of the body that defines the grammar, for error messages; ``None``
+                for ``structured_outputs``.
         """
-        self.questions = questions
-        self.progress = [Progress() for _ in questions]
+        self.specs = specs
+        self.progress = [Progress() for _ in specs]
         self._client, self._admission, self._metrics = client, admission, metrics
-        self._speculation, self._form_field = speculation, form_field
+        self._speculation, self._grammar_field = speculation, grammar_field
         self._arrived = time.monotonic()
         self._timeout = timeout
-        self._span = tracing.begin(model, self.num_prompt_tokens, len(questions))
+        self._span = tracing.begin(model, self.num_prompt_tokens, len(specs))
         self._first_token_seconds: float | None = None
-        self._news: asyncio.Queue[News] = asyncio.Queue()
+        self._updates: asyncio.Queue[RequestUpdate] = asyncio.Queue()
         self._requests: list[ServedRequest] = []
         self._error: DraftwiseError | None = None
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Over all prompts; one that several answers share counts once."""
-        return sum(len(each.prompt_ids) for each in self.questions if each.is_first)
+        """Number of tokens of all prompts; a prompt with several answers counts once."""
+        return sum(len(each.prompt_ids) for each in self.specs if each.is_first)
 
     async def __aenter__(self) -> Self:
-        """Let the requests in and wait until the engine has them.
+        """Submit the requests and wait until the engine has accepted them.
 
         Raises:
-            DraftwiseError: the engine does not take one, or there is no room.
+            DraftwiseError: the engine rejects a request, or the queue is full.
         """
         try:
-            self._admission.enter(len(self.questions))
+            self._admission.enter(len(self.specs))
         except OverloadedError as error:
             self._metrics.refused("queue")
             self._span.set_attribute("error.type", type(error).__name__)
             self._span.end()
             raise
         try:
-            for number, each in enumerate(self.questions):
+            for number, each in enumerate(self.specs):
                 self._requests.append(
                     self._client.submit(
                         each.prompt,
@@ -131,16 +131,17 @@ class Generation:
                         each.params,
                         self._speculation,
                         number,
-                        self._news,
+                        self._updates,
                     )
                 )
-            self._alarm = asyncio.get_running_loop().call_later(self.seconds_left, self._time_is_up)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.seconds_left, self._time_out)
             for request in self._requests:
                 await request.added()
         except BaseException as error:
             self._end(error)
-            if self._form_field is not None and _is_about_form(error):
-                raise InvalidParameterError(self._form_field, error.message) from error
+            if self._grammar_field is not None and _is_grammar_error(error):
+                raise InvalidParameterError(self._grammar_field, error.message) from error
             raise
         return self
 
@@ -153,31 +154,31 @@ class Generation:
         self._end(error)
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """What the answers gain, with their numbers, until all have ended.
+        """Yield pieces of answers with the indices of the answers, until all answers have ended.
 
         Raises:
-            DraftwiseError: one failed, or time is up.
+            DraftwiseError: an answer failed, or the request timed out.
         """
-        left = len(self.questions)
-        while left:
-            number, news = await self._news.get()
-            if isinstance(news, DraftwiseError):
-                self._error = news
-                raise news
-            self._take(self.progress[number], news)
-            left -= news.finish_reason is not None
-            yield number, news
+        num_unfinished = len(self.specs)
+        while num_unfinished:
+            number, update = await self._updates.get()
+            if isinstance(update, DraftwiseError):
+                self._error = update
+                raise update
+            self._observe(self.progress[number], update)
+            num_unfinished -= update.finish_reason is not None
+            yield number, update
 
-    def _take(self, progress: Progress, piece: Piece) -> None:
+    def _observe(self, progress: Progress, piece: Piece) -> None:
         now = time.monotonic()
         if piece.token_ids:
-            if progress.last_news is None:
+            if progress.last_token_time is None:
                 self._metrics.first_token(now - self._arrived)
                 if self._first_token_seconds is None:
                     self._first_token_seconds = now - self._arrived
             else:
-                self._metrics.next_tokens(now - progress.last_news)
-            progress.last_news = now
+                self._metrics.next_tokens(now - progress.last_token_time)
+            progress.last_token_time = now
         progress.num_tokens += len(piece.token_ids)
         if piece.finish_reason is not None:
             progress.finish_reason = piece.finish_reason
@@ -186,21 +187,21 @@ class Generation:
 
     @property
     def seconds_left(self) -> float:
-        """Until time is up."""
+        """Seconds until the timeout."""
         return max(0.0, self._arrived + self._timeout - time.monotonic())
 
-    def _time_is_up(self) -> None:
+    def _time_out(self) -> None:
         error = DeadlineExceededError(
             "request_timeout", f"the answer was not complete after {self._timeout:g} seconds"
         )
         for request in self._requests:
             if not request.is_done:
                 self._client.cancel(request)
-                request.failed(error)
+                request.fail(error)
 
     def _end(self, error: BaseException | None) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         for request in self._requests:
             if not request.is_done:
                 self._client.cancel(request)
@@ -209,7 +210,7 @@ class Generation:
             total.add(progress.stats)
         if error is not None or self._error is not None:
             self._span.set_attribute("error.type", type(self._error or error).__name__)
-        tell(self._span, total, self._first_token_seconds)
+        record_stats(self._span, total, self._first_token_seconds)
         self._span.end()
         for progress in self.progress:
             self._admission.leave()
@@ -220,6 +221,6 @@ class Generation:
             self._metrics.ended(reason, time.monotonic() - self._arrived, progress.num_tokens)
 
 
-def _is_about_form(error: BaseException) -> TypeGuard[InvalidParameterError]:
-    """Whether an error is about the form that an answer must have."""
+def _is_grammar_error(error: BaseException) -> TypeGuard[InvalidParameterError]:
+    """Whether an error is about the grammar of the answers."""
     return isinstance(error, InvalidParameterError) and error.field.startswith("structured_outputs")

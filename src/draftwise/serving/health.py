@@ -1,4 +1,4 @@
-"""Whether the server answers requests, in a word and a reason."""
+"""Health of the server."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 
 
 class HealthStatus(StrEnum):
-    """What the server can do now.
+    """State of the server.
 
-    ``OK``: it answers. ``STARTING``: the engine is being loaded, and requests wait for it.
-    ``STALLED``: a part of the server does not respond; if that lasts, it is replaced. ``STOPPING``:
-    nothing new is taken.
+    ``OK``: the server responds. ``STARTING``: the engine is being loaded, and requests wait for it.
+    ``STALLED``: a component does not respond; the engine is restarted after the step timeout.
+    ``STOPPING``: the server is shutting down and accepts no new requests.
     """
 
     OK = "ok"
@@ -22,11 +22,11 @@ class HealthStatus(StrEnum):
 
 @dataclass(frozen=True)
 class Health:
-    """What `/health` says.
+    """Contents of `/health`.
 
     Attributes:
-        status: in a word.
-        reason: why it is not ``OK``; ``None`` if it is.
+        status: state of the server.
+        reason: why the state is not ``OK``; ``None`` if it is.
     """
 
     status: HealthStatus
@@ -34,5 +34,5 @@ class Health:
 
     @property
     def is_ok(self) -> bool:
-        """Whether requests are answered."""
+        """Whether the server responds."""
         return self.status is HealthStatus.OK

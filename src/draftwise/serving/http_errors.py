@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: a status, and a body that says what is wrong."""
+"""Error responses in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from draftwise.serving.errors import (
     UnknownModelError,
     UnsupportedMediaTypeError,
 )
-from draftwise.serving.problems import explain
+from draftwise.serving.validation_errors import explain
 
-# Status, and what OpenAI calls such an error.
+# HTTP status and OpenAI's error type.
 _KINDS: dict[type[DraftwiseError], tuple[int, str]] = {
     InvalidParameterError: (400, "invalid_request_error"),
     PromptError: (400, "invalid_request_error"),
@@ -50,22 +50,22 @@ _RETRY_SECONDS = 2
 
 
 def status_of(error: DraftwiseError) -> int:
-    """Status of the answer that says so."""
+    """HTTP status of an error."""
     return _KINDS.get(type(error), (500, ""))[0]
 
 
 def error_body(error: DraftwiseError) -> dict[str, Any]:
-    """The error as JSON."""
+    """Response body of an error."""
     status, kind = _KINDS.get(type(error), (500, "server_error"))
     return _body(str(error), kind, error.field, status)
 
 
 def error_response(error: DraftwiseError) -> JSONResponse:
-    """The error as an answer."""
+    """Response for an error."""
     status = status_of(error)
     headers = {}
     if isinstance(error, OverloadedError):
-        # HTTP counts in whole seconds; OpenAI's clients read the finer header first.
+        # Retry-After is in whole seconds; OpenAI's clients prefer the header in milliseconds.
         headers["Retry-After"] = str(math.ceil(error.retry_after))
         headers["retry-after-ms"] = str(math.ceil(1000 * error.retry_after))
     elif status == 503:
@@ -76,13 +76,13 @@ def error_response(error: DraftwiseError) -> JSONResponse:
 
 
 async def answer_error(_: Request, error: Exception) -> JSONResponse:
-    """For errors that were raised on purpose."""
+    """Exception handler for :class:`DraftwiseError`."""
     assert isinstance(error, DraftwiseError)
     return error_response(error)
 
 
 async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
-    """For a body that is not what the schema says; names the first field."""
+    """Exception handler for bodies that do not match the schema; names the first invalid field."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
@@ -94,7 +94,7 @@ async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
 
 
 async def answer_http(_: Request, error: Exception) -> JSONResponse:
-    """For paths and methods that do not exist."""
+    """Exception handler for unknown paths and methods."""
     assert isinstance(error, HTTPException)
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     return JSONResponse(
@@ -105,5 +105,5 @@ async def answer_http(_: Request, error: Exception) -> JSONResponse:
 
 
 def _body(message: str, kind: str, field: str | None, status: int) -> dict[str, Any]:
-    # A number for the code, as vLLM has it.
+    # The code is a number, as in vLLM.
     return {"error": {"message": message, "type": kind, "param": field, "code": status}}

@@ -1,4 +1,4 @@
-"""The engine's process as the server sees it: start, feed, listen, end."""
+"""The server's link to the engine's process: start, send, receive, stop."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from draftwise.serving.messages import Command, Report, Stop
 from draftwise.serving.settings import EngineSettings
 
 _LOG = logging.getLogger("draftwise.serving")
-_PATIENCE_SECONDS = 5.0
+_STOP_SECONDS = 5.0
 
 
 def serialize(command: Command) -> bytes:
-    """A command as bytes for the engine's process.
+    """Serialise a command for the engine's process.
 
-    This runs where the command is made, so that a command that cannot be serialised fails alone.
+    This is called where the command is created, so that a failure affects no other command.
 
     Raises:
         InvalidParameterError: the command cannot be serialised.
@@ -33,19 +33,19 @@ def serialize(command: Command) -> bytes:
         return pickle.dumps(command, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise InvalidParameterError(
-            "body", f"cannot be handed to the engine: {type(error).__name__}: {error}"
+            "body", f"cannot be sent to the engine: {type(error).__name__}: {error}"
         ) from error
 
 
 class EngineLink:
-    """A process with an engine, and two threads that talk to it.
+    """A process with an engine, and two threads that communicate with it.
 
-    Neither side waits for the other to take what it sends: one thread sends and another receives,
-    whatever the event loop or the engine is doing. If either thread ends for any reason, the
-    process is killed and the engine counts as lost.
+    One thread sends commands and the other receives reports, so that neither the event loop nor the
+    engine blocks while the other is busy. If a thread ends for any reason, the process is killed
+    and the engine counts as lost.
 
     Attributes:
-        process: of the engine.
+        process: the engine's process.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class EngineLink:
         """Start the process.
 
         Args:
-            settings: of the engine.
+            settings: settings of the engine.
             on_report: called with each report of the process, in the receiving thread.
             on_end: called once when the engine is lost, in one of the two threads. Not called
                 after :meth:`close`.
         """
-        # A process that is forked from one with threads can hang in any library.
+        # Forking a process that has threads can cause deadlocks.
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         self._connection: Connection = ours
@@ -85,11 +85,11 @@ class EngineLink:
             thread.start()
 
     def send(self, command: bytes) -> None:
-        """Queue a command of :func:`serialize`; the engine follows it between two steps."""
+        """Queue a command serialised by :func:`serialize`; the engine executes it between steps."""
         self._outbox.put(command)
 
     def lose(self, reason: str) -> None:
-        """Kill the process and report the engine as lost, unless that was done before."""
+        """Kill the process and report the engine as lost, unless it was already lost or closed."""
         with self._ending:
             if self._ended:
                 return
@@ -99,14 +99,14 @@ class EngineLink:
         self._on_end()
 
     def close(self) -> None:
-        """End the process, by force if it does not end by itself."""
+        """Stop the process; kill it if it does not exit by itself."""
         with self._ending:
             was_lost, self._ended = self._ended, True
         if was_lost:
             self._kill()
         else:
             self.send(serialize(Stop()))
-            self.process.join(_PATIENCE_SECONDS)
+            self.process.join(_STOP_SECONDS)
             if self.process.is_alive():
                 self._kill()
         self.process.join()
@@ -121,11 +121,11 @@ class EngineLink:
             self.process.kill()
 
     def _guard(self, work: Callable[[], str]) -> None:
-        """Run one of the two threads; whatever ends it ends the link."""
+        """Run one of the two threads; when it ends, the engine is lost."""
         try:
             reason = work()
         except (EOFError, OSError) as error:
-            reason = f"its connection ended: {error!r}"
+            reason = f"its connection was closed: {error!r}"
         except BaseException as error:
             _LOG.exception("a thread of the engine's link failed")
             reason = f"a thread of its link failed: {error!r}"

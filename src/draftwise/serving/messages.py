@@ -1,8 +1,8 @@
-"""What the server and the engine's process say to each other."""
+"""Messages between the server and the process of the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +13,14 @@ from draftwise.params import RequestSpeculation, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Generate.
+    """Add a request.
 
     Attributes:
-        key: the server's number of the request.
-        prompt: text of the prompt, ``None`` if tokens were given.
-        prompt_ids: its tokens.
-        params: how to draw.
-        speculation: how to speculate.
+        key: key of the request, unique within the server.
+        prompt: text of the prompt; ``None`` if token ids were given.
+        prompt_ids: token ids of the prompt.
+        params: sampling parameters.
+        speculation: speculation settings.
     """
 
     key: int
@@ -32,18 +32,18 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Nobody waits for a request any more."""
+    """Cancel a request."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Say how it speculates, after some changes perhaps.
+class UpdateSpeculation:
+    """Change speculation settings and report the new ones.
 
     Attributes:
-        call: number of the question.
-        changes: see :meth:`draftwise.LLM.change_speculation`.
+        call: number of the call, repeated in its result.
+        changes: arguments of :meth:`draftwise.LLM.change_speculation`; empty to change nothing.
     """
 
     call: int
@@ -52,7 +52,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Report something, so that the server knows that the engine responds."""
+    """Ask for a report, which shows that the engine responds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Stop:
     """End the process."""
 
 
-Command = Add | Cancel | Ask | Ping | Stop
+Command = Add | Cancel | UpdateSpeculation | Ping | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,12 @@ class Ready:
     """The models are loaded.
 
     Attributes:
-        name: of the target.
-        max_model_len: longest prompt and output together.
-        vocab_size: of the target.
-        tokenizer: its tokenizer, ``None`` if it has none.
-        fingerprints: of the models by role.
+        name: name of the target.
+        max_model_len: maximum number of tokens of a prompt and its output together.
+        vocab_size: vocabulary size of the target.
+        tokenizer: tokenizer of the target; ``None`` if it has none.
+        fingerprints: fingerprints of the models by role.
+        warnings: warnings about the models, one line each.
     """
 
     name: str
@@ -80,15 +81,16 @@ class Ready:
     vocab_size: int
     tokenizer: Any
     fingerprints: Mapping[str, str]
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The models cannot be loaded, or a step failed; the process ends.
+    """The models cannot be loaded, or a step failed. The process ends.
 
     Attributes:
-        error: why.
-        at_start: it never was ready.
+        error: the error.
+        at_start: whether it occurred before :class:`Ready`.
     """
 
     error: DraftwiseError
@@ -97,17 +99,18 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a request gained in a step.
+    """Tokens and text that one step generated for a request.
 
     Attributes:
-        key: of the request.
-        token_ids: new tokens.
-        texts: new text in pieces, each with where its token came from.
-        logprobs: of the new tokens; ``None`` if they are not asked for.
-        finish_reason: set in its last piece.
-        error: why it failed, if it did.
-        stats: how speculation went, in its last piece.
-        prompt_logprobs: of the prompt, in its first piece; ``None`` if they are not asked for.
+        key: key of the request.
+        token_ids: new token ids.
+        texts: new text, one item per token with the source of the token.
+        logprobs: log-probabilities of the new tokens; ``None`` if they were not requested.
+        finish_reason: set in the last piece of a request.
+        error: the error, if the request failed.
+        stats: counts of speculative decoding; set in the last piece.
+        prompt_logprobs: log-probabilities of the prompt; set in the first piece if they were
+            requested.
     """
 
     key: int
@@ -121,23 +124,23 @@ class Piece:
 
     @property
     def text(self) -> str:
-        """All new text."""
+        """The new text."""
         return "".join(text for text, _ in self.texts)
 
 
 @dataclass(frozen=True, slots=True)
-class StepFigures:
-    """What a step did.
+class StepStats:
+    """Times and counts of one step.
 
     Attributes:
-        seconds: by part of the step.
-        num_requests: that gained tokens.
-        num_tokens: gained.
-        num_prompt_tokens: of prompts that were read.
-        num_drafted: drafted tokens.
-        num_judged: of them, those that a companion was asked about.
-        verified: by position in the draft, how many were verified.
-        accepted: by position in the draft, how many were accepted.
+        seconds: duration of each phase of the step.
+        num_requests: number of requests that received tokens.
+        num_tokens: number of generated tokens.
+        num_prompt_tokens: number of processed prompt tokens.
+        num_drafted: number of drafted tokens.
+        num_judged: number of drafted tokens scored by the companion.
+        verified: number of verified tokens by position in the draft.
+        accepted: number of accepted tokens by position in the draft.
     """
 
     seconds: Mapping[str, float]
@@ -151,15 +154,16 @@ class StepFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """How busy the engine is after a step.
+class EngineLoad:
+    """Load of the engine after a step.
 
     Attributes:
-        num_running: requests that have their place in the batch.
-        num_waiting: requests that wait for one.
-        cache_usage: share of the cache that is promised to requests.
-        lenience: that holds now.
-        calibration_error: of the policy's estimates of acceptance; ``None`` where it has none.
+        num_running: number of running requests.
+        num_waiting: number of waiting requests.
+        cache_usage: fraction of the KV cache that is reserved for requests.
+        lenience: current lenience.
+        calibration_error: calibration error of the policy's acceptance estimates; ``None`` if it
+            makes none.
     """
 
     num_running: int
@@ -170,24 +174,24 @@ class Load:
 
 
 @dataclass(slots=True)
-class Turn:
-    """What came of some commands and a step.
+class EngineOutputs:
+    """Results of the commands received since the last report, and of at most one step.
 
     Attributes:
-        added: keys of requests that were accepted.
-        refused: requests that were not, and why.
-        answers: to questions, by their number.
-        pieces: what requests gained.
-        step: what the step did; ``None`` if there was none.
-        load: how busy the engine is now.
+        added: keys of requests that were added to the engine.
+        refused: keys of requests that were rejected, each with its error.
+        answers: results of :class:`UpdateSpeculation`, each with its call number.
+        pieces: pieces of the requests that received tokens or ended.
+        step: times and counts of the step; ``None`` if there was none.
+        load: load of the engine.
     """
 
     added: list[int] = field(default_factory=list)
     refused: list[tuple[int, DraftwiseError]] = field(default_factory=list)
     answers: list[tuple[int, dict[str, Any] | DraftwiseError]] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
-    step: StepFigures | None = None
-    load: Load | None = None
+    step: StepStats | None = None
+    load: EngineLoad | None = None
 
 
-Report = Ready | Failed | Turn
+Report = Ready | Failed | EngineOutputs

@@ -1,11 +1,11 @@
-"""What is counted, for Prometheus: under vLLM's names where they mean the same."""
+"""Prometheus metrics, with vLLM's names where the meaning is the same."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from draftwise.outputs import FinishReason
-from draftwise.serving.messages import Load, StepFigures, Turn
+from draftwise.serving.messages import EngineLoad, EngineOutputs, StepStats
 
 _FIRST_TOKEN_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5),
@@ -22,37 +22,37 @@ _STEP_SECONDS = (
 )
 _TOKENS_PER_STEP = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
-_COUNTED = {
-    "draftwise:steps": "Steps in which requests gained tokens or prompts were read.",
-    "draftwise:request_steps": "Requests that gained tokens, over all steps.",
-    "draftwise:gained_tokens": "Tokens that steps brought.",
-    "draftwise:judged_tokens": "Drafted tokens that the companion was asked about.",
-    "draftwise:verified_tokens": "Drafted tokens that the target verified.",
-    "draftwise:dropped_tokens": "Drafted tokens that were not sent to the target.",
-    "vllm:prompt_tokens": "Tokens of prompts that were read.",
-    "vllm:generation_tokens": "Tokens that were generated.",
-    "vllm:spec_decode_num_draft_tokens": "Drafted tokens that the target verified.",
-    "vllm:spec_decode_num_accepted_tokens": "Drafted tokens that the target accepted.",
-    "vllm:spec_decode_num_drafts": "Drafts that the target verified something of.",
+_COUNTERS = {
+    "draftwise:steps": "Number of steps that generated tokens or processed prompts.",
+    "draftwise:request_steps": "Number of requests that received tokens, summed over steps.",
+    "draftwise:gained_tokens": "Number of generated tokens.",
+    "draftwise:judged_tokens": "Number of drafted tokens scored by the companion.",
+    "draftwise:verified_tokens": "Number of drafted tokens verified by the target.",
+    "draftwise:dropped_tokens": "Number of drafted tokens that were not verified.",
+    "vllm:prompt_tokens": "Number of processed prompt tokens.",
+    "vllm:generation_tokens": "Number of generated tokens.",
+    "vllm:spec_decode_num_draft_tokens": "Number of drafted tokens verified by the target.",
+    "vllm:spec_decode_num_accepted_tokens": "Number of drafted tokens accepted by the target.",
+    "vllm:spec_decode_num_drafts": "Number of drafts of which the target verified tokens.",
 }
-_CURRENT = {
-    "vllm:num_requests_running": "Requests that have their place in the batch.",
-    "vllm:num_requests_waiting": "Requests that wait for one.",
-    "vllm:kv_cache_usage_perc": "Share of the cache that is promised to requests, from 0 to 1.",
-    "draftwise:lenience": "Lenience that holds now; below 1 answers are not exactly the target's.",
-    "draftwise:calibration_error": "How far the policy's estimates of acceptance are off, 0 to 1.",
-    "draftwise:engine_up": "Whether the engine responds.",
+_GAUGES = {
+    "vllm:num_requests_running": "Number of running requests.",
+    "vllm:num_requests_waiting": "Number of waiting requests.",
+    "vllm:kv_cache_usage_perc": "Fraction of the KV cache that is reserved for requests, 0 to 1.",
+    "draftwise:lenience": "Current lenience; with values below 1 answers are not lossless.",
+    "draftwise:calibration_error": "Calibration error of the acceptance estimates, 0 to 1.",
+    "draftwise:engine_up": "1 if the engine responds, otherwise 0.",
 }
 
 
 class RequestMetrics:
-    """How long requests take."""
+    """Metrics of requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Register all of them.
+        """Register the metrics.
 
         Args:
-            registry: of one server.
+            registry: registry of one server.
         """
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -60,124 +60,124 @@ class RequestMetrics:
 
         self._first = histogram(
             "vllm:time_to_first_token_seconds",
-            "From the arrival of a request to its first token.",
+            "Seconds from the arrival of a request to its first token.",
             _FIRST_TOKEN_SECONDS,
         )
         self._between = histogram(
             "vllm:inter_token_latency_seconds",
-            "Between two steps that brought a request tokens.",
+            "Seconds between two steps that generated tokens for a request.",
             _BETWEEN_TOKENS_SECONDS,
         )
         self._whole = histogram(
             "vllm:e2e_request_latency_seconds",
-            "From the arrival of a request to its end.",
+            "Seconds from the arrival of a request to its end.",
             _ANSWER_SECONDS,
         )
         self._ended = Counter(
             "vllm:request_success",
-            "Requests that ended, by why.",
+            "Number of requests that ended, by finish reason.",
             ["finished_reason"],
             registry=registry,
         )
         self._refused = Counter(
             "draftwise:refused_requests",
-            "Requests that were not let in, by why.",
+            "Number of rejected requests, by reason.",
             ["reason"],
             registry=registry,
         )
 
     def first_token(self, seconds: float) -> None:
-        """A request has its first token."""
+        """Record the latency of the first token of a request."""
         self._first.observe(seconds)
 
     def next_tokens(self, seconds: float) -> None:
-        """A request has more tokens, so long after those before."""
+        """Record the latency between two steps of a request."""
         self._between.observe(seconds)
 
     def ended(self, reason: FinishReason, seconds: float, num_tokens: int) -> None:
-        """A request has ended; what gained no token was no answer and its time says nothing."""
+        """Count a request that ended, and record its latency unless it generated no token."""
         if num_tokens:
             self._whole.observe(seconds)
         name = "abort" if reason is FinishReason.CANCELLED else reason.value
         self._ended.labels(finished_reason=name).inc()
 
     def refused(self, reason: str) -> None:
-        """A request was not let in."""
+        """Count a rejected request."""
         self._refused.labels(reason=reason).inc()
 
 
 class Metrics:
-    """All that a server counts.
+    """All metrics of a server.
 
     Attributes:
-        requests: how long they take.
+        requests: metrics of requests.
     """
 
     def __init__(self) -> None:
-        """Register all of them in a registry of their own."""
+        """Register the metrics in a new registry."""
         self._registry = CollectorRegistry()
         self.requests = RequestMetrics(self._registry)
         self._counters = {
-            name: Counter(name, text, registry=self._registry) for name, text in _COUNTED.items()
+            name: Counter(name, text, registry=self._registry) for name, text in _COUNTERS.items()
         }
         self._gauges = {
-            name: Gauge(name, text, registry=self._registry) for name, text in _CURRENT.items()
+            name: Gauge(name, text, registry=self._registry) for name, text in _GAUGES.items()
         }
         self._by_part = Counter(
             "draftwise:step_seconds_by_part",
-            "Where the time of steps goes.",
+            "Seconds spent in steps, by phase of the step.",
             ["part"],
             registry=self._registry,
         )
         self._by_position = Counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Drafted tokens that the target accepted, by their place in the draft.",
+            "Number of drafted tokens accepted by the target, by position in the draft.",
             ["position"],
             registry=self._registry,
         )
         self._verified_by_position = Counter(
             "draftwise:verified_tokens_per_pos",
-            "Drafted tokens that the target verified, by their place in the draft.",
+            "Number of drafted tokens verified by the target, by position in the draft.",
             ["position"],
             registry=self._registry,
         )
         self._step = Histogram(
             "draftwise:step_seconds",
-            "Time of a step of the engine.",
+            "Seconds per step of the engine.",
             buckets=_STEP_SECONDS,
             registry=self._registry,
         )
         self._length = Histogram(
             "draftwise:tokens_per_request_step",
-            "Tokens that a step brings a request, on average over the batch.",
+            "Generated tokens per request in a step, averaged over the batch.",
             buckets=_TOKENS_PER_STEP,
             registry=self._registry,
         )
         self._restarts = Counter(
-            "draftwise:engine_restarts", "Engines that were lost.", registry=self._registry
+            "draftwise:engine_restarts", "Number of lost engines.", registry=self._registry
         )
 
     def engine_is_up(self, is_up: bool) -> None:
-        """Set whether the engine responds."""
+        """Record whether the engine responds."""
         self._gauges["draftwise:engine_up"].set(is_up)
 
     def engine_was_lost(self) -> None:
-        """Another engine is needed."""
+        """Count a lost engine."""
         self._restarts.inc()
 
-    def observe(self, turn: Turn) -> None:
-        """Count what a turn of the engine brought."""
-        if turn.step is not None:
-            self._count(turn.step)
-        if turn.load is not None:
-            self._show(turn.load)
+    def observe(self, outputs: EngineOutputs) -> None:
+        """Count outputs of the engine."""
+        if outputs.step is not None:
+            self._count(outputs.step)
+        if outputs.load is not None:
+            self._show(outputs.load)
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         text: bytes = generate_latest(self._registry)
         return text
 
-    def _count(self, step: StepFigures) -> None:
+    def _count(self, step: StepStats) -> None:
         verified, accepted = sum(step.verified), sum(step.accepted)
         for name, value in {
             "draftwise:steps": 1,
@@ -206,7 +206,7 @@ class Metrics:
         if step.num_requests:
             self._length.observe(step.num_tokens / step.num_requests)
 
-    def _show(self, load: Load) -> None:
+    def _show(self, load: EngineLoad) -> None:
         for name, value in {
             "vllm:num_requests_running": load.num_running,
             "vllm:num_requests_waiting": load.num_waiting,

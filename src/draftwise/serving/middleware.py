@@ -1,4 +1,4 @@
-"""What every request passes: a limit on its body, and a line in the log."""
+"""Middleware: a limit on the size of request bodies, and the access log."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from draftwise.serving.errors import TooLargeError
 from draftwise.serving.http_errors import error_response
 
 _LOG = logging.getLogger("draftwise.access")
-# Asked for every second by pages and monitors.
+# Paths that web pages and monitors poll every second.
 _POLLED = {"/health", "/metrics", "/v1/stats", "/v1/speculation"}
-# A client's own number of a request goes into logs and back; anything else is replaced.
+# Request ids of clients that match are logged and returned; others are replaced.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class BodyLimit:
-    """Reads no more of a body than is allowed."""
+    """Limits the size of request bodies."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        """Stand before an application."""
+        """Wrap an application."""
         self._app, self._max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a long body as soon as it is known to be one."""
+        """Reject a body that is too large, by its Content-Length or while it is received."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         refusal = error_response(
-            TooLargeError("body", f"is longer than the {self._max_bytes} bytes allowed")
+            TooLargeError("body", f"is larger than {self._max_bytes} bytes, the allowed maximum")
         )
-        told = Headers(scope=scope).get("content-length", "")
-        if told.isdecimal() and int(told) > self._max_bytes:
+        content_length = Headers(scope=scope).get("content-length", "")
+        if content_length.isdecimal() and int(content_length) > self._max_bytes:
             await refusal(scope, receive, send)
             return
         num_bytes = 0
@@ -48,7 +48,7 @@ class BodyLimit:
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_bytes:
                 too_long = True
-                # For the application the client is gone.
+                # The application stops as if the client had disconnected.
                 return {"type": "http.disconnect"}
             return message
 
@@ -66,27 +66,27 @@ class BodyLimit:
 
 
 class AccessLog:
-    """Writes a line for every request, of its kind and time and nothing of what it said."""
+    """Logs method, path, status and duration of each request, but not its contents."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Stand before an application."""
+        """Wrap an application."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Give the request a number, and take its time."""
+        """Assign an id to the request, and log it after its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        number = Headers(scope=scope).get("x-request-id", "")
-        if not _REQUEST_ID.fullmatch(number):
-            number = secrets.token_hex(8)
+        request_id = Headers(scope=scope).get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = secrets.token_hex(8)
         start, status = time.monotonic(), 0
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = number
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
         try:
@@ -97,7 +97,7 @@ class AccessLog:
                 logging.DEBUG if polled else logging.INFO,
                 "request",
                 extra={
-                    "request_id": number,
+                    "request_id": request_id,
                     "method": scope["method"],
                     "path": scope["path"],
                     "status": status,

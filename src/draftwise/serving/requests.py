@@ -1,4 +1,4 @@
-"""A request as the server knows it: what the engine says of it, handed to whoever waits."""
+"""The server's handle of a request in the engine."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from draftwise.errors import DraftwiseError
 from draftwise.serving.link import serialize
 from draftwise.serving.messages import Add, Piece
 
-# Number of the answer, and what became of it.
-News = tuple[int, Piece | DraftwiseError]
+# Index of an answer, and its new piece or its error.
+RequestUpdate = tuple[int, Piece | DraftwiseError]
 
 
 class ServedRequest:
-    """One request of the engine: one answer to one prompt.
+    """One request of the engine, which generates one answer to one prompt.
 
     Attributes:
-        key: the server's number of it.
-        payload: the serialised command that adds it.
+        key: key of the request, unique within the server.
+        payload: serialised command that adds the request to the engine.
         arrived: monotonic time of its arrival, in seconds.
-        is_done: nothing more comes.
+        is_done: whether the request has ended.
     """
 
-    def __init__(self, command: Add, number: int, news: asyncio.Queue[News]) -> None:
-        """Set up.
+    def __init__(self, command: Add, number: int, updates: asyncio.Queue[RequestUpdate]) -> None:
+        """Create the handle; nothing is sent yet.
 
         Args:
-            command: that adds it to the engine.
-            number: of the answer among those of the same body.
-            news: where all that becomes of it is put.
+            command: command that adds the request to the engine.
+            number: index of the answer among those to the same body.
+            updates: queue for pieces and errors of the request.
 
         Raises:
             InvalidParameterError: the command cannot be serialised.
@@ -38,32 +38,32 @@ class ServedRequest:
         self.payload = serialize(command)
         self.arrived = time.monotonic()
         self.is_done = False
-        self._number, self._news = number, news
+        self._number, self._updates = number, updates
         self._added: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def added(self) -> None:
-        """Wait until the engine has taken it.
+        """Wait until the engine has accepted the request.
 
         Raises:
-            DraftwiseError: it has not; says why.
+            DraftwiseError: the engine rejected the request.
         """
         await asyncio.shield(self._added)
 
-    def was_added(self) -> None:
-        """The engine has taken it."""
+    def mark_added(self) -> None:
+        """Record that the engine has accepted the request."""
         if not self._added.done():
             self._added.set_result(None)
 
-    def gained(self, piece: Piece) -> None:
-        """It went on."""
+    def add_piece(self, piece: Piece) -> None:
+        """Forward a piece of the answer."""
         self.is_done = piece.finish_reason is not None
-        self._news.put_nowait((self._number, piece if piece.error is None else piece.error))
+        self._updates.put_nowait((self._number, piece if piece.error is None else piece.error))
 
-    def failed(self, error: DraftwiseError) -> None:
-        """It will not go on."""
+    def fail(self, error: DraftwiseError) -> None:
+        """End the request with an error."""
         self.is_done = True
         if not self._added.done():
             self._added.set_exception(error)
-            # Whoever gave up waiting does not ask any more.
+            # Mark the exception as retrieved, as nobody may be waiting any more.
             self._added.exception()
-        self._news.put_nowait((self._number, error))
+        self._updates.put_nowait((self._number, error))

@@ -1,4 +1,4 @@
-"""Answers on the wire: whole or as events, and nothing more once the client is gone."""
+"""HTTP responses with answers, complete or streamed, which stop when the client disconnects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from draftwise.errors import DraftwiseError
-from draftwise.serving.answers import AnswerForm, Gathered, Json, usage
+from draftwise.serving.answers import AccumulatedAnswer, AnswerFormat, Json, usage
 from draftwise.serving.generation import Generation
 from draftwise.serving.http_errors import error_body, error_response
 from draftwise.serving.schemas import StreamOptions
@@ -23,84 +23,85 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 T = TypeVar("T")
 
 
-class ClientGoneError(Exception):
-    """Whoever asked has closed the connection."""
+class ClientDisconnectedError(Exception):
+    """The client has closed the connection."""
 
 
-async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
-    """Do something for a client, and stop when it closes the connection.
+async def until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
+    """Run work for a client and cancel it when the client disconnects.
 
     Args:
-        receive: of the request, whose body was read.
-        work: cancelled if the client goes.
+        receive: channel of the request, whose body has been read.
+        work: cancelled when the client disconnects.
 
     Raises:
-        ClientGoneError: it went.
+        ClientDisconnectedError: the client disconnected.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGoneError
+        raise ClientDisconnectedError
     finally:
-        for each in (task, gone):
+        for each in (task, disconnect):
             each.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await each
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def whole_answer(generation: Generation, form: AnswerForm) -> Json:
-    """All answers, once they have ended.
+async def whole_answer(generation: Generation, answer_format: AnswerFormat) -> Json:
+    """Generate all answers and return the complete response body.
 
     Raises:
-        DraftwiseError: one failed.
+        DraftwiseError: an answer failed.
     """
-    answers = [Gathered() for _ in generation.questions]
+    answers = [AccumulatedAnswer() for _ in generation.specs]
     async with generation:
         async for number, piece in generation.pieces():
             answers[number].add(piece)
-    return form.whole(answers, usage(generation.num_prompt_tokens, generation.progress))
+    return answer_format.whole(answers, usage(generation.num_prompt_tokens, generation.progress))
 
 
 class EventStream(Response):
-    """The answers as server-sent events, each as soon as there is something to say.
+    """A stream of answers as server-sent events.
 
-    The status is only sent once the engine has taken the requests, so that a refusal is one.
+    The status is sent after the engine has accepted the requests, so that rejected requests get an
+    error status.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, generation: Generation, form: AnswerForm, options: StreamOptions | None
+        self, generation: Generation, answer_format: AnswerFormat, options: StreamOptions | None
     ) -> None:
-        """Set up; nothing is asked for yet."""
+        """Create the response; the generation is not started yet."""
         super().__init__(headers=_HEADERS)
         del self.raw_headers[[key for key, _ in self.raw_headers].index(b"content-length")]
-        self._generation, self._form = generation, form
+        self._generation, self._format = generation, answer_format
         self._options = options or StreamOptions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
-        with contextlib.suppress(ClientGoneError):
-            await unless_gone(receive, self._answer(scope, receive, send))
+        with contextlib.suppress(ClientDisconnectedError):
+            await until_disconnect(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        patience = self._generation.seconds_left + _GRACE_SECONDS
+        timeout = self._generation.seconds_left + _GRACE_SECONDS
         try:
-            # Who does not read what was written in time is taken for gone.
-            async with asyncio.timeout(patience), self._generation:
+            # A client that does not read the events before the timeout counts as disconnected.
+            async with asyncio.timeout(timeout), self._generation:
                 await self._send_events(send)
         except TimeoutError:
-            raise ClientGoneError from None
+            raise ClientDisconnectedError from None
         except DraftwiseError as error:
-            # Nothing was sent: the engine did not take it.
+            # The engine rejected the requests, and nothing was sent yet.
             await error_response(error)(scope, receive, send)
 
     async def _send_events(self, send: Send) -> None:
@@ -115,20 +116,22 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        generation, form, options = self._generation, self._form, self._options
-        for number in range(len(generation.questions)):
-            opening = form.opening(number)
+        generation, answer_format, options = self._generation, self._format, self._options
+        for number in range(len(generation.specs)):
+            opening = answer_format.opening(number)
             if opening is not None:
                 yield _event(opening)
         async for number, piece in generation.pieces():
-            chunk = form.chunk(number, piece)
+            chunk = answer_format.chunk(number, piece)
             if chunk is None:
                 continue
             if options.continuous_usage_stats:
                 chunk["usage"] = usage(generation.num_prompt_tokens, generation.progress)
             yield _event(chunk)
         if options.include_usage:
-            yield _event(form.usage_chunk(usage(generation.num_prompt_tokens, generation.progress)))
+            yield _event(
+                answer_format.usage_chunk(usage(generation.num_prompt_tokens, generation.progress))
+            )
         yield _DONE
 
 

@@ -1,4 +1,4 @@
-"""Start a server, serve until told to stop, and let what runs come to its end."""
+"""Startup and graceful shutdown of a server."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BACKLOG = 2048
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens, before minutes go into loading models.
+    """Open a listening socket; called before the models are loaded, which can take minutes.
 
     Raises:
-        InvalidParameterError: the address cannot be had.
+        InvalidParameterError: the address is not available.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -38,15 +38,15 @@ def open_socket(host: str, port: int) -> socket.socket:
 async def serve(
     service: Service, listening: socket.socket, on_ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Load the models, then answer until SIGTERM or ctrl-C.
+    """Load the models, then serve until SIGTERM or ctrl-C.
 
-    After the first signal nobody new is let in, and requests that run may end; after the second,
-    or when the time for that is over, they are cut off.
+    After the first signal no new requests are accepted, and running requests may finish. After a
+    second signal, or when the drain timeout has passed, running requests are aborted.
 
     Args:
-        service: not started yet.
-        listening: from :func:`open_socket`; closed in the end.
-        on_ready: called once requests are answered.
+        service: the service, not started yet.
+        listening: socket from :func:`open_socket`; closed at the end.
+        on_ready: called when the server accepts requests.
 
     Raises:
         DraftwiseError: the models cannot be loaded.
@@ -65,7 +65,7 @@ async def serve(
             ),
             on_ready,
         )
-        with _hearing_once():
+        with _ignoring_reraised_signals():
             await server.serve([listening])
         _LOG.info("stopped")
     finally:
@@ -74,23 +74,23 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """Says when it begins to answer."""
+    """A server that calls a function after its startup."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
+        """Start to accept requests."""
         await super().startup(sockets)
         self._on_ready()
 
 
 @contextlib.contextmanager
-def _hearing_once() -> Iterator[None]:
-    """Swallow the signal that the server raises once more when it has done what it asks."""
+def _ignoring_reraised_signals() -> Iterator[None]:
+    """Ignore the signal that uvicorn raises again after its graceful shutdown."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are for the main thread alone
+        yield  # only the main thread can set signal handlers
         return
     before = [(each, signal.getsignal(each)) for each in (signal.SIGTERM, signal.SIGINT)]
     try:
@@ -103,13 +103,13 @@ def _hearing_once() -> Iterator[None]:
 
 
 def run(service: Service, listening: socket.socket, on_ready: Callable[[], None]) -> None:
-    """:func:`serve` in an event loop of its own."""
+    """Run :func:`serve` in a new event loop."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(serve(service, listening, on_ready))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The faster loop where it is installed."""
+    """The event loop of uvloop, if it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""Everything behind the routes: the engine, who may ask it, and what is counted."""
+"""The service behind the routes: engine client, admission control, tokenization and metrics."""
 
 from __future__ import annotations
 
@@ -8,40 +8,41 @@ from functools import partial
 from typing import Any
 
 from draftwise.errors import InvalidParameterError, PromptError
-from draftwise.prompts import ChatFormat, Prompt, is_tokens, tokenize
+from draftwise.prompts import ChatTemplateParams, Prompt, is_tokens, tokenize
 from draftwise.serving.admission import Admission
 from draftwise.serving.client import EngineClient
 from draftwise.serving.errors import DeadlineExceededError, UnknownModelError
-from draftwise.serving.generation import Generation, Question
+from draftwise.serving.generation import AnswerSpec, Generation
 from draftwise.serving.health import Health, HealthStatus
-from draftwise.serving.messages import Turn
+from draftwise.serving.messages import EngineOutputs
 from draftwise.serving.metrics import Metrics
 from draftwise.serving.schemas import ChatBody, CompletionBody, Sampling
 from draftwise.serving.settings import EngineSettings, ServerSettings
 from draftwise.serving.statistics import Statistics
 from draftwise.serving.token_texts import TokenTexts
 from draftwise.serving.tokenizing import TokenizerThread
-from draftwise.serving.tools.preparation import Tooling
-from draftwise.serving.tools.registry import recognise
+from draftwise.serving.tools.registry import detect_parser
+from draftwise.serving.tools.tooling import Tooling
 from draftwise.serving.tracing import NoTracing, Tracing
 from draftwise.structured_outputs import StructuredOutputs
 
-# A context that is full to the last token leaves room for this one.
-_AT_LEAST_ONE = 1
-# A tokenizer that takes longer hangs. At a million characters per second, a text that fills the
-# context, or is refused for not fitting, takes some ten microseconds per token of the context.
-_TOKENIZING_SECONDS, _PER_TOKEN = 1.2, 2e-5
+# A prompt of maximum length leaves room for this many generated tokens.
+_MIN_OUTPUT_TOKENS = 1
+# A tokenizer that takes longer is considered stalled. At a million characters per second, texts
+# of maximum length, and texts that are rejected as too long, take about ten microseconds per token
+# of the context.
+_TOKENIZING_SECONDS, _SECONDS_PER_TOKEN = 1.2, 2e-5
 
 
 class Service:
-    """One engine and what a server needs around it.
+    """An engine and the components of a server around it.
 
     Attributes:
-        settings: how clients are treated.
-        client: of the engine.
-        metrics: what is counted.
-        statistics: what happened lately.
-        token_texts: of the model's tokens; known once :meth:`start` is done.
+        settings: settings of the HTTP server.
+        client: client of the engine.
+        metrics: Prometheus metrics.
+        statistics: recent statistics of the engine.
+        token_texts: texts of single tokens; set by :meth:`start`.
     """
 
     token_texts: TokenTexts
@@ -52,7 +53,7 @@ class Service:
         settings: ServerSettings | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Set up; nothing is loaded yet."""
+        """Create the service; the models are not loaded yet."""
         self.settings = settings or ServerSettings()
         self._tracing = tracing or NoTracing()
         self.metrics = Metrics()
@@ -71,18 +72,19 @@ class Service:
         self.token_texts = TokenTexts(self.client.model.tokenizer)
 
     async def close(self) -> None:
-        """End the engine."""
+        """Stop the engine and the threads of the service."""
         await self.client.close()
         self._tokenizing.close()
         await asyncio.to_thread(self._tracing.close)
 
     def health(self) -> Health:
-        """Whether requests are answered now."""
+        """Health of the engine and the tokenizer."""
         health = self.client.health
         seconds = self._tokenizing.busy_seconds
         if health.is_ok and not self._tokenizing.is_alive:
             return Health(HealthStatus.STALLED, "the tokenizer's thread has ended")
-        if health.is_ok and seconds > _TOKENIZING_SECONDS + _PER_TOKEN * self.max_prompt_tokens:
+        longest = _TOKENIZING_SECONDS + _SECONDS_PER_TOKEN * self.max_prompt_tokens
+        if health.is_ok and seconds > longest:
             return Health(
                 HealthStatus.STALLED, f"the tokenizer has not responded for {seconds:.1f} seconds"
             )
@@ -95,36 +97,36 @@ class Service:
 
     @property
     def model_name(self) -> str:
-        """What clients call the model."""
+        """Name of the model in the API."""
         return self.settings.served_model_name or self.client.model.name
 
     @property
     def num_inside(self) -> int:
-        """Requests that were let in and have not ended."""
+        """Number of admitted requests that have not ended."""
         return self._admission.num_inside
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Longest prompt."""
-        most = self.client.model.max_model_len - _AT_LEAST_ONE
+        """Maximum number of prompt tokens."""
+        most = self.client.model.max_model_len - _MIN_OUTPUT_TOKENS
         return min(most, self.settings.max_prompt_tokens or most)
 
     def check_model(self, name: str | None) -> None:
-        """Refuse another model than the one that is served.
+        """Check the model name of a request.
 
         Raises:
-            UnknownModelError: it is another one.
+            UnknownModelError: it is not the name of the served model.
         """
         if name not in (None, "", self.model_name):
             raise UnknownModelError(
-                "model", f"{name!r} is not served here; the model is {self.model_name!r}"
+                "model", f"{name!r} is not served; the served model is {self.model_name!r}"
             )
 
     async def completion(self, body: CompletionBody) -> Generation:
-        """What `/v1/completions` asks for.
+        """Prepare the answers to a body of `/v1/completions`.
 
         Raises:
-            DraftwiseError: it cannot be answered; names the field.
+            DraftwiseError: the request is invalid; names the field.
         """
         if body.best_of not in (None, body.n):
             raise InvalidParameterError("best_of", "must be the same as n, or left out")
@@ -133,43 +135,46 @@ class Service:
 
     @property
     def tool_call_parser(self) -> str | None:
-        """Of calls that the model makes of its own accord; ``None`` if they are not known."""
+        """Name of the parser of tool calls; ``None`` if the format of the model is unknown."""
         own = getattr(self.client.model.tokenizer, "chat_template", None)
         template = self.settings.chat_template or own
-        return self.settings.tool_call_parser or recognise(template)
+        return self.settings.tool_call_parser or detect_parser(template)
 
     async def chat(self, body: ChatBody, tooling: Tooling) -> Generation:
-        """What `/v1/chat/completions` asks for.
+        """Prepare the answers to a body of `/v1/chat/completions`.
 
         Args:
-            body: of the request.
-            tooling: what its tools mean.
+            body: body of the request.
+            tooling: how its tools are presented, required and parsed.
 
         Raises:
-            DraftwiseError: it cannot be answered; names the field.
+            DraftwiseError: the request is invalid; names the field.
         """
         self._check_choices(body.n)
         max_tokens = body.max_completion_tokens
         if max_tokens is None:
             max_tokens = body.max_tokens
         messages = [message.plain() for message in body.messages]
-        chat = ChatFormat(tools=tooling.tools, variables=body.chat_template_kwargs)
-        return await self._generation(body, [messages], max_tokens, chat, tooling.form)
+        chat = ChatTemplateParams(tools=tooling.tools, variables=body.chat_template_kwargs)
+        return await self._generation(body, [messages], max_tokens, chat, tooling.grammar)
 
     async def tokenize(
-        self, prompt: Prompt, chat: ChatFormat | None = None
+        self, prompt: Prompt, chat: ChatTemplateParams | None = None
     ) -> tuple[str | None, list[int]]:
-        """Text and tokens of a prompt.
+        """Tokenize a prompt.
 
         Args:
             prompt: text, token ids, or messages.
-            chat: how messages become a prompt.
+            chat: parameters of the chat template.
+
+        Returns:
+            The text, or ``None`` if token ids were given, and the token ids.
 
         Raises:
-            PromptError: it is empty, malformed or too long.
+            PromptError: the prompt is empty, malformed or too long.
         """
         tokenizer = self.client.model.tokenizer
-        chat = replace(chat or ChatFormat(), template=self.settings.chat_template)
+        chat = replace(chat or ChatTemplateParams(), template=self.settings.chat_template)
         work = partial(tokenize, tokenizer, prompt, chat, max_tokens=self.max_prompt_tokens)
         if is_tokens(prompt):
             self._check_length(len(prompt))
@@ -180,10 +185,10 @@ class Service:
         return text, ids
 
     async def detokenize(self, tokens: list[int]) -> str:
-        """Text of tokens.
+        """Convert token ids to text.
 
         Raises:
-            PromptError: the target has no tokenizer, or not such a token.
+            PromptError: the target has no tokenizer, or a token id is outside its vocabulary.
         """
         model = self.client.model
         if model.tokenizer is None:
@@ -196,11 +201,11 @@ class Service:
         return await self._tokenizing.run(partial(model.tokenizer.decode, tokens))
 
     async def speculation(self, **changes: Any) -> dict[str, Any]:
-        """How the engine speculates, after some changes perhaps.
+        """Apply changes, if any, to the speculation settings and return the settings.
 
         Raises:
-            InvalidParameterError: a change cannot be made; nothing is changed.
-            DeadlineExceededError: the engine does not answer in time.
+            InvalidParameterError: a change is invalid; nothing is changed.
+            DeadlineExceededError: the engine did not respond before the request timeout.
             DraftwiseError: there is no engine.
         """
         try:
@@ -209,11 +214,11 @@ class Service:
         except TimeoutError:
             seconds = self.settings.request_timeout
             raise DeadlineExceededError(
-                "request_timeout", f"the engine did not answer in {seconds:g} seconds"
+                "request_timeout", f"the engine did not respond within {seconds:g} seconds"
             ) from None
 
     def describe_model(self) -> dict[str, Any]:
-        """The model as `/v1/models` lists it."""
+        """Description of the model in `/v1/models`."""
         return {
             "id": self.model_name,
             "object": "model",
@@ -228,11 +233,11 @@ class Service:
         body: Sampling,
         prompts: list[Any],
         max_tokens: int | None,
-        chat: ChatFormat | None = None,
-        form: StructuredOutputs | None = None,
+        chat: ChatTemplateParams | None = None,
+        grammar: StructuredOutputs | None = None,
     ) -> Generation:
         self.check_model(body.model)
-        questions: list[Question] = []
+        specs: list[AnswerSpec] = []
         for prompt in prompts:
             text, ids = await self.tokenize(prompt, chat)
             most = max_tokens
@@ -240,25 +245,26 @@ class Service:
                 most = self.client.model.max_model_len - len(ids)
             for number in range(body.n):
                 params = body.sampling(most, number)
-                if form is not None:
-                    params = replace(params, structured_outputs=form)
-                questions.append(Question(text, ids, params, number == 0))
+                if grammar is not None:
+                    params = replace(params, structured_outputs=grammar)
+                specs.append(AnswerSpec(text, ids, params, number == 0))
         return Generation(
             self.client,
             self._admission,
             self.metrics.requests,
-            questions,
+            specs,
             body.own_speculation(),
             self.settings.request_timeout,
             self._tracing,
             self.model_name,
-            body.form_field() if form is None else "tools",
+            body.grammar_field() if grammar is None else "tools",
         )
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens > self.max_prompt_tokens:
             raise PromptError(
-                "prompt", f"has {num_tokens} tokens; the longest has {self.max_prompt_tokens}"
+                "prompt",
+                f"has {num_tokens} tokens; at most {self.max_prompt_tokens} tokens are allowed",
             )
 
     def _check_choices(self, count: int) -> None:
@@ -267,6 +273,6 @@ class Service:
                 "n", f"{count} answers are more than the {self.settings.max_choices} allowed"
             )
 
-    def _observe(self, turn: Turn) -> None:
-        self.metrics.observe(turn)
-        self.statistics.observe(turn)
+    def _observe(self, outputs: EngineOutputs) -> None:
+        self.metrics.observe(outputs)
+        self.statistics.observe(outputs)

@@ -1,4 +1,4 @@
-"""What a server is started with."""
+"""Settings of a server and its engine."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What the engine is made of, again after every restart; see :class:`draftwise.LLM`.
+    """Settings of the engine, used at every start; see :class:`draftwise.LLM`.
 
     Attributes:
         target: a folder, a hub id or a zoo name.
-        speculation: how to speculate; ``None`` for target-only decoding.
-        dtype: of the weights.
+        speculation: speculation settings; ``None`` for target-only decoding.
+        dtype: data type of the weights.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        max_batch_size: requests that run at once; more wait.
-        max_model_len: longest prompt and output together; ``None`` for the target's own.
-        max_chunk_tokens: prompt tokens processed per step.
-        cache_gib: memory for keys and values; ``None`` for half of what is free.
-        trust_remote_code: run code that comes with a model.
-        overlap: draft for one half of the batch while the target verifies the other.
-        draft_replicas: processes that draft.
-        num_threads: to compute with on a CPU; ``None`` for PyTorch's choice.
+        max_batch_size: maximum number of requests that run at once.
+        max_model_len: maximum number of tokens of a prompt and its output together; ``None`` for
+            the context length of the target.
+        max_chunk_tokens: maximum number of prompt tokens processed per step.
+        cache_gib: size of the KV cache in GiB; ``None`` for half of the free memory.
+        trust_remote_code: allow models to run code from their repositories.
+        overlap: draft for one half of the batch while the target verifies the other half; ``None``
+            decides by the latency profile.
+        draft_replicas: number of processes that draft.
+        num_threads: number of CPU threads; ``None`` for PyTorch's default.
     """
 
     target: str
@@ -49,25 +51,27 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How the server treats its clients.
+    """Settings of the HTTP server.
 
     Attributes:
-        served_model_name: what clients call the model; ``None`` for the target's name.
-        api_keys: one of them must come with every request to ``/v1``; none: everybody may ask.
-        max_queue: requests that may wait beside those that run; more are refused with 429.
-        max_body_bytes: longest body of a request.
-        max_prompt_tokens: longest prompt; ``None`` for what the context holds.
-        max_choices: most answers of one request, over all its prompts.
-        request_timeout: seconds from arrival to the last token.
-        drain_timeout: seconds that running requests have to end when the server is told to stop.
-        chat_template: Jinja text in place of the tokenizer's own; ``None`` for its own.
-        tool_call_parser: of calls that the model makes of its own accord, ``"hermes"`` or
-            ``"llama3_json"``; ``None`` for what the chat template is recognised to ask for.
-        allowed_origins: web pages of these origins may ask from a browser; ``"*"`` for all.
-        step_timeout: seconds after which an engine that does not respond is replaced.
+        served_model_name: name of the model in the API; ``None`` for the target's name.
+        api_keys: accepted API keys for the paths under ``/v1`` and for tokenization; empty to
+            accept requests without a key.
+        max_queue: maximum number of waiting requests; further requests are rejected with 429.
+        max_body_bytes: maximum size of a request body.
+        max_prompt_tokens: maximum number of prompt tokens; ``None`` for the context length.
+        max_choices: maximum number of answers of one HTTP request, over all its prompts.
+        request_timeout: maximum seconds from the arrival of a request to its last token.
+        drain_timeout: seconds for running requests to finish when the server shuts down.
+        chat_template: Jinja source of the chat template; ``None`` for the tokenizer's template.
+        tool_call_parser: format of tool calls with ``tool_choice: auto``, ``"hermes"`` or
+            ``"llama3_json"``; ``None`` detects it from the chat template.
+        allowed_origins: origins from which browsers may send cross-origin requests; ``"*"`` for
+            all.
+        step_timeout: seconds after which an unresponsive engine is restarted.
 
     Raises:
-        InvalidParameterError: a value lies outside its range.
+        InvalidParameterError: a value is out of range.
     """
 
     served_model_name: str | None = None
@@ -96,7 +100,9 @@ class ServerSettings:
         for name in ("request_timeout", "drain_timeout", "step_timeout"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
-                raise InvalidParameterError(name, f"must be positive seconds, got {value!r}")
+                raise InvalidParameterError(
+                    name, f"must be a positive number of seconds, got {value!r}"
+                )
         if not all(self.api_keys):
             raise InvalidParameterError("api_key", "is empty")
         if self.tool_call_parser not in (None, *PARSERS):
@@ -108,5 +114,5 @@ class ServerSettings:
             if not _ORIGIN.fullmatch(origin):
                 raise InvalidParameterError(
                     "allowed_origins",
-                    f"{origin!r} is no origin; give SCHEME://HOST[:PORT] without a path, or *",
+                    f"{origin!r} is not an origin; give SCHEME://HOST[:PORT] without a path, or *",
                 )

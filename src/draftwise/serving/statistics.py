@@ -1,4 +1,4 @@
-"""What the engine did lately, as a page shows it: means over the last second or so."""
+"""Recent statistics of the engine for the web page: means over about a second."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from draftwise.serving.messages import Load, StepFigures, Turn
+from draftwise.serving.messages import EngineLoad, EngineOutputs, StepStats
 
 _WINDOW_SECONDS = 1.5
-# Acceptance by position needs more drafts than a second brings.
+# Acceptance by position needs more drafts than those of one second.
 _LONG_WINDOW_SECONDS = 30.0
 
 
-class _Seen(NamedTuple):
+class _TimedStep(NamedTuple):
     time: float
-    step: StepFigures
+    step: StepStats
 
 
 class Statistics:
-    """Keeps the last steps."""
+    """Keeps the steps of the last seconds and summarises them."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
+        """Start without steps."""
         self._started = time.monotonic()
-        self._steps: deque[_Seen] = deque()
-        self._load: Load | None = None
+        self._steps: deque[_TimedStep] = deque()
+        self._load: EngineLoad | None = None
 
-    def observe(self, turn: Turn) -> None:
-        """Keep what a turn of the engine brought."""
-        if turn.load is not None:
-            self._load = turn.load
+    def observe(self, outputs: EngineOutputs) -> None:
+        """Record outputs of the engine."""
+        if outputs.load is not None:
+            self._load = outputs.load
         now = time.monotonic()
-        if turn.step is not None:
-            self._steps.append(_Seen(now, turn.step))
+        if outputs.step is not None:
+            self._steps.append(_TimedStep(now, outputs.step))
         while self._steps and self._steps[0].time < now - _LONG_WINDOW_SECONDS:
             self._steps.popleft()
 
     def snapshot(self) -> dict[str, Any]:
-        """The present state, ready for JSON; what cannot be said now is ``None``."""
+        """The current statistics as a JSON-serialisable object; unknown values are ``None``."""
         now = time.monotonic()
-        later = [seen.step for seen in self._steps if seen.time >= now - _LONG_WINDOW_SECONDS]
-        last = [seen.step for seen in self._steps if seen.time >= now - _WINDOW_SECONDS]
+        recent = [each.step for each in self._steps if each.time >= now - _LONG_WINDOW_SECONDS]
+        last = [each.step for each in self._steps if each.time >= now - _WINDOW_SECONDS]
         load = self._load
         num_requests = sum(step.num_requests for step in last)
         num_tokens = sum(step.num_tokens for step in last)
@@ -50,7 +50,7 @@ class Statistics:
             for part, each in step.seconds.items():
                 seconds[part] = seconds.get(part, 0.0) + each
         whole = sum(seconds.values())
-        verified, accepted = _added(later, "verified"), _added(later, "accepted")
+        verified, accepted = _sums(recent, "verified"), _sums(recent, "accepted")
         return {
             "time": time.time(),
             "uptime_seconds": now - self._started,
@@ -64,14 +64,14 @@ class Statistics:
             "mean_accepted_length": num_tokens / num_requests if num_requests else None,
             "acceptance_rate": sum(accepted) / sum(verified) if sum(verified) else None,
             "acceptance_by_position": [
-                ours / all_ for ours, all_ in zip(accepted, verified, strict=True) if all_
+                kept / total for kept, total in zip(accepted, verified, strict=True) if total
             ],
             "time_split": {part: each / len(last) for part, each in seconds.items()},
         }
 
 
-def _added(steps: list[StepFigures], name: str) -> list[int]:
-    """Counts by position over all steps."""
+def _sums(steps: list[StepStats], name: str) -> list[int]:
+    """Counts by position, summed over steps."""
     width = max((len(step.verified) for step in steps), default=0)
     total = [0] * width
     for step in steps:

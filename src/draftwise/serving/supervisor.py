@@ -1,4 +1,4 @@
-"""Keeps an engine running: starts it, watches it, and starts another when it is lost."""
+"""Supervision of the engine's process: start, health checks and restarts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftwise.serving.errors import EngineLostError, EngineUnavailableError
 from draftwise.serving.health import Health, HealthStatus
 from draftwise.serving.link import EngineLink, serialize
 from draftwise.serving.liveness import PING_SECONDS, Liveness
-from draftwise.serving.messages import Failed, Ping, Ready, Report, Turn
+from draftwise.serving.messages import EngineOutputs, Failed, Ping, Ready, Report
 from draftwise.serving.metrics import Metrics
 from draftwise.serving.settings import EngineSettings
 
@@ -22,25 +22,25 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 
 class EngineListener(Protocol):
-    """What follows an engine that comes and goes."""
+    """Callbacks for events of the engine."""
 
     def engine_is_ready(self, ready: Ready) -> None:
-        """Its models are loaded."""
+        """The engine has loaded its models."""
 
-    def engine_reported(self, turn: Turn) -> None:
-        """It has followed commands or finished a step."""
+    def engine_reported(self, outputs: EngineOutputs) -> None:
+        """The engine has executed commands or a step."""
 
     def engine_was_lost(self, error: DraftwiseError) -> None:
-        """It is gone with everything that it had."""
+        """The engine was lost with all of its requests."""
 
 
 class Supervisor:
-    """Owns the engine's process. Everything here runs in one event loop.
+    """Owns the engine's process. All methods run in one event loop.
 
     Attributes:
-        is_ready: whether there is an engine that has loaded its models.
-        is_closing: whether the server stops; no other engine is started then.
-        num_restarts: engines that were lost.
+        is_ready: whether the engine has loaded its models.
+        is_closing: whether the server is shutting down, in which case the engine is not restarted.
+        num_restarts: number of lost engines.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Supervisor:
         metrics: Metrics,
         step_timeout: float,
     ) -> None:
-        """Set up; nothing is started yet.
+        """Create the supervisor; the engine is not started yet.
 
         Args:
-            settings: of the engine.
+            settings: settings of the engine.
             listener: called when the engine is ready, reports, or is lost.
-            metrics: counts how often the engine comes and goes.
-            step_timeout: seconds after which an engine that does not respond is replaced.
+            metrics: metrics that count restarts of the engine.
+            step_timeout: seconds after which an unresponsive engine is restarted.
         """
         self.is_ready = self.is_closing = False
         self.num_restarts = 0
@@ -65,27 +65,27 @@ class Supervisor:
         self._liveness = Liveness(step_timeout)
         self._link: EngineLink | None = None
         self._pause = _FIRST_PAUSE_SECONDS
-        self._first: asyncio.Future[None] | None = None
+        self._first_ready: asyncio.Future[None] | None = None
         self._restart: asyncio.Task[None] | None = None
         self._monitor: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
-        """Of the engine's process."""
+        """Process id of the engine."""
         return None if self._link is None else self._link.process.pid
 
     def health(self, is_busy: bool) -> Health:
-        """Whether the engine responds now.
+        """Health of the engine.
 
         Args:
-            is_busy: it has requests, so that a long step may be running.
+            is_busy: whether the engine has requests, so that a long step may be running.
         """
         if self.is_closing:
-            return Health(HealthStatus.STOPPING, "the server stops")
+            return Health(HealthStatus.STOPPING, "the server is shutting down")
         if self._link is None or not self.is_ready:
             return Health(HealthStatus.STARTING, "the engine is being loaded")
         if self._monitor is None or self._monitor.done():
-            return Health(HealthStatus.STALLED, "the engine is not watched any more")
+            return Health(HealthStatus.STALLED, "the engine is no longer monitored")
         if self._liveness.is_stalled(is_busy):
             seconds = self._liveness.silent_seconds
             return Health(
@@ -99,17 +99,19 @@ class Supervisor:
         Raises:
             DraftwiseError: they cannot be loaded.
         """
-        self._first = asyncio.get_running_loop().create_future()
+        self._first_ready = asyncio.get_running_loop().create_future()
         self._begin()
         self._monitor = asyncio.create_task(self._watch())
-        await self._first
+        await self._first_ready
 
     async def close(self) -> None:
-        """End the engine."""
+        """Stop the engine."""
         self.is_closing = True
-        if self._first is not None and not self._first.done():
-            self._first.set_exception(EngineUnavailableError("engine", "the server stops"))
-            self._first.exception()  # nobody may be waiting
+        if self._first_ready is not None and not self._first_ready.done():
+            self._first_ready.set_exception(
+                EngineUnavailableError("engine", "the server is shutting down")
+            )
+            self._first_ready.exception()  # nobody may be waiting
         for task in (self._monitor, self._restart):
             if task is not None:
                 task.cancel()
@@ -120,7 +122,7 @@ class Supervisor:
             await asyncio.to_thread(link.close)
 
     def send(self, command: bytes) -> None:
-        """Send a serialised command, if there is an engine that can follow it."""
+        """Send a serialised command if the engine is ready; otherwise drop it."""
         if self._link is not None and self.is_ready:
             self._link.send(command)
 
@@ -140,15 +142,15 @@ class Supervisor:
         self._link = link
 
     async def _watch(self) -> None:
-        """Ping the engine twice a second, and give it up if it does not answer."""
+        """Ping the engine twice a second, and report it as lost if it does not respond."""
         while True:
             await asyncio.sleep(PING_SECONDS)
             try:
-                self._look()
+                self._check_liveness()
             except Exception:
-                _LOG.exception("the engine could not be watched")
+                _LOG.exception("the liveness of the engine could not be checked")
 
-    def _look(self) -> None:
+    def _check_liveness(self) -> None:
         if self._link is None or not self.is_ready:
             return
         if self._liveness.is_lost:
@@ -158,41 +160,43 @@ class Supervisor:
 
     def _receive(self, link: EngineLink, report: Report) -> None:
         if link is not self._link:
-            return  # of an engine that was given up
+            return  # from an earlier engine
         try:
-            self._follow(report)
+            self._process(report)
         except Exception as error:
-            # What the report said is lost, and requests would wait for it without end.
-            _LOG.exception("a report of the engine could not be followed")
-            link.lose(f"a report could not be followed: {error!r}")
+            # Requests would wait forever for the outputs in the report.
+            _LOG.exception("a report of the engine could not be processed")
+            link.lose(f"a report could not be processed: {error!r}")
 
-    def _follow(self, report: Report) -> None:
+    def _process(self, report: Report) -> None:
         match report:
-            case Turn(step=step):
+            case EngineOutputs(step=step):
                 self._liveness.reported(None if step is None else sum(step.seconds.values()))
                 self._listener.engine_reported(report)
-            case Ready():
+            case Ready(warnings=warnings):
+                for line in warnings:
+                    _LOG.warning(line)
                 self.is_ready = True
                 self._pause = _FIRST_PAUSE_SECONDS
                 self._listener.engine_is_ready(report)
-                if self._first is not None and not self._first.done():
-                    self._first.set_result(None)
+                if self._first_ready is not None and not self._first_ready.done():
+                    self._first_ready.set_result(None)
                 details = {"pid": self.pid, "restarts": self.num_restarts}
                 _LOG.info("the engine is ready", extra=details)
             case Failed(error, at_start):
                 _LOG.error("the engine failed", extra={"reason": str(error)})
-                if at_start and self._first is not None and not self._first.done():
-                    self._first.set_exception(error)
+                if at_start and self._first_ready is not None and not self._first_ready.done():
+                    self._first_ready.set_exception(error)
                     self.is_closing = True
 
     def _ended(self, link: EngineLink) -> None:
-        """The process is gone."""
+        """Handle the end of the process."""
         if self.is_closing or link is not self._link:
             return
         was_ready, self.is_ready = self.is_ready, False
         self._link = None
-        if self._first is not None and not self._first.done():
-            self._first.set_exception(
+        if self._first_ready is not None and not self._first_ready.done():
+            self._first_ready.set_exception(
                 EngineUnavailableError("engine", "its process ended while it was loading")
             )
             return
@@ -200,11 +204,11 @@ class Supervisor:
             self.num_restarts += 1
             self._metrics.engine_was_lost()
             self._listener.engine_was_lost(
-                EngineLostError("engine", "it was lost; a new one is started, ask again")
+                EngineLostError("engine", "its process ended; it is being restarted, try again")
             )
-        self._restart = asyncio.create_task(self._begin_again(link))
+        self._restart = asyncio.create_task(self._start_again(link))
 
-    async def _begin_again(self, lost: EngineLink) -> None:
+    async def _start_again(self, lost: EngineLink) -> None:
         await asyncio.to_thread(lost.close)
         while not self.is_closing:
             await asyncio.sleep(self._pause)
@@ -212,7 +216,7 @@ class Supervisor:
             try:
                 self._begin()
             except Exception:
-                # Too many processes or files, for example: that may pass.
+                # The cause may be temporary, such as too many processes or open files.
                 _LOG.exception("a new engine could not be started")
             else:
                 return

@@ -1,4 +1,4 @@
-"""Single tokens as text and as bytes."""
+"""Texts and bytes of single tokens."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from functools import lru_cache
 from typing import Any
 
 _REPLACEMENT = "\ufffd"
-# How vocabularies with a fallback to bytes call them.
+# Names of byte tokens in vocabularies with byte fallback.
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CACHED = 100_000
 
 
 class TokenTexts:
-    """What each token says by itself."""
+    """Converts single tokens to text and bytes, with a cache."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Take a fast tokenizer; ``None`` if there is none."""
+        """Wrap a fast tokenizer; ``None`` if there is none."""
         self._tokenizer = tokenizer
         self._known = lru_cache(_CACHED)(self._look_up)
 
     def __call__(self, token: int) -> tuple[str, list[int]]:
-        """Text and bytes of a token; half a character has bytes and no text of its own."""
+        """Return the text and the bytes of a token; a partial character has bytes but no text."""
         return self._known(token)
 
     def _look_up(self, token: int) -> tuple[str, list[int]]:
@@ -42,9 +42,9 @@ class TokenTexts:
 
 @lru_cache(1)
 def _byte_alphabet() -> dict[str, int]:
-    """The letters by which byte-level vocabularies write bytes (Radford et al. 2019, GPT-2).
+    """Mapping from the characters of byte-level vocabularies to bytes (Radford et al. 2019, GPT-2).
 
-    Printable bytes stand for themselves, the others for the letters from 256 on, in their order.
+    Printable bytes are represented by themselves, and other bytes by the characters from 256 on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

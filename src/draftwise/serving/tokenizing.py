@@ -1,4 +1,4 @@
-"""One thread for the tokenizer, which two threads must not use at once."""
+"""A thread for the tokenizer, which is not thread-safe."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _Work = tuple[Future[Any], Callable[[], Any]]
 
 
 class TokenizerThread:
-    """Runs functions one after the other.
+    """Runs functions one after another in a thread.
 
-    It is a daemon: one that hangs does not keep the server from stopping.
+    It is a daemon thread, so that a function that hangs does not prevent the shutdown.
     """
 
     def __init__(self, timeout: float) -> None:
-        """Start it.
+        """Start the thread.
 
         Args:
-            timeout: seconds after which a caller gives up.
+            timeout: seconds after which a call fails.
         """
         self._timeout = timeout
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
@@ -36,20 +36,20 @@ class TokenizerThread:
 
     @property
     def busy_seconds(self) -> float:
-        """For how long the present function has been running; 0 while there is none."""
+        """Seconds since the start of the running function; 0 if none is running."""
         started = self._started
         return 0.0 if started is None else time.monotonic() - started
 
     @property
     def is_alive(self) -> bool:
-        """Whether functions are run."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """The result of a function, called in the thread.
+        """Call a function in the thread and return its result.
 
         Raises:
-            DeadlineExceededError: there is none in time.
+            DeadlineExceededError: the function did not return before the timeout.
         """
         future: Future[Result] = Future()
         self._work.put((future, work))
@@ -58,11 +58,11 @@ class TokenizerThread:
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             raise DeadlineExceededError(
-                "request_timeout", f"the prompt was not tokenized in {self._timeout:g} seconds"
+                "request_timeout", f"the prompt was not tokenized within {self._timeout:g} seconds"
             ) from None
 
     def close(self) -> None:
-        """End it once the present function returns."""
+        """End the thread after the running function returns."""
         self._work.put(None)
 
     def _run(self) -> None:

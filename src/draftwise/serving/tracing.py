@@ -1,4 +1,4 @@
-"""Spans of requests for OpenTelemetry, where its packages are installed and it is told to."""
+"""Optional tracing of requests with OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ _CLOSE_SECONDS = 0.5
 
 
 class Span(Protocol):
-    """What a request's span needs to be able to do."""
+    """Interface of the span of a request."""
 
     def set_attribute(self, key: str, value: Any) -> None:
-        """Say something of the request."""
+        """Set an attribute of the span."""
 
     def end(self) -> None:
-        """The request has ended."""
+        """End the span."""
 
 
 class Tracing(Protocol):
-    """Where spans come from."""
+    """Interface of tracers."""
 
     def begin(self, model: str, num_prompt_tokens: int, num_answers: int) -> Span:
-        """A request was let in."""
+        """Start the span of a request."""
 
     def close(self) -> None:
-        """Send what waits, as far as that is possible at once."""
+        """Send pending spans, as far as that is possible without waiting."""
 
 
 class NoTracing:
-    """No spans."""
+    """A tracer that does nothing."""
 
     def close(self) -> None:
-        """Nothing waits."""
+        """Do nothing."""
 
     def begin(self, model: str, num_prompt_tokens: int, num_answers: int) -> Span:
-        """Nothing is kept."""
+        """Return a span that does nothing."""
         return _NoSpan()
 
 
 class _NoSpan:
     def set_attribute(self, key: str, value: Any) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Nothing is sent."""
+        """Do nothing."""
 
 
 class OpenTelemetry:
-    """Spans through OpenTelemetry, with the names of its conventions for generative models."""
+    """A tracer for OpenTelemetry that follows its conventions for generative models."""
 
     def __init__(self, provider: Any) -> None:
-        """Take a tracer provider of its SDK."""
+        """Create a tracer from a tracer provider of the SDK."""
         self._provider = provider
         self._tracer = provider.get_tracer("draftwise")
 
     def begin(self, model: str, num_prompt_tokens: int, num_answers: int) -> Span:
-        """A request was let in; its prompt is not told."""
+        """Start the span of a request; it does not contain the prompt."""
         span: Span = self._tracer.start_span(
             f"generate {model}",
             attributes={
@@ -73,14 +73,14 @@ class OpenTelemetry:
         return span
 
     def close(self) -> None:
-        """Send what waits; a collector that does not answer loses it."""
+        """Send pending spans; they are lost if the collector does not respond."""
         thread = threading.Thread(target=self._provider.shutdown, daemon=True)
         thread.start()
         thread.join(_CLOSE_SECONDS)
 
 
-def tell(span: Span, stats: SpeculationStats, first_token_seconds: float | None) -> None:
-    """Say how a request went."""
+def record_stats(span: Span, stats: SpeculationStats, first_token_seconds: float | None) -> None:
+    """Set attributes for counts and latency of a request."""
     span.set_attribute("gen_ai.usage.output_tokens", stats.num_tokens)
     span.set_attribute("draftwise.lossless", stats.lossless)
     span.set_attribute("draftwise.num_steps", stats.num_steps)
@@ -92,11 +92,11 @@ def tell(span: Span, stats: SpeculationStats, first_token_seconds: float | None)
 
 
 def set_up_tracing(endpoint: str | None) -> Tracing:
-    """Send spans to a collector.
+    """Create the tracer of a server.
 
     Args:
-        endpoint: where it takes OTLP over HTTP, such as ``http://localhost:4318``; ``None`` for no
-            spans. Everything else is told by OpenTelemetry's own environment variables.
+        endpoint: OTLP endpoint over HTTP, such as ``http://localhost:4318``; ``None`` disables
+            tracing. Other settings are read from OpenTelemetry's environment variables.
 
     Raises:
         InvalidParameterError: OpenTelemetry is not installed.
@@ -115,7 +115,7 @@ def set_up_tracing(endpoint: str | None) -> Tracing:
     name = os.environ.get("OTEL_SERVICE_NAME", "draftwise")
     provider = TracerProvider(
         resource=Resource.create({"service.name": name}),
-        shutdown_on_exit=False,  # it would wait for a collector that is gone
+        shutdown_on_exit=False,  # it would wait for an unreachable collector
     )
     address = f"{endpoint.rstrip('/')}/v1/traces"
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(address)))

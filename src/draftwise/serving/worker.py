@@ -1,54 +1,57 @@
-"""The process that owns the engine: takes commands between steps, reports after each."""
+"""The engine's process: executes commands between steps and sends a report after each step."""
 
 from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TextIO
 
 from draftwise.core.types import PARTS
 from draftwise.engine.request import Request
-from draftwise.errors import DraftwiseError
+from draftwise.errors import DraftwiseError, DraftwiseWarning
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
 from draftwise.policies import POLICIES
 from draftwise.processes import end_quickly, end_with_parent
 from draftwise.serving.errors import EngineFaultError, EngineLostError
+from draftwise.serving.grammar_thread import GrammarThread
 from draftwise.serving.messages import (
     Add,
-    Ask,
     Cancel,
     Command,
+    EngineLoad,
+    EngineOutputs,
     Failed,
-    Load,
     Piece,
     Ping,
     Ready,
-    StepFigures,
-    Turn,
+    StepStats,
+    UpdateSpeculation,
 )
-from draftwise.serving.preparation import GrammarThread
 from draftwise.serving.settings import EngineSettings
 
 _LOG = logging.getLogger("draftwise.serving")
 
 
 def run(connection: Connection, settings: EngineSettings) -> None:
-    """Load the models and generate until the other side says stop, or is gone."""
-    # Only the server decides when to end; ctrl-C reaches every process of the terminal.
+    """Load the models and run the engine until a stop command or the end of the connection."""
+    # The terminal sends ctrl-C to all processes, but only the server decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with_parent()
     end_quickly()
     try:
-        llm = load(settings)
+        with _our_warnings() as warned:
+            llm = load(settings)
     except DraftwiseError as error:
         connection.send(Failed(error, at_start=True))
         return
     try:
-        EngineWorker(connection, llm).run()
+        EngineWorker(connection, llm, warned).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     finally:
@@ -56,10 +59,10 @@ def run(connection: Connection, settings: EngineSettings) -> None:
 
 
 def load(settings: EngineSettings) -> LLM:
-    """The models and the engine.
+    """Load the models and create the engine.
 
     Raises:
-        DraftwiseError: something of it cannot be had.
+        DraftwiseError: a model cannot be loaded, or a setting is invalid.
     """
     if settings.num_threads is not None:
         import torch
@@ -80,18 +83,45 @@ def load(settings: EngineSettings) -> LLM:
     )
 
 
-class EngineWorker:
-    """Runs an engine for the other side of a connection."""
+@contextmanager
+def _our_warnings() -> Iterator[list[str]]:
+    """Collect each :class:`DraftwiseWarning` as a line; this process has no log to write to."""
+    lines: list[str] = []
+    with warnings.catch_warnings():
+        show_others = warnings.showwarning
 
-    def __init__(self, connection: Connection, llm: LLM) -> None:
-        """Take loaded models.
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, DraftwiseWarning):
+                lines.append(" ".join(str(message).split()))
+            else:
+                show_others(message, category, filename, lineno, file, line)
+
+        warnings.simplefilter("always", DraftwiseWarning)
+        warnings.showwarning = show
+        yield lines
+
+
+class EngineWorker:
+    """Runs an engine by the commands of a connection."""
+
+    def __init__(self, connection: Connection, llm: LLM, warned: Sequence[str] = ()) -> None:
+        """Create the worker.
 
         Args:
-            connection: where commands come from and reports go to.
-            llm: used by nobody else.
+            connection: connection for commands and reports.
+            llm: the loaded models, used only by this worker.
+            warned: warnings about the models, one line each.
         """
         self._connection = connection
         self._llm = llm
+        self._warned = warned
         self._requests: dict[int, Request] = {}
         self._keys: dict[int, int] = {}
         self._counted: dict[int, SpeculationStats] = {}
@@ -100,10 +130,10 @@ class EngineWorker:
         self._stopped = False
 
     def run(self) -> None:
-        """Say that it is ready, then work until told to stop.
+        """Send :class:`Ready`, then execute commands and steps until a stop command.
 
         Raises:
-            EOFError: the other side is gone.
+            EOFError: the connection was closed.
         """
         llm = self._llm
         roles = {"target": llm.target, "draft": llm.draft, "companion": llm.companion}
@@ -114,72 +144,73 @@ class EngineWorker:
                 llm.target.model.vocab_size,
                 llm.target.tokenizer,
                 {role: each.fingerprint for role, each in roles.items() if each is not None},
+                tuple(dict.fromkeys(self._warned)),
             )
         )
         while not self._stopped:
-            turn = self._take_commands()
+            outputs = self._take_commands()
             if self._requests:
                 try:
-                    self._step(turn)
+                    self._step(outputs)
                 except Exception as error:
-                    # The batch cannot be continued: better a clear end than a silent one.
-                    why = EngineLostError("engine", f"a step failed: {error!r}")
-                    self._connection.send(Failed(why, at_start=False))
+                    # The batch cannot be continued, so report the error before the process ends.
+                    reason = EngineLostError("engine", f"a step failed: {error!r}")
+                    self._connection.send(Failed(reason, at_start=False))
                     raise
-            turn.load = self._load
-            self._connection.send(turn)
+            outputs.load = self._load
+            self._connection.send(outputs)
 
-    def _take_commands(self) -> Turn:
-        """Follow all commands that came meanwhile; without requests, wait for one."""
-        turn = Turn()
-        patience = 0 if self._requests else None
+    def _take_commands(self) -> EngineOutputs:
+        """Execute all pending commands; if there are no requests, wait for a command."""
+        outputs = EngineOutputs()
+        timeout = 0 if self._requests else None
         while not self._stopped:
-            ready = wait([self._connection, self._grammars.readable], patience)
+            ready = wait([self._connection, self._grammars.readable], timeout)
             if not ready:
                 break
             if self._connection in ready:
                 command: Command = self._connection.recv()
-                self._follow(command, turn)
+                self._execute(command, outputs)
             if self._grammars.readable in ready:
-                self._add_prepared(turn)
-            patience = 0
-        return turn
+                self._add_prepared(outputs)
+            timeout = 0
+        return outputs
 
-    def _follow(self, command: Command, turn: Turn) -> None:
+    def _execute(self, command: Command, outputs: EngineOutputs) -> None:
         match command:
             case Add():
-                self._add(command, turn)
+                self._add(command, outputs)
             case Cancel(key):
                 self._preparing.discard(key)
                 request = self._requests.get(key)
                 if request is not None:
                     self._llm.engine.cancel(request)
                     self._forget(request)
-            case Ask(call, changes):
+            case UpdateSpeculation(call, changes):
                 try:
                     if changes:
                         self._llm.change_speculation(**changes)
-                    turn.answers.append((call, self._describe()))
+                    outputs.answers.append((call, self._describe()))
                 except Exception as error:
-                    turn.answers.append((call, _typed(error)))
+                    outputs.answers.append((call, _typed(error)))
             case Ping():
-                pass  # every turn is reported
+                pass  # the outputs are sent in any case
             case _:
                 self._stopped = True
 
-    def _add_prepared(self, turn: Turn) -> None:
-        """Add the requests whose grammars are compiled, unless they were cancelled meanwhile."""
+    def _add_prepared(self, outputs: EngineOutputs) -> None:
+        """Add the requests whose grammars have been compiled, unless they were cancelled."""
         for command, error in self._grammars.take():
             if command.key not in self._preparing:
                 continue
             self._preparing.remove(command.key)
             if error is None:
-                self._add(command, turn)
+                self._add(command, outputs)
             else:
-                turn.refused.append((command.key, _typed(error)))
+                outputs.refused.append((command.key, _typed(error)))
 
-    def _add(self, command: Add, turn: Turn) -> None:
-        """Add a request to the engine, at once or when its grammar is compiled."""
+    def _add(self, command: Add, outputs: EngineOutputs) -> None:
+        """Add a request to the engine, now or when its grammar has been compiled."""
         try:
             if self._grammars.needs(command):
                 self._preparing.add(command.key)
@@ -189,16 +220,16 @@ class EngineWorker:
                 command.prompt, command.prompt_ids, command.params, command.speculation
             )
         except Exception as error:
-            # Nothing was queued: whatever is wrong with this request, the others go on.
-            turn.refused.append((command.key, _typed(error)))
+            # The request was not queued, so the error does not affect other requests.
+            outputs.refused.append((command.key, _typed(error)))
             return
         self._requests[command.key] = request
         self._keys[request.request_id] = command.key
         self._counted[request.request_id] = SpeculationStats()
-        turn.added.append(command.key)
+        outputs.added.append(command.key)
 
-    def _step(self, turn: Turn) -> None:
-        """Advance everybody, and tell what came of it."""
+    def _step(self, outputs: EngineOutputs) -> None:
+        """Run one step of the engine and add its results to the outputs."""
         engine = self._llm.engine
         advanced = [each for each in engine.step() if each.request_id in self._keys]
         verified: list[int] = []
@@ -214,11 +245,11 @@ class EngineWorker:
                 setattr(totals, name, getattr(totals, name) + gained)
                 setattr(before, name, getattr(now, name))
             before.num_verified, before.num_accepted = now.num_verified, now.num_accepted
-            turn.pieces.append(self._piece(request))
+            outputs.pieces.append(self._piece(request))
             if request.finish_reason is not None:
                 self._forget(request)
         times = engine.times
-        turn.step = StepFigures(
+        outputs.step = StepStats(
             {part: getattr(times, part) for part in PARTS},
             len(advanced),
             totals.num_tokens,
@@ -248,7 +279,7 @@ class EngineWorker:
         del self._counted[request.request_id]
 
     def _describe(self) -> dict[str, Any]:
-        """How it speculates, ready for JSON."""
+        """The speculation settings as a JSON-serialisable object."""
         llm = self._llm
         speculation = llm.speculation
         names = {
@@ -277,14 +308,14 @@ class EngineWorker:
                     "usable": name in usable,
                 }
                 for name, policy in POLICIES.items()
-                if not policy.judged_by_target
+                if not policy.uses_target_oracle
             ],
         }
 
     @property
-    def _load(self) -> Load:
+    def _load(self) -> EngineLoad:
         engine = self._llm.engine
-        return Load(
+        return EngineLoad(
             engine.num_unfinished - engine.num_waiting,
             engine.num_waiting,
             engine.cache_usage,
@@ -294,15 +325,15 @@ class EngineWorker:
 
 
 def _typed(error: BaseException) -> DraftwiseError:
-    """An error that the server can report; anything unexpected is logged with its traceback."""
+    """Convert any error to a typed one; unexpected errors are logged with their tracebacks."""
     if isinstance(error, DraftwiseError):
         return error
-    _LOG.exception("the engine refused a command for an unexpected reason", exc_info=error)
+    _LOG.exception("a command of the engine failed unexpectedly", exc_info=error)
     return EngineFaultError("engine", f"failed unexpectedly: {type(error).__name__}: {error}")
 
 
 def _count(positions: list[int], number: int) -> None:
-    """Count one more at each of the first positions."""
+    """Increment the counts of the first ``number`` positions."""
     while len(positions) < number:
         positions.append(0)
     for index in range(number):

@@ -1,1 +1,1 @@
-"""The papers' tables and figures, recomputed for any models: ``draftwise study``."""
+"""Recomputation of the papers' tables and figures for any models: ``draftwise study``."""

@@ -1,15 +1,15 @@
-"""How far each published rule is from lossless, on real models.
+"""Bias of published selection rules, measured on real models.
 
-Beyond the sources. A rule that drops a drafted token by looking at it, and leaves the position to
-the target, makes that token rarer than it should be. Here every rule is evaluated over the whole
-vocabulary at positions of real texts: k(x) is the probability that x is kept if it is drawn, and
-the output is
+This study goes beyond the sources. A rule that drops a drafted token depending on that token, and
+then samples the position from the target, lowers the probability of that token. Every rule is
+evaluated over the whole vocabulary at positions of real texts. With k(x) the probability that x is
+kept if it is drafted, the output distribution is
 
     q(x)·k(x)·min(1, p(x)/q(x)) + (mass rejected)·residual(x) + (mass dropped)·p(x).
 
-Its total variation from p is the bias of a position. The same rule as a filtered proposal, q′ =
-q·k, has none. For rules that choose over a batch, k is averaged over what the other requests drew
-and over the rest of the request's own draft, both taken from recorded drafts.
+Its total variation distance from p is the bias at a position. The same rule applied as a filtered
+proposal, q′ = q·k, is unbiased. For rules that select over a batch, k is averaged over the drafts
+of the other requests and over the rest of the request's own draft, both taken from recorded drafts.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from draftwise.studies.drawing import bars, panels, styled
 from draftwise.studies.lenience import lenient_output, normalised, total_variation
 from draftwise.studies.positions import Floats, Passage
 from draftwise.studies.published_rules import Keep, RecordedDrafts, rules
-from draftwise.studies.study import OWN, Account, Data, Finding, Study
+from draftwise.studies.study import OWN, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
 
 _NUM_POSITIONS = 240
-# What rounding in float64 leaves.
-_NOTHING = 1e-6
+# Differences below this are rounding errors in float64.
+_ROUNDING = 1e-6
 
 
 def published_output(p: Tensor, q: Tensor, keep: Tensor) -> Tensor:
-    """What comes out if dropped positions are left to the target as if nothing was proposed.
+    """Output distribution if dropped positions are sampled from the target as if not drafted.
 
     Args:
         p: ``[n, vocab]`` the target's distributions.
-        q: ``[n, vocab]`` the draft's.
-        keep: ``[n, vocab]`` probability that each token is kept if it is drawn.
+        q: ``[n, vocab]`` the draft's distributions.
+        keep: ``[n, vocab]`` probability that each token is kept if it is drafted.
 
     Returns:
-        ``[n, vocab]`` distribution of the position.
+        ``[n, vocab]`` output distribution of each position.
     """
     accepted = keep * torch.minimum(p, q)
     rejected = (keep * q - accepted).sum(dim=1, keepdim=True)
@@ -53,7 +53,7 @@ def published_output(p: Tensor, q: Tensor, keep: Tensor) -> Tensor:
 
 
 def filtered_output(p: Tensor, q: Tensor, keep: Tensor) -> Tensor:
-    """What comes out of the filtered proposal q′ = q·keep; see :func:`published_output`."""
+    """Output distribution of the filtered proposal q′ = q·keep; see :func:`published_output`."""
     proposal = q * keep
     accepted = torch.minimum(p, proposal)
     rest = 1 - accepted.sum(dim=1, keepdim=True)
@@ -63,13 +63,13 @@ def filtered_output(p: Tensor, q: Tensor, keep: Tensor) -> Tensor:
 def figures_of(
     passages: Iterable[Passage], keeps: Mapping[str, Keep], num_positions: int, seed: int
 ) -> dict[str, Any]:
-    """Bias of every rule, published and filtered, and of lenience.
+    """Bias of every rule, as published and as a filtered proposal, and of lenience.
 
     Args:
-        passages: whole texts.
-        keeps: the rules.
-        num_positions: of each passage's share, drawn.
-        seed: of the drawing.
+        passages: positions of whole texts.
+        keeps: k(x) of each rule.
+        num_positions: number of positions to sample, in total.
+        seed: seed of the sampling.
     """
     seen: dict[str, dict[str, list[Floats]]] = {}
     generator = np.random.default_rng(seed)
@@ -131,7 +131,7 @@ class Bias(Study):
     needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """On positions of the target's texts."""
+        """Evaluate all rules at sampled positions of the target's texts."""
         s = bench.settings
         size = max(s.batch_sizes)
         drafts = RecordedDrafts(bench.collection().records, s.num_speculative_tokens)
@@ -143,7 +143,7 @@ class Bias(Study):
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Mean and upper decile of each rule."""
+        """Draw the mean and the upper decile of each rule."""
         figure, (axes,) = panels(1, width=7.0, height=3.0)
         own = data["rules"]
         bars(axes, list(own), [row["total_variation"] for row in own.values()], digits=4)
@@ -152,58 +152,59 @@ class Bias(Study):
             range(len(own)),
             "D",
             color=COLOURS[1],
-            label="a tenth of the positions is beyond",
+            label="90th percentile",
         )
         axes.set_xlabel("total variation from the target's distribution, per position")
         axes.legend(frameon=False, loc="upper right")
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """Which are biased, and by how much."""
+    def describe(self, data: Data) -> Description:
+        """Describe which rules are biased, and by how much."""
         own = data["rules"]
-        biased = {n: row for n, row in own.items() if row["total_variation"] > _NOTHING}
+        biased = {n: row for n, row in own.items() if row["total_variation"] > _ROUNDING}
         exact = [name for name in own if name not in biased]
         said = "; ".join(
-            f"{name} {row['total_variation']:.4f} ({row['worst']:.4f} at worst)"
+            f"{name} {row['total_variation']:.4f} (maximum {row['worst']:.4f})"
             for name, row in biased.items()
         )
         filtered = max(row["filtered"] for row in own.values() if row["filtered"] is not None)
         count = next(iter(own.values()))["num_positions"]
         text = (
             f"Mean total variation from the target's distribution at the first drafted position, "
-            f"over {count} positions, batch {data['batch_size']}: {said}."
+            f"over {count} positions at batch {data['batch_size']}: {said}."
         )
         if exact:
-            text += f" Exact: {', '.join(exact)}, which does not look at the token it drops."
+            text += f" Unbiased: {', '.join(exact)}."
         text += (
-            f" The same rules as filtered proposals are off by {filtered:.0e} at most: rounding."
+            f" Applied as filtered proposals, the same rules deviate by {filtered:.0e} at most, "
+            "which is rounding."
         )
         svip, sv = own["SVIP: drop where √H(q) > 0.77"], own["SV: greedy over the batch by P̂(S, A)"]
         tetris = own["TETRIS: largest products of q in the batch"]
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
                     "SV: dropping tokens before verification leaves the distribution unchanged.",
-                    f"total variation {sv['total_variation']:.4f} on average, {sv['worst']:.4f} at "
-                    f"worst, with {sv['dropped']:.0%} of the tokens dropped",
-                    sv["total_variation"] < _NOTHING,
+                    f"total variation {sv['total_variation']:.4f} on average, at most "
+                    f"{sv['worst']:.4f}, with {sv['dropped']:.0%} of the tokens dropped",
+                    sv["total_variation"] < _ROUNDING,
                 ),
                 Finding.of(
                     "TETRIS: selection over the batch keeps the output's distribution.",
-                    f"total variation {tetris['total_variation']:.4f} on average, "
-                    f"{tetris['worst']:.4f} at worst",
-                    tetris["total_variation"] < _NOTHING,
+                    f"total variation {tetris['total_variation']:.4f} on average, at most "
+                    f"{tetris['worst']:.4f}",
+                    tetris["total_variation"] < _ROUNDING,
                 ),
                 Finding.of(
                     "SVIP: stopping by the draft's entropy is lossless.",
                     f"total variation {svip['total_variation']:.0e}",
-                    svip["total_variation"] < _NOTHING,
+                    svip["total_variation"] < _ROUNDING,
                 ),
                 Finding.of(
                     "Filtered proposals make any of these rules lossless (ours).",
-                    f"total variation {filtered:.0e} at most",
-                    filtered < _NOTHING,
+                    f"total variation at most {filtered:.0e}",
+                    filtered < _ROUNDING,
                 ),
             ],
         )

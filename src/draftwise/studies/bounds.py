@@ -1,12 +1,13 @@
-"""Lower bounds on acceptance, and what is left of them once the target is not asked.
+"""Lower bounds on acceptance, with and without knowledge of the target's distribution.
 
-Recomputes SVIP's derivation on real distributions (Zhang et al. 2024, section 3 and appendix):
-β = Σ min(p, q) against Pinsker's bound 1 − √(KL(q ‖ p)/2), that of Bretagnolle and Huber, and the
-approximation 1 − √(c·H(q)) that needs no target, where the cross entropy is taken to be
-proportional to H(q): the ratio H(q, p)/H(q) with its fits, and the probability that the
-approximation is still a bound as a function of c. The source found that the bounds follow the
-acceptance, that the ratio is concentrated near a constant (skewed, as a shifted Gamma distribution
-is), and that the approximation holds with high probability once c is large enough.
+Recomputes SVIP's derivation on real distributions (Zhang et al. 2024, section 3 and appendix). The
+acceptance β = Σ min(p, q) is compared with Pinsker's bound 1 − √(KL(q ‖ p)/2), with the bound of
+Bretagnolle and Huber, and with the approximation 1 − √(c·H(q)). The approximation assumes that the
+cross entropy is proportional to H(q), so it does not need the target. The study also fits the ratio
+H(q, p)/H(q), and estimates the probability that the approximation is a lower bound as a function of
+c. The source found that the bounds are correlated with the acceptance, that the ratio is
+concentrated near a constant (skewed, as a shifted Gamma distribution is), and that the
+approximation holds with high probability for sufficiently large c.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from draftwise.benchmark.style import COLOURS
 from draftwise.core.signals import bretagnolle_huber_bound, pinsker_bound
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Floats, Positions
-from draftwise.studies.study import SVIP, Account, Data, Finding, Study
+from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
 
 FACTORS = tuple(np.round(np.linspace(0.0, 2.0, 41), 3).tolist())
-# √(0.15·H) > 0.3 is what SVIP's authors test.
+# SVIP's authors use the criterion √(0.15·H) > 0.3.
 THEIR_FACTOR = 0.15
-# Below this entropy, in nats, a ratio to it means nothing.
-_SMALLEST_ENTROPY = 0.05
+# The ratio is not computed for entropies below this, in nats.
+_MIN_ENTROPY = 0.05
 _NUM_POINTS = 350
-_LARGEST_RATIO = 6.0
+_MAX_RATIO = 6.0
 
 
 def ratio_fits(ratio: Floats) -> dict[str, Any]:
-    """Gaussian and Gamma shifted by 1, by maximum likelihood, with their distance to the data.
+    """Maximum-likelihood fits of a Gaussian and of a Gamma distribution shifted by 1.
 
     Args:
         ratio: ``[n]`` H(q, p)/H(q), above 1.
 
     Returns:
-        Parameters and the largest distance of the distribution functions (Kolmogorov's).
+        Parameters, and the Kolmogorov distance of each fit to the data.
     """
     mean, deviation = stats.norm.fit(ratio)
     shape, _, scale = stats.gamma.fit(ratio, floc=1.0)
@@ -61,19 +62,19 @@ def ratio_fits(ratio: Floats) -> dict[str, Any]:
 
 
 def _distance(values: Floats, family: str, parameters: tuple[float, ...]) -> float:
-    """Kolmogorov's; how likely it is by chance is not asked, which would take long to say."""
+    """Kolmogorov distance. The asymptotic method skips an exact p-value, which is slow."""
     return float(stats.ks_1samp(values, getattr(stats, family).cdf, parameters, method="asymp")[0])
 
 
 def figures_of(positions: Positions, seed: int = 0) -> dict[str, Any]:
-    """All figures of some positions."""
+    """All results for a set of positions."""
     divergence = torch.from_numpy(positions.divergence)
     bounds = {
         "Pinsker": pinsker_bound(divergence).numpy(),
         "Bretagnolle–Huber": bretagnolle_huber_bound(divergence).numpy(),
     }
     beta, h = positions.acceptance, positions.entropy
-    sure = (h > _SMALLEST_ENTROPY) & np.isfinite(positions.divergence)
+    sure = (h > _MIN_ENTROPY) & np.isfinite(positions.divergence)
     ratio = positions.cross_entropy[sure] / h[sure]
     ratio = ratio[ratio > 1.0 + 1e-6]
     holds = [float((1 - np.sqrt(c * h) <= beta + 1e-9).mean()) for c in FACTORS]
@@ -114,8 +115,8 @@ def figures_of(positions: Positions, seed: int = 0) -> dict[str, Any]:
     }
     if len(ratio) > 10:
         figures["ratio"] |= ratio_fits(ratio)
-        inside = ratio[ratio < _LARGEST_RATIO]
-        density, edges = np.histogram(inside, 40, (1.0, _LARGEST_RATIO))
+        inside = ratio[ratio < _MAX_RATIO]
+        density, edges = np.histogram(inside, 40, (1.0, _MAX_RATIO))
         width = edges[1] - edges[0]
         figures["ratio"] |= {
             "density": (density / len(ratio) / width).tolist(),
@@ -125,26 +126,26 @@ def figures_of(positions: Positions, seed: int = 0) -> dict[str, Any]:
 
 
 def rank_correlation(x: Floats, y: Floats) -> float:
-    """Spearman's correlation of two columns ``[n]``; 0 where one does not vary."""
+    """Spearman's rank correlation of two columns ``[n]``; 0 if one is constant."""
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
     return float(stats.spearmanr(x, y).statistic)
 
 
 class Bounds(Study):
-    """Acceptance, its bounds, and the bound from the draft's entropy alone."""
+    """Acceptance, its bounds, and the approximate bound from the draft's entropy alone."""
 
     name = "bounds"
     title = "Bounds on acceptance"
     source = SVIP
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """Over the target's texts."""
+        """Evaluate the bounds at all positions of the target's texts."""
         return figures_of(bench.positions(), bench.settings.seed)
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """The two bounds; the approximation; the ratio; the probability to hold."""
+        """Draw the bounds, the approximation, the ratio, and the probability of a valid bound."""
         figure, (exact, free, ratio, holding) = panels(2, 2, width=4.4, height=3.1)
         points = data["points"]
         look: dict[str, Any] = {"s": 6, "color": "#777777", "alpha": 0.5, "linewidths": 0}
@@ -175,8 +176,8 @@ class Bounds(Study):
         free.legend(frameon=False, loc="upper right")
         fits = data["ratio"]
         if "edges" in fits:
-            ratio.stairs(fits["density"], fits["edges"], fill=True, color="#bbbbbb", label="seen")
-            at = np.linspace(1.001, _LARGEST_RATIO, 300)
+            ratio.stairs(fits["density"], fits["edges"], fill=True, color="#bbbbbb", label="data")
+            at = np.linspace(1.001, _MAX_RATIO, 300)
             gaussian, gamma = fits["gaussian"], fits["gamma"]
             normal = stats.norm.pdf(at, gaussian["mean"], gaussian["standard_deviation"])
             ratio.plot(at, normal, color=COLOURS[0], label="Gaussian")
@@ -186,32 +187,32 @@ class Bounds(Study):
         ratio.set_xlabel("H(q, p) / H(q)")
         ratio.set_ylabel("density")
         ratio.legend(frameon=False)
-        holding.plot(data["factors"], data["holds"], color=COLOURS[0], label="it is a bound")
+        holding.plot(data["factors"], data["holds"], color=COLOURS[0], label="is a lower bound")
         holding.plot(data["factors"], data["gap"], "--", color=COLOURS[1], label="mean distance")
         holding.axvline(THEIR_FACTOR, color="#777777", linewidth=1, linestyle=":")
         holding.set_xlabel("c in 1 − √(c·H(q)); dotted: the authors' 0.15")
-        holding.set_ylabel("probability, and distance to β")
+        holding.set_ylabel("probability; distance to β")
         holding.set_ylim(0, 1)
         holding.legend(frameon=False)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """How good each bound is."""
+    def describe(self, data: Data) -> Description:
+        """Describe the quality of each bound."""
         pinsker, huber = data["bounds"]["Pinsker"], data["bounds"]["Bretagnolle–Huber"]
         at = data["factors"].index(THEIR_FACTOR)
         half = data["factors"].index(0.5)
         ratio = data["ratio"]
         text = (
-            f"The mean acceptance is {data['acceptance']:.3f}; Pinsker's bound gives "
-            f"{pinsker['mean']:.3f} on average (0 at {pinsker['vacuous']:.0%} of the positions), "
-            f"that of Bretagnolle and Huber {huber['mean']:.3f}. Without the target, "
-            f"1 − √(0.15·H) lies below the acceptance at {data['holds'][at]:.0%} of the positions "
-            f"and 1 − √(0.5·H) at {data['holds'][half]:.0%}; it is closest to it on average at "
-            f"c = {data['best_factor']:g}. "
+            f"The mean acceptance is {data['acceptance']:.3f}. The mean of Pinsker's bound is "
+            f"{pinsker['mean']:.3f} (it is 0 at {pinsker['vacuous']:.0%} of the positions), and "
+            f"that of Bretagnolle and Huber's bound is {huber['mean']:.3f}. Without the target, "
+            f"1 − √(0.15·H) is below the acceptance at {data['holds'][at]:.0%} of the positions "
+            f"and 1 − √(0.5·H) at {data['holds'][half]:.0%}. The mean distance to the acceptance "
+            f"is smallest at c = {data['best_factor']:g}. "
         )
         findings = [
             Finding.of(
-                "Both bounds lie below the acceptance and follow it.",
+                "Both bounds are below the acceptance and correlated with it.",
                 f"they hold at {pinsker['holds']:.1%} and {huber['holds']:.1%} of the positions; "
                 f"rank correlation {pinsker['correlation']:.2f}",
                 [min(pinsker["holds"], huber["holds"]) > 0.999, pinsker["correlation"] > 0.7],
@@ -222,7 +223,7 @@ class Bounds(Study):
                 data["entropyrank_correlation"] > 0.5,
             ),
             Finding.of(
-                "The approximation 1 − √(c·H) holds with high probability once c is large enough.",
+                "The approximation 1 − √(c·H) is a bound with high probability for large c.",
                 f"{data['holds'][at]:.0%} at c = 0.15, {data['holds'][half]:.0%} at 0.5, "
                 f"{data['holds'][-1]:.0%} at {data['factors'][-1]:g}",
                 data["holds"][-1] > 0.9,
@@ -234,9 +235,8 @@ class Bounds(Study):
             text += (
                 f"The ratio H(q, p)/H(q) has the quartiles {low:.2f}, {middle:.2f} and {high:.2f} "
                 f"({ratio['left_out']:.0%} of the positions, with an entropy below "
-                f"{_SMALLEST_ENTROPY} nats, are left out); the shifted Gamma distribution is off "
-                f"by at most {gamma:.2f} in its distribution function, the Gaussian by "
-                f"{gaussian:.2f}."
+                f"{_MIN_ENTROPY} nats, are excluded). The Kolmogorov distance of the shifted "
+                f"Gamma distribution is {gamma:.2f}, that of the Gaussian {gaussian:.2f}."
             )
             findings += [
                 Finding.of(
@@ -245,10 +245,10 @@ class Bounds(Study):
                     (high - low) < 0.5 * middle and ratio["mean"] < 1.5 * middle,
                 ),
                 Finding.of(
-                    "It is skewed: a shifted Gamma distribution fits better than a Gaussian.",
+                    "The ratio is skewed: a shifted Gamma fits better than a Gaussian.",
                     f"distance {gamma:.2f} against {gaussian:.2f}, skewness "
                     f"{ratio['skewness']:.1f}",
                     gamma < gaussian,
                 ),
             ]
-        return Account(text, findings)
+        return Description(text, findings)

@@ -1,10 +1,10 @@
-"""Where the time goes: prompts and decoding, with overlap and data-parallel drafting on and off.
+"""Time breakdown of prefill and decoding, with and without overlap and data-parallel drafting.
 
 Recomputes SV's breakdown and its two optimisations (Kim et al. 2025): drafting for one half of the
-batch while the other is verified, and drafting in several processes. The source found that decoding
-takes most of the time, and that both optimisations make draft and companion cheaper in it.
+batch while the other half is verified, and drafting in several processes. The source found that
+decoding takes most of the time, and that both optimisations reduce the time of draft and companion.
 
-On a machine whose cores the target keeps busy by itself there is little to overlap with.
+On a machine where the target alone uses all cores, overlap has little effect.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from draftwise.core.types import PARTS
 from draftwise.llm import LLM
 from draftwise.params import SpeculationConfig
 from draftwise.studies.drawing import panels, styled
-from draftwise.studies.study import SV, Account, Data, Finding, Study
-from draftwise.studies.whole_calls import answer_in_turns
+from draftwise.studies.study import SV, Data, Description, Finding, Study
+from draftwise.studies.whole_calls import answer_interleaved
 from draftwise.studies.workbench import Workbench
 
 _POLICY = "fixed"
@@ -29,7 +29,7 @@ PLAIN, OVERLAP, REPLICAS = "one after the other", "overlap", "two drafting proce
 
 
 class Breakdown(Study):
-    """Prefill against decode; overlap and data-parallel drafting on and off."""
+    """Time of prefill and decoding, with and without overlap and data-parallel drafting."""
 
     name = "breakdown"
     title = "Where the time goes"
@@ -37,25 +37,25 @@ class Breakdown(Study):
     timed = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """Whole answers at the middle batch size."""
+        """Generate whole answers at the middle batch size."""
         s = bench.settings
         size = sorted(s.batch_sizes)[len(s.batch_sizes) // 2]
         speculation = SpeculationConfig(
             s.draft, policy=_POLICY, num_speculative_tokens=s.num_speculative_tokens
         )
         base = bench.timed_llm
-        everybody = [
+        contenders = [
             PolicyContender(
                 "none", base.with_speculation(SpeculationConfig(s.draft, policy="none"))
             )
         ]
-        everybody.append(PolicyContender(PLAIN, base.with_speculation(speculation)))
+        contenders.append(PolicyContender(PLAIN, base.with_speculation(speculation)))
         others: dict[str, dict[str, Any]] = {
             OVERLAP: {"overlap": True},
             REPLICAS: {"draft_replicas": 2},
         }
         if bench.large.target.model.device.type != "cpu":
-            others = {}  # one device has nothing to spread over
+            others = {}  # both options spread work over CPU cores
         try:
             for name, options in others.items():
                 bench.status(f"setting up {name}")
@@ -69,27 +69,27 @@ class Breakdown(Study):
                     trust_remote_code=s.trust_remote_code,
                     **options,
                 )
-                everybody.append(PolicyContender(name, llm))
-            bench.status("taking turns")
-            figures = answer_in_turns(
-                "mixed", bench.prompts, everybody, bench.sampling, size, s.rounds
+                contenders.append(PolicyContender(name, llm))
+            bench.status("measuring in interleaved turns")
+            figures = answer_interleaved(
+                "mixed", bench.prompts, contenders, bench.sampling, size, s.rounds
             )
         finally:
-            for each in everybody:
+            for each in contenders:
                 each.close()
         return {"batch_size": size, "max_tokens": s.max_tokens, "ways": figures}
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Parts of the time; speed."""
-        ways = data["ways"]
+        """Draw the time by part of a step, and the speed."""
+        modes = data["ways"]
         figure, (parts, speed) = panels(2, width=4.8, height=2.9)
-        names = list(ways)
+        names = list(modes)
         left = np.zeros(len(names))
-        base = ways["none"]["seconds"]
+        base = modes["none"]["seconds"]
         for number, part in enumerate(PARTS):
             values = np.array(
-                [own["share_of_time"][part] * own["seconds"] / base for own in ways.values()]
+                [own["share_of_time"][part] * own["seconds"] / base for own in modes.values()]
             )
             parts.barh(
                 names,
@@ -102,51 +102,51 @@ class Breakdown(Study):
             )
             left += values
         parts.invert_yaxis()
-        parts.set_xlabel("time for the same answers, × target alone")
+        parts.set_xlabel("time for the same answers, × target only")
         parts.grid(axis="y", visible=False)
-        middle = [own["ratio"]["median"] for own in ways.values()]
+        middle = [own["ratio"]["median"] for own in modes.values()]
         errors = (
-            [own["ratio"]["median"] - own["ratio"]["low"] for own in ways.values()],
-            [own["ratio"]["high"] - own["ratio"]["median"] for own in ways.values()],
+            [own["ratio"]["median"] - own["ratio"]["low"] for own in modes.values()],
+            [own["ratio"]["high"] - own["ratio"]["median"] for own in modes.values()],
         )
         at = range(len(names))
         speed.errorbar(middle, at, xerr=errors, fmt="o", color=COLOURS[0], capsize=3)
-        speed.set_yticks(at, [f"{n} ({ways[n]['prefill_share']:.0%} prompts)" for n in names])
+        speed.set_yticks(at, [f"{n} ({modes[n]['prefill_share']:.0%} prefill)" for n in names])
         speed.invert_yaxis()
-        speed.set_xlabel("tokens per second, × target alone (quartiles)")
+        speed.set_xlabel("tokens per second, × target only (quartiles)")
         legend_below(figure, parts)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """What each way changes."""
-        ways = data["ways"]
-        plain = ways[PLAIN]
+    def describe(self, data: Data) -> Description:
+        """Describe the effect of each option."""
+        modes = data["ways"]
+        plain = modes[PLAIN]
         said = ", ".join(
-            f"{name} {own['ratio']['median']:.2f}" for name, own in ways.items() if name != "none"
+            f"{name} {own['ratio']['median']:.2f}" for name, own in modes.items() if name != "none"
         )
         text = (
             f"At batch {data['batch_size']} with {data['max_tokens']} tokens per answer, steps "
-            f"that read prompts take {ways['none']['prefill_share']:.0%} of the time of the target "
-            f"alone and {plain['prefill_share']:.0%} with drafts of a fixed length. Speed against "
-            f"the target alone, prompts included: {said}. With drafts, drafting takes "
-            f"{plain['share_of_time']['draft']:.0%} of the time and verifying "
+            f"with prefill take {modes['none']['prefill_share']:.0%} of the time without "
+            f"speculation and {plain['prefill_share']:.0%} with drafts of a fixed length. Speed "
+            f"relative to target-only decoding, prefill included: {said}. With sequential drafts, "
+            f"drafting takes {plain['share_of_time']['draft']:.0%} of the time and verification "
             f"{plain['share_of_time']['verify']:.0%}."
         )
         findings = [
             Finding.of(
-                "Decoding takes most of the time, reading prompts little.",
-                f"prompts {ways['none']['prefill_share']:.0%} without and "
+                "Decoding takes most of the time, and prefill takes little.",
+                f"prefill takes {modes['none']['prefill_share']:.0%} without and "
                 f"{plain['prefill_share']:.0%} with drafts",
-                [ways["none"]["prefill_share"] < 0.5, plain["prefill_share"] < 0.5],
+                [modes["none"]["prefill_share"] < 0.5, plain["prefill_share"] < 0.5],
             )
         ]
         for name, claim in (
             (OVERLAP, "Overlapping drafting with verification makes decoding faster."),
-            (REPLICAS, "Drafting data-parallel makes decoding faster."),
+            (REPLICAS, "Data-parallel drafting makes decoding faster."),
         ):
-            if name in ways:
-                gain = ways[name]["ratio"]["median"] / plain["ratio"]["median"]
+            if name in modes:
+                gain = modes[name]["ratio"]["median"] / plain["ratio"]["median"]
                 findings.append(
-                    Finding.of(claim, f"{gain:.2f} times the speed without", gain > 1.0)
+                    Finding.of(claim, f"{gain:.2f} times the sequential speed", gain > 1.0)
                 )
-        return Account(text, findings)
+        return Description(text, findings)

@@ -1,9 +1,10 @@
-"""Predicted against observed acceptance, estimator by estimator.
+"""Calibration of every acceptance estimator.
 
-Beyond the sources. Fitted on one half of the drafts and judged on the other (offline); begun
-without a profile and learning as tokens are judged (online); and fitted on one task but used on
-another, frozen or learning (drift). The error is the expected calibration error: how far
-predictions are off on average, bin by bin, weighted by how likely a token is to be reached.
+This study goes beyond the sources. Estimators are evaluated in three settings. Offline, they are
+fitted to one half of the drafts and evaluated on the other half. Online, they start without a
+profile and are updated with each verified token. Under drift, they are fitted to one task and used
+on another, frozen or updated online. The metric is the expected calibration error, with each token
+weighted by the probability that all tokens before it are accepted.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from draftwise.estimators.records import Records
 from draftwise.estimators.tables import AcceptanceTable
 from draftwise.studies.drawing import bars, panels, styled
 from draftwise.studies.positions import Floats
-from draftwise.studies.study import OWN, Account, Data, Finding, Study
+from draftwise.studies.study import OWN, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
 
 Predict = Callable[[Records], Floats]
-# Tokens that are judged between two updates of an estimator that learns.
+# Number of tokens between two updates of an online estimator.
 _AT_ONCE = 64
 _NUM_BINS = 10
 _FREE = ("q(x)", "1 − √(0.15·H)", "history")
 
 
 def simple_estimators() -> dict[str, Predict]:
-    """Those without parameters."""
+    """Estimators without fitted parameters, by name."""
     return {
         "q(x)": lambda records: records.token_prob.astype(np.float64),
         "1 − √(0.15·H)": lambda records: (
@@ -46,7 +47,7 @@ def simple_estimators() -> dict[str, Predict]:
 
 
 def fitted_estimators(records: Records) -> dict[str, Predict]:
-    """Those that are fitted, by name."""
+    """Estimators fitted to the records, by name."""
     table = AcceptanceTable.fit(records, "adaptive")
     head = AcceptanceHead.fit(records)
     fitted: dict[str, Predict] = {
@@ -73,14 +74,14 @@ def _head(head: AcceptanceHead, part: Records) -> Floats:
 
 
 def learning(records: Records, start: Records | None = None) -> dict[str, Floats]:
-    """Predictions of estimators that learn from each token after they judged it.
+    """Predictions of online estimators, which are updated with tokens after predicting them.
 
     Args:
-        records: in the order in which they come.
-        start: what they are fitted to before; ``None`` for nothing.
+        records: records in temporal order.
+        start: records of the initial fit; ``None`` to start from the prior.
 
     Returns:
-        ``[len(records)]`` by estimator.
+        ``[len(records)]`` predictions by estimator.
     """
     table = AcceptanceTable.prior() if start is None else AcceptanceTable.fit(start, "adaptive")
     models = {
@@ -108,12 +109,12 @@ def learning(records: Records, start: Records | None = None) -> dict[str, Floats
     return {name: np.concatenate(parts) for name, parts in predicted.items()}
 
 
-def judged(predicted: Floats, records: Records) -> dict[str, Any]:
+def evaluate(predicted: Floats, records: Records) -> dict[str, Any]:
     """Calibration error, correlation and reliability curve of predictions.
 
     Args:
-        predicted: ``[len(records)]`` probabilities.
-        records: what became of the tokens.
+        predicted: ``[len(records)]`` predicted probabilities.
+        records: records with the acceptance of the tokens.
     """
     weight = records.reached()
     calibration = RunningCalibration()
@@ -138,29 +139,29 @@ def judged(predicted: Floats, records: Records) -> dict[str, Any]:
 
 
 def halves(records: Records) -> tuple[Records, Records]:
-    """The earlier half of the drafts and the later one."""
+    """Split records into the earlier and the later half of the drafts."""
     earlier = records.chain < np.median(records.chain)
     return records.take(earlier), records.take(~earlier)
 
 
 def figures_of(records: Records) -> dict[str, Any]:
-    """Offline and online, on the later half."""
+    """Evaluate offline and online estimators on the later half of the drafts."""
     first, second = halves(records)
     offline = simple_estimators() | fitted_estimators(first)
     return {
         "num_tokens": len(second),
         "acceptance": float(np.average(second.acceptance, weights=second.reached())),
-        "offline": {name: judged(predict(second), second) for name, predict in offline.items()},
-        "online": {name: judged(p, second) for name, p in learning(second).items()},
+        "offline": {name: evaluate(predict(second), second) for name, predict in offline.items()},
+        "online": {name: evaluate(p, second) for name, p in learning(second).items()},
     }
 
 
 def drift_of(before: Records, after: Records) -> dict[str, dict[str, float]]:
-    """Errors on the later half of another workload.
+    """Calibration errors on the later half of a second workload.
 
     Returns:
-        By estimator: ``frozen`` and ``learning`` as fitted to the first workload, ``at home`` as
-        fitted to the earlier half of the second.
+        Errors by estimator. ``frozen`` and ``learning`` are fitted to the first workload, and
+        ``at home`` is fitted to the earlier half of the second.
     """
     earlier, later = halves(after)
     frozen, home = fitted_estimators(before), fitted_estimators(earlier)
@@ -168,9 +169,9 @@ def drift_of(before: Records, after: Records) -> dict[str, dict[str, float]]:
     is_later = after.chain >= np.median(after.chain)
     return {
         name: {
-            "frozen": judged(frozen[name](later), later)["error"],
-            "learning": judged(adapting[name][is_later], later)["error"],
-            "at home": judged(home[name](later), later)["error"],
+            "frozen": evaluate(frozen[name](later), later)["error"],
+            "learning": evaluate(adapting[name][is_later], later)["error"],
+            "at home": evaluate(home[name](later), later)["error"],
         }
         for name in adapting
     }
@@ -185,9 +186,9 @@ class Calibration(Study):
     needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """On all prompts, and from the easiest task to the hardest."""
+        """Evaluate on all prompts, and under drift from the easiest task to the hardest."""
         figures = figures_of(bench.collection().records)
-        # Where there are too few prompts of a task, its error would be mostly noise.
+        # With too few prompts of a task, its error would be mostly noise.
         tasks = {
             task.name: bench.collection(task=task).records
             for task in bench.larger_tasks
@@ -210,7 +211,7 @@ class Calibration(Study):
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Reliability; errors; drift."""
+        """Draw reliability curves, errors, and errors under drift."""
         figure, (curves, errors, drift) = panels(3, width=4.2, height=3.6)
         for number, (name, own) in enumerate(data["offline"].items()):
             at = [point["predicted"] for point in own["curve"]]
@@ -228,13 +229,13 @@ class Calibration(Study):
         moved = data.get("drift")
         if moved is not None:
             names = list(moved["errors"])
-            for number, way in enumerate(("frozen", "learning", "at home")):
+            for number, mode in enumerate(("frozen", "learning", "at home")):
                 drift.plot(
-                    [moved["errors"][name][way] for name in names],
+                    [moved["errors"][name][mode] for name in names],
                     range(len(names)),
                     "osD"[number],
                     color=COLOURS[number],
-                    label=way,
+                    label={"learning": "online", "at home": "fitted to the task"}.get(mode, mode),
                 )
             drift.set_yticks(range(len(names)), names, fontsize=7)
             drift.invert_yaxis()
@@ -246,21 +247,21 @@ class Calibration(Study):
             drift.axis("off")
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """Who is right, and who stays right."""
+    def describe(self, data: Data) -> Description:
+        """Describe the calibration of each estimator, and its change under drift."""
         offline, online = data["offline"], data["online"]
         best = min(offline, key=lambda name: offline[name]["error"])
         said = ", ".join(f"{name} {own['error']:.3f}" for name, own in offline.items())
         learnt = ", ".join(f"{name} {own['error']:.3f}" for name, own in online.items())
         text = (
-            f"Expected calibration error on {data['num_tokens']} drafted tokens that the fits have "
-            f"not seen: {said}; least, {best}. Without a profile, learning as they go: {learnt}."
+            f"Expected calibration error on {data['num_tokens']} held-out drafted tokens: {said}. "
+            f"The lowest is that of {best}. Without a profile, updated online: {learnt}."
         )
         simple = [offline[name]["error"] for name in _FREE]
         fitted = [own["error"] for name, own in offline.items() if name not in _FREE]
         findings = [
             Finding.of(
-                "Estimates that are fitted are better calibrated than raw signals (ours).",
+                "Fitted estimators are better calibrated than raw signals (ours).",
                 f"at most {max(fitted):.3f} against at least {min(simple):.3f}",
                 max(fitted) < min(simple),
             ),
@@ -277,23 +278,23 @@ class Calibration(Study):
             means = moved["acceptance"]
             worse = {n: e["frozen"] - e["learning"] for n, e in moved["errors"].items()}
             text += (
-                f" From {moved['from']} (acceptance {means[0]:.2f}) to {moved['to']} "
-                f"({means[1]:.2f}), frozen against learning: "
+                f" Fitted to {moved['from']} (acceptance {means[0]:.2f}) and used on {moved['to']} "
+                f"({means[1]:.2f}), frozen and updated online: "
                 + ", ".join(
-                    f"{n} {e['frozen']:.3f} against {e['learning']:.3f}"
+                    f"{n} {e['frozen']:.3f} and {e['learning']:.3f}"
                     for n, e in moved["errors"].items()
                 )
                 + "."
             )
             findings.append(
                 Finding.of(
-                    "Learning while running makes up for a change of workload (ours).",
-                    f"error smaller than frozen for {sum(w > 0 for w in worse.values())} of "
+                    "Online updates compensate for a change of workload (ours).",
+                    f"the error is lower than frozen for {sum(w > 0 for w in worse.values())} of "
                     f"{len(worse)} estimators",
                     [w > 0 for w in worse.values()],
                 )
             )
-        return Account(text, findings)
+        return Description(text, findings)
 
 
 def _r(own: Mapping[str, Any], name: str) -> float:

@@ -1,11 +1,11 @@
-"""Which companion: the draft quantised, the draft fine-tuned, another model.
+"""Comparison of companions: the quantised draft, a fine-tuned draft, or another model.
 
-Recomputes SV's comparison of companions (Kim et al. 2025). The source found that a quantised or a
-fine-tuned draft serves as a companion, that another small model of the family tells more, and that
-the choice changes the gain less than having a companion at all.
+Recomputes SV's comparison of companions (Kim et al. 2025). The source found that a quantised or
+fine-tuned draft can serve as a companion, that another small model of the family is more
+informative, and that the choice of companion matters less than having one.
 
-Companions are ``draft:int8`` and all models of ``--models``; a folder with a fine-tuned draft can
-be among them.
+The companions are ``draft:int8`` and all models of ``--models``, which may include a folder with a
+fine-tuned draft.
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ from draftwise.estimators.information import information_gains, pearson
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.information_gain import short_name
-from draftwise.studies.study import SV, Account, Data, Finding, Study
+from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench, same_distribution
 
 QUANTISED = "draft:int8"
 
 
-def knowledge(records: Records, told: Records) -> dict[str, Any]:
-    """What a companion knows: its records against those that the target judged."""
+def companion_information(records: Records, target_records: Records) -> dict[str, Any]:
+    """Information of a companion about acceptance.
+
+    Args:
+        records: drafted tokens with the companion's S and A.
+        target_records: the same tokens with the target in the companion's place.
+    """
     gains = information_gains(records)
     return {
         "overlap": float(records.overlap.mean()),
-        "pearson": pearson(records.overlap, told.overlap),
+        "pearson": pearson(records.overlap, target_records.overlap),
         "gain": gains["S,A adaptive"].corrected,
         "entropy": gains["H"].entropy,
         "free_gain": gains["q(x)"].corrected,
@@ -40,7 +45,7 @@ def knowledge(records: Records, told: Records) -> dict[str, Any]:
 
 
 class CompanionChoice(Study):
-    """What each companion knows, costs and gains."""
+    """Information, cost and speed-up of each companion."""
 
     name = "companion-choice"
     title = "Which companion"
@@ -49,7 +54,7 @@ class CompanionChoice(Study):
     needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """At the middle batch size."""
+        """Compare all companions at the middle batch size."""
         s = bench.settings
         size = sorted(s.batch_sizes)[len(s.batch_sizes) // 2]
         target = same_distribution(s.target)
@@ -57,22 +62,23 @@ class CompanionChoice(Study):
         companions = dict.fromkeys(
             [QUANTISED, *(name for name in others if name and name not in (target, s.draft))]
         )
-        told = bench.collection(s.draft, target, target).records
+        target_records = bench.collection(s.draft, target, target).records
         rows = {
-            name: knowledge(bench.collection(companion=name).records, told) for name in companions
+            name: companion_information(bench.collection(companion=name).records, target_records)
+            for name in companions
         }
-        everybody = bench.contenders(["none", "fixed:5"])
+        contenders = bench.contenders(["none", "fixed:5"])
         for name in companions:
             for policy in ("sv-published", "sv"):
                 (each,) = bench.contenders([policy], companion=name)
-                everybody.append(replace(each, name=f"{policy} {name}"))
-        begin(everybody, bench.prompts, bench.sampling, size)
-        bench.status("taking turns")
-        compete(everybody, s.rounds, s.turn, s.warm_up_steps, 5)
-        timed = summary(everybody)
+                contenders.append(replace(each, name=f"{policy} {name}"))
+        begin(contenders, bench.prompts, bench.sampling, size)
+        bench.status("measuring in interleaved turns")
+        compete(contenders, s.rounds, s.turn, s.warm_up_steps, 5)
+        timed = summary(contenders)
         gamma = s.num_speculative_tokens
         for name, own in rows.items():
-            latency = next(e for e in everybody if e.name == f"sv {name}").llm.engine.latency
+            latency = next(e for e in contenders if e.name == f"sv {name}").llm.engine.latency
             assert latency is not None
             drafting = gamma * latency.draft_seconds(size)
             own["cost"] = latency.companion_seconds(gamma * size) / drafting
@@ -86,7 +92,7 @@ class CompanionChoice(Study):
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Knowledge, cost and speed."""
+        """Draw information gain, cost and speed."""
         rows = data["companions"]
         figure, axes = panels(3, width=3.7, height=2.8, sharey=True)
         at = range(len(rows))
@@ -96,7 +102,7 @@ class CompanionChoice(Study):
         knows.axvline(free, color="black", linestyle=":", linewidth=1)
         knows.set_xlabel("information gain of S and A, bits\n(dotted: of q(x) alone)")
         costs.barh(at, [r["cost"] for r in rows.values()], color=COLOURS[1], height=0.6)
-        costs.set_xlabel("time of its pass, × the draft's passes")
+        costs.set_xlabel("time of the companion's pass, × the draft's passes")
         for number, policy in enumerate(("sv-published", "sv")):
             speed.errorbar(
                 [r[policy]["ratio"] for r in rows.values()],
@@ -108,7 +114,7 @@ class CompanionChoice(Study):
                 label=policy,
             )
         speed.axvline(data["fixed"], color="black", linestyle=":", linewidth=1)
-        speed.set_xlabel("tokens per second, × target alone\n(dotted: fixed 5)")
+        speed.set_xlabel("tokens per second, × target only\n(dotted: fixed 5)")
         speed.legend(frameon=False, fontsize=7)
         knows.set_yticks(at, [short_name(name) for name in rows])
         knows.invert_yaxis()
@@ -116,18 +122,18 @@ class CompanionChoice(Study):
             panel.grid(axis="y", visible=False)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """Which tells most, and which is worth it."""
+    def describe(self, data: Data) -> Description:
+        """Describe the information, cost and speed-up of each companion."""
         rows = data["companions"]
         said = "; ".join(
-            f"{short_name(name)} {r['gain']:.3f} bits at {r['cost']:.2f} of the draft's time, "
-            f"{r['sv-published']['ratio']:.2f} (published) and {r['sv']['ratio']:.2f} (ours) times "
-            "the target alone"
+            f"{short_name(name)} has {r['gain']:.3f} bits at {r['cost']:.2f} of the draft's time, "
+            f"{r['sv-published']['ratio']:.2f} times (published) and {r['sv']['ratio']:.2f} times "
+            "(ours) the speed of target-only decoding"
             for name, r in rows.items()
         )
         text = (
-            f"At batch {data['batch_size']}, where a fixed length of 5 has {data['fixed']:.2f}: "
-            f"{said}."
+            f"At batch {data['batch_size']}, where a fixed length of 5 has {data['fixed']:.2f} "
+            f"times the speed of target-only decoding: {said}."
         )
         quantised = rows[QUANTISED]
         others = {name: r for name, r in rows.items() if name != QUANTISED}
@@ -137,25 +143,25 @@ class CompanionChoice(Study):
         if best is not None:  # the quantised draft may be the only companion
             another = [
                 Finding.of(
-                    "Another small model tells more.",
+                    "Another small model is more informative.",
                     f"{short_name(best)} {others[best]['gain']:.3f} bits",
                     others[best]["gain"] > quantised["gain"],
                 )
             ]
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
                     "The quantised draft serves as a companion.",
-                    f"{quantised['gain']:.3f} bits, where q(x) alone, which is free, tells "
-                    f"{quantised['free_gain']:.3f}",
+                    f"{quantised['gain']:.3f} bits, against {quantised['free_gain']:.3f} bits of "
+                    "q(x) alone, which is free",
                     quantised["gain"] > quantised["free_gain"],
                 ),
                 *another,
                 Finding.of(
-                    "The choice matters less than having one.",
-                    f"published SV from {min(published):.2f} to {max(published):.2f} by "
-                    f"companion, fixed 5 {data['fixed']:.2f}",
+                    "The choice of companion matters less than having one.",
+                    f"published SV ranges from {min(published):.2f} to {max(published):.2f} over "
+                    f"the companions, and fixed 5 has {data['fixed']:.2f}",
                     max(published) - min(published) < abs(max(published) - data["fixed"]),
                 ),
             ],

@@ -1,8 +1,8 @@
-"""Whether the companion agrees with the draft where the target does.
+"""Correlation between the overlaps of draft and companion and of draft and target.
 
-Recomputes SV's premise (Kim et al. 2025): S(draft, companion) correlates with S(draft, target) over
-drafted positions. The source found them strongly correlated, which is why a small companion can
-stand for the target.
+Recomputes SV's premise (Kim et al. 2025) that S(draft, companion) is correlated with
+S(draft, target) over drafted positions. The source found a strong correlation, which is why a small
+companion can approximate the target.
 """
 
 from __future__ import annotations
@@ -17,38 +17,46 @@ from draftwise.estimators.information import pearson
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import bars, panels, styled
 from draftwise.studies.information_gain import short_name
-from draftwise.studies.study import SV, Account, Data, Finding, Study
+from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench, same_distribution
 
 _NUM_POINTS = 400
 _NUM_BINS = 10
-# Bins with fewer tokens say nothing.
-_FEWEST = 8
+# Bins with fewer tokens are left out.
+_MIN_TOKENS = 8
 
 
-def figures_of(judged: Records, told: Records, seed: int = 0) -> dict[str, Any]:
-    """Correlation, and the mean of one overlap over the other."""
-    shown = np.random.default_rng(seed).permutation(len(judged))[:_NUM_POINTS]
-    bins = np.minimum((judged.overlap * _NUM_BINS).astype(int), _NUM_BINS - 1)
+def figures_of(records: Records, target_records: Records, seed: int = 0) -> dict[str, Any]:
+    """Correlation of the two overlaps, and the mean of one as a function of the other.
+
+    Args:
+        records: drafted tokens with the companion's S.
+        target_records: the same tokens with the target in the companion's place.
+        seed: seed of the sample of points to draw.
+    """
+    shown = np.random.default_rng(seed).permutation(len(records))[:_NUM_POINTS]
+    bins = np.minimum((records.overlap * _NUM_BINS).astype(int), _NUM_BINS - 1)
     means = [
-        float(told.overlap[bins == b].mean()) if (bins == b).sum() >= _FEWEST else None
+        float(target_records.overlap[bins == b].mean())
+        if (bins == b).sum() >= _MIN_TOKENS
+        else None
         for b in range(_NUM_BINS)
     ]
     return {
-        "num_tokens": len(judged),
-        "pearson": pearson(judged.overlap, told.overlap),
-        "mean_companion": float(judged.overlap.mean()),
-        "mean_target": float(told.overlap.mean()),
+        "num_tokens": len(records),
+        "pearson": pearson(records.overlap, target_records.overlap),
+        "mean_companion": float(records.overlap.mean()),
+        "mean_target": float(target_records.overlap.mean()),
         "by_companion": means,
         "points": {
-            "companion": judged.overlap[shown].tolist(),
-            "target": told.overlap[shown].tolist(),
+            "companion": records.overlap[shown].tolist(),
+            "target": target_records.overlap[shown].tolist(),
         },
     }
 
 
 class Correlation(Study):
-    """S of draft and companion against S of draft and target."""
+    """S(draft, companion) against S(draft, target)."""
 
     name = "correlation"
     title = "Does the companion agree where the target does?"
@@ -56,16 +64,18 @@ class Correlation(Study):
     needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """The draft with every other model for its companion."""
+        """Record drafts with every other model as companion."""
         s = bench.settings
         target = same_distribution(s.target)
-        told = bench.collection(s.draft, target, target).records
+        target_records = bench.collection(s.draft, target, target).records
         assert s.companion is not None
         companions = dict.fromkeys([s.companion, *s.models])
         return {
             "draft": s.draft,
             "companions": {
-                name: figures_of(bench.collection(s.draft, name, target).records, told, s.seed)
+                name: figures_of(
+                    bench.collection(s.draft, name, target).records, target_records, s.seed
+                )
                 for name in companions
                 if name not in (s.draft, target)
             },
@@ -73,7 +83,7 @@ class Correlation(Study):
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Drafted positions with the main companion; all companions."""
+        """Draw drafted positions with the main companion, and the correlation of all companions."""
         figure, (cloud, every) = panels(2, width=4.0)
         name, main = next(iter(data["companions"].items()))
         points = main["points"]
@@ -92,16 +102,16 @@ class Correlation(Study):
         every.set_xlabel("Pearson's correlation of the two overlaps")
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """How strong it is, and on what it depends."""
+    def describe(self, data: Data) -> Description:
+        """Describe the correlation for each companion."""
         values = {n: own["pearson"] for n, own in data["companions"].items()}
         said = ", ".join(f"{short_name(n)} {value:.2f}" for n, value in values.items())
         main = next(iter(values.values()))
         text = (
-            f"Over drafted positions of {data['draft']} the correlation of S with the companion "
-            f"and S with the target is, by companion: {said}."
+            f"Pearson's correlation of S(draft, companion) and S(draft, target) over drafted "
+            f"positions, with the draft {data['draft']} and by companion: {said}."
         )
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
@@ -110,8 +120,8 @@ class Correlation(Study):
                     main > 0.5,
                 ),
                 Finding.of(
-                    "It is so for any companion of similar size.",
-                    f"from {min(values.values()):.2f} to {max(values.values()):.2f}",
+                    "This holds for any companion of similar size.",
+                    f"correlations from {min(values.values()):.2f} to {max(values.values()):.2f}",
                     [value > 0.5 for value in values.values()],
                 ),
             ],

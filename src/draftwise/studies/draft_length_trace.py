@@ -1,8 +1,8 @@
-"""One generation, step by step: what each policy drafts and what is accepted.
+"""Drafted and accepted tokens of each policy in every step of one generation.
 
-Recomputes SVIP's figure of draft lengths in one generation (Zhang et al. 2024): the length of each
-step under a fixed length, the heuristic and SVIP. The source found that SVIP's lengths follow what
-is accepted, while the heuristic lags behind.
+Recomputes SVIP's figure of draft lengths in one generation (Zhang et al. 2024): the draft length of
+each step with a fixed length, the heuristic and SVIP. The source found that SVIP's draft lengths
+follow the accepted lengths, while those of the heuristic lag behind.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from matplotlib.ticker import MaxNLocator
 from draftwise.benchmark.style import COLOURS
 from draftwise.engine.request import Request
 from draftwise.studies.drawing import panels, styled
-from draftwise.studies.study import SVIP, Account, Data, Finding, Study
+from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.sustained import Contender
 from draftwise.studies.workbench import Workbench
 
-_LONGEST = 10
-_POLICIES = ("fixed:5", f"heuristic:{_LONGEST}", f"svip:{_LONGEST}", f"adaptive:{_LONGEST}")
+_MAX_LENGTH = 10
+_POLICIES = (
+    "fixed:5",
+    f"heuristic:{_MAX_LENGTH}",
+    f"svip:{_MAX_LENGTH}",
+    f"adaptive:{_MAX_LENGTH}",
+)
 
 
 def trace(contender: Contender, prompt: list[int], seed: int, max_tokens: int) -> dict[str, Any]:
@@ -46,7 +51,7 @@ def trace(contender: Contender, prompt: list[int], seed: int, max_tokens: int) -
 
 
 def figures_of(own: dict[str, Any]) -> dict[str, Any]:
-    """A trace with what it amounts to."""
+    """Add summary statistics to a trace."""
     drafted, accepted = np.array(own["drafted"]), np.array(own["accepted"])
     own |= {
         "steps": len(drafted),
@@ -61,17 +66,17 @@ def figures_of(own: dict[str, Any]) -> dict[str, Any]:
 
 
 class DraftLengthTrace(Study):
-    """Draft length per step and policy, in one generation."""
+    """Draft length by step and policy in one generation."""
 
     name = "draft-length-trace"
     title = "Draft lengths in one generation"
     source = SVIP
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """One prompt, each policy once, at temperature 0: all write the same text."""
+        """Run each policy on one prompt at temperature 0, so all generate the same text."""
         prompt, length = bench.prompts[0], bench.settings.long_text
         return {
-            "longest": _LONGEST,
+            "longest": _MAX_LENGTH,
             "policies": {
                 each.name: figures_of(trace(_greedy(each, bench), prompt, 0, length))
                 for each in bench.contenders(_POLICIES)
@@ -80,7 +85,7 @@ class DraftLengthTrace(Study):
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """A panel for each policy."""
+        """Draw one panel per policy."""
         policies = data["policies"]
         figure, axes = panels(1, len(policies), width=7.2, height=1.5, sharex=True, sharey=True)
         for panel, (name, own) in zip(axes, policies.items(), strict=True):
@@ -98,30 +103,33 @@ class DraftLengthTrace(Study):
         axes[-1].set_xlabel("step")
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """Who follows."""
+    def describe(self, data: Data) -> Description:
+        """Describe how closely draft lengths follow accepted lengths."""
         own = data["policies"]
         said = "; ".join(
-            f"{name} drafts {o['drafted_per_step']:.1f} and has {o['accepted_per_step']:.1f} "
-            f"accepted in {o['steps']} steps"
+            f"{name} drafts {o['drafted_per_step']:.1f} tokens per step, of which "
+            f"{o['accepted_per_step']:.1f} are accepted, in {o['steps']} steps"
             for name, o in own.items()
         )
-        text = f"The same greedy text of {own['fixed:5']['num_tokens']} tokens: {said}."
-        svip, rule = own[f"svip:{_LONGEST}"], own[f"heuristic:{_LONGEST}"]
+        text = (
+            f"All policies generate the same greedy text of {own['fixed:5']['num_tokens']} tokens: "
+            f"{said}."
+        )
+        svip, rule = own[f"svip:{_MAX_LENGTH}"], own[f"heuristic:{_MAX_LENGTH}"]
         pair = svip["correlation"] or 0.0, rule["correlation"] or 0.0
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
-                    "SVIP's draft lengths follow what is accepted; the heuristic's lag behind.",
+                    "SVIP's draft lengths follow the accepted lengths; the heuristic's lag behind.",
                     f"correlation of drafted and accepted tokens {pair[0]:.2f} against "
                     f"{pair[1]:.2f}",
                     pair[0] > pair[1],
                 ),
                 Finding.of(
-                    "So SVIP wastes less of what it drafts.",
-                    f"{svip['wasted']:.0%} of its drafted tokens are rejected, of the "
-                    f"heuristic's {rule['wasted']:.0%}",
+                    "SVIP wastes fewer drafted tokens.",
+                    f"{svip['wasted']:.0%} of its drafted tokens are not accepted, against "
+                    f"{rule['wasted']:.0%} of the heuristic's",
                     svip["wasted"] < rule["wasted"],
                 ),
             ],

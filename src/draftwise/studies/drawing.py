@@ -1,4 +1,4 @@
-"""Panels in the common style."""
+"""Figures and panels in the common style."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Draw = Callable[[Any, Mapping[str, Any]], Figure]
 
 
 def styled(draw: Draw) -> Draw:
-    """Let a study draw in the common style."""
+    """Decorator that applies the common style to a study's ``draw``."""
 
     @wraps(draw)
     def drawn(study: Any, data: Mapping[str, Any]) -> Figure:
@@ -30,12 +30,12 @@ def styled(draw: Draw) -> Draw:
 def panels(
     columns: int = 1, rows: int = 1, width: float = 4.2, height: float = 3.2, **named: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with panels, row after row.
+    """Create a figure with a grid of panels, returned in row-major order.
 
     Args:
-        columns, rows: how many.
-        width, height: of each, in inches.
-        named: of ``matplotlib.pyplot.subplots``.
+        columns, rows: numbers of columns and rows.
+        width, height: size of each panel, in inches.
+        named: further arguments of ``matplotlib.pyplot.subplots``.
     """
     figure, axes = plt.subplots(
         rows,
@@ -57,16 +57,16 @@ def heat_map(
     digits: int = 2,
     limits: tuple[float, float] | None = None,
 ) -> None:
-    """Cells with their numbers in them; colours rise evenly in lightness (cividis).
+    """Draw a heat map with the value in each cell, in a perceptually uniform colour map (cividis).
 
     Args:
-        axes: where.
+        axes: axes to draw on.
         values: ``[down][across]``; ``None`` leaves a cell empty.
         across: names of the columns.
         down: names of the rows.
-        label: what the numbers are, with their unit.
-        digits: behind the point.
-        limits: of the colours; ``None`` for those of the values.
+        label: title: quantity and unit.
+        digits: number of decimals.
+        limits: limits of the colour scale; ``None`` for the range of the values.
     """
     cells = np.array([[np.nan if v is None else v for v in row] for row in values], dtype=float)
     low, high = limits or (float(np.nanmin(cells)), float(np.nanmax(cells)))
@@ -92,7 +92,7 @@ def bars(
     colour: str = COLOURS[0],
     digits: int = 2,
 ) -> None:
-    """Horizontal bars with their numbers, the first on top."""
+    """Draw horizontal bars labelled with their values, the first on top."""
     at = np.arange(len(names))
     axes.barh(at, values, xerr=errors, color=colour, height=0.7, error_kw={"elinewidth": 1})
     axes.set_yticks(at, names)

@@ -1,9 +1,9 @@
-"""Whether a choice over the whole batch leaves some requests behind.
+"""Fairness of batch-wide selection between requests.
 
-Recomputes SV's look at fairness (Kim et al. 2025): how many tokens are verified for each request of
-a large batch. The source found that although likely tokens are preferred wherever they are, no
-request goes without for long: a request gains at least one token in every step whatever is
-verified.
+Recomputes SV's analysis of fairness (Kim et al. 2025): the number of verified tokens per request in
+a large batch. The source found that no request starves, although the tokens most likely to be
+accepted are preferred across the batch. Every request gains at least one token per step, whether or
+not any of its drafted tokens is verified.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
 from draftwise.params import SamplingParams
 from draftwise.studies.drawing import panels, styled
-from draftwise.studies.study import SV, Account, Data, Finding, Study
+from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
 
 _POLICIES = ("fixed:5", "tetris:5", "sv-published:5", "sv:5")
@@ -34,12 +34,12 @@ def shares_of_requests(
     params: Sequence[SamplingParams],
     on_step: Callable[[list[Request]], None] | None = None,
 ) -> dict[str, Any]:
-    """Tokens verified and gained per step, request by request.
+    """Distribution of verified and gained tokens per step over the requests.
 
     Args:
-        llm: with a policy.
-        prompts: served at the engine's batch size.
-        params: one for each.
+        llm: LLM with a policy.
+        prompts: prompts, served at the engine's batch size.
+        params: sampling parameters of each prompt.
         on_step: called after every step with the requests that gained tokens.
     """
     outputs = llm.generate(list(prompts), list(params), on_step)
@@ -47,7 +47,7 @@ def shares_of_requests(
 
 
 def figures_of(stats: Sequence[SpeculationStats]) -> dict[str, Any]:
-    """All figures of some requests."""
+    """All results for a set of requests."""
     served = [each for each in stats if each.num_steps]
     verified = np.sort([each.num_verified / each.num_steps for each in served])
     total = verified.sum()
@@ -59,7 +59,7 @@ def figures_of(stats: Sequence[SpeculationStats]) -> dict[str, Any]:
         "lowest": verified[:5].tolist(),
         "highest": verified[-5:].tolist(),
         "deciles": np.quantile(verified, np.linspace(0, 1, 11)).tolist(),
-        # Gini's coefficient: 0 where all have the same, near 1 where one has everything.
+        # Gini coefficient: 0 if all values are equal, near 1 if one request has everything.
         "gini": float((2 * shares - 1 / len(verified) - 1) @ verified / total) if total else 0.0,
         "fewest_tokens_per_step": min(each.num_tokens / each.num_steps for each in served),
         "mean_tokens_per_step": float(np.mean([each.mean_accepted_length for each in served])),
@@ -67,16 +67,16 @@ def figures_of(stats: Sequence[SpeculationStats]) -> dict[str, Any]:
 
 
 class Fairness(Study):
-    """Verified tokens per step, request by request."""
+    """Verified tokens per step of each request."""
 
     name = "fairness"
-    title = "Does everybody get a share?"
+    title = "Fairness between requests"
     source = SV
     timed = True
     needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """Many requests at the largest batch size."""
+        """Serve many requests at the largest batch size."""
         s = bench.settings
         count = _REQUESTS_PER_ROW * max(s.batch_sizes)
         prompts = [bench.prompts[i % len(bench.prompts)] for i in range(count)]
@@ -90,45 +90,46 @@ class Fairness(Study):
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Requests in the order of what they get."""
+        """Draw the quantiles of verified tokens per step over the requests."""
         figure, (axes,) = panels(1, width=5.0)
         at = np.linspace(0, 100, 11)
         for number, (name, own) in enumerate(data["policies"].items()):
             axes.plot(at, own["deciles"], label=name, **look(number))
-        axes.set_xlabel("requests from least to most verified, per cent")
+        axes.set_xlabel("percentile of requests")
         axes.set_ylabel("tokens verified per step")
         axes.set_ylim(bottom=0)
         axes.set_title(f"batch {data['batch_size']}")
         axes.legend(frameon=False)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """How uneven it is."""
+    def describe(self, data: Data) -> Description:
+        """Describe the inequality between requests."""
         own = data["policies"]
         said = "; ".join(
             f"{name} {p['lowest'][0]:.2f} to {p['highest'][-1]:.2f}, Gini {p['gini']:.2f}"
             for name, p in own.items()
         )
         text = (
-            f"Tokens verified per step, from the request that gets least to the one that gets most "
-            f"of {own['sv:5']['num_prompts']} at batch {data['batch_size']}: {said}. A request "
-            f"gains at least {min(p['fewest_tokens_per_step'] for p in own.values()):.2f} tokens "
-            "per step whoever decides."
+            f"Minimum and maximum of the tokens verified per step over "
+            f"{own['sv:5']['num_prompts']} requests at batch {data['batch_size']}: {said}. With "
+            "any of these policies, a request gains at least "
+            f"{min(p['fewest_tokens_per_step'] for p in own.values()):.2f} tokens per step."
         )
         published, ours = own["sv-published:5"], own["sv:5"]
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
-                    "A batch-wide choice starves nobody: everybody gains a token per step or more.",
+                    "No request starves: every request gains at least one token per step.",
                     f"at least {published['fewest_tokens_per_step']:.2f} (as published), "
                     f"{ours['fewest_tokens_per_step']:.2f} (lossless)",
                     min(published["fewest_tokens_per_step"], ours["fewest_tokens_per_step"]) >= 1.0,
                 ),
                 Finding.of(
-                    "Nor is anybody left without verification.",
-                    f"least per step: {published['lowest'][0]:.2f} of {published['mean']:.2f} on "
-                    f"average (as published), {ours['lowest'][0]:.2f} of {ours['mean']:.2f}",
+                    "No request is left without verification.",
+                    f"minimum tokens verified per step: {published['lowest'][0]:.2f}, with a mean "
+                    f"of {published['mean']:.2f} (as published), and {ours['lowest'][0]:.2f}, with "
+                    f"a mean of {ours['mean']:.2f} (lossless)",
                     [
                         p["lowest"][0] > 0.25 * p["mean"] and p["mean"] > 0
                         for p in (published, ours)

@@ -1,8 +1,8 @@
-"""How step time and accepted length grow with γ, and which γ is advised.
+"""Step time and accepted length as functions of γ, and the recommended γ.
 
-Recomputes the article's advice on the draft length: a step takes longer with every token drafted,
-while the accepted length grows ever less, so that speed has a maximum; and one should draft about
-one token more than is accepted on average (3 accepted of 10 drafted say about 4).
+Recomputes the article's advice on the draft length. Every additional drafted token makes a step
+longer, while the accepted length grows more and more slowly, so the speed has a maximum. The advice
+is to draft about one token more than are accepted on average (about 4 if 3 of 10 are accepted).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from draftwise.benchmark.style import look
 from draftwise.core.goodput import advised_draft_length, expected_accepted
 from draftwise.studies.drawing import panels, styled
-from draftwise.studies.study import LAW, Account, Data, Finding, Study
+from draftwise.studies.study import LAW, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
 
@@ -23,7 +23,7 @@ _LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 
 
 def figures_of(rows: dict[str, Any]) -> dict[str, Any]:
-    """Figures by γ from the summary of turns, with what each would advise."""
+    """Figures by γ, each with the length that the article's rule recommends from it."""
     figures = {"0": _row(rows["none"], 0)}
     for length in _LENGTHS:
         figures[str(length)] = _row(rows[f"fixed:{length}"], length)
@@ -42,7 +42,7 @@ def _row(own: dict[str, Any], length: int) -> dict[str, Any]:
 
 
 class Gamma(Study):
-    """Step time and accepted length over γ."""
+    """Step time and accepted length as functions of γ."""
 
     name = "gamma"
     title = "How long a draft should be"
@@ -50,20 +50,20 @@ class Gamma(Study):
     timed = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """Every length in turns, at the smallest and the largest batch size."""
+        """Measure all lengths in interleaved turns, at the smallest and the largest batch size."""
         s = bench.settings
-        everybody = bench.contenders(["none", *(f"fixed:{n}" for n in _LENGTHS)])
+        contenders = bench.contenders(["none", *(f"fixed:{n}" for n in _LENGTHS)])
         batches = {}
         for size in sorted({min(s.batch_sizes), max(s.batch_sizes)}):
             bench.status(f"batch {size}")
-            begin(everybody, bench.prompts, bench.sampling, size)
-            compete(everybody, s.rounds, s.turn, s.warm_up_steps, 5)
-            batches[str(size)] = figures_of(summary(everybody))
+            begin(contenders, bench.prompts, bench.sampling, size)
+            compete(contenders, s.rounds, s.turn, s.warm_up_steps, 5)
+            batches[str(size)] = figures_of(summary(contenders))
         return {"batches": batches}
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Step time, accepted length, speed."""
+        """Draw step time, accepted length and speed."""
         figure, axes = panels(3, width=3.6)
         for number, (size, rows) in enumerate(data["batches"].items()):
             lengths = [int(length) for length in rows]
@@ -77,19 +77,19 @@ class Gamma(Study):
             (
                 "time of a step, × γ = 0",
                 "tokens per request and step",
-                "tokens per second, × target alone",
+                "tokens per second, × target only",
             ),
             strict=True,
         ):
-            panel.set_xlabel("γ, tokens drafted")
+            panel.set_xlabel("γ, drafted tokens")
             panel.set_ylabel(label)
             panel.set_ylim(bottom=0)
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes[0].legend(frameon=False)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """Which γ is best, and which is advised."""
+    def describe(self, data: Data) -> Description:
+        """Describe the best and the recommended γ."""
         findings, said = [], []
         grows, fades, advice = [], [], []
         for size, rows in data["batches"].items():
@@ -100,8 +100,9 @@ class Gamma(Study):
             alpha = _acceptance(rows["1"]["tokens_per_step"] - 1)
             expected = 1 + expected_accepted(alpha, _LENGTHS[-1])
             said.append(
-                f"batch {size}: best γ = {best} ({rows[best]['ratio']:.2f} times the target "
-                f"alone), advised from γ = 5: {advised}, which gives {reached:.0%} of that"
+                f"batch {size}: the best γ is {best}, with {rows[best]['ratio']:.2f} times the "
+                f"speed of target-only decoding; the rule applied at γ = 5 recommends {advised}, "
+                f"which reaches {reached:.0%} of that speed"
             )
             longest = rows[str(_LENGTHS[-1])]
             grows.append(longest["step_ms"] > rows["0"]["step_ms"])
@@ -111,31 +112,31 @@ class Gamma(Study):
             advice.append(reached > 0.95)
             if size == next(iter(data["batches"])):
                 said.append(
-                    f"independent acceptance as of the first token would give {expected:.2f} "
-                    f"tokens per step at γ = {_LENGTHS[-1]}, seen are "
-                    f"{longest['tokens_per_step']:.2f}"
+                    "if every token were accepted independently with the probability of the first "
+                    f"token, a step would gain {expected:.2f} tokens at γ = {_LENGTHS[-1]}; it "
+                    f"gains {longest['tokens_per_step']:.2f}"
                 )
         findings = [
             Finding.of(
-                "A step takes longer the more is drafted, and the accepted length grows ever less.",
+                "Step time grows with γ, and the accepted length grows more and more slowly.",
                 "; ".join(
-                    f"batch {size}: {r[str(_LENGTHS[-1])]['step_ms'] / r['0']['step_ms']:.2f} "
-                    f"times the time at γ = {_LENGTHS[-1]}, {r['1']['tokens_per_step']:.2f}, "
-                    f"{r['5']['tokens_per_step']:.2f} and "
-                    f"{r[str(_LENGTHS[-1])]['tokens_per_step']:.2f} tokens per step at 1, 5 and "
-                    f"{_LENGTHS[-1]}"
+                    f"batch {size}: a step at γ = {_LENGTHS[-1]} takes "
+                    f"{r[str(_LENGTHS[-1])]['step_ms'] / r['0']['step_ms']:.2f} times the time at "
+                    f"γ = 0, and steps at γ = 1, 5 and {_LENGTHS[-1]} gain "
+                    f"{r['1']['tokens_per_step']:.2f}, {r['5']['tokens_per_step']:.2f} and "
+                    f"{r[str(_LENGTHS[-1])]['tokens_per_step']:.2f} tokens"
                     for size, r in data["batches"].items()
                 ),
                 [*grows, *fades],
             ),
             Finding.of(
-                "One token more than is accepted on average is about the best length.",
+                "The best length is about one token more than are accepted on average.",
                 "; ".join(said[:1] + said[2:] if len(said) > 2 else said[:1]),
                 advice,
             ),
         ]
         text = "; ".join(said)
-        return Account(f"{text[0].upper()}{text[1:]}.", findings)
+        return Description(f"{text[0].upper()}{text[1:]}.", findings)
 
 
 def _acceptance(first: float) -> float:

@@ -1,9 +1,10 @@
 """Goodput of policies over tasks and batch sizes.
 
 Recomputes SV's main result (Kim et al. 2025): throughput of target-only decoding, speculative
-decoding with a fixed length and SV, over tasks and batch sizes. The abstract reports that SV is
-ahead of both throughout, up to 1.9 times as fast as speculative decoding and 1.4 times on average
-at large batches; and fixed speculation falls below target-only decoding there.
+decoding with a fixed length, and SV, over tasks and batch sizes. The abstract reports that SV is
+faster than both in all cases. At large batches it is up to 1.9 times as fast as speculative
+decoding, and 1.4 times on average, and fixed-length speculation is slower than target-only
+decoding.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from draftwise.studies.drawing import heat_map, panels, styled
-from draftwise.studies.study import SV, Account, Data, Finding, Study
+from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
 
 _POLICIES = ("fixed:2", "fixed:5", "sv-published", "adaptive", "sv")
-# From so many requests on a batch is large here.
+# Smallest batch size that counts as large.
 _LARGE = 8
 
 
 def geometric_mean(values: Any) -> float:
-    """Of positive numbers."""
+    """Geometric mean of positive numbers."""
     return float(np.exp(np.mean(np.log(np.asarray(list(values), dtype=float)))))
 
 
@@ -39,44 +40,44 @@ class Goodput(Study):
     needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """All policies take turns, task by task."""
+        """Measure all policies in interleaved turns, task by task."""
         s = bench.settings
-        everybody = bench.contenders(["none", *_POLICIES])
+        contenders = bench.contenders(["none", *_POLICIES])
         cells: dict[str, dict[str, Any]] = {}
         for batch_size in s.batch_sizes:
             learnt = False
             for task in bench.tasks:
                 bench.status(f"{task.name}, batch {batch_size}")
-                begin(everybody, task.prompts, bench.sampling, batch_size)
+                begin(contenders, task.prompts, bench.sampling, batch_size)
                 rounds = max(2, (s.rounds - 1) // max(1, 4 - batch_size))
-                # What was learnt at this batch size is kept from task to task.
+                # Policies keep what they have learnt at this batch size from task to task.
                 steps = (0, 0) if learnt else (s.warm_up_steps, 5)
-                compete(everybody, rounds, s.turn, *steps)
+                compete(contenders, rounds, s.turn, *steps)
                 learnt = True
-                cells.setdefault(task.name, {})[str(batch_size)] = summary(everybody)
+                cells.setdefault(task.name, {})[str(batch_size)] = summary(contenders)
         return {"policies": list(_POLICIES), "tasks": cells}
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """A heat map for each batch size."""
+        """Draw one heat map per batch size."""
         tasks, policies = data["tasks"], data["policies"]
         sizes = list(next(iter(tasks.values())))
         figure, axes = panels(len(sizes), width=3.6, height=1.2 + 0.32 * len(tasks), sharey=True)
         for panel, size in zip(axes, sizes, strict=True):
             values = [[own[size][name]["ratio"] for name in policies] for own in tasks.values()]
-            # Around 1: what is darker than the middle is slower than the target alone.
+            # Fixed limits, so that colours are comparable between batch sizes.
             heat_map(
                 panel,
                 [*values, [geometric_mean(column) for column in zip(*values, strict=True)]],
                 policies,
                 [*tasks, "geometric mean"],
-                f"batch {size}: × target alone",
+                f"batch {size}: × target only",
                 limits=(0.5, 2.5),
             )
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """Who is ahead, on the geometric mean over tasks."""
+    def describe(self, data: Data) -> Description:
+        """Compare the policies by their geometric means over tasks."""
         tasks = data["tasks"]
         sizes = list(next(iter(tasks.values())))
 
@@ -91,36 +92,36 @@ class Goodput(Study):
             said.append(f"batch {size}: {each}")
         error = np.mean([e for own in tasks.values() for e in _errors(own)])
         text = (
-            f"Geometric means over {len(tasks)} tasks ({', '.join(tasks)}), relative to the target "
-            f"alone: {'; '.join(said)}. The standard error of a single cell is {error:.2f} on "
-            "average."
+            f"Geometric means over {len(tasks)} tasks ({', '.join(tasks)}), relative to "
+            f"target-only decoding: {'; '.join(said)}. The mean standard error of a cell is "
+            f"{error:.2f}."
         )
         large = [size for size in sizes if int(size) >= _LARGE] or sizes[-1:]
         ahead = [mean("sv", size, "fixed:5") for size in large]
         published = [mean("sv-published", size, "fixed:5") for size in large]
         last = sizes[-1]
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
-                    "SV is ahead of speculative decoding with a fixed length at every batch size.",
-                    "over fixed 5, lossless SV: "
+                    "SV is faster than fixed-length speculative decoding at every batch size.",
+                    "lossless SV relative to fixed 5: "
                     + ", ".join(f"{mean('sv', s, 'fixed:5'):.2f} at {s}" for s in sizes),
                     [mean("sv", size, "fixed:5") > 1.0 for size in sizes],
                 ),
                 Finding.of(
-                    "At large batches it is 1.4 times as fast on average.",
+                    "At large batches SV is 1.4 times as fast on average.",
                     f"{geometric_mean(ahead):.2f} (lossless), {geometric_mean(published):.2f} "
                     f"(as published) at batch {' and '.join(large)}",
                     geometric_mean(ahead) > 1.3,
                 ),
                 Finding.of(
-                    "SV is ahead of target-only decoding at every batch size.",
+                    "SV is faster than target-only decoding at every batch size.",
                     ", ".join(f"{mean('sv', size):.2f} at {size}" for size in sizes),
                     [mean("sv", size) > 1.0 for size in sizes],
                 ),
                 Finding.of(
-                    "At the largest batch fixed speculation is slower than the target alone.",
+                    "At the largest batch, fixed-length speculation is slower than the target.",
                     f"fixed 5: {mean('fixed:5', last):.2f} at {last}",
                     mean("fixed:5", last) < 1.0,
                 ),

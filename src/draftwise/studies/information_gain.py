@@ -1,12 +1,13 @@
-"""What S and A tell of acceptance, for all ordered triples of a list of models.
+"""Information gain of S and A about acceptance, for all ordered triples of a list of models.
 
-Recomputes SV's information gain (Kim et al. 2025): H(X) and H(X | S, A) for X = the token was kept,
-in four binnings (5×5, 10×10, 20×20, adaptive), over combinations of target, draft and companion.
-The source found a positive gain in every one of its combinations (90 public ones in its later
-version), about a third of the uncertainty on average, and the adaptive binning ahead of the equal
-ones.
+Recomputes SV's information gain (Kim et al. 2025): H(X) and H(X | S, A), where X is whether the
+token is accepted, in four binnings (5×5, 10×10, 20×20, adaptive), over combinations of target,
+draft and companion. The source found a positive gain in all of its combinations (90 public ones in
+its later version), of about a third of the entropy on average, and a larger gain with adaptive bins
+than with equal bins.
 
-Beside the plain estimate, which finer bins always raise, stands the one corrected by permutations.
+The plain estimate always increases with finer bins, so the study also reports an estimate corrected
+by permutations.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ from draftwise.benchmark.style import COLOURS
 from draftwise.estimators.information import information_gains, pearson
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import panels, styled
-from draftwise.studies.study import SV, Account, Data, Finding, Study
+from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench, same_distribution
 
 BINNINGS = ("5x5", "10x10", "20x20", "adaptive")
 SINGLE = ("H", "q(x)", "history", "S", "A")
 
 
-def figures_of_triple(records: Records, told: Records) -> dict[str, Any]:
-    """All figures of one triple.
+def figures_of_triple(records: Records, target_records: Records) -> dict[str, Any]:
+    """All results for one triple.
 
     Args:
-        records: drafted tokens, judged by the companion.
-        told: the same tokens, judged by the target in the companion's place.
+        records: drafted tokens with the companion's S and A.
+        target_records: the same tokens with the target in the companion's place.
 
     Raises:
-        RuntimeError: they are not the same tokens.
+        RuntimeError: the two records have different tokens.
     """
-    if not np.array_equal(records.acceptance, told.acceptance):
+    if not np.array_equal(records.acceptance, target_records.acceptance):
         raise RuntimeError("the two runs drafted differently")
     gains = information_gains(records, "accepted")
     figures: dict[str, Any] = {
         "num_tokens": len(records),
         "mean_acceptance": float(np.average(records.acceptance, weights=records.reached())),
         "entropy": gains["H"].entropy,
-        "pearson": pearson(records.overlap, told.overlap),
+        "pearson": pearson(records.overlap, target_records.overlap),
     }
     for name, gain in gains.items():
         figures[name] = {
@@ -59,7 +60,7 @@ def figures_of_triple(records: Records, told: Records) -> dict[str, Any]:
 
 
 def triples(targets: Sequence[str], small: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Ordered (target, draft, companion), none of them twice in one."""
+    """Ordered triples (target, draft, companion) of distinct models."""
     return [
         (target, draft, companion)
         for target in targets
@@ -72,26 +73,26 @@ class InformationGain(Study):
     """H(X) and H(X | S, A) in all binnings, over triples."""
 
     name = "information-gain"
-    title = "What S and A tell of acceptance"
+    title = "Information gain of S and A about acceptance"
     source = SV
-    fewest_models = 2
+    min_models = 2
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """All triples of the target, and of the largest of the models in its place."""
+        """Measure all triples with the target, and with the largest other model as target."""
         s = bench.settings
         target = same_distribution(s.target)
         others = sorted(s.models, key=lambda name: -_size(bench, name))
         results = []
         for each in triples([target, *others[:1]], s.models):
             records = bench.collection(each[1], each[2], each[0]).records
-            told = bench.collection(each[1], each[0], each[0]).records
+            target_records = bench.collection(each[1], each[0], each[0]).records
             names = dict(zip(("target", "draft", "companion"), each, strict=True))
-            results.append(names | figures_of_triple(records, told))
+            results.append(names | figures_of_triple(records, target_records))
         return {"triples": results}
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """H(X) and what is left of it, a row for each triple."""
+        """Draw H(X) and H(X | S, A), one row per triple."""
         rows = sorted(data["triples"], key=lambda each: -_gain(each) / each["entropy"])
         figure, (left, gains) = panels(2, width=4.6, height=0.9 + 0.24 * len(rows), sharey=True)
         at = np.arange(len(rows))
@@ -130,8 +131,8 @@ class InformationGain(Study):
         figure.legend(loc="outside lower center", ncols=4, frameon=False)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """Whether S and A tell something everywhere."""
+    def describe(self, data: Data) -> Description:
+        """Describe the information gain over all triples."""
         rows = data["triples"]
         shares = np.array([_gain(row) / row["entropy"] for row in rows])
         gains = [_gain(row) for row in rows]
@@ -140,13 +141,13 @@ class InformationGain(Study):
         )
         free = sum(row["q(x)"]["corrected"] < _gain(row) for row in rows)
         text = (
-            f"In {len(rows)} ordered triples S and A tell {min(gains):.3f} to {max(gains):.3f} "
-            f"bits of whether a tested token is kept (adaptive bins, corrected), "
-            f"{shares.mean():.0%} of its entropy on average. The draft's own probability of the "
-            f"token, which costs nothing, tells less than that in {free} of them and as much or "
-            f"more in {len(rows) - free}."
+            f"Over {len(rows)} ordered triples, the information gain of S and A about the "
+            f"acceptance of a tested token is {min(gains):.3f} to {max(gains):.3f} bits (adaptive "
+            f"bins, corrected), {shares.mean():.0%} of its entropy on average. The gain of q(x), "
+            f"which needs no companion, is smaller in {free} of the triples and at least as large "
+            f"in {len(rows) - free}."
         )
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
@@ -155,18 +156,18 @@ class InformationGain(Study):
                     all(gain > 0 for gain in gains),
                 ),
                 Finding.of(
-                    "They take away about a third of the uncertainty (34 % on average).",
+                    "S and A remove about a third of the entropy (34 % on average).",
                     f"{shares.mean():.0%} on average, {shares.min():.0%} to {shares.max():.0%}",
                     bool(0.25 < shares.mean() < 0.45),
                 ),
                 Finding.of(
-                    "Adaptive bins tell more than equal ones.",
-                    f"corrected, as much as 20×20 or more in {finest} of {len(rows)} triples",
+                    "Adaptive bins have a larger gain than equal bins.",
+                    f"corrected, at least that of 20×20 in {finest} of {len(rows)} triples",
                     [finest > len(rows) / 2, finest == len(rows)],
                 ),
                 Finding.of(
-                    "The draft's own signals tell less than the companion.",
-                    f"q(x) alone tells less in {free} of {len(rows)} triples",
+                    "The draft's own signals have a smaller gain than the companion's.",
+                    f"the gain of q(x) alone is smaller in {free} of {len(rows)} triples",
                     [free > 0, free == len(rows)],
                 ),
             ],
@@ -178,7 +179,7 @@ def _gain(row: Mapping[str, Any]) -> float:
 
 
 def short_name(name: str) -> str:
-    """A model's name without where it lies."""
+    """A model's name without its path or organisation."""
     return name.rstrip("/").split("/")[-1].removeprefix("zoo:")
 
 

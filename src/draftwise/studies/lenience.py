@@ -1,10 +1,10 @@
-"""What lenience buys and what it costs.
+"""Trade-off between speed and fidelity with lenience.
 
 Recomputes the article's trade of quality for speed (the lenience of Leviathan et al. 2023, appendix
-A.5): with the acceptance test min(1, p(x)/(l·q(x))) acceptance and speed rise as l falls, and the
-output drifts from the target's distribution.
+A.5). With the acceptance test min(1, p(x)/(l·q(x))), acceptance and speed increase as l decreases,
+and the output distribution deviates from the target's.
 
-Acceptance and the distance to the target are exact, position by position; the speed is measured.
+Acceptance and the distance to the target are computed exactly at each position. Speed is measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from draftwise.benchmark.style import look
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Passage
-from draftwise.studies.study import LAW, Account, Data, Finding, Study
+from draftwise.studies.study import LAW, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, compete, contender, summary
 from draftwise.studies.workbench import Workbench
 
@@ -29,14 +29,14 @@ _LENGTH = 5
 
 
 def lenient_output(p: Tensor, q: Tensor, lenience: float) -> tuple[Tensor, Tensor]:
-    """What a position becomes: distribution of the output, and acceptance.
+    """Output distribution and acceptance probability of a position with lenience.
 
-    Accepted is min(q, p/l); after a rejection the token comes from max(p − q, 0), as without
-    lenience.
+    The accepted mass is min(q, p/l). After a rejection the token is drawn from max(p − q, 0), as
+    without lenience.
 
     Args:
         p: ``[n, vocab]`` the target's distributions.
-        q: ``[n, vocab]`` the draft's.
+        q: ``[n, vocab]`` the draft's distributions.
         lenience: l, in (0, 1].
 
     Returns:
@@ -49,7 +49,7 @@ def lenient_output(p: Tensor, q: Tensor, lenience: float) -> tuple[Tensor, Tenso
 
 
 def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """``[n, vocab]`` rows that sum to 1; a row of zeros becomes that of ``otherwise``."""
+    """``[n, vocab]`` rows normalised to sum 1; rows of zeros are taken from ``otherwise``."""
     total = weights.sum(dim=1, keepdim=True)
     return torch.where(total > 0, weights / total.clamp(min=1e-30), otherwise)
 
@@ -60,7 +60,7 @@ def total_variation(a: Tensor, b: Tensor) -> Tensor:
 
 
 def divergences(passages: Iterable[Passage]) -> dict[str, dict[str, float]]:
-    """Acceptance and distance to the target by lenience, means over all positions."""
+    """Mean acceptance, and mean and maximum distance to the target, for each lenience."""
     sums = {value: np.zeros(3) for value in VALUES}
     count = 0
     for passage in passages:
@@ -82,30 +82,30 @@ def divergences(passages: Iterable[Passage]) -> dict[str, dict[str, float]]:
 
 
 class Lenience(Study):
-    """Acceptance, speed and divergence over lenience."""
+    """Acceptance, speed and divergence as functions of lenience."""
 
     name = "lenience"
-    title = "Lenience: faster, and not the target any more"
+    title = "Lenience: speed against fidelity"
     source = f"the article on speculative decoding, after {LAW}"
     timed = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """Distances on the target's texts; speed in turns."""
+        """Compute distances on the target's texts, and measure speed in interleaved turns."""
         s = bench.settings
         exact = divergences(bench.passages())
         size = min(s.batch_sizes)
-        everybody = bench.contenders(["none"])
+        contenders = bench.contenders(["none"])
         for value in VALUES:
-            everybody += contender(
+            contenders += contender(
                 bench.timed_llm,
                 "fixed",
                 bench.speculation(_LENGTH, lenience=value, verification="token"),
                 f"{value:g}",
             )
-        begin(everybody, bench.prompts, bench.sampling, size)
-        bench.status("taking turns")
-        compete(everybody, s.rounds, s.turn, s.warm_up_steps, 5)
-        rows = summary(everybody)
+        begin(contenders, bench.prompts, bench.sampling, size)
+        bench.status("measuring in interleaved turns")
+        compete(contenders, s.rounds, s.turn, s.warm_up_steps, 5)
+        rows = summary(contenders)
         for name, own in exact.items():
             for key in ("ratio", "standard_error", "acceptance_rate", "tokens_per_request_step"):
                 own[key] = rows[name][key]
@@ -113,7 +113,7 @@ class Lenience(Study):
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Three panels over lenience."""
+        """Draw acceptance, speed and distance over lenience."""
         figure, axes = panels(3, width=3.4)
         rows = data["lenience"]
         at = [float(value) for value in rows]
@@ -128,50 +128,51 @@ class Lenience(Study):
             capsize=2,
             **look(1),
         )
-        speed.set_ylabel("tokens per second, × target alone")
+        speed.set_ylabel("tokens per second, × target only")
         speed.set_ylim(bottom=0)
         distance.plot(at, [r["total_variation"] for r in rows.values()], **look(2))
-        distance.set_ylabel("total variation from the target, mean")
+        distance.set_ylabel("mean total variation from the target")
         distance.set_ylim(bottom=0)
         for panel in axes:
             panel.set_xlabel("lenience l (1: lossless)")
             panel.set_xlim(1.05, 0.05)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """The trade."""
+    def describe(self, data: Data) -> Description:
+        """Describe the trade-off."""
         rows = data["lenience"]
         first, half, last = rows["1"], rows["0.5"], rows[f"{VALUES[-1]:g}"]
         text = (
-            f"With drafts of {data['length']} at batch {data['batch_size']}, lenience 0.5 raises "
-            f"the acceptance from {first['acceptance']:.2f} to {half['acceptance']:.2f} and the "
-            f"speed from {first['ratio']:.2f} to {half['ratio']:.2f} times the target alone; the "
-            f"distribution of a tested position is then {half['total_variation']:.3f} of total "
-            f"variation away from the target's on average ({half['worst']:.2f} at worst). At "
-            f"{VALUES[-1]:g} it is {last['acceptance']:.2f}, {last['ratio']:.2f} and "
-            f"{last['total_variation']:.3f}. At 1 the distance is "
-            f"{first['total_variation']:.0e}: rounding."
+            f"With drafts of {data['length']} tokens at batch {data['batch_size']}, a lenience of "
+            f"0.5 raises the acceptance from {first['acceptance']:.2f} to "
+            f"{half['acceptance']:.2f} and the speed from {first['ratio']:.2f} to "
+            f"{half['ratio']:.2f} times target-only decoding. The mean total variation between "
+            f"output and target distribution is then {half['total_variation']:.3f} (maximum "
+            f"{half['worst']:.2f}). At a lenience of {VALUES[-1]:g}, acceptance, speed and total "
+            f"variation are {last['acceptance']:.2f}, {last['ratio']:.2f} and "
+            f"{last['total_variation']:.3f}. At 1 the total variation is "
+            f"{first['total_variation']:.0e}, which is rounding."
         )
         values = list(rows.values())
 
         def rises(key: str) -> bool:
             return bool(np.all(np.diff([row[key] for row in values]) >= -1e-9))
 
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
-                    "Acceptance rises as lenience falls.",
+                    "Acceptance increases as lenience decreases.",
                     f"{first['acceptance']:.2f} at 1, {last['acceptance']:.2f} at {VALUES[-1]:g}",
                     rises("acceptance"),
                 ),
                 Finding.of(
-                    "So does the speed.",
+                    "Speed increases as lenience decreases.",
                     f"{first['ratio']:.2f} at 1, {last['ratio']:.2f} at {VALUES[-1]:g}",
                     last["ratio"] > first["ratio"],
                 ),
                 Finding.of(
-                    "The output is no longer the target's.",
+                    "The output distribution is no longer the target's.",
                     f"total variation {half['total_variation']:.3f} at 0.5, "
                     f"{last['total_variation']:.3f} at {VALUES[-1]:g}",
                     half["total_variation"] > 0.001 and rises("total_variation"),

@@ -1,11 +1,11 @@
-"""What target, draft and companion think of each position of texts that the target wrote.
+"""Distributions of target, draft and companion at each position of texts that the target generated.
 
-In speculative decoding without an end to the draft every position of the output is put to the
-test once, and the output is a text of the target. So the target's texts show all of it: with p and
-q at a position and y the token that is there, y was drafted and accepted with probability
-min(1, q(y)/p(y)), because min(p, q)(y) of its probability p(y) comes by acceptance and the rest by
-correction. No drafting is needed, each model reads each text once, and there is no noise of
-drafts.
+In speculative decoding with drafts of unlimited length, every position of the output is tested
+once, and the output is a sample of the target. The acceptance can therefore be computed from texts
+of the target. Let y be the token at a position with distributions p and q. Of the probability p(y),
+the part min(p, q)(y) comes from acceptance and the rest from correction. So y was drafted and
+accepted with probability min(1, q(y)/p(y)). This needs no drafting, only one pass of each model
+over each text, and it has no sampling noise from drafts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.sampling import LogitControls, beliefs
+from draftwise.core.sampling import LogitControls, soft_probabilities
 from draftwise.core.signals import entropy, kl_divergence, overlap, token_probabilities
 from draftwise.engine.assembly import Models
-from draftwise.engine.follower import Follower
+from draftwise.engine.cached_model import CachedModel
 from draftwise.models.attention import Segment
 from draftwise.models.loading import LoadedModel
 
@@ -30,14 +30,14 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
-# How many of the largest probabilities are kept.
+# Number of largest probabilities that are kept per position.
 NUM_SORTED = 10
-# Probabilities of one model that are held at once.
-_MOST_PROBABILITIES = 6_000_000
+# Maximum number of probabilities of one model in memory.
+_MAX_PROBABILITIES = 6_000_000
 
 
 class Text(NamedTuple):
-    """A prompt and what the target wrote after it, as tokens."""
+    """A prompt and the target's output, as token ids."""
 
     prompt: Sequence[int]
     tokens: Sequence[int]
@@ -45,17 +45,18 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Passage:
-    """Some positions with whole distributions; the positions of a text are consecutive.
+    """Positions of some texts with whole distributions; positions of a text are consecutive.
 
     Attributes:
-        text: ``[n]`` number of the text.
+        text: ``[n]`` index of the text.
         index: ``[n]`` position in the output, from 0.
-        context: ``[n]`` tokens before it, the prompt included.
-        tokens: ``[n]`` int64, what the target wrote.
+        context: ``[n]`` number of tokens before the position, including the prompt.
+        tokens: ``[n]`` int64, the tokens that the target generated.
         p: ``[n, vocab]`` float32, the target's distribution.
-        q: ``[n, vocab]`` float32, the draft's.
-        c: ``[n, vocab]`` float32, the companion's; ``None`` without one.
-        greedy: the texts were written at temperature 0 (distributions are those at 1).
+        q: ``[n, vocab]`` float32, the draft's distribution.
+        c: ``[n, vocab]`` float32, the companion's distribution; ``None`` without a companion.
+        greedy: whether the texts were generated at temperature 0. The distributions are then those
+            at temperature 1.
     """
 
     text: Integers
@@ -70,22 +71,22 @@ class Passage:
 
 @dataclass(frozen=True)
 class Positions:
-    """Numbers of positions, text after text; all arrays are ``[n]`` unless said otherwise.
+    """Signals and acceptance of positions, text after text. Arrays are ``[n]`` if not stated.
 
     Attributes:
-        text: number of the text.
+        text: index of the text.
         index: position in the output, from 0.
-        context: tokens before it.
+        context: number of tokens before the position, including the prompt.
         entropy: H(q) in nats.
         target_entropy: H(p) in nats.
         divergence: KL(q ‖ p) in nats.
-        acceptance: β = Σ min(p, q), or at temperature 0 whether the likeliest tokens are the same.
-        overlap: S = Σ min(q, c); 0 without companion.
-        p_kept: probability that the token that is there was drafted and accepted.
-        accepted: drawn with that probability.
-        repeated: the token and the three before it occurred in the output before, in this order.
-        draft_sorted: ``[n, 10]`` the largest probabilities of q, falling.
-        target_sorted: ``[n, 10]`` the largest of p.
+        acceptance: β = Σ min(p, q); at temperature 0, whether the argmax of p and q are equal.
+        overlap: S = Σ min(q, c); 0 without a companion.
+        p_kept: probability that the token at the position was drafted and accepted.
+        accepted: Bernoulli sample with probability ``p_kept``.
+        repeated: whether the 4-gram that ends at the position occurred before in the output.
+        draft_sorted: ``[n, 10]`` the largest probabilities of q, descending.
+        target_sorted: ``[n, 10]`` the largest probabilities of p, descending.
     """
 
     text: Integers
@@ -112,7 +113,7 @@ class Positions:
 
     @classmethod
     def join(cls, parts: Sequence[Positions]) -> Positions:
-        """Parts one after another."""
+        """Concatenate positions."""
         columns = {
             item.name: np.concatenate([getattr(part, item.name) for part in parts])
             for item in fields(cls)
@@ -124,13 +125,13 @@ class Positions:
 def read_texts(
     models: Models, texts: Sequence[Text], temperature: float = 1.0, top_p: float = 1.0
 ) -> Iterator[Passage]:
-    """Let all models read the texts; passages come in the texts' order.
+    """Compute the distributions of all models over the texts, in the order of the texts.
 
     Args:
-        models: with a draft.
-        texts: written by the target, or by anybody.
-        temperature: of all models; 0 for texts that were written greedily.
-        top_p: of all models.
+        models: models, including a draft.
+        texts: texts, usually generated by the target.
+        temperature: temperature of all models; 0 for texts that were generated greedily.
+        top_p: top-p of all models.
     """
     assert models.draft is not None
     vocab_size = models.target.model.vocab_size
@@ -139,7 +140,7 @@ def read_texts(
     start = 0
     while start < len(texts):
         end, size = start, 0
-        while end < len(texts) and (end == start or size * vocab_size < _MOST_PROBABILITIES):
+        while end < len(texts) and (end == start or size * vocab_size < _MAX_PROBABILITIES):
             size += len(texts[end].tokens)
             end += 1
         part = texts[start:end]
@@ -168,10 +169,10 @@ def _distributions(
     temperature: float,
     top_p: float,
 ) -> Tensor:
-    """``[positions, vocab]`` on the host, of all output positions of some texts."""
+    """``[positions, vocab]`` distributions at all output positions of some texts, on the host."""
     known = model.model.vocab_size
     cache = model.model.new_cache(1, capacity)
-    follower = Follower(model.model, cache, vocab_size)
+    cached_model = CachedModel(model.model, cache, vocab_size)
     rows = []
     for text in texts:
         cache.clear(0)
@@ -180,7 +181,7 @@ def _distributions(
         wanted = range(len(text.prompt) - 1, len(tokens))
         logits = model.model.forward(cache, readable, [Segment(0, 0, len(tokens))], wanted)
         assert logits is not None
-        logits = follower.fit_vocabulary(logits)
+        logits = cached_model.fit_vocabulary(logits)
         number = torch.full((len(logits),), temperature or 1.0, device=logits.device)
         controls = LogitControls(
             number,
@@ -188,16 +189,16 @@ def _distributions(
             any_greedy=False,
             top_p=torch.full_like(number, top_p) if top_p < 1 else None,
         )
-        rows.append(beliefs(logits, controls).cpu())
+        rows.append(soft_probabilities(logits, controls).cpu())
     return torch.cat(rows)
 
 
 def positions_of(passages: Iterable[Passage], seed: int = 0) -> Positions:
-    """The numbers of all positions.
+    """Signals and acceptance at all positions.
 
     Args:
-        passages: whole texts.
-        seed: of what is drawn.
+        passages: positions of whole texts.
+        seed: seed of the samples in :attr:`Positions.accepted`.
     """
     generator = np.random.default_rng(seed)
     return Positions.join([_positions(passage, generator) for passage in passages])
@@ -232,12 +233,12 @@ def _positions(passage: Passage, generator: np.random.Generator) -> Positions:
 
 
 def repeated(text: Integers, tokens: Integers, length: int = 4) -> Booleans:
-    """``[n]`` whether each token and those before it occurred before in its text's output.
+    """``[n]`` whether the n-gram that ends at each token occurred before in its text's output.
 
     Args:
-        text: ``[n]`` number of each token's text, ascending.
-        tokens: ``[n]``.
-        length: of what counts as a repetition, in tokens.
+        text: ``[n]`` index of each token's text, ascending.
+        tokens: ``[n]`` token ids.
+        length: length of the n-gram, in tokens.
     """
     result = np.zeros(len(tokens), dtype=bool)
     seen: set[tuple[int, ...]] = set()

@@ -1,8 +1,8 @@
-"""Long prompts and short answers, against short prompts and long answers.
+"""A prefill-heavy workload (long prompts, short answers) against a decode-heavy one.
 
-Recomputes SV's prefill-heavy workload (Kim et al. 2025). The source found that where reading the
-prompt takes most of the time, speculation of any kind gains less, as it speeds up decoding alone,
-and that SV does not lose there.
+Recomputes SV's prefill-heavy workload (Kim et al. 2025). The source found that speculation has a
+smaller speed-up where prefill takes most of the time, as it accelerates decoding only, and that SV
+is not slower than the baselines there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from draftwise.benchmark.contenders import PolicyContender
 from draftwise.benchmark.style import COLOURS, HATCHES
 from draftwise.studies.drawing import panels, styled
-from draftwise.studies.study import SV, Account, Data, Finding, Study
-from draftwise.studies.whole_calls import answer_in_turns
+from draftwise.studies.study import SV, Data, Description, Finding, Study
+from draftwise.studies.whole_calls import answer_interleaved
 from draftwise.studies.workbench import Workbench
 
 _POLICIES = ("fixed:5", "adaptive", "sv")
@@ -26,7 +26,7 @@ _SHORT_PROMPT = 64
 
 
 class PrefillHeavy(Study):
-    """Whole answers to long and to short prompts."""
+    """Speed of whole answers to long and to short prompts."""
 
     name = "prefill-heavy"
     title = "Long prompts, short answers"
@@ -35,7 +35,7 @@ class PrefillHeavy(Study):
     needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """Both workloads at the middle batch size."""
+        """Measure both workloads at the middle batch size."""
         s = bench.settings
         size = sorted(s.batch_sizes)[len(s.batch_sizes) // 2]
         limit = bench.large.target.max_model_len - s.max_tokens - s.num_speculative_tokens
@@ -43,7 +43,7 @@ class PrefillHeavy(Study):
             "long prompts, short answers": (min(_LONG_PROMPT, limit), _SHORT_ANSWER),
             "short prompts, long answers": (min(_SHORT_PROMPT, limit), s.max_tokens),
         }
-        everybody = [
+        contenders = [
             PolicyContender(each.name, each.llm) for each in bench.contenders(["none", *_POLICIES])
         ]
         figures = {}
@@ -51,13 +51,13 @@ class PrefillHeavy(Study):
             bench.status(name)
             prompts = bench.prompts_of_length(prompt, size)
             params = replace(bench.sampling, max_tokens=answer)
-            own = answer_in_turns(name, prompts, everybody, params, size, s.rounds)
+            own = answer_interleaved(name, prompts, contenders, params, size, s.rounds)
             figures[name] = {"prompt": prompt, "answer": answer, "ways": own}
         return {"batch_size": size, "shapes": figures}
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Speed of each policy on both."""
+        """Draw the speed of each policy on both workloads."""
         figure, (axes,) = panels(1, width=5.4)
         at = np.arange(len(_POLICIES))
         for number, (name, own) in enumerate(data["shapes"].items()):
@@ -78,12 +78,12 @@ class PrefillHeavy(Study):
             )
         axes.axhline(1.0, color="black", linewidth=0.8)
         axes.set_xticks(at, _POLICIES)
-        axes.set_ylabel("speed of whole answers, × target alone")
+        axes.set_ylabel("speed of whole answers, × target only")
         axes.legend(frameon=False, loc="lower right", framealpha=1)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """How much is left where prompts take the time."""
+    def describe(self, data: Data) -> Description:
+        """Describe the speed-up with and without much prefill."""
         shapes = list(data["shapes"].values())
         long, short = shapes[0]["ways"], shapes[1]["ways"]
         said = "; ".join(
@@ -93,17 +93,17 @@ class PrefillHeavy(Study):
         )
         text = (
             f"With prompts of {shapes[0]['prompt']} tokens and answers of {shapes[0]['answer']} at "
-            f"batch {data['batch_size']}, steps that read prompts take "
-            f"{long['none']['prefill_share']:.0%} of the target's time; with prompts of "
-            f"{shapes[1]['prompt']} and answers of {shapes[1]['answer']}, "
-            f"{short['none']['prefill_share']:.0%}. Speed of whole answers against the target "
-            f"alone: {said}."
+            f"batch {data['batch_size']}, steps with prefill take "
+            f"{long['none']['prefill_share']:.0%} of the time of target-only decoding. With "
+            f"prompts of {shapes[1]['prompt']} and answers of {shapes[1]['answer']} they take "
+            f"{short['none']['prefill_share']:.0%}. Speed of whole answers relative to target-only "
+            f"decoding, on the first and on the second workload: {said}."
         )
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
-                    "Where prompts are long and answers short, speculation gains less.",
+                    "With long prompts and short answers, speculation has a smaller speed-up.",
                     said,
                     [
                         long[name]["ratio"]["median"] < short[name]["ratio"]["median"]
@@ -111,8 +111,8 @@ class PrefillHeavy(Study):
                     ],
                 ),
                 Finding.of(
-                    "SV does not lose there.",
-                    f"{long['sv']['ratio']['median']:.2f} times the target alone, "
+                    "SV is not slower than the baselines there.",
+                    f"{long['sv']['ratio']['median']:.2f} times target-only decoding, "
                     f"{long['sv']['ratio']['median'] / long['fixed:5']['ratio']['median']:.2f} "
                     "times fixed 5",
                     [

@@ -1,8 +1,7 @@
-"""What published rules keep of a drafted token, over the whole vocabulary.
+"""Probability k(x) that published selection rules keep a drafted token, over the whole vocabulary.
 
-For rules that choose over a batch it is the share of draws in which they keep the token: of what
-the other requests drew, and of how the request's own draft goes on, both taken from recorded
-drafts.
+For rules that select over a batch, k(x) is a Monte Carlo estimate. It averages over the drafts of
+the other requests and over the rest of the request's own draft, both sampled from recorded drafts.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ _CONTEXT = 150
 
 
 class RecordedDrafts:
-    """Drafts of full length, to put beside a position: what the rest of a batch drew.
+    """Recorded drafts of full length, which stand for the other requests of a batch.
 
     Attributes:
         token_probs: ``[drafts, length]`` q(x).
         estimates: ``[drafts, length]`` P̂(S, A).
-        table: P̂.
+        table: the fitted P̂.
     """
 
     def __init__(self, records: Records, length: int) -> None:
-        """Take the drafts that have the length."""
+        """Select the drafts with at least ``length`` tokens."""
         self.table = AcceptanceTable.fit(records, "adaptive")
         estimates = self.table.predict(
             torch.from_numpy(records.overlap), torch.from_numpy(records.agreement)
@@ -52,18 +51,22 @@ class RecordedDrafts:
 def keep_of_tetris(
     q: Tensor, drafts: RecordedDrafts, batch_size: int, generator: np.random.Generator
 ) -> Tensor:
-    """``[vocab]`` how often TETRIS keeps each token at the first position of a draft.
+    """``[vocab]`` fraction of draws in which TETRIS keeps each token at a draft's first position.
 
-    It takes the tokens of the batch with the largest products of q; those of the request's own
-    later positions are smaller than that of the first and take no place before it.
+    TETRIS keeps the tokens of the batch with the largest products of q. The products at later
+    positions of the same draft are not larger than that at the first, so they are left out.
     """
     length = drafts.token_probs.shape[1]
     capacity = verified_per_request(length, 1) * batch_size
     kept = torch.zeros_like(q)
     for _ in range(_NUM_DRAWS):
         others = generator.integers(0, len(drafts.token_probs), batch_size - 1)
-        reach = np.sort(np.cumprod(drafts.token_probs[others], axis=1).ravel())[::-1]
-        least = reach[capacity - 1] if len(reach) >= capacity else 0.0
+        prefix_acceptance_prob = np.sort(np.cumprod(drafts.token_probs[others], axis=1).ravel())[
+            ::-1
+        ]
+        least = (
+            prefix_acceptance_prob[capacity - 1] if len(prefix_acceptance_prob) >= capacity else 0.0
+        )
         kept += (q >= least).to(q.dtype)
     return kept / _NUM_DRAWS
 
@@ -75,20 +78,20 @@ def keep_of_sv(
     latency: LatencyModel,
     generator: np.random.Generator,
 ) -> Floats:
-    """How often the published SV keeps a token at the first position of a draft.
+    """Fraction of draws in which the published SV keeps a token at a draft's first position.
 
-    Tokens of the batch are taken in falling order of their products of P̂ while goodput, (requests
-    + products)/seconds, is highest.
+    SV sorts the tokens of the batch by their products of P̂, descending. It keeps as many of them
+    as maximise goodput, (requests + sum of products) / seconds.
 
     Args:
-        estimates: ``[n]`` values of P̂ that the token may have.
-        drafts: what the others drew, and how the own draft goes on.
-        batch_size: requests.
-        latency: what passes cost.
-        generator: draws the others.
+        estimates: ``[n]`` possible values of P̂ of the token.
+        drafts: recorded drafts for the other requests and for the rest of the own draft.
+        batch_size: number of requests.
+        latency: latency model.
+        generator: random generator of the draws.
 
     Returns:
-        ``[n]`` shares.
+        ``[n]`` fractions.
     """
     length = drafts.estimates.shape[1]
     sizes = batch_size + np.arange(batch_size * length + 1)
@@ -100,10 +103,10 @@ def keep_of_sv(
         following = np.cumprod(np.append(1.0, drafts.estimates[rows[0], 1:]))
         for number, estimate in enumerate(estimates):
             own = estimate * following
-            reach = np.sort(np.append(others, own))[::-1]
-            tokens = batch_size + np.append(0.0, np.cumsum(reach))
+            prefix_acceptance_prob = np.sort(np.append(others, own))[::-1]
+            tokens = batch_size + np.append(0.0, np.cumsum(prefix_acceptance_prob))
             best = int(np.argmax(tokens / seconds))
-            kept[number] += best > 0 and estimate >= reach[best - 1]
+            kept[number] += best > 0 and estimate >= prefix_acceptance_prob[best - 1]
     return kept / _NUM_DRAWS
 
 

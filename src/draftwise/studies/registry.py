@@ -1,4 +1,4 @@
-"""All studies by name, in the order of the report."""
+"""Registry of all studies by name, in the order of the report."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ STUDIES: Mapping[str, type[Study]] = {study.name: study for study in _ALL}
 
 
 def study_class(name: str) -> type[Study]:
-    """The study of that name.
+    """Look up a study by name.
 
     Raises:
-        InvalidParameterError: there is none; names the nearest.
+        InvalidParameterError: the name is unknown; suggests the closest name.
     """
     if name not in STUDIES:
         near = difflib.get_close_matches(name, STUDIES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: all, {', '.join(STUDIES)}"
-        raise InvalidParameterError("name", f"no study is called {name!r}; {hint}")
+        hint = f"did you mean {near[0]!r}?" if near else f"choose from: all, {', '.join(STUDIES)}"
+        raise InvalidParameterError("name", f"unknown study {name!r}; {hint}")
     return STUDIES[name]

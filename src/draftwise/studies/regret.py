@@ -1,8 +1,9 @@
-"""Every policy against the oracle.
+"""Regret of every policy against the oracle.
 
-Beyond the sources. The oracle prices as the others do and knows the target's acceptance of each
-token as soon as it is drafted; its knowledge costs no time. The regret of a policy is the share of
-the oracle's goodput that it does not reach: 0 for the oracle, negative for what is faster than it.
+This study goes beyond the sources. The oracle uses the same cost model as other policies, and knows
+the acceptance of each token as soon as it is drafted, at no cost. The regret of a policy is
+1 − (its goodput / the oracle's goodput). It is 0 for the oracle, and negative for a policy that is
+faster than the oracle.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from matplotlib.figure import Figure
 
 from draftwise.policies import POLICIES
 from draftwise.studies.drawing import heat_map, panels, styled
-from draftwise.studies.study import OWN, Account, Data, Finding, Study
+from draftwise.studies.study import OWN, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, best_static, best_static_unbiased, compete, summary
 from draftwise.studies.workbench import Workbench
 
 _STATIC = ("fixed:1", "fixed:2", "fixed:3", "fixed:5", "fixed:7")
-_LONGEST = 7
+_MAX_LENGTH = 7
 _WITHOUT_NUMBER = ("none", "fixed")
 
 
@@ -28,8 +29,8 @@ def regrets(figures: Mapping[str, Any], oracle: str) -> dict[str, dict[str, floa
     """Regret and its standard error by contender.
 
     Args:
-        figures: of :func:`draftwise.studies.sustained.summary`.
-        oracle: name of the oracle's.
+        figures: result of :func:`draftwise.studies.sustained.summary`.
+        oracle: name of the contender with the oracle policy.
     """
     best, error = figures[oracle]["ratio"], figures[oracle]["standard_error"]
     result = {}
@@ -45,7 +46,7 @@ def regrets(figures: Mapping[str, Any], oracle: str) -> dict[str, dict[str, floa
 
 
 class Regret(Study):
-    """Share of the oracle's goodput that each policy misses."""
+    """Regret of each policy relative to the oracle."""
 
     name = "regret"
     title = "Every policy against the oracle"
@@ -54,20 +55,20 @@ class Regret(Study):
     needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """All policies in turns, at every batch size."""
+        """Measure all policies in interleaved turns at every batch size."""
         s = bench.settings
-        others = [f"{name}:{_LONGEST}" for name in POLICIES if name not in _WITHOUT_NUMBER]
-        everybody = bench.contenders(["none", *_STATIC, *others])
-        oracle = f"oracle:{_LONGEST}"
+        others = [f"{name}:{_MAX_LENGTH}" for name in POLICIES if name not in _WITHOUT_NUMBER]
+        contenders = bench.contenders(["none", *_STATIC, *others])
+        oracle = f"oracle:{_MAX_LENGTH}"
         batches = {}
         warm_up_steps = s.warm_up_steps
         for size in s.batch_sizes:
             bench.status(f"batch {size}")
-            begin(everybody, bench.prompts, bench.sampling, size)
-            compete(everybody, max(2, s.rounds // max(1, 3 - size)), s.turn, warm_up_steps, 5)
-            # What was learnt of acceptance holds on; only costs are others.
+            begin(contenders, bench.prompts, bench.sampling, size)
+            compete(contenders, max(2, s.rounds // max(1, 3 - size)), s.turn, warm_up_steps, 5)
+            # The learnt acceptance remains valid; only the costs change with the batch size.
             warm_up_steps = max(1, s.warm_up_steps // 2)
-            figures = summary(everybody)
+            figures = summary(contenders)
             batches[str(size)] = {
                 "policies": regrets(figures, oracle),
                 "best_static": best_static(figures),
@@ -77,7 +78,7 @@ class Regret(Study):
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Regret by policy and batch size."""
+        """Draw regret by policy and batch size."""
         batches = data["batches"]
         names = list(next(iter(batches.values()))["policies"])
         values = [[b["policies"][name]["regret"] for b in batches.values()] for name in names]
@@ -88,15 +89,15 @@ class Regret(Study):
             [values[i] for i in order],
             [f"batch {size}" for size in batches],
             [names[i] for i in order],
-            "regret: share of the oracle's goodput missed",
+            "regret: 1 − goodput / oracle's goodput",
             limits=(-0.1, 0.6),
         )
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """How far policies and static lengths are from it."""
+    def describe(self, data: Data) -> Description:
+        """Describe the regret of policies and of static lengths."""
         batches, oracle = data["batches"], data["oracle"]
-        ours = [f"{name}:{_LONGEST}" for name in ("adaptive", "sv")]
+        ours = [f"{name}:{_MAX_LENGTH}" for name in ("adaptive", "sv")]
         said, room, static = [], [], []
         for size, own in batches.items():
             policies = own["policies"]
@@ -113,22 +114,22 @@ class Regret(Study):
         )
         count = len(next(iter(batches.values()))["policies"])
         text = (
-            f"{count} contenders in turns. Regret against the oracle: {'; '.join(said)}. The "
-            f"standard error of a single one is {error:.2f} on average."
+            f"{count} contenders in interleaved turns. Regret against the oracle: "
+            f"{'; '.join(said)}. The mean standard error of a regret is {error:.2f}."
         )
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
-                    "The oracle is ahead of any static length (ours).",
+                    "The oracle is faster than any static length (ours).",
                     "regret of the best static length in hindsight "
                     + ", ".join(f"{r:.2f} at {s}" for r, s in zip(room, batches, strict=True)),
                     [value > 0 for value in room],
                 ),
                 Finding.of(
-                    "A policy that prices comes near the best static length without being told "
+                    "Cost-aware policies come close to the best static length without tuning "
                     "(ours).",
-                    f"adaptive and sv have {min(static):.2f} to {max(static):.2f} of it",
+                    f"adaptive and sv have {min(static):.2f} to {max(static):.2f} of its goodput",
                     [value > 0.9 for value in static],
                 ),
                 Finding.of(

@@ -1,9 +1,9 @@
-"""What the distributions look like where a token is rejected, and just before.
+"""Distributions at and before rejected positions.
 
-Recomputes SVIP's pictures of a rejection (Zhang et al. 2024, section 3): divergence and entropy at
+Recomputes SVIP's figures of rejections (Zhang et al. 2024, section 3): divergence and entropy at
 the rejected position and before it, the sorted probabilities of draft and target, and the entropy
-of accepted against rejected positions. The source found that the divergence jumps at the rejected
-position, that the draft is unsure of itself just there, and that its entropy tells accepted from
+of accepted and rejected positions. The source found that the divergence jumps at the rejected
+position, that the draft's entropy is high there, and that its entropy separates accepted from
 rejected tokens.
 """
 
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from draftwise.benchmark.style import COLOURS, look
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Booleans, Floats, Positions
-from draftwise.studies.study import SVIP, Account, Data, Finding, Study
+from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
 
 _OFFSETS = (-4, -3, -2, -1, 0, 1)
@@ -25,7 +25,7 @@ _NUM_BINS = 24
 
 
 def around(positions: Positions, values: Floats, offset: int) -> float:
-    """Mean of values so many positions behind a rejected one, in the same text; NaN of none."""
+    """Mean of the values at ``offset`` from rejected positions of the same text, or NaN."""
     at = np.flatnonzero(~positions.accepted)
     moved = at + offset
     inside = (moved >= 0) & (moved < len(positions))
@@ -34,9 +34,9 @@ def around(positions: Positions, values: Floats, offset: int) -> float:
 
 
 def chance_of_higher(values: Floats, chosen: Booleans) -> float:
-    """Probability that a chosen one has a higher value than another one; ties count half.
+    """Probability that a chosen position has a higher value than another; ties count half.
 
-    The area under the curve of a test that chooses by the value; ½ where it tells nothing.
+    This is the area under the ROC curve of the value as a classifier; ½ for an uninformative value.
     """
     both, counts = np.unique(values, return_inverse=True)
     inside = np.bincount(counts[chosen], minlength=len(both)).astype(float)
@@ -48,7 +48,7 @@ def chance_of_higher(values: Floats, chosen: Booleans) -> float:
 
 
 def figures_of(positions: Positions) -> dict[str, Any]:
-    """All figures of some positions."""
+    """All results for a set of positions."""
     accepted = positions.accepted
     top = float(max(positions.entropy.max(), 1e-6))
     edges = np.linspace(0.0, top, _NUM_BINS + 1)
@@ -87,26 +87,26 @@ def figures_of(positions: Positions) -> dict[str, Any]:
 
 
 class Rejection(Study):
-    """KL and entropy at and before the rejected position."""
+    """KL divergence and entropy at and before the rejected position."""
 
     name = "rejection"
-    title = "Where tokens are rejected"
+    title = "Distributions at rejected positions"
     source = SVIP
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """Over the target's texts."""
+        """Evaluate all positions of the target's texts."""
         return figures_of(bench.positions())
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Around a rejection; sorted probabilities; entropies."""
+        """Draw means around a rejection, sorted probabilities, and histograms of entropy."""
         figure, (near, ordered, entropies) = panels(3, width=3.7)
         for number, (key, label) in enumerate(
             (("divergence", "KL(q ‖ p)"), ("entropy", "H(q)"), ("target_entropy", "H(p)"))
         ):
             near.plot(data["offsets"], data[key], label=label, **look(number))
             near.axhline(data["accepted"][key], color=COLOURS[number], linestyle=":", linewidth=1)
-        near.set_xlabel("position, the rejected one is 0")
+        near.set_xlabel("position relative to the rejected one")
         near.set_ylabel("nats (dotted: mean of accepted)")
         near.set_ylim(0, 1.25 * max(max(data[key]) for key in ("divergence", "entropy")))
         near.legend(frameon=False, loc="upper left", ncols=3)
@@ -131,8 +131,8 @@ class Rejection(Study):
         entropies.legend(frameon=False)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """What marks a rejection."""
+    def describe(self, data: Data) -> Description:
+        """Describe the distributions at rejected positions."""
         kept, lost = data["accepted"], data["rejected"]
         before = data["divergence"][_OFFSETS.index(-1)]
         at = data["divergence"][_OFFSETS.index(0)]
@@ -140,15 +140,16 @@ class Rejection(Study):
         unsure_before = data["entropy"][_OFFSETS.index(-1)]
         chance = data["chance_of_higher_entropy"]
         text = (
-            f"At rejected positions ({lost['num_positions']}) KL(q ‖ p) is {at:.2f} nats, one "
-            f"position before {before:.2f}, at accepted ones {kept['divergence']:.2f}. The draft's "
-            f"entropy is {unsure:.2f} nats there, {unsure_before:.2f} before and "
-            f"{kept['entropy']:.2f} at accepted positions. A rejected position has the higher "
-            f"entropy of a pair with probability {chance:.2f} (0.5 would tell nothing). The "
-            f"target is less sure there too: {lost['target_entropy']:.2f} nats against "
-            f"{kept['target_entropy']:.2f}."
+            f"KL(q ‖ p) is {at:.2f} nats at the {lost['num_positions']} rejected positions, "
+            f"{before:.2f} one position before, and {kept['divergence']:.2f} at accepted "
+            f"positions. The draft's entropy is {unsure:.2f} nats at rejected positions, "
+            f"{unsure_before:.2f} one position before, and {kept['entropy']:.2f} at accepted "
+            "positions. The probability that a rejected position has a higher entropy than an "
+            f"accepted one is {chance:.2f} (0.5 is uninformative). The target's entropy is "
+            f"{lost['target_entropy']:.2f} nats at rejected positions and "
+            f"{kept['target_entropy']:.2f} at accepted ones."
         )
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
@@ -168,9 +169,9 @@ class Rejection(Study):
                     [lost["entropy"] > kept["entropy"], chance > 0.6],
                 ),
                 Finding.of(
-                    "The draft's sorted probabilities are flatter where it is rejected.",
-                    f"the first is {lost['draft_sorted'][0]:.2f} against "
-                    f"{kept['draft_sorted'][0]:.2f}",
+                    "The draft's sorted probabilities are flatter at rejected positions.",
+                    f"the largest is {lost['draft_sorted'][0]:.2f} against "
+                    f"{kept['draft_sorted'][0]:.2f} at accepted positions",
                     lost["draft_sorted"][0] < kept["draft_sorted"][0],
                 ),
             ],

@@ -1,9 +1,9 @@
-"""How greedy texts repeat themselves, and what that does to acceptance.
+"""Repetition in greedy texts and its effect on acceptance.
 
-Recomputes SVIP's remark on greedy decoding (Zhang et al. 2024): long greedy texts run into
-repetition, which any draft foresees, so that acceptance measured there is too good. The source
-found acceptance and draft lengths to rise along greedy texts for that reason, and less so where
-texts are sampled.
+Recomputes SVIP's remark on greedy decoding (Zhang et al. 2024). Long greedy texts become
+repetitive, and any draft predicts repetition, which inflates the measured acceptance. The source
+found that acceptance and draft lengths rise along greedy texts for that reason, and less so along
+sampled texts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 from draftwise.benchmark.style import look
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Positions
-from draftwise.studies.study import SVIP, Account, Data, Finding, Study
+from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
 
 _NUM_BINS = 8
 
 
 def figures_of(positions: Positions) -> dict[str, Any]:
-    """Acceptance and repetition along the texts."""
+    """Acceptance and repetition as functions of the position in the texts."""
     edges = np.unique(np.linspace(0, positions.index.max() + 1, _NUM_BINS + 1).astype(int))
     along = []
     for low, high in itertools.pairwise(edges):
@@ -52,14 +52,14 @@ def figures_of(positions: Positions) -> dict[str, Any]:
 
 
 class Repetition(Study):
-    """Acceptance along greedy and sampled texts."""
+    """Acceptance and repetition along greedy and sampled texts."""
 
     name = "repetition"
-    title = "Greedy texts repeat themselves"
+    title = "Repetition in greedy texts"
     source = SVIP
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """Over long texts, greedy and sampled."""
+        """Evaluate long texts, greedy and sampled."""
         length = bench.settings.long_text
         return {
             "greedy": figures_of(bench.positions(temperature=0.0, max_tokens=length)),
@@ -69,12 +69,12 @@ class Repetition(Study):
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Acceptance and repetition along the texts."""
+        """Draw acceptance and repetition along the texts."""
         figure, axes = panels(2)
         for panel, key, label in zip(
             axes,
             ("acceptance", "repeated"),
-            ("share of positions accepted", "share of 4-grams seen before"),
+            ("fraction of positions accepted", "fraction of repeated 4-grams"),
             strict=True,
         ):
             for number, name in enumerate(("greedy", "sampled")):
@@ -87,21 +87,21 @@ class Repetition(Study):
             panel.legend(frameon=False)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """Whether greedy acceptance is inflated."""
+    def describe(self, data: Data) -> Description:
+        """Describe the repetition, and whether it inflates acceptance."""
         greedy, sampled = data["greedy"], data["sampled"]
         first, last = greedy["along"][0], greedy["along"][-1]
         text = (
-            f"In greedy texts {greedy['repeated']:.0%} of the positions end a 4-gram that was "
-            f"there before, in sampled ones (temperature {data['temperature']:g}) "
+            f"In greedy texts, {greedy['repeated']:.0%} of the positions end a 4-gram that "
+            f"occurred before. In sampled texts (temperature {data['temperature']:g}) it is "
             f"{sampled['repeated']:.0%}. "
         )
         rises = last["acceptance"] > first["acceptance"] + 0.05
         findings = [
             Finding.of(
-                "Greedy texts run into repetition, sampled ones less.",
-                f"repeated {greedy['repeated']:.0%} against {sampled['repeated']:.0%}; at the end "
-                f"of greedy texts {last['repeated']:.0%}",
+                "Greedy texts are more repetitive than sampled texts.",
+                f"{greedy['repeated']:.0%} repeated against {sampled['repeated']:.0%}; "
+                f"{last['repeated']:.0%} at the end of greedy texts",
                 greedy["repeated"] > 2 * sampled["repeated"],
             ),
             Finding.of(
@@ -114,15 +114,15 @@ class Repetition(Study):
         if greedy["acceptance_repeated"] is not None and greedy["acceptance_new"] is not None:
             again, new = greedy["acceptance_repeated"], greedy["acceptance_new"]
             text += (
-                f"Greedy acceptance is {greedy['acceptance']:.2f}: {again:.2f} where the text "
-                f"repeats itself and {new:.2f} where it does not. Sampled, it is "
+                f"The acceptance of greedy texts is {greedy['acceptance']:.2f}: {again:.2f} at "
+                f"repeated positions and {new:.2f} elsewhere. The acceptance of sampled texts is "
                 f"{sampled['acceptance']:.2f}."
             )
             findings.append(
                 Finding.of(
-                    "Repetition is what inflates it: any draft foresees it.",
-                    f"{again:.2f} where the text repeats itself, {new:.2f} elsewhere",
+                    "Repetition inflates the acceptance, as any draft predicts it.",
+                    f"{again:.2f} at repeated positions, {new:.2f} elsewhere",
                     again > new + 0.05,
                 )
             )
-        return Account(text, findings)
+        return Description(text, findings)

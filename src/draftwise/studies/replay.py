@@ -1,8 +1,8 @@
-"""Running again what an oracle chose, without the oracle: what its steps take by themselves.
+"""Replay of the draft and verification lengths of an oracle, to time its steps without the oracle.
 
-An oracle asks the target about every drafted token. The time of asking can be left out of the
-count, but not what it does to the rest of the step: it empties the caches of the processor. So the
-lengths that were drafted and verified are written down, and another engine does the same.
+An oracle queries the target after every drafted token. The time of the queries can be excluded, but
+not their side effects on the rest of the step, as they evict the processor's caches. Therefore the
+drafted and verified lengths are recorded, and a second engine repeats them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwise.core.types import Draft, Judgement, Plan
+from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.llm import LLM
 from draftwise.policies.base import DraftPosition, Policy, RequestState
 from draftwise.policies.priced import PricedPolicy
@@ -22,22 +22,22 @@ Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Script:
-    """Lengths drafted and verified in steps, by batch size."""
+    """Recorded draft and verification lengths of steps, by batch size."""
 
     def __init__(self) -> None:
         self._steps: dict[int, deque[Lengths]] = {}
 
     def write(self, drafted: Sequence[int], verified: Sequence[int]) -> None:
-        """Append a step: lengths ``[requests]`` that were drafted and verified."""
+        """Append a step: its drafted and verified lengths, ``[requests]`` each."""
         steps = self._steps.setdefault(len(drafted), deque(maxlen=4096))
         steps.append((tuple(drafted), tuple(verified)))
 
     def clear(self) -> None:
-        """Forget all steps: another workload begins."""
+        """Discard all steps, at the start of another workload."""
         self._steps.clear()
 
     def read(self, num_requests: int) -> Lengths:
-        """The next step of so many requests, from the beginning after the end."""
+        """Return the next step with ``num_requests`` requests, cyclically."""
         steps = self._steps.get(num_requests)
         if not steps:
             return (0,) * num_requests, (0,) * num_requests
@@ -46,31 +46,31 @@ class Script:
 
 
 class Replay(Policy):
-    """Drafts and verifies the lengths of a script, whatever is drawn: predictable cuts."""
+    """Drafts and verifies the lengths of a script, independently of the drafted tokens."""
 
     name = "replay"
-    summary = "the lengths that another policy chose"
+    summary = "the recorded lengths of another policy"
     source = "this project"
 
     def __init__(self, num_speculative_tokens: int, script: Script) -> None:
-        """Follow a script."""
+        """Create a policy that repeats a script."""
         self.num_speculative_tokens = num_speculative_tokens
         self._script = script
         self._drafted: tuple[int, ...] = ()
         self._verified: tuple[int, ...] = ()
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """Those of the next step that is written down."""
+        """The lengths of the next recorded step."""
         self._drafted, self._verified = self._script.read(len(requests))
         pairs = zip(self._drafted, requests, strict=True)
         return [min(length, request.draft_limit) for length, request in pairs]
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
-        """Everybody: the lengths are known."""
+        """``None``: every request drafts its full length."""
         return None
 
-    def select(self, draft: Draft, judgement: Judgement | None) -> Plan:
-        """As much of the draft as is written down."""
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
+        """Verify as many tokens as recorded."""
         pairs = zip(self._verified, draft.lengths, strict=True)
         kept = tuple(min(verified, drafted) for verified, drafted in pairs)
         if draft.probs is not None:
@@ -81,9 +81,10 @@ class Replay(Policy):
 
 
 def record(llm: LLM) -> Script:
-    """Write down what an oracle's engine does from now on.
+    """Record the lengths that an oracle's engine chooses from now on.
 
-    Its own step times mislead, so that it goes by the measured costs alone.
+    The engine's own step times include the oracle's queries, so its policy uses profiled costs
+    alone.
     """
     engine, script = llm.engine, Script()
     policy = engine.policies.default
@@ -99,8 +100,8 @@ def record(llm: LLM) -> Script:
     prices.observe = as_expected  # type: ignore[method-assign]
     select = policy.select
 
-    def recorded(draft: Draft, judgement: Judgement | None) -> Plan:
-        plan = select(draft, judgement)
+    def recorded(draft: Draft, companion_scores: CompanionScores | None) -> Plan:
+        plan = select(draft, companion_scores)
         script.write(draft.lengths, plan.lengths)
         return plan
 
@@ -109,6 +110,6 @@ def record(llm: LLM) -> Script:
 
 
 def replay(llm: LLM, script: Script) -> None:
-    """From now on the engine of ``llm`` does what the script says."""
+    """Make the engine of ``llm`` repeat a script from now on."""
     policies = llm.engine.policies
     policies.default = Replay(policies.default.num_speculative_tokens, script)

@@ -1,4 +1,4 @@
-"""What a study is about and how large it is."""
+"""Settings of a study: models, prompts and sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from draftwise.errors import InvalidParameterError
 from draftwise.params import MAX_SPECULATIVE_TOKENS, SamplingParams
 
-_LEAST = {
+_MINIMUM = {
     "num_prompts": 2,
     "longest_prompt": 1,
     "max_tokens": 4,
@@ -24,32 +24,32 @@ class StudySettings:
     """Models, prompts and sizes of a study.
 
     Attributes:
-        target: name of the target; what is timed.
+        prompts: JSON Lines files of prompts.
+        target: name of the target.
         draft: name of the draft.
-        companion: name of the companion; ``None`` for studies that need none.
-        models: names of models that take each other's places in studies that compare them.
-        prompts: files of JSON lines.
-        num_prompts: of each task, drawn with ``seed``.
-        longest_prompt: in tokens; longer ones are left out.
-        max_tokens: generated per prompt.
+        companion: name of the companion; ``None`` for studies without one.
+        models: names of small models that comparing studies use as draft and companion in turn.
+        num_prompts: number of prompts per task, sampled with ``seed``.
+        longest_prompt: maximum number of prompt tokens; longer prompts are skipped.
+        max_tokens: tokens generated per prompt.
         long_text: tokens of a long generation.
-        num_speculative_tokens: longest draft.
-        temperature: of all models; studies of distributions need it above 0.
-        top_p: of all models.
-        batch_sizes: requests at once, of timed studies.
-        contexts: tokens before what is generated, of the study of contexts.
-        turn: seconds that count of a contender's turn.
-        rounds: turns of each contender.
-        warm_up_steps: untimed steps before, of policies that learn.
-        chat: send prompts through the chat template, where the target has one.
-        seed: of everything that is drawn.
-        dtype: of the models that are timed.
-        device: of all models.
-        max_model_len: longest context of the target; ``None`` for its own.
+        num_speculative_tokens: maximum draft length.
+        temperature: sampling temperature of all models, above 0.
+        top_p: top-p of all models.
+        batch_sizes: batch sizes of timed studies.
+        contexts: context lengths of the study ``speedup-by-context``, in tokens.
+        turn: timed seconds of one turn of a contender.
+        rounds: number of turns of each contender.
+        warm_up_steps: untimed steps before the first turn of policies that learn.
+        chat: apply the chat template of the target, if it has one.
+        seed: seed of all random choices.
+        dtype: dtype of the timed models.
+        device: device of all models.
+        max_model_len: maximum context of the target; ``None`` for that of the model.
         trust_remote_code: run code that comes with a model.
 
     Raises:
-        InvalidParameterError: a value is out of its range; names it.
+        InvalidParameterError: a value is out of range.
     """
 
     prompts: tuple[Path, ...]
@@ -77,31 +77,31 @@ class StudySettings:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
+        for name, minimum in _MINIMUM.items():
+            if getattr(self, name) < minimum:
                 raise InvalidParameterError(
-                    name, f"must be at least {least}, got {getattr(self, name)!r}"
+                    name, f"must be at least {minimum}, got {getattr(self, name)!r}"
                 )
         if self.num_speculative_tokens > MAX_SPECULATIVE_TOKENS:
             raise InvalidParameterError(
                 "num_speculative_tokens", f"must be at most {MAX_SPECULATIVE_TOKENS}"
             )
         if not self.prompts:
-            raise InvalidParameterError("prompts", "name at least one file of prompts")
+            raise InvalidParameterError("prompts", "must name at least one file of prompts")
         if not self.turn > 0:
             raise InvalidParameterError("turn", f"must be above 0 seconds, got {self.turn!r}")
         for name in ("batch_sizes", "contexts"):
             values = getattr(self, name)
             if not values or min(values) < 1:
-                raise InvalidParameterError(name, "must be positive numbers, at least one")
+                raise InvalidParameterError(name, "must contain at least one positive number")
         SamplingParams(temperature=self.temperature, top_p=self.top_p)
         if self.temperature == 0:
             raise InvalidParameterError(
-                "temperature", "must be above 0: studies look at what is sampled"
+                "temperature", "must be above 0: studies analyse sampling distributions"
             )
 
     def to_dict(self) -> dict[str, object]:
-        """As plain values; of files only their names."""
+        """Return the settings as JSON-compatible values, with the names of files only."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         values["prompts"] = [path.name for path in self.prompts]
         return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}

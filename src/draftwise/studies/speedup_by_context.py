@@ -1,10 +1,10 @@
-"""Speed over the length of the context: fixed lengths, the heuristic, SVIP.
+"""Speed as a function of the context length, for fixed lengths, the heuristic and SVIP.
 
 Recomputes SVIP's speed in long generations (Zhang et al. 2024: MT-Bench, contexts of 128 to 8K
-tokens). The abstract reports up to 17 % more speed than fixed draft lengths at a context of 8K; the
-source found the lead of SVIP to grow with the context.
+tokens). The abstract reports a speed-up of up to 17 % over fixed draft lengths at a context of 8K.
+The source found that the advantage of SVIP grows with the context.
 
-Contexts longer than the target's own are left out.
+Contexts longer than the target's maximum are left out.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import legend_below, look
 from draftwise.studies.drawing import panels, styled
-from draftwise.studies.study import SVIP, Account, Data, Finding, Study
+from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
 
 _FIXED = tuple(f"fixed:{length}" for length in (2, 3, 4, 5))
-_LONGEST = 10
-_OTHERS = (f"heuristic:{_LONGEST}", f"svip:{_LONGEST}")
+_MAX_LENGTH = 10
+_OTHERS = (f"heuristic:{_MAX_LENGTH}", f"svip:{_MAX_LENGTH}")
 
 
 class SpeedupByContext(Study):
-    """Speed over context for fixed lengths 2 to 5, the heuristic and SVIP."""
+    """Speed by context length for fixed lengths 2 to 5, the heuristic and SVIP."""
 
     name = "speedup-by-context"
-    title = "Speed over the context"
+    title = "Speed by context length"
     source = SVIP
     timed = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """One request at a time, at each context."""
+        """Measure one request at a time at each context length."""
         s = bench.settings
-        everybody = bench.contenders(["none", *_FIXED, *_OTHERS], with_profile=False)
+        contenders = bench.contenders(["none", *_FIXED, *_OTHERS], with_profile=False)
         limit = bench.large.target.max_model_len
-        room = s.max_tokens + _LONGEST
+        room = s.max_tokens + _MAX_LENGTH
         lengths = sorted({min(length, limit - room) for length in s.contexts})
         figures = {}
         for length in lengths:
             bench.status(f"context {length}")
             prompts = bench.prompts_of_length(length, 4)
             params = replace(bench.sampling, max_tokens=s.max_tokens)
-            begin(everybody, prompts, params, 1)
-            compete(everybody, s.rounds, s.turn, 5, 5)
-            figures[str(length)] = summary(everybody)
+            begin(contenders, prompts, params, 1)
+            compete(contenders, s.rounds, s.turn, 5, 5)
+            figures[str(length)] = summary(contenders)
         return {"contexts": figures, "limit": limit, "wanted": list(s.contexts)}
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Speed over context."""
+        """Draw speed over context length."""
         figure, (axes,) = panels(1, width=5.6, height=3.6)
         lengths = [int(length) for length in data["contexts"]]
         for number, name in enumerate((*_FIXED, *_OTHERS)):
@@ -68,16 +68,16 @@ class SpeedupByContext(Study):
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [str(length) for length in lengths])
         axes.minorticks_off()
-        axes.set_xlabel("tokens of context")
-        axes.set_ylabel("tokens per second, × target alone")
+        axes.set_xlabel("context, tokens")
+        axes.set_ylabel("tokens per second, × target only")
         axes.set_ylim(bottom=0)
         legend_below(figure, axes, 3)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """Whether SVIP leads, and where."""
+    def describe(self, data: Data) -> Description:
+        """Compare SVIP with the best fixed length at each context."""
         rows = data["contexts"]
-        svip = f"svip:{_LONGEST}"
+        svip = f"svip:{_MAX_LENGTH}"
         leads = {}
         for length, own in rows.items():
             best = max(_FIXED, key=lambda name: own[name]["ratio"])
@@ -85,19 +85,19 @@ class SpeedupByContext(Study):
         first, last = next(iter(leads)), list(leads)[-1]
         said = ", ".join(f"{lead:.2f} at {length}" for length, lead in leads.items())
         text = (
-            f"SVIP's speed over that of the best of the fixed lengths 2 to 5, chosen in "
-            f"hindsight: {said}. At the longest context the best fixed length runs at "
-            f"{max(rows[last][name]['ratio'] for name in _FIXED):.2f} times the target alone and "
-            f"SVIP at {rows[last][svip]['ratio']:.2f}."
+            f"SVIP's speed relative to the best of the fixed lengths 2 to 5, chosen in hindsight: "
+            f"{said}. At the longest context, the best fixed length has "
+            f"{max(rows[last][name]['ratio'] for name in _FIXED):.2f} times the speed of "
+            f"target-only decoding, and SVIP has {rows[last][svip]['ratio']:.2f} times."
         )
         beyond = [length for length in data["wanted"] if length > int(last)]
         if beyond:
             text += (
-                f" The target's context ends at {data['limit']} tokens; "
+                f" The target's maximum context is {data['limit']} tokens, so "
                 f"{', '.join(map(str, beyond))} could not be measured."
             )
         average = sum(leads.values()) / len(leads)
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
@@ -106,7 +106,7 @@ class SpeedupByContext(Study):
                     [lead > 1.0 for lead in leads.values()],
                 ),
                 Finding.of(
-                    "Its lead grows with the context.",
+                    "SVIP's advantage grows with the context.",
                     f"{leads[first]:.2f} at {first} tokens, {leads[last]:.2f} at {last}",
                     leads[last] > leads[first],
                 ),

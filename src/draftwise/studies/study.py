@@ -1,4 +1,4 @@
-"""What a study is: measure, draw, say what was seen and what the source had found."""
+"""Interface of a study: measure, draw a figure, and compare the results with the source."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HOLDS, HOLDS_NOT, PARTLY = "holds", "does not hold", "holds in part"
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement of the source beside what was measured here.
+    """A claim of the source compared with the measurement.
 
     Attributes:
-        source: what the source says, in our words.
-        ours: what was measured.
-        verdict: whether it holds here.
+        source: the claim, paraphrased.
+        ours: the measured result.
+        verdict: whether the claim holds here.
     """
 
     source: str
@@ -34,7 +34,7 @@ class Finding:
 
     @classmethod
     def of(cls, source: str, ours: str, holds: bool | Sequence[bool]) -> Finding:
-        """With the verdict from one condition, or from several of which some may hold."""
+        """Create a finding whose verdict follows from one or several conditions."""
         each = [holds] if isinstance(holds, bool) else list(holds)
         if all(each):
             return cls(source, ours, HOLDS)
@@ -42,12 +42,12 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Account:
-    """What a study says in words.
+class Description:
+    """The results of a study in words.
 
     Attributes:
-        text: a paragraph.
-        findings: the source's statements beside ours; empty where there is no source.
+        text: one paragraph.
+        findings: the claims of the source compared with the measurements; empty without a source.
     """
 
     text: str
@@ -55,17 +55,18 @@ class Account:
 
 
 class Study(ABC):
-    """One table or figure, recomputed.
+    """A recomputed table or figure.
 
-    The three steps are apart: a picture can be drawn anew from the data of an earlier run.
+    Measuring, drawing and describing are separate steps, so a figure can be redrawn from the data
+    of an earlier run.
 
     Attributes:
-        name: what users call it.
-        title: as it is shown.
-        source: whose table or figure it is.
-        timed: whether it takes times, so that the machine should do nothing else.
-        needs_companion: whether it cannot do without a companion.
-        fewest_models: how many small models it compares at least.
+        name: name on the command line.
+        title: title in the report.
+        source: publication of the original table or figure.
+        timed: whether it measures times, which requires an otherwise idle machine.
+        needs_companion: whether it requires a companion.
+        min_models: minimum number of small models that it compares.
     """
 
     name: ClassVar[str]
@@ -73,38 +74,38 @@ class Study(ABC):
     source: ClassVar[str]
     timed: ClassVar[bool] = False
     needs_companion: ClassVar[bool] = False
-    fewest_models: ClassVar[int] = 0
+    min_models: ClassVar[int] = 0
 
     @classmethod
     def check_models(cls, settings: StudySettings) -> None:
-        """Check that all models are named that it needs, before any is loaded.
+        """Check that the settings name all required models, before any is loaded.
 
         Raises:
-            InvalidParameterError: one is missing.
+            InvalidParameterError: a required model is missing.
         """
         if cls.needs_companion and settings.companion is None:
             raise InvalidParameterError(
-                "companion", f"missing: {cls.name} is about what a companion knows; name one"
+                "companion", f"missing: the study {cls.name} requires a companion model"
             )
         names = set(settings.models) - {settings.target}
-        if len(names) < cls.fewest_models:
+        if len(names) < cls.min_models:
             raise InvalidParameterError(
                 "models",
-                f"{cls.name} compares {cls.fewest_models} small models or more, got {len(names)}; "
-                "name them, separated by commas",
+                f"the study {cls.name} requires at least {cls.min_models} small models, got "
+                f"{len(names)}; name them, separated by commas",
             )
 
     @abstractmethod
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """All figures, as plain values that go into a JSON file."""
+        """Measure and return the results as JSON-compatible values."""
 
     @abstractmethod
     def draw(self, data: Data) -> Figure:
-        """The picture of what was measured."""
+        """Draw the results."""
 
     @abstractmethod
-    def tell(self, data: Data) -> Account:
-        """What was seen, in words."""
+    def describe(self, data: Data) -> Description:
+        """Describe the results in words and compare them with the source."""
 
 
 SVIP = "Zhang et al. 2024, Draft Model Knows When to Stop (SVIP)"

@@ -1,13 +1,13 @@
-"""Policies in engines that are kept full, in short turns: goodput of the decoding alone.
+"""Interleaved measurement of decoding goodput, with engines that are kept full.
 
-Every policy has an engine of its own on the same loaded weights, kept full: a request that ends is
-followed by the next prompt, and the first ones end one after the other, as if they had come one
-after the other: a step takes longer with more text behind its requests, and that should be alike
-for all. The engines take turns of a fraction of a second, in an order that is shuffled every round,
-so that whatever else the machine does meets all alike. Counted are steps in which exactly the batch
-size generates and no prompt is read: goodput is tokens gained in them over their wall time.
-Policies that learn run some steps before anything is counted. What the oracle chooses is run again
-without it, and its tokens are divided by the time of that.
+Every policy has its own engine on the same loaded weights. An engine is kept full: when a request
+ends, the next prompt is added. The first requests of a batch end at staggered times, so that all
+policies have the same distribution of context lengths, on which the step time depends. The engines
+take turns of a fraction of a second, in an order that is shuffled every round, so that disturbances
+of the machine affect all policies equally. Only steps in which the whole batch generates and no
+prompt is processed are counted. Goodput is the number of tokens gained in these steps divided by
+their wall time. Policies that learn run some steps before counting starts. The steps of an oracle
+are replayed without it, and its tokens are divided by the time of the replay.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from draftwise.params import SamplingParams, SpeculationConfig
 from draftwise.policies import policy_class
 from draftwise.studies.replay import Script, record, replay
 
-# Steps that an oracle's script has at least before it is replayed.
+# Minimum number of steps in an oracle's script before it is replayed.
 _SCRIPTED_STEPS = 30
 _FIRST_STEPS = 20
-# So many steps in a row without a full batch: it will never be full.
-_MOST_STEPS_NOT_FULL = 2_000
-# Of these the right setting follows from what they are told, not from what they have seen.
-_NOTHING_TO_LEARN = {
+# After this many consecutive steps without a full batch, the batch will never be full.
+_MAX_STEPS_NOT_FULL = 2_000
+# Policies whose decisions do not depend on what they have observed.
+_NON_LEARNING = {
     *("none", "fixed", "svip", "adaedl", "confidence", "disco", "specdec++", "replay"),
 }
 USING_A_PROFILE = {"adaptive", "sv", "sv-predictable", "sv-published", "disco", "specdec++"}
@@ -43,14 +43,15 @@ _COUNTED = ("tokens", "steps", "drafted", "verified", "accepted", "judged")
 
 @dataclass
 class Counts:
-    """What was counted of one policy at one batch size and workload.
+    """Counts of one policy at one batch size and workload.
 
     Attributes:
         rounds: tokens and seconds of each turn.
         parts: seconds by part of a step.
-        steps: of the engine.
-        totals: over requests: steps, tokens drafted, verified, accepted and judged.
-        context: tokens behind the requests, summed over steps.
+        steps: number of engine steps.
+        totals: sums over requests: steps, and tokens drafted, verified, accepted, and scored by
+            the companion (``judged``).
+        context: context tokens of all requests, summed over steps.
     """
 
     rounds: list[tuple[int, float]] = field(default_factory=list)
@@ -61,26 +62,31 @@ class Counts:
 
     @property
     def tokens(self) -> int:
-        """Gained in all turns."""
+        """Tokens gained in all turns."""
         return sum(tokens for tokens, _ in self.rounds)
 
     @property
     def seconds(self) -> float:
-        """Of all turns."""
+        """Seconds of all turns."""
         return sum(seconds for _, seconds in self.rounds)
 
 
 @dataclass
 class Contender:
-    """One policy with its engine, and what was counted of it.
+    """One policy with its engine and its counts.
 
     Attributes:
-        name: as it is shown.
+        name: name in the report.
         policy: name of the policy.
-        llm: with an engine of its own.
-        static: one of the static draft lengths, the best of which is chosen in hindsight.
-        script: what an oracle writes down and another one runs again.
-        counts: since :meth:`begin`.
+        llm: LLM with an engine of its own.
+        static: whether it is a static draft length, of which the best is chosen in hindsight.
+        script: the script that an oracle records and its replay repeats.
+        prompts: prompts of the workload.
+        params: sampling parameters of the workload.
+        batch_size: number of requests that run at once.
+        num_added: number of requests added so far.
+        running: running requests by id.
+        counts: counts since :meth:`begin`.
     """
 
     name: str
@@ -97,28 +103,28 @@ class Contender:
 
     @property
     def learns(self) -> bool:
-        """Whether it finds out while it runs what pays."""
-        return self.policy not in _NOTHING_TO_LEARN
+        """Whether the policy adapts to its observations."""
+        return self.policy not in _NON_LEARNING
 
     def begin(self, prompts: Sequence[list[int]], params: SamplingParams, batch_size: int) -> None:
-        """Begin with another workload or batch size."""
+        """Start with another workload or batch size."""
         self.restart()
         if self._writes:
             assert self.script is not None
             self.script.clear()
-        # A request never ends by itself, so that all do the same work.
+        # Requests ignore end tokens, so that all policies do the same work.
         self.params = replace(params, ignore_eos=True)
         self.prompts, self.batch_size = prompts, batch_size
         self.counts = Counts()
 
     def tokens_while_reading(self, prompts: Sequence[list[int]], batch_size: int) -> int:
-        """Most tokens that a request gains while the prompts of a whole batch are read."""
+        """Maximum number of tokens that a request gains while a whole batch is prefilled."""
         speculation = self.llm.speculation
         per_step = 1 if speculation is None else 1 + speculation.num_speculative_tokens
         return per_step * -(-batch_size * max(map(len, prompts)) // self.llm.max_chunk_tokens)
 
     def warm_up(self, num_steps: int) -> None:
-        """Run without counting."""
+        """Run a number of steps without counting."""
         self._run(lambda steps, _: steps >= num_steps, None)
         if self._writes:
             assert self.script is not None
@@ -130,19 +136,19 @@ class Contender:
         return self.script is not None and self.policy == "oracle"
 
     def restart(self) -> None:
-        """Begin with the first prompt again: how hard the prompts are should be alike for all."""
+        """Start again with the first prompt, so that all policies have the same prompts."""
         for request in self.running.values():
             self.llm.engine.cancel(request)
         self.running, self.num_added = {}, 0
 
     def settle(self) -> None:
-        """Run without counting until all that began together have ended: others are of all ages."""
+        """Run without counting until the first batch has ended, so that contexts are staggered."""
         first = list(self._fill())
         self._run(lambda *_: all(request.finish_reason is not None for request in first), None)
 
     def take_turn(self, seconds: float) -> None:
-        """Run until so much time was counted."""
-        if self._writes:  # what is replayed are the steps of the last turn
+        """Run until the counted steps have taken ``seconds``."""
+        if self._writes:  # the replay repeats the steps of the last turn
             assert self.script is not None
             self.script.clear()
         self._run(lambda _, spent: spent >= seconds, self.counts)
@@ -163,11 +169,11 @@ class Contender:
             generating = after["steps"] - before["steps"]
             if times.num_prompt_tokens or generating != self.batch_size:
                 not_full += 1
-                if not_full > _MOST_STEPS_NOT_FULL:
+                if not_full > _MAX_STEPS_NOT_FULL:
                     raise InvalidParameterError(
                         "max_tokens",
-                        f"{self.params.max_tokens} tokens of an answer are too few to keep a batch "
-                        f"of {self.batch_size} full: reading prompts takes longer",
+                        f"answers of {self.params.max_tokens} tokens are too short to keep a batch "
+                        f"of {self.batch_size} full, as prefill takes longer",
                     )
                 continue
             not_full = 0
@@ -185,7 +191,7 @@ class Contender:
             counts.rounds.append((tokens, spent))
 
     def _fill(self) -> Iterable[Request]:
-        """As many requests as the batch has; those that run."""
+        """Add requests until the batch is full, and return the running requests."""
         while self.llm.engine.num_unfinished < self.batch_size:
             self._add()
         return self.running.values()
@@ -210,14 +216,14 @@ class Contender:
 def contender(
     llm: LLM, policy: str, speculation: SpeculationConfig, name: str | None = None
 ) -> list[Contender]:
-    """A policy on the target of ``llm``, and with an oracle the one that runs its steps again.
+    """Create the contender of a policy, and for an oracle also the contender of its replay.
 
     Args:
-        llm: whose models are shared where they are those of ``speculation``.
-        policy: its name.
-        speculation: models, profiles and longest draft; a profile and a companion are left out
-            where the policy has no use for them.
-        name: as it is shown; ``None`` for the policy's.
+        llm: LLM whose models are shared, if they are those of ``speculation``.
+        policy: name of the policy.
+        speculation: models, profiles and maximum draft length. Profile and companion are removed
+            if the policy does not use them.
+        name: name in the report; ``None`` for that of the policy.
     """
     needs = policy_class(policy)
     own = replace(
@@ -237,56 +243,56 @@ def contender(
 
 
 def replayed(name: str) -> str:
-    """What the run that repeats an oracle's steps is called."""
+    """Name of the replay of an oracle."""
     return name.replace("oracle", "replay")
 
 
 def begin(
-    everybody: Sequence[Contender],
+    contenders: Sequence[Contender],
     prompts: Sequence[list[int]],
     params: SamplingParams,
     batch_size: int,
 ) -> None:
-    """All begin with another workload or batch size, and with answers of the same length.
+    """Start all contenders with another workload or batch size, and with answers of equal length.
 
-    They are longer than ``params`` says where the batch would never be full, or else as long as
-    there is room for: none may end before the prompts of the others are read.
+    Answers are made longer than ``params`` states if the batch would otherwise never be full, as
+    far as the models' context permits. No request may end before the others are prefilled.
     """
-    reading = max(each.tokens_while_reading(prompts, batch_size) for each in everybody)
-    room = min(each.llm.engine.max_model_len for each in everybody) - max(map(len, prompts))
+    reading = max(each.tokens_while_reading(prompts, batch_size) for each in contenders)
+    room = min(each.llm.engine.max_model_len for each in contenders) - max(map(len, prompts))
     params = replace(params, max_tokens=max(params.max_tokens, min(reading, room)))
-    for each in everybody:
+    for each in contenders:
         each.begin(prompts, params, batch_size)
 
 
 def compete(
-    everybody: Sequence[Contender],
+    contenders: Sequence[Contender],
     rounds: int,
     turn: float,
     warm_up_steps: int,
     first_steps: int = _FIRST_STEPS,
     progress: Callable[[], None] = lambda: None,
 ) -> None:
-    """Warm up, then take turns; the order changes from round to round.
+    """Warm up all contenders, then run them in turns, in an order that changes every round.
 
     Args:
-        everybody: all have begun with the same workload and batch size.
-        rounds: turns of each at four requests or more; see :func:`num_rounds`.
-        turn: seconds that are counted per turn.
+        contenders: contenders that were started with the same workload and batch size.
+        rounds: turns of each contender at a batch size of three or more; see :func:`num_rounds`.
+        turn: counted seconds per turn.
         warm_up_steps: untimed steps of policies that learn; 0 for none.
-        first_steps: untimed steps of the others; 0 for none.
+        first_steps: untimed steps of the other policies; 0 for none.
         progress: called after every warm-up and every turn.
     """
-    for each in everybody:
+    for each in contenders:
         steps = warm_up_steps if each.learns else first_steps
         if steps:
             each.warm_up(steps)
             each.restart()
             each.settle()
         progress()
-    order = list(everybody)
+    order = list(contenders)
     shuffle = random.Random(0)
-    for _ in range(num_rounds(rounds, everybody[0].batch_size)):
+    for _ in range(num_rounds(rounds, contenders[0].batch_size)):
         shuffle.shuffle(order)
         for each in order:
             each.take_turn(turn)
@@ -294,19 +300,19 @@ def compete(
 
 
 def num_rounds(rounds: int, batch_size: int) -> int:
-    """More where a turn tells less: a small batch gains few tokens in it."""
+    """Number of rounds; more for small batches, which gain fewer tokens per turn."""
     return rounds * max(1, 4 - batch_size)
 
 
-def summary(everybody: Sequence[Contender]) -> dict[str, Any]:
-    """By contender: ratios to no speculation with standard errors over rounds, and what was done.
+def summary(contenders: Sequence[Contender]) -> dict[str, Any]:
+    """Figures by contender: goodput relative to no speculation, standard errors, and step means.
 
-    Of the oracle the tokens are its own and the time that of its steps without it.
+    An oracle's tokens are its own, and its time is that of its replay.
     """
-    counts = {each.name: each.counts for each in everybody}
+    counts = {each.name: each.counts for each in contenders}
     base = counts[BASELINE]
     figures: dict[str, Any] = {}
-    for each in everybody:
+    for each in contenders:
         if each.policy == "replay":
             continue
         own, steps = each.counts, each.counts.steps
@@ -343,9 +349,10 @@ def best_static(figures: Mapping[str, Any]) -> str:
 
 
 def best_static_unbiased(figures: Mapping[str, Any]) -> float:
-    """The best static length chosen on one half of the rounds, as it did on the other half.
+    """Cross-validated ratio of the best static length.
 
-    The best of several noisy figures is better than it should be; this one is not.
+    The length is chosen on one half of the rounds and evaluated on the other, and vice versa. This
+    avoids the selection bias of the maximum of several noisy ratios.
     """
     static = {name: f["rounds"] for name, f in figures.items() if f["static"]}
     scores = []

@@ -1,4 +1,4 @@
-"""Prompts by task: the groups of Spec-Bench, and one task for each other kind of file."""
+"""Prompts grouped by task: the groups of Spec-Bench, and one task per other dataset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftwise.benchmark.workload import load_workload
 from draftwise.errors import PromptError
 from draftwise.llm import LLM
 
-# Spec-Bench (Xia et al. 2024) takes the eight categories of MT-Bench together.
+# Spec-Bench (Xia et al. 2024) groups the eight categories of MT-Bench.
 _CONVERSATION = "multi-turn conversation"
 _MT_BENCH = (
     *("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"),
@@ -32,11 +32,11 @@ _ALL = 1_000_000
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts of one kind.
+    """Prompts of one task.
 
     Attributes:
-        name: as it is shown.
-        prompts: as tokens.
+        name: name in the report.
+        prompts: token ids of each prompt.
     """
 
     name: str
@@ -46,22 +46,22 @@ class Task:
 def load_tasks(
     llm: LLM, paths: Sequence[Path], num_prompts: int, longest_prompt: int, chat: bool, seed: int
 ) -> list[Task]:
-    """Some prompts of each task that the files hold, in the order in which tasks first occur.
+    """Sample prompts of each task in the files, in the order in which the tasks first occur.
 
-    A category of Spec-Bench belongs to its group. Any other prompt's task is its file, or, where
-    several files begin with the same word (``humanevalpack_java``, ``humanevalpack_cpp``), that
-    word.
+    The task of a prompt with a Spec-Bench category is the group of that category. The task of any
+    other prompt is its file name. Files whose names begin with the same word
+    (``humanevalpack_java``, ``humanevalpack_cpp``) form one task named after that word.
 
     Args:
-        llm: whose tokenizer and chat template are used.
-        paths: of JSON lines.
-        num_prompts: drawn from each task; fewer where there are not so many.
-        longest_prompt: in tokens; longer ones are left out.
-        chat: each is one chat message of a user, where there is a chat template.
-        seed: of the drawing.
+        llm: provides the tokenizer and the chat template.
+        paths: JSON Lines files.
+        num_prompts: maximum number of prompts per task.
+        longest_prompt: maximum number of prompt tokens; longer prompts are skipped.
+        chat: wrap each prompt as a user message, if the tokenizer has a chat template.
+        seed: seed of the sampling.
 
     Raises:
-        PromptError: a file cannot be read, or holds no prompt that is short enough.
+        PromptError: a file cannot be read, or contains no prompt that is short enough.
     """
     chat = chat and bool(getattr(llm.target.tokenizer, "chat_template", None))
     tasks: dict[str, list[list[int]]] = {}
@@ -82,7 +82,7 @@ def load_tasks(
 
 
 def file_tasks(paths: Sequence[Path]) -> dict[Path, str]:
-    """The task of each file whose prompts have no category of Spec-Bench."""
+    """The task of each file, for prompts without a Spec-Bench category."""
     words = [path.stem.split("_")[0] for path in paths]
     return {
         path: word if words.count(word) > 1 else path.stem
@@ -92,7 +92,7 @@ def file_tasks(paths: Sequence[Path]) -> dict[Path, str]:
 
 @contextmanager
 def _no_warnings() -> Iterator[None]:
-    """That a prompt is too long for the model is no news: it is left out."""
+    """Silence the tokenizer's warning about prompts that are too long, as these are skipped."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

@@ -1,12 +1,12 @@
-"""Choosing SVIP's threshold h on held-out samples.
+"""Choice of SVIP's threshold h on held-out samples.
 
-Recomputes how SVIP's threshold is chosen (Zhang et al. 2024, section 4: on a few held-out samples,
-once per pair of models). The source found that one threshold, chosen on few samples, serves all
-tasks, and that the speed is not sensitive to it around the best value.
+Recomputes the choice of SVIP's threshold (Zhang et al. 2024, section 4: on a few held-out samples,
+once per pair of models). The source found that one threshold, chosen on few samples, works for all
+tasks, and that the speed is insensitive to it around the best value.
 
-Recorded drafts of the longest length are cut where each h would have stopped; the tokens gained are
-expectations, and the time is that of measured passes for one request. Half of the prompts choose,
-the other half judges.
+Recorded drafts of the maximum length are truncated where each h would have stopped. The numbers of
+tokens are expectations, and the times are measured passes of one request. The threshold is chosen
+on half of the drafts and evaluated on the other half.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from draftwise.errors import InvalidParameterError
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Floats, Integers
-from draftwise.studies.study import SVIP, Account, Data, Finding, Study
+from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
 
-# That of the authors' code, in the paper's form.
+# The threshold in the authors' code, converted to the paper's form.
 THEIR_THRESHOLD = 0.77
 THRESHOLDS = tuple(sorted({THEIR_THRESHOLD, *np.round(np.linspace(0.0, 2.5, 51), 3).tolist()}))
-_LONGEST = 10
+_MAX_LENGTH = 10
 _CONTEXT = 200
 
 
 def chains_of(records: Records, length: int) -> tuple[Floats, Floats]:
-    """Drafts of at least so many tokens, cut to it.
+    """Drafts of at least ``length`` tokens, truncated to ``length``.
 
     Returns:
         ``[chains, length]`` entropies and acceptance probabilities.
@@ -48,7 +48,7 @@ def chains_of(records: Records, length: int) -> tuple[Floats, Floats]:
 
 
 def svip_lengths(entropy: Floats, threshold: float) -> Integers:
-    """``[chains]`` tokens drafted: up to the first from a distribution with √H > h, included."""
+    """``[chains]`` draft lengths: up to and including the first position with √H > h."""
     over = np.sqrt(entropy) > threshold
     length = entropy.shape[1]
     lengths: Integers = np.where(over.any(axis=1), over.argmax(axis=1) + 1, length)
@@ -60,12 +60,12 @@ def goodput(lengths: Integers, acceptance: Floats, latency: LatencyModel) -> flo
 
     Args:
         lengths: ``[chains]``.
-        acceptance: ``[chains, length]`` of each token given those before.
-        latency: what passes cost.
+        acceptance: ``[chains, length]`` acceptance of each token given the tokens before it.
+        latency: latency model.
     """
-    reach = np.cumprod(acceptance, axis=1)
+    prefix_acceptance_prob = np.cumprod(acceptance, axis=1)
     drafted = np.arange(acceptance.shape[1]) < lengths[:, None]
-    tokens = 1.0 + float((reach * drafted).sum(axis=1).mean())
+    tokens = 1.0 + float((prefix_acceptance_prob * drafted).sum(axis=1).mean())
     by_length = np.bincount(lengths, minlength=1) / len(lengths)
     seconds = sum(
         share * (latency.target_seconds(1.0 + n, _CONTEXT) + n * latency.draft_seconds(1))
@@ -76,16 +76,16 @@ def goodput(lengths: Integers, acceptance: Floats, latency: LatencyModel) -> flo
 
 
 def figures_of(records: Records, latency: LatencyModel) -> dict[str, Any]:
-    """All figures of recorded drafts.
+    """All results for recorded drafts.
 
     Raises:
         InvalidParameterError: fewer than two drafts are long enough.
     """
-    entropy, acceptance = chains_of(records, _LONGEST)
+    entropy, acceptance = chains_of(records, _MAX_LENGTH)
     if len(entropy) < 2:
         raise InvalidParameterError(
             "max_tokens",
-            f"too few for two drafts of {_LONGEST} tokens; raise it or give more prompts",
+            f"too few for two drafts of {_MAX_LENGTH} tokens; increase it or use more prompts",
         )
     half = len(entropy) // 2
     alone = goodput(np.zeros(len(entropy), dtype=np.int64), acceptance, latency)
@@ -94,14 +94,16 @@ def figures_of(records: Records, latency: LatencyModel) -> dict[str, Any]:
     for name, part in (("chosen on", slice(half)), ("held out", slice(half, None))):
         h, a = entropy[part], acceptance[part]
         curves[name] = [goodput(svip_lengths(h, t), a, latency) / alone for t in THRESHOLDS]
-        fixed[name] = [goodput(np.full(len(h), n), a, latency) / alone for n in range(_LONGEST + 1)]
+        fixed[name] = [
+            goodput(np.full(len(h), n), a, latency) / alone for n in range(_MAX_LENGTH + 1)
+        ]
     at = int(np.argmax(curves["chosen on"]))
     length = int(np.argmax(fixed["chosen on"]))
     held = curves["held out"]
     near = [v for t, v in zip(THRESHOLDS, held, strict=True) if abs(t - THRESHOLDS[at]) <= 0.25]
     return {
         "num_drafts": len(entropy),
-        "longest": _LONGEST,
+        "longest": _MAX_LENGTH,
         "thresholds": list(THRESHOLDS),
         "svip": curves,
         "fixed": fixed,
@@ -118,28 +120,28 @@ def figures_of(records: Records, latency: LatencyModel) -> dict[str, Any]:
 
 
 class Threshold(Study):
-    """Speed over SVIP's threshold, on samples that choose it and on others."""
+    """Speed by SVIP's threshold, on the samples that choose it and on held-out samples."""
 
     name = "threshold"
-    title = "Choosing SVIP's threshold"
+    title = "Choice of SVIP's threshold"
     source = SVIP
     timed = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """From recorded drafts and timed passes."""
-        records = bench.collection(num_speculative_tokens=_LONGEST).records
+        """Compute the speed from recorded drafts and timed passes."""
+        records = bench.collection(num_speculative_tokens=_MAX_LENGTH).records
         return figures_of(records, bench.latency)
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Both halves, with fixed lengths beside."""
+        """Draw both halves for SVIP and for fixed lengths."""
         figure, (svip, fixed) = panels(2, sharey=True)
         for number, (name, values) in enumerate(data["svip"].items()):
             own = look(number) | {"markevery": 5}
             svip.plot(data["thresholds"], values, label=f"half: {name}", **own)
         svip.axvline(data["chosen"], color="#777777", linewidth=1, linestyle=":")
         svip.set_xlabel("threshold h, √nats (dotted: the chosen one)")
-        svip.set_ylabel("speed, × target alone (one request)")
+        svip.set_ylabel("speed, × target only (one request)")
         svip.set_title("SVIP")
         svip.legend(frameon=False)
         for number, (name, values) in enumerate(data["fixed"].items()):
@@ -149,31 +151,31 @@ class Threshold(Study):
         fixed.set_title("fixed length")
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """What was chosen and what it is worth elsewhere."""
+    def describe(self, data: Data) -> Description:
+        """Describe the chosen threshold and its speed on the held-out half."""
         h, there = data["chosen"], data["held_out_speedup"]
         best, fixed = data["best_held_out_speedup"], data["held_out_speedup_fixed"]
         default = data["svip"]["held out"][data["thresholds"].index(THEIR_THRESHOLD)]
         text = (
-            f"On one half of {data['num_drafts']} drafts h = {h:g} is best (drafts of "
-            f"{data['mean_length']:.1f} tokens on average); on the other half it gives "
-            f"{there:.2f} times the speed of the target alone, where the best one in hindsight, "
-            f"{data['best_in_hindsight']:g}, gives {best:.2f}, h = {THEIR_THRESHOLD} "
-            f"{default:.2f}, and the fixed length {data['chosen_length']}, chosen likewise, "
-            f"{fixed:.2f}. A draft pass costs {data['draft_cost']:.2f} of a pass of the "
-            "target here."
+            f"On one half of {data['num_drafts']} drafts, the best threshold is h = {h:g} (drafts "
+            f"of {data['mean_length']:.1f} tokens on average). On the other half it reaches "
+            f"{there:.2f} times the speed of target-only decoding. There, the best threshold in "
+            f"hindsight, {data['best_in_hindsight']:g}, reaches {best:.2f}, h = {THEIR_THRESHOLD} "
+            f"reaches {default:.2f}, and the fixed length {data['chosen_length']}, chosen in the "
+            f"same way, reaches {fixed:.2f}. A draft pass takes {data['draft_cost']:.2f} of the "
+            "time of a target pass."
         )
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
-                    "A threshold chosen on few held-out samples serves elsewhere.",
-                    f"{there:.2f} of the possible {best:.2f}",
+                    "A threshold chosen on few held-out samples works on other samples.",
+                    f"{there:.2f}, where {best:.2f} is possible",
                     there > 0.98 * best,
                 ),
                 Finding.of(
-                    "Around the best value the speed hardly depends on it.",
-                    f"within 0.25 of it the lowest is {data['lowest_near']:.2f}",
+                    "The speed is insensitive to the threshold around the best value.",
+                    f"the lowest speed within 0.25 of it is {data['lowest_near']:.2f}",
                     data["lowest_near"] > 0.95 * best,
                 ),
                 Finding.of(

@@ -1,12 +1,12 @@
-"""Entropy and acceptance of single tokens.
+"""Entropy and acceptance of individual tokens.
 
-Recomputes SVIP's table of representative tokens (Zhang et al. 2024, appendix): which tokens the
-draft is sure of, and which of them the target accepts. The source found that what continues a word
-or a set phrase has a low entropy and is accepted, while what begins something new has a high
-entropy and is often rejected.
+Recomputes SVIP's table of representative tokens (Zhang et al. 2024, appendix): the draft's entropy
+and the acceptance of individual tokens. The source found that tokens which continue a word or a set
+phrase have low entropy and are accepted, while tokens which begin something new have high entropy
+and are often rejected.
 
-Nothing is drawn: over all positions a token x is drafted with probability q(x) and accepted with
-min(p, q)(x), and these are summed.
+The results are exact expectations. At each position, a token x is drafted with probability q(x) and
+drafted and accepted with probability min(p, q)(x). These are summed over all positions.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from draftwise.core.signals import entropy
 from draftwise.studies.bounds import rank_correlation
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Floats, Passage
-from draftwise.studies.study import SVIP, Account, Data, Finding, Study
+from draftwise.studies.study import SVIP, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench
 
-# A token counts if it would have been drafted so often, and so many are shown of each kind.
-_FEWEST = 8.0
+# Minimum expected number of drafts of a token, and number of tokens shown of each kind.
+_MIN_DRAFTS = 8.0
 _NUM_SHOWN = 10
 _NUM_POINTS = 250
 
 
 def token_sums(passages: Iterable[Passage]) -> tuple[Floats, Floats, Floats]:
-    """Over all positions: how often each token is drafted, accepted, and from what entropy.
+    """Expected counts of each token over all positions: drafted, accepted, and its entropy.
 
     Returns:
         ``[vocab]`` Σ q(x), Σ min(p, q)(x), Σ q(x)·H(q).
@@ -53,14 +53,14 @@ def token_sums(passages: Iterable[Passage]) -> tuple[Floats, Floats, Floats]:
 
 
 def figures_of(passages: Iterable[Passage], texts: dict[int, str]) -> dict[str, Any]:
-    """All figures.
+    """All results.
 
     Args:
-        passages: whole texts.
-        texts: what a token looks like; those missing are shown by number.
+        passages: positions of whole texts.
+        texts: text of each token id. Tokens without text are shown by id.
     """
     drafted, accepted, weighted = token_sums(passages)
-    often = np.flatnonzero(drafted >= min(_FEWEST, float(drafted.max())))
+    often = np.flatnonzero(drafted >= min(_MIN_DRAFTS, float(drafted.max())))
     rows: list[dict[str, Any]] = [
         {
             "token": int(token),
@@ -103,11 +103,11 @@ class TokenTable(Study):
     """Entropy and acceptance of representative tokens."""
 
     name = "token-table"
-    title = "Tokens that are accepted, and tokens that are not"
+    title = "Entropy and acceptance of individual tokens"
     source = SVIP
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """Over the target's texts."""
+        """Sum over all positions of the target's texts."""
         tokenizer = bench.quick().target.tokenizer
         known: dict[int, str] = {}
         if tokenizer is not None:
@@ -116,16 +116,16 @@ class TokenTable(Study):
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Every frequent token, and the table."""
+        """Draw all frequent tokens, and the table."""
         figure, (cloud, table) = panels(2, width=4.6, height=3.6)
         points = data["points"]
         size = [4 + 2 * np.sqrt(point["drafted"]) for point in points]
         at = [point["entropy"] for point in points], [point["acceptance"] for point in points]
         cloud.scatter(*at, s=size, color=COLOURS[0], alpha=0.5, linewidths=0)
-        cloud.set_xlabel("mean H(q) where it is drafted, nats")
-        cloud.set_ylabel("share accepted")
+        cloud.set_xlabel("mean H(q) where the token is drafted, nats")
+        cloud.set_ylabel("fraction accepted")
         cloud.set_ylim(0, 1.02)
-        cloud.set_title("area: how often it is drafted")
+        cloud.set_title("area: number of times drafted")
         table.axis("off")
         head = ("token", "accepted", "H(q)")
         for x, key in ((0.0, "most_accepted"), (0.53, "least_accepted")):
@@ -148,19 +148,20 @@ class TokenTable(Study):
                     )
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """Which tokens are which."""
+    def describe(self, data: Data) -> Description:
+        """Describe the most and the least accepted tokens."""
         best = ", ".join(_shown(row["text"]) for row in data["most_accepted"][:5])
         worst = ", ".join(_shown(row["text"]) for row in data["least_accepted"][:5])
         text = (
-            f"Of {data['num_tokens']} tokens that are drafted often enough, those accepted most "
-            f"are {best}; least, {worst} (· is a blank, ↵ a new line). The rank correlation of a "
-            f"token's acceptance with the entropy it comes from is {-data['correlation']:.2f}."
+            f"Of {data['num_tokens']} frequently drafted tokens, the most accepted are {best}, and "
+            f"the least accepted are {worst} (· is a space, ↵ a line break). The rank correlation "
+            "between a token's acceptance and the mean entropy where it is drafted is "
+            f"{-data['correlation']:.2f}."
         )
         findings = [
             Finding.of(
-                "Tokens from distributions of low entropy are accepted, those of high entropy "
-                "are not.",
+                "Tokens from distributions of low entropy are accepted more often than tokens from "
+                "distributions of high entropy.",
                 f"rank correlation {-data['correlation']:.2f} over tokens",
                 data["correlation"] > 0.3,
             )
@@ -169,7 +170,8 @@ class TokenTable(Study):
         if inside is not None and begins is not None:
             findings.append(
                 Finding.of(
-                    "What continues a word is surer and more often accepted than what begins one.",
+                    "Tokens that continue a word have lower entropy and higher acceptance than "
+                    "tokens that begin one.",
                     f"acceptance {inside['acceptance']:.2f} against {begins['acceptance']:.2f}, "
                     f"entropy {inside['entropy']:.2f} against {begins['entropy']:.2f} nats",
                     [
@@ -178,9 +180,9 @@ class TokenTable(Study):
                     ],
                 )
             )
-        return Account(text, findings)
+        return Description(text, findings)
 
 
 def _shown(text: str) -> str:
-    """A token with its blanks and line ends visible."""
+    """A token with visible spaces and line breaks."""
     return "".join(c if c.isprintable() else "?" for c in text.replace(" ", "·").replace("\n", "↵"))

@@ -1,12 +1,12 @@
-"""What verification costs: operations per token, acceptance, the companion's share.
+"""Cost of verification: operations per token, acceptance rate, and the companion's share.
 
 Recomputes SV's cost of verification (Kim et al. 2025): floating-point operations of speculative
-decoding (SD) and SV, the share of verified tokens that is accepted, and what the companion adds.
-The source found 18 to 45 % fewer operations for verification, about 20 % more acceptance, and a
-companion that adds 1 to 5 % of compute.
+decoding (SD) and SV, the acceptance rate of verified tokens, and the companion's share of all
+operations. The source found 18 to 45 % fewer operations for verification, an acceptance rate about
+20 % higher, and a companion that adds 1 to 5 % of compute.
 
-Operations are counted as two for each parameter and token that passes through a model; of what is
-decoded, prompts apart.
+A model is counted with two operations per parameter and token. Only decoding is counted, without
+prefill.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS, HATCHES
 from draftwise.studies.drawing import panels, styled
-from draftwise.studies.study import SV, Account, Data, Finding, Study
+from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.sustained import Contender, begin, compete
 from draftwise.studies.workbench import Workbench
 
@@ -28,15 +28,15 @@ _ROLES = ("target", "draft", "companion")
 
 
 def operations(totals: Mapping[str, int], parameters: Mapping[str, int]) -> dict[str, float]:
-    """Floating-point operations by model, of what was decoded.
+    """Floating-point operations of decoding, by model.
 
     Args:
-        totals: of requests: ``steps``, ``drafted``, ``verified``, ``judged``.
-        parameters: of each model, by role.
+        totals: totals over requests: ``steps``, ``drafted``, ``verified``, ``judged``.
+        parameters: number of parameters of each model, by role.
     """
     tokens = {
         "target": totals["steps"] + totals["verified"],
-        # The newest token and all drafted but the last are read by the draft.
+        # The draft processes the newest token and all drafted tokens but the last.
         "draft": totals["drafted"],
         "companion": totals["judged"],
     }
@@ -44,7 +44,7 @@ def operations(totals: Mapping[str, int], parameters: Mapping[str, int]) -> dict
 
 
 def figures_of(contender: Contender, parameters: Mapping[str, int]) -> dict[str, Any]:
-    """What one policy spent, per token gained."""
+    """Operations of one policy per generated token."""
     totals, tokens = contender.counts.totals, contender.counts.tokens
     spent = operations(totals, parameters)
     whole = sum(spent.values())
@@ -61,16 +61,16 @@ def figures_of(contender: Contender, parameters: Mapping[str, int]) -> dict[str,
 
 
 class VerificationCost(Study):
-    """Operations of SD and SV, acceptance, the companion's share."""
+    """Operations of SD and SV, acceptance rate, and the companion's share."""
 
     name = "verification-cost"
-    title = "What verification costs"
+    title = "Cost of verification"
     source = SV
     timed = True
     needs_companion = True
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """Counted in turns at each batch size."""
+        """Count operations in interleaved turns at each batch size."""
         s = bench.settings
         models = bench.timed_models
         assert models.draft is not None
@@ -80,18 +80,18 @@ class VerificationCost(Study):
             "draft": models.draft.num_parameters,
             "companion": models.companion.num_parameters,
         }
-        everybody = bench.contenders(_POLICIES)
+        contenders = bench.contenders(_POLICIES)
         batches = {}
         for size in s.batch_sizes:
             bench.status(f"batch {size}")
-            begin(everybody, bench.prompts, bench.sampling, size)
-            compete(everybody, s.rounds, 2 * s.turn, s.warm_up_steps, 5)
-            batches[str(size)] = {each.name: figures_of(each, parameters) for each in everybody}
+            begin(contenders, bench.prompts, bench.sampling, size)
+            compete(contenders, s.rounds, 2 * s.turn, s.warm_up_steps, 5)
+            batches[str(size)] = {each.name: figures_of(each, parameters) for each in contenders}
         return {"parameters": parameters, "batches": batches}
 
     @styled
     def draw(self, data: Data) -> Figure:
-        """Operations per token, stacked; acceptance."""
+        """Draw operations per token by model, and acceptance rates."""
         batches = data["batches"]
         figure, (work, accepted) = panels(2, width=4.8)
         names = list(_POLICIES)
@@ -126,13 +126,13 @@ class VerificationCost(Study):
         work.set_ylabel("GFLOP per token (above: batch size)")
         work.legend(frameon=False)
         accepted.set_xticks(range(len(names)), names, rotation=20)
-        accepted.set_ylabel("share of verified tokens accepted")
+        accepted.set_ylabel("fraction of verified tokens accepted")
         accepted.set_ylim(0, 1)
         accepted.legend(frameon=False)
         return figure
 
-    def tell(self, data: Data) -> Account:
-        """SV against a fixed length."""
+    def describe(self, data: Data) -> Description:
+        """Compare SV with a fixed length."""
         batches = data["batches"]
         saved, more, shares = {}, {}, {}
         for size, own in batches.items():
@@ -146,24 +146,25 @@ class VerificationCost(Study):
         wasted = batches[last]["fixed:5"]["wasted_share"]
         ours = {size: own["sv:5"]["companion_share"] for size, own in batches.items()}
         text = (
-            f"At batch {last} a fixed length of 5 spends {wasted:.0%} of what the target computes "
-            f"on rejected tokens. The published SV verifies for {saved[last]:.0%} fewer operations "
-            f"per token there, with {more[last]:.0%} more of the verified tokens accepted; its "
-            f"companion takes {shares[last]:.1%} of all operations. Lossless SV asks its companion "
-            f"only while that pays: {', '.join(f'{v:.1%} at {s}' for s, v in ours.items())}."
+            f"At batch {last}, a fixed length of 5 spends {wasted:.0%} of the target's operations "
+            f"on tokens that are not accepted. The published SV needs {saved[last]:.0%} fewer "
+            "operations per token for verification, and its acceptance rate is "
+            f"{more[last]:.0%} higher. Its companion takes {shares[last]:.1%} of all operations. "
+            "Lossless SV runs its companion only while that increases goodput; its share is "
+            f"{', '.join(f'{v:.1%} at batch {s}' for s, v in ours.items())}."
         )
-        return Account(
+        return Description(
             text,
             [
                 Finding.of(
-                    "SV verifies with 18 to 45 % fewer operations than fixed speculation.",
+                    "SV needs 18 to 45 % fewer operations for verification than a fixed length.",
                     "as published, fewer by "
                     + ", ".join(f"{v:.0%} at batch {s}" for s, v in saved.items()),
                     [v > 0.15 for v in saved.values()],
                 ),
                 Finding.of(
-                    "More of what is verified is accepted (by about 20 %).",
-                    "as published, more by "
+                    "The acceptance rate of verified tokens is about 20 % higher.",
+                    "as published, higher by "
                     + ", ".join(f"{v:.0%} at batch {s}" for s, v in more.items()),
                     [v > 0.05 for v in more.values()],
                 ),
@@ -173,10 +174,10 @@ class VerificationCost(Study):
                     [v < 0.06 for v in shares.values()],
                 ),
                 Finding.of(
-                    "Over 40 % of the verification of fixed speculation is wasted on rejected "
-                    "tokens.",
+                    "With a fixed length, over 40 % of the verification is wasted on tokens that "
+                    "are not accepted.",
                     f"{1 - batches[last]['fixed:5']['acceptance_rate']:.0%} of the verified tokens "
-                    f"are rejected at batch {last}",
+                    f"are not accepted at batch {last}",
                     1 - batches[last]["fixed:5"]["acceptance_rate"] > 0.4,
                 ),
             ],

@@ -1,4 +1,4 @@
-"""Whole answers, prompts included, in turns: for studies where reading prompts is what matters."""
+"""Interleaved runs of whole answers, prefill included, for studies in which prefill matters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftwise.errors import PeerError
 from draftwise.params import SamplingParams
 
 
-def answer_in_turns(
+def answer_interleaved(
     name: str,
     prompts: Sequence[list[int]],
     contenders: Sequence[Contender],
@@ -21,18 +21,21 @@ def answer_in_turns(
     batch_size: int,
     rounds: int,
 ) -> dict[str, Any]:
-    """By contender: speed against target-only decoding, and where the time went.
+    """Measure speed relative to target-only decoding, and time by part of a step.
 
     Args:
-        name: of the workload.
-        prompts: dealt out to rounds.
-        contenders: the first one is target-only decoding.
-        params: for all prompts.
+        name: name of the workload.
+        prompts: prompts, divided between the rounds.
+        contenders: contenders, the first of which is target-only decoding.
+        params: sampling parameters of all prompts.
         batch_size: prompts answered at once.
-        rounds: turns of each.
+        rounds: number of turns of each contender.
+
+    Returns:
+        Figures by contender.
 
     Raises:
-        PeerError: one of them failed; names it.
+        PeerError: a contender failed.
     """
     cell = make_cell(name, prompts, batch_size, rounds)
     results = compete(cell, contenders, params, learning_turns=1)
@@ -40,7 +43,7 @@ def answer_in_turns(
     for each, result in results.items():
         records = result.records
         if result.error is not None or records is None:
-            raise PeerError(each, result.error or "took no turn")
+            raise PeerError(each, result.error or "did not run")
         whole = sum(records.seconds.values())
         figures[each] = {
             "ratio": spread(ratios(results, each)),

@@ -1,4 +1,4 @@
-"""What studies share: models, prompts, the target's texts, recorded drafts, measured costs."""
+"""Shared inputs of studies: models, prompts, generated texts, recorded drafts, pass times."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ from draftwise.studies.sustained import USING_A_PROFILE, Contender, contender
 from draftwise.studies.tasks import Task, load_tasks
 
 _COLLECTED_AT_ONCE = 16
-# Long texts, and prompts of a larger task, for every prompt of a task.
+# Number of long texts, and of prompts of a larger task, per prompt of a task.
 _LONG_TEXTS = 4
 
 
 class Workbench:
-    """Makes everything once, when it is first asked for.
+    """Loads models and computes inputs lazily, each once.
 
-    Studies of distributions run in float32. Of an inflated model of the zoo they take the one it
-    was made from, which says the same and is faster.
+    Studies of distributions run in float32. Instead of an inflated model of the zoo they use the
+    model it was made from, which has the same distributions and is faster.
 
     Attributes:
-        settings: of the study.
+        settings: settings of the study.
+        status: callback for progress messages.
     """
 
     def __init__(
         self, settings: StudySettings, on_status: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Nothing is loaded yet.
+        """Create a workbench without loading models.
 
         Args:
-            settings: of the study.
-            on_status: called with what is done next, where that takes time.
+            settings: settings of the study.
+            on_status: called with a message before each long operation.
         """
         self.settings = settings
         self.status = on_status
@@ -58,7 +59,7 @@ class Workbench:
         self._collections: dict[tuple[str, str, str | None, int, str], Collection] = {}
 
     def close(self) -> None:
-        """Remove what was written meanwhile."""
+        """Remove temporary files."""
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -66,7 +67,7 @@ class Workbench:
 
     @cached_property
     def large(self) -> LLM:
-        """The target that is timed, with nothing beside it."""
+        """The timed target without speculation."""
         s = self.settings
         self.status(f"loading {s.target}")
         return LLM(
@@ -80,7 +81,7 @@ class Workbench:
         )
 
     def quick(self, target: str | None = None) -> LLM:
-        """A target whose distributions are looked at, in float32."""
+        """A target for studies of distributions, in float32."""
         s = self.settings
         name = same_distribution(target or s.target)
         if name not in self._quick:
@@ -91,7 +92,7 @@ class Workbench:
                 "float32",
                 s.device,
                 max_batch_size=_COLLECTED_AT_ONCE,
-                # A model that stands in for the target may have a shorter context.
+                # A substitute for the target may have a shorter context.
                 max_model_len=s.max_model_len if name == same_distribution(s.target) else None,
                 trust_remote_code=s.trust_remote_code,
             )
@@ -100,7 +101,7 @@ class Workbench:
     def models(
         self, draft: str | None = None, companion: str | None = None, target: str | None = None
     ) -> Models:
-        """Models whose distributions are looked at; without names those of the settings."""
+        """Models for studies of distributions; by default those of the settings."""
         s = self.settings
         config = SpeculationConfig(
             draft or s.draft, companion=companion or s.companion, policy="sv"
@@ -109,7 +110,7 @@ class Workbench:
 
     @cached_property
     def timed_models(self) -> Models:
-        """The models that are timed."""
+        """The timed models."""
         s = self.settings
         config = SpeculationConfig(s.draft, companion=s.companion, policy="sv")
         return self.timed_llm.load_models(config)
@@ -118,28 +119,28 @@ class Workbench:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        """Prompts by task."""
+        """Prompts grouped by task."""
         s = self.settings
         return load_tasks(self.quick(), s.prompts, s.num_prompts, s.longest_prompt, s.chat, s.seed)
 
     @cached_property
     def larger_tasks(self) -> list[Task]:
-        """The same tasks with more prompts, as far as the files hold more."""
+        """The same tasks with more prompts, as far as the files contain more."""
         s = self.settings
         count = _LONG_TEXTS * s.num_prompts
         return load_tasks(self.quick(), s.prompts, count, s.longest_prompt, s.chat, s.seed)
 
     @cached_property
     def prompts(self) -> list[list[int]]:
-        """Prompts of all tasks, mixed."""
+        """Prompts of all tasks, shuffled."""
         mixed = [list(prompt) for task in self.tasks for prompt in task.prompts]
         random.Random(self.settings.seed).shuffle(mixed)
         if len(mixed) < 2:
-            raise InvalidParameterError("prompts", "a study needs two prompts or more")
+            raise InvalidParameterError("prompts", "a study requires at least two prompts")
         return mixed
 
     def prompts_of_length(self, num_tokens: int, count: int) -> list[list[int]]:
-        """Prompts of exactly so many tokens, made of the mixed prompts one after another."""
+        """``count`` prompts of exactly ``num_tokens`` tokens, cut from the concatenated prompts."""
         stream = [token for prompt in self.prompts for token in prompt]
         made = []
         for number in range(count):
@@ -150,19 +151,19 @@ class Workbench:
 
     @property
     def sampling(self) -> SamplingParams:
-        """How texts are drawn."""
+        """Sampling parameters of the texts."""
         s = self.settings
         return SamplingParams(
             max_tokens=s.max_tokens, temperature=s.temperature, top_p=s.top_p, seed=s.seed
         )
 
     def texts(self, temperature: float | None = None, max_tokens: int | None = None) -> list[Text]:
-        """What the target writes after the prompts; those that end at once are left out."""
+        """Texts that the target generates, without those of a single token."""
         s = self.settings
         heat = s.temperature if temperature is None else temperature
         key = heat, max_tokens or s.max_tokens
         if key not in self._texts:
-            self.status("the target writes texts")
+            self.status("generating texts with the target")
             llm, params = self.quick(), replace(self.sampling, temperature=heat, max_tokens=key[1])
             prompts = self.prompts
             if max_tokens is not None:  # long texts, and fewer of them
@@ -176,16 +177,16 @@ class Workbench:
     def passages(
         self, temperature: float | None = None, max_tokens: int | None = None
     ) -> Iterator[Passage]:
-        """The texts as all three models see them, with whole distributions."""
+        """The texts with the distributions of all three models at each position."""
         texts = self.texts(temperature, max_tokens)
         heat = self.settings.temperature if temperature is None else temperature
-        self.status("models read the texts")
+        self.status("scoring the texts with all models")
         return read_texts(self.models(), texts, heat, self.settings.top_p)
 
     def positions(
         self, temperature: float | None = None, max_tokens: int | None = None
     ) -> Positions:
-        """The numbers of all positions of the texts."""
+        """Signals and acceptance at all positions of the texts."""
         s = self.settings
         heat = s.temperature if temperature is None else temperature
         key = heat, max_tokens or s.max_tokens
@@ -205,10 +206,10 @@ class Workbench:
         num_speculative_tokens: int | None = None,
         task: Task | None = None,
     ) -> Collection:
-        """Drafted tokens with all signals, of plain speculative decoding, and where they are from.
+        """Records of drafted tokens from plain speculative decoding, with their provenance.
 
-        Without names the models of the settings. A companion with the name of the target stands
-        for the target itself: S and A then are those of draft and target.
+        By default the models are those of the settings. If the companion is the target itself, S
+        and A compare draft and target.
         """
         s = self.settings
         target = same_distribution(target or s.target)
@@ -217,12 +218,14 @@ class Workbench:
         of_task = "" if task is None else f"{task.name} {len(task.prompts)}"
         key = target, draft, companion, gamma, of_task
         if key not in self._collections:
-            judges = "" if companion is None else f", {companion} judges"
-            self.status(f"{draft} drafts for {target}{judges}")
-            told = companion is not None and same_distribution(companion) == target
-            config = SpeculationConfig(draft, companion=draft if told else companion, policy="sv")
+            scored = "" if companion is None else f", companion {companion}"
+            self.status(f"recording drafts: target {target}, draft {draft}{scored}")
+            is_target = companion is not None and same_distribution(companion) == target
+            config = SpeculationConfig(
+                draft, companion=draft if is_target else companion, policy="sv"
+            )
             models = self.quick(target).load_models(config)
-            if told:
+            if is_target:
                 models = replace(models, companion=models.target)
             self._collections[key] = collect(
                 models,
@@ -237,31 +240,31 @@ class Workbench:
 
     @cached_property
     def latency(self) -> LatencyModel:
-        """What passes cost here, at the batch sizes of the settings."""
+        """Latency model of the timed models, up to the largest batch size of the settings."""
         self.status("timing passes")
         s = self.settings
         return measure_latency(self.timed_models, max(s.batch_sizes), s.num_speculative_tokens)
 
     def profile(self, companion: str | None = None) -> str:
-        """File with an acceptance profile of the models that are timed."""
+        """Path of an acceptance profile of the timed models."""
         s = self.settings
         name = companion or s.companion
         if name not in self._profiles:
             config = SpeculationConfig(s.draft, companion=name, policy="sv")
             timed = self.timed_llm.load_models(config)
             assert timed.draft is not None
-            judge = timed.companion
+            scorer = timed.companion
             collection = self.collection(companion=name)
-            # The same models in another type; the profile is for those that are timed.
+            # The records come from the same models in float32; the profile is for the timed ones.
             provenance = dict(collection.provenance) | {
                 "target": timed.target.fingerprint,
                 "draft": timed.draft.fingerprint,
-                "companion": NO_MODEL if judge is None else judge.fingerprint,
+                "companion": NO_MODEL if scorer is None else scorer.fingerprint,
             }
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="draftwise-study-")
             path = Path(self._folder.name) / f"{len(self._profiles)}.safetensors"
-            fitted = fit_profile(collection.records, provenance, estimator_fits(judge is not None))
+            fitted = fit_profile(collection.records, provenance, estimator_fits(scorer is not None))
             fitted.save(path)
             self._profiles[name] = str(path)
         return self._profiles[name]
@@ -274,13 +277,13 @@ class Workbench:
         with_profile: bool = True,
         num_speculative_tokens: int | None = None,
     ) -> list[Contender]:
-        """Policies on the models that are timed, each with an engine of its own.
+        """Policies on the timed models, each with its own engine.
 
         Args:
-            names: of policies, each with a longest draft of its own if one is given: ``fixed:3``.
-            companion: another companion than that of the settings.
-            with_profile: policies may begin with what the records show.
-            num_speculative_tokens: longest draft; ``None`` for that of the settings.
+            names: names of policies, with an optional maximum draft length: ``fixed:3``.
+            companion: companion; ``None`` for that of the settings.
+            with_profile: give policies an acceptance profile.
+            num_speculative_tokens: maximum draft length; ``None`` for that of the settings.
         """
         result = []
         for text in names:
@@ -299,7 +302,7 @@ class Workbench:
     def speculation(
         self, num_speculative_tokens: int | None = None, **changes: Any
     ) -> SpeculationConfig:
-        """The models of the settings, with other settings of the speculation."""
+        """A speculation configuration with the models of the settings and the given changes."""
         s = self.settings
         length = num_speculative_tokens or s.num_speculative_tokens
         values: dict[str, Any] = {
@@ -310,7 +313,7 @@ class Workbench:
 
     @cached_property
     def timed_llm(self) -> LLM:
-        """The target that is timed with draft and companion at hand, to share them."""
+        """The timed target with draft and companion loaded, for other engines to share."""
         s = self.settings
         policy = "fixed" if s.companion is None else "staged"
         config = SpeculationConfig(s.draft, companion=s.companion, policy=policy)
@@ -318,5 +321,5 @@ class Workbench:
 
 
 def same_distribution(name: str) -> str:
-    """The quickest model that says the same: of an inflated one of the zoo, its origin."""
+    """The fastest model with the same distributions: for an inflated zoo model, its origin."""
     return name.partition("@")[0] if name.startswith("zoo:") else name

@@ -1,4 +1,4 @@
-"""What a study leaves: data, pictures, words, and a page of them all."""
+"""Output files of studies: data, figures, text, and one page of all studies."""
 
 from __future__ import annotations
 
@@ -17,70 +17,70 @@ from draftwise.benchmark.style import STYLE, svg
 from draftwise.errors import InvalidParameterError
 from draftwise.studies.registry import STUDIES, study_class
 from draftwise.studies.settings import StudySettings
-from draftwise.studies.study import Account, Study
+from draftwise.studies.study import Description, Study
 
-DATA, PICTURE, WORDS, PAGE = "data.json", "figure", "text.md", "report.html"
+DATA, FIGURE, TEXT, PAGE = "data.json", "figure", "text.md", "report.html"
 _RESOLUTION = 150
 
 
 def write_study(
     folder: Path, study: Study, measured: Mapping[str, Any], about: Mapping[str, Any]
-) -> Account:
+) -> Description:
     """Write ``data.json``, ``figure.svg``, ``figure.png`` and ``text.md``.
 
     Args:
-        folder: made if it is not there.
-        study: that measured.
-        measured: what it measured.
-        about: settings, revision and machine, and how long it took.
+        folder: output folder, created if it does not exist.
+        study: the study.
+        measured: results of :meth:`Study.measure`.
+        about: settings, revision, machine and duration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # As a reader of the file will see it: whole numbers for keys become text.
+    # The same types as when the data is read from the file: JSON turns integer keys into strings.
     data = json.loads(json.dumps(_plain(measured)))
-    account = study.tell(data)
+    description = study.describe(data)
     content = {
         "study": study.name,
         "title": study.title,
         "source": study.source,
         **about,
-        "text": account.text,
-        "findings": [asdict(finding) for finding in account.findings],
+        "text": description.text,
+        "findings": [asdict(finding) for finding in description.findings],
         "data": data,
     }
     text = json.dumps(content, indent=1, ensure_ascii=False)
     (folder / DATA).write_text(text + "\n", encoding="utf-8")
-    (folder / WORDS).write_text(words(study, account), encoding="utf-8")
+    (folder / TEXT).write_text(markdown(study, description), encoding="utf-8")
     with plt.rc_context(STYLE):
         figure = study.draw(data)
         for kind in ("svg", "png"):
             figure.savefig(
-                folder / f"{PICTURE}.{kind}",
+                folder / f"{FIGURE}.{kind}",
                 dpi=_RESOLUTION,
                 bbox_inches="tight",
                 metadata={"Date": None} if kind == "svg" else None,
             )
     plt.close(figure)
-    return account
+    return description
 
 
 def redraw(folder: Path, names: Sequence[str]) -> None:
-    """Write pictures and words anew from the data of an earlier run.
+    """Rewrite the figures and texts of studies from the data of an earlier run.
 
     Raises:
-        InvalidParameterError: there is none of such a study.
+        InvalidParameterError: a study has no data in the folder.
     """
     for name in names:
         content = read(folder / name)
-        told = {"study", "title", "source", "text", "findings", "data"}
-        about = {key: value for key, value in content.items() if key not in told}
+        rewritten = {"study", "title", "source", "text", "findings", "data"}
+        about = {key: value for key, value in content.items() if key not in rewritten}
         write_study(folder / name, study_class(name)(), content["data"], about)
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What a study wrote.
+    """Read the data file of a study.
 
     Raises:
-        InvalidParameterError: there is no such file, or it is none of a study.
+        InvalidParameterError: the file does not exist, or it is not the result of a study.
     """
     path = folder / DATA
     try:
@@ -88,12 +88,12 @@ def read(folder: Path) -> dict[str, Any]:
     except (OSError, json.JSONDecodeError) as error:
         raise InvalidParameterError("output", f"cannot read {str(path)!r}: {error}") from error
     if not isinstance(content, dict) or content.get("study") not in STUDIES:
-        raise InvalidParameterError("output", f"{str(path)!r} is no result of a study")
+        raise InvalidParameterError("output", f"{str(path)!r} is not the result of a study")
     return content
 
 
 def about(settings: StudySettings, seconds: float, command: str) -> dict[str, Any]:
-    """Where a result comes from."""
+    """Provenance of a result: settings, command, duration, revision and machine."""
     return provenance({}) | {
         "settings": settings.to_dict(),
         "command": command,
@@ -101,27 +101,27 @@ def about(settings: StudySettings, seconds: float, command: str) -> dict[str, An
     }
 
 
-def words(study: Study, account: Account) -> str:
-    """The paragraph and the findings as Markdown."""
-    lines = [f"# {study.title}", "", f"After {study.source}.", "", account.text, ""]
-    if account.findings:
-        lines += ["| the source | here | |", "|---|---|---|"]
-        lines += [f"| {f.source} | {f.ours} | {f.verdict} |" for f in account.findings]
+def markdown(study: Study, description: Description) -> str:
+    """Format the description of a study as Markdown."""
+    lines = [f"# {study.title}", "", f"After {study.source}.", "", description.text, ""]
+    if description.findings:
+        lines += ["| source | measured here | verdict |", "|---|---|---|"]
+        lines += [f"| {f.source} | {f.ours} | {f.verdict} |" for f in description.findings]
         lines.append("")
     return "\n".join(lines)
 
 
 def write_page(folder: Path) -> Path:
-    """One page of all studies whose results lie in a folder.
+    """Write one HTML page of all studies whose results are in a folder.
 
     Raises:
-        InvalidParameterError: there are none.
+        InvalidParameterError: the folder has no results.
     """
     results = [read(folder / name) for name in STUDIES if (folder / name / DATA).is_file()]
     if not results:
-        raise InvalidParameterError("output", f"{str(folder)!r} holds no results of studies")
+        raise InvalidParameterError("output", f"{str(folder)!r} contains no results of studies")
     with plt.rc_context(STYLE):
-        pictures = [svg(study_class(each["study"])().draw(each["data"])) for each in results]
+        figures = [svg(study_class(each["study"])().draw(each["data"])) for each in results]
     environment = Environment(
         loader=PackageLoader("draftwise.studies", "templates"),
         autoescape=select_autoescape(default=True),
@@ -129,7 +129,7 @@ def write_page(folder: Path) -> Path:
         lstrip_blocks=True,
     )
     page = environment.get_template("report.html").render(
-        results=list(zip(results, pictures, strict=True)),
+        results=list(zip(results, figures, strict=True)),
         timed={name for name, study in STUDIES.items() if study.timed},
     )
     path = folder / PAGE
@@ -138,7 +138,7 @@ def write_page(folder: Path) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: numbers that are none become ``null``, long ones short."""
+    """Convert to JSON-compatible values: non-finite numbers become ``null``, others are rounded."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The bundled model family, the recipe it was trained with, and its inflation to larger sizes."""
+"""The bundled model family, its training recipe, and its inflation to larger sizes."""
 
 from draftwise.zoo.registry import names, resolve
 

@@ -1,4 +1,4 @@
-"""Model cards of the bundled family, written from what the runs recorded."""
+"""Model cards of the bundled family, generated from the metrics of the training runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ROLES = {
     "target": "The target of the family: the model whose distribution speculation preserves.",
     "draft": "The draft of the family: a small model distilled from the target.",
     "companion": (
-        "The companion of the family: a second small model, which judges what the draft drafts.\n"
-        "It differs from the draft in shape, seed and order of the data, but both are distilled\n"
-        "from the same target, so it is no independent witness. The spare is one, and weaker."
+        "The companion of the family: a second small model, which scores the drafted tokens.\n"
+        "It differs from the draft in shape, seed and order of the data. As both are distilled\n"
+        "from the same target, they are not independent. The spare is independent, but weaker."
     ),
     "spare": "A third small model, of another shape, seed and data order; trained on text only.",
     "mid": "A model between draft and target in size, distilled from the target.",
@@ -35,23 +35,24 @@ _ROLES = {
 _DISTILLATION = """
 ## Distillation
 
-The first {text:,} tokens are ordinary training on text. All others minimise the forward KL
-divergence from the target's distribution at temperature 1, on training text and on {number:,}
-continuations, of {length} tokens each, of training prompts, sampled from the target
-({share:.0%} of the rows, each continuation read {epochs:.0f} times), as in DistillSpec
-(Zhou et al., ICLR 2024, arXiv:2310.08461) with fixed data. Continuations of its own, the paper's
-on-policy variant, are not used.
+The first {text:,} tokens are ordinary training on text. The rest of the training minimises the
+forward KL divergence from the target's distribution at temperature 1. Its data are training text
+and {number:,} continuations of training prompts, of {length} tokens each, sampled from the target
+({share:.0%} of the rows, {epochs:.0f} epochs), as in DistillSpec (Zhou et al., ICLR 2024,
+arXiv:2310.08461) with fixed data. The paper's on-policy variant, in which the student samples the
+continuations, is not used.
 """
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the shipped weights score. Losses in nats per token; acceptance is None for the target.
+    """Evaluation results of the shipped weights.
 
     Attributes:
-        losses: ``loss`` (weighted by the mixture) and ``loss/<source>`` on held-out documents.
-        acceptance: ``acceptance``, ``acceptance/<source>`` on held-out documents, and
-            ``acceptance/continuations`` on text the target sampled.
+        losses: ``loss`` (weighted by the mixture) and ``loss/<source>`` on held-out documents, in
+            nats per token.
+        acceptance: ``acceptance`` and ``acceptance/<source>`` on held-out documents, and
+            ``acceptance/continuations`` on text sampled from the target. ``None`` for the target.
     """
 
     losses: Mapping[str, float]
@@ -59,7 +60,7 @@ class Evaluation:
 
 
 def portable_command(command: str) -> str:
-    """Return a recorded command with the folders of its machine replaced by names."""
+    """Return a recorded command with machine-specific folders replaced by placeholders."""
     words = shlex.split(command)
     for option, name in (("--data", "DIR"), ("--out", "RUNS")):
         for i, word in enumerate(words):
@@ -108,7 +109,7 @@ def model_card(
 ) -> str:
     """Return the README of one model.
 
-    ``metrics`` is what the training run recorded, ``remark`` what a reader must know beyond that.
+    ``metrics`` are the metrics of the training run. ``remark`` is an additional paragraph.
     """
     name = stage.name
     acceptance = ""
@@ -140,8 +141,8 @@ tags: [draftwise, speculative-decoding]
 {_ROLES[name]}
 
 {metrics["num_parameters"]:,} parameters, {metrics["num_tokens"]:,} training tokens. A toy-sized
-model for studying speculation on any machine, not for the use of its text: what it says is often
-wrong, and nobody has examined it for bias or harm.
+model for studying speculation on any machine. Its text is not fit for use: it is often wrong, and
+it has not been evaluated for bias or harm.
 
 Llama architecture with tied embeddings, vocabulary {config.vocab_size}, context of
 {config.max_position_embeddings} tokens: hidden size {config.hidden_size},
@@ -166,7 +167,7 @@ on. The test questions of GSM8K and the tasks of MBPP outside 601-974 are not am
 python -m draftwise.zoo.export --runs RUNS
 ```
 
-`DIR` holds `gsm8k_train.jsonl` and `mbpp.jsonl`; the other text is that of the running Python.
+`DIR` contains `gsm8k_train.jsonl` and `mbpp.jsonl`. The other text is part of the running Python.
 {notes}{distillation}
 ## Scores of these weights
 

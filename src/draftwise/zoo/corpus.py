@@ -1,8 +1,8 @@
-"""The texts the family is trained on, and their split into training and held-out documents.
+"""Training corpus of the family, and its split into training and held-out documents.
 
-Five sources: the standard library of the running Python, its test suite, its language reference
-(as ``pydoc`` carries it), the training questions of GSM8K, and the training tasks of MBPP. No other
-file is opened.
+There are five sources: the standard library of the running Python, its test suite, its language
+reference (from ``pydoc``), the training questions of GSM8K, and the training tasks of MBPP. No
+other file is opened.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SECTION_CHARACTERS = 3_000
 
 @dataclass(frozen=True)
 class Document:
-    """One text. Texts with the same ``key`` fall on the same side of the split."""
+    """A text. Documents with the same ``key`` are on the same side of the split."""
 
     source: str
     key: str
@@ -39,7 +39,7 @@ class Document:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether the document serves validation and is never trained on (2 % do)."""
+        """Whether the document is held out for validation (2 % of the documents are)."""
         digest = hashlib.sha256(self.key.encode("utf-8")).digest()
         return int.from_bytes(digest[:8], "big") % 10_000 < HELD_OUT_PER_MYRIAD
 
@@ -56,7 +56,7 @@ def _python_files(*, tests: bool) -> Iterator[str]:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        # Character maps and generated tables teach nothing but their own digits.
+        # Skip character maps and generated tables, which consist mostly of digits.
         num_digits = sum(character.isdigit() for character in text)
         if len(text) >= 100 and num_digits <= _MAX_DIGIT_SHARE * len(text):
             yield text
@@ -119,7 +119,7 @@ def _mbpp(data: Path) -> Iterator[Document]:
         code = str(record["code"]).replace("\r\n", "\n").expandtabs(4).strip()
         tests = record["test_list"]
         example = str(tests[0]) if isinstance(tests, list) and tests else ""
-        # Each task in two forms: as a script with its docstring, and as an answered question.
+        # Each task has two forms: a script with a docstring, and a question with its answer.
         yield Document("mbpp", task, f'"""\n{task}\n{example}\n"""\n{code}\n')
         yield Document("mbpp", task, format_question(task, f"\n{code}"))
 
@@ -139,8 +139,8 @@ SOURCES = tuple(_READERS)
 def read_documents(source: str, data: Path) -> Iterator[Document]:
     """Yield the documents of ``source`` in a stable order.
 
-    ``data`` is the folder with ``gsm8k_train.jsonl`` and ``mbpp.jsonl``; the other sources come
-    with Python. Raises ``KeyError`` for an unknown source and ``FileNotFoundError`` for a missing
+    ``data`` is the folder with ``gsm8k_train.jsonl`` and ``mbpp.jsonl``. The other sources are part
+    of Python. Raises ``KeyError`` for an unknown source and ``FileNotFoundError`` for a missing
     file.
     """
     yield from _READERS[source](data)

@@ -1,10 +1,10 @@
-"""Distilling small models from the target, after DistillSpec (Zhou et al., arXiv:2310.08461).
+"""Distillation of small models from the target, after DistillSpec (Zhou et al., arXiv:2310.08461).
 
-A small model is trained to match the target's whole distribution at every position: forward KL,
-D(p ‖ q) = Σ p (log p - log q), temperature 1. Of the paper's choices of data this takes a fixed
-set: part of the rows is training text, part are continuations that the target itself sampled,
-because those are the contexts a draft meets when it serves. The paper's on-policy variant,
-continuations sampled from the draft, is not used.
+A small model is trained to match the target's distribution at every position with the forward KL
+divergence, D(p ‖ q) = Σ p (log p - log q), at temperature 1. The data are fixed, which is one of
+the paper's variants. Some rows are training text, and the others are continuations sampled from the
+target, as these are the contexts that a draft has in use. The paper's on-policy variant, in which
+the draft samples the continuations, is not used.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _continuations(
     path = folder / "continuations.npy"
     if not path.exists():
         started = time.monotonic()
-        # Another seed than the text phase's: these prompts come in an order of their own.
+        # A different seed than in the text phase gives the prompts a different order.
         prompts = PackedStream(corpus.training, stage.mixture, stage.seed + 1_000)
         rows = sample_continuations(
             teacher,
@@ -92,7 +92,7 @@ def distillation_trainer(
     runtime: Runtime,
     evaluate: Callable[[LlamaForCausalLM], Mapping[str, float]] | None = None,
 ) -> Trainer:
-    """Return a trainer that distils ``teacher`` into ``model``; both share one vocabulary.
+    """Return a trainer that distils ``teacher`` into ``model``, with the same vocabulary.
 
     Raises ``ValueError`` if the stage has no distillation.
     """

@@ -1,4 +1,4 @@
-"""Validation loss per source, and how often a target would accept a small model's tokens."""
+"""Validation loss per source, and the target's mean acceptance of a small model's tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def mean_loss(model: LlamaForCausalLM, rows: Rows) -> float:
 
 
 def _scored(held_out: Mapping[str, TokenizedSource], mixture: Mapping[str, float]) -> list[str]:
-    # A small source may have no held-out document.
+    # A small source may have no held-out documents.
     return [name for name in mixture if len(held_out[name].tokens) > 1]
 
 
@@ -71,9 +71,9 @@ def validation_losses(
 def mean_acceptance(
     draft: LlamaForCausalLM, target: LlamaForCausalLM, rows: Rows, *, first: int = 0
 ) -> float:
-    """Mean of Σ min(p, q) at temperature 1, over the tokens that follow inputs ``first`` and later.
+    """Mean of Σ min(p, q) at temperature 1, over the predictions from position ``first`` on.
 
-    rows: [num_rows, length + 1], whose last tokens are no inputs.
+    rows: [num_rows, length + 1]. The last token of each row is not an input.
     """
     draft.eval()
     target.eval()

@@ -1,7 +1,7 @@
-"""Write the trained family in its shipped form: ``python -m draftwise.zoo.export --runs RUNS``.
+"""Export the trained family for distribution: ``python -m draftwise.zoo.export --runs RUNS``.
 
 Each finished stage becomes a folder with bfloat16 weights, configuration, tokenizer and model card.
-The scores on the card are measured with exactly the weights that are written.
+The scores on the card are measured with the exported weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEIGHTS = Path(__file__).parent / "weights"
 _PROMPT_LENGTH = 128
 _CONTINUATION_LENGTH = 256
 _NUM_CONTINUATIONS = 96
-# What transformers notes about the machine it saved on, and a class name only its newest knows.
+# Machine-specific fields that transformers saves.
 _MACHINE_KEYS = ("is_local", "local_files_only", "backend")
 
 
@@ -54,7 +54,7 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 def write_model(
     folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, card: str
 ) -> None:
-    """Replace ``folder`` by the shipped form of one model."""
+    """Replace ``folder`` by one exported model."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -68,7 +68,7 @@ def write_model(
 
 
 def export(runs: Path, destination: Path, device: torch.device) -> None:
-    """Write every finished stage of ``runs`` below ``destination``; the target must be finished."""
+    """Export every finished stage of ``runs`` to ``destination``; the target must be finished."""
     tokenizer = load_tokenizer(runs)
     target = _load(runs, "target", device)
     corpus = load_corpus(runs, None, tokenizer, tuple(STAGES["target"].mixture))
@@ -76,7 +76,7 @@ def export(runs: Path, destination: Path, device: torch.device) -> None:
     for name, stage in STAGES.items():
         metrics_path = runs / name / "metrics.json"
         if not metrics_path.exists():
-            print(f"{name}: not finished, left out")
+            print(f"{name}: not finished, skipped")
             continue
         model = target if name == "target" else _load(runs, name, device)
         losses = validation_losses(model, corpus.held_out, stage.mixture, max_tokens=131_072)
@@ -89,7 +89,7 @@ def export(runs: Path, destination: Path, device: torch.device) -> None:
                 model, target, continuations, first=_PROMPT_LENGTH - 1
             )
         metrics = json.loads(metrics_path.read_text(encoding="utf-8"))
-        # What a person noted about an interrupted or changed run belongs on the card.
+        # A manual remark about the run, such as an interruption, is added to the card.
         remark_path = runs / name / "remark.md"
         remark = remark_path.read_text(encoding="utf-8") if remark_path.exists() else ""
         evaluation = Evaluation(losses, acceptance)
@@ -102,7 +102,7 @@ def export(runs: Path, destination: Path, device: torch.device) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m draftwise.zoo.export", description=__doc__)
-    parser.add_argument("--runs", type=Path, required=True, help="folder the training wrote to")
+    parser.add_argument("--runs", type=Path, required=True, help="output folder of the training")
     parser.add_argument("--destination", type=Path, default=WEIGHTS, help="default: the package")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, …")
     arguments = parser.parse_args(argv)

@@ -1,22 +1,21 @@
 """Enlarge a Llama checkpoint without changing its function.
 
-A model of 9 million parameters trained on a desk says something; 200 million cost something.
-Speculative decoding is studied with a target that does both, so this module replicates the residual
-stream, the attention heads and the MLP units of a trained checkpoint and adds layers that compute
-but contribute nothing:
+Speculative decoding is studied with a target that generates sensible text at the cost of a large
+model. This module makes such a target from a small trained checkpoint. It replicates the residual
+stream, the attention heads and the MLP units, and adds layers whose output is zero:
 
 - x' = [x, …, x] has the mean square of x, so RMSNorm is unchanged.
-- A matrix that reads x' holds the source's matrix in every column block, multiplied by coefficients
-  that sum to one. They are powers of two, hence exact in every floating-point format.
-- A matrix that writes to x' holds the source's rows in every row block; its columns, over the
-  replicated heads or units, carry coefficients in the same way.
-- Tied embeddings read and write at once: the rows are replicated, and the coefficients of the
-  output side go into the weight of the final norm.
+- A matrix that reads x' contains the source's matrix in every column block, multiplied by
+  coefficients that sum to one. They are powers of two, hence exact in every floating-point format.
+- A matrix that writes to x' contains the source's rows in every row block. Its columns, over the
+  replicated heads or units, are multiplied by coefficients in the same way.
+- Tied embeddings both read and write x'. Their rows are replicated, and the coefficients of the
+  output side are part of the weight of the final norm.
 - An added layer has random q, k, v, gate and up projections, and zero o and down projections.
 
-What remains is float32 rounding. The speed of the result is that of a model of its size; its text
-is that of the source. Results obtained with it must say so, and its configuration does
-(``draftwise_inflated``).
+The output differs from the source's only by float32 rounding. The speed is that of a model of the
+new size. Results obtained with an inflated model must be labelled as such. Its configuration has
+the field ``draftwise_inflated``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _LAYER = "model.layers."
 
 @dataclass(frozen=True)
 class InflationReport:
-    """What was made of what. Sizes are numbers of parameters."""
+    """Source and shape of an inflated model."""
 
     source: str
     source_parameters: int
@@ -68,7 +67,7 @@ def power_of_two_coefficients(count: int) -> list[float]:
 
 
 def _read(weight: Tensor, copies: int) -> Tensor:
-    """Widen the columns: [out, in] -> [out, copies * in], block i times coefficient i."""
+    """Replicate the columns: [out, in] -> [out, copies * in], block i times coefficient i."""
     return torch.cat([weight * c for c in power_of_two_coefficients(copies)], dim=1)
 
 
@@ -88,7 +87,7 @@ def _inflate_layer(weights: Mapping[str, Tensor], plan: InflationPlan) -> dict[s
         elif module in ("o_proj", "down_proj"):
             result[name] = _repeat(_read(weight, num_units), plan.num_copies)
         else:
-            # Heads are repeated as one block, which keeps every query head with its kv head.
+            # Heads are repeated as one block, so every query head keeps its kv head.
             result[name] = _repeat(_read(weight, plan.num_copies), num_units)
     return result
 
@@ -108,14 +107,14 @@ def _identity_layer(like: Mapping[str, Tensor], generator: torch.Generator) -> d
 
 
 def source_layer_positions(num_source: int, num_layers: int) -> tuple[int, ...]:
-    """Where the source's layers stand among ``num_layers``: evenly spread, the last one last."""
+    """Indices of the source's layers among ``num_layers``: evenly spread, ending with the last."""
     return tuple((i + 1) * num_layers // num_source - 1 for i in range(num_source))
 
 
 def inflate_weights(
     weights: Mapping[str, Tensor], config: LlamaConfig, plan: InflationPlan, seed: int
 ) -> dict[str, Tensor]:
-    """Return the state dict of the inflated model, dtype unchanged; tied heads are left out."""
+    """Return the state dict of the inflated model in the same dtype, without a tied head."""
     generator = torch.Generator().manual_seed(seed)
     copies = plan.num_copies
     norm = weights["model.norm.weight"]
@@ -141,11 +140,11 @@ def inflate_weights(
 
 def _load_source(source: Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
     if not (source / "config.json").is_file():
-        raise ModelNotFoundError("source", f"{source} is no model folder: it has no config.json")
+        raise ModelNotFoundError("source", f"{source} is not a model folder: it has no config.json")
     config = AutoConfig.from_pretrained(str(source))
     if config.model_type != "llama":
         raise UnsupportedModelError(
-            "source", f"only Llama checkpoints can be inflated, {source} is a {config.model_type}"
+            "source", f"only Llama checkpoints can be inflated; {source} is a {config.model_type}"
         )
     model = AutoModelForCausalLM.from_pretrained(str(source), dtype="auto")
     return config, dict(model.state_dict())
@@ -155,7 +154,7 @@ def _write_config(
     source: Path, destination: Path, config: LlamaConfig, plan: InflationPlan, label: object
 ) -> None:
     values = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    # From the loaded configuration: a file may leave defaults out.
+    # The loaded configuration also has the values that a file leaves at their defaults.
     for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"):
         values[name] = getattr(config, name) * plan.num_copies
     values["intermediate_size"] = config.intermediate_size * plan.num_mlp_copies
@@ -186,8 +185,8 @@ Measurements made with it must be labelled as made with an inflated model.
 def inflate(source: Path, destination: Path, num_parameters: int, seed: int = 0) -> InflationReport:
     """Write to ``destination`` a model of about ``num_parameters`` with the function of ``source``.
 
-    Both are folders in the format of Hugging Face; the dtype stays, tokenizer files are copied.
-    Raises :class:`ModelNotFoundError`, :class:`UnsupportedModelError` (not a Llama) or
+    Both are folders in the format of Hugging Face. The dtype is kept, and tokenizer files are
+    copied. Raises :class:`ModelNotFoundError`, :class:`UnsupportedModelError` (not a Llama) or
     :class:`InvalidParameterError` (smaller than the source).
     """
     config, weights = _load_source(source)
@@ -230,8 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("source", type=Path, help="model folder")
     parser.add_argument("destination", type=Path, help="folder to write")
-    parser.add_argument("--parameters", required=True, help="about this many, for example 200M")
-    parser.add_argument("--seed", type=int, default=0, help="of the added layers")
+    parser.add_argument("--parameters", required=True, help="approximate size, for example 200M")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the added layers")
     arguments = parser.parse_args(argv)
     try:
         size = parse_num_parameters(arguments.parameters)

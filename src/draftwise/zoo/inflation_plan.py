@@ -1,4 +1,4 @@
-"""Choosing the shape of an inflated model (see :mod:`draftwise.zoo.inflate`)."""
+"""Choice of the shape of an inflated model (see :mod:`draftwise.zoo.inflate`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _MAX_COPIES = 64
 
 @dataclass(frozen=True)
 class InflationPlan:
-    """How often each part of the source is replicated.
+    """Replication factors and size of an inflated model.
 
     Attributes:
-        num_copies: of the residual stream and of the attention heads, so the widths of both agree.
-        num_mlp_copies: of the MLP's hidden units.
-        num_layers: of the result; all beyond the source's are identities.
-        num_parameters: of the result, shared embeddings counted once.
+        num_copies: copies of the residual stream and of the attention heads, which must have
+            matching widths.
+        num_mlp_copies: copies of the MLP's hidden units.
+        num_layers: layers of the result; those beyond the source's are identities.
+        num_parameters: parameters of the result, with tied embeddings counted once.
     """
 
     num_copies: int
@@ -33,7 +34,7 @@ class InflationPlan:
 
 
 def count_parameters(config: LlamaConfig, copies: int, mlp_copies: int, num_layers: int) -> int:
-    """Parameters of a Llama model shaped like ``config`` after replication."""
+    """Number of parameters of a Llama model with shape ``config`` after replication."""
     hidden: int = config.hidden_size * copies
     heads = config.num_attention_heads * copies * config.head_dim
     kv_heads = config.num_key_value_heads * copies * config.head_dim
@@ -61,7 +62,7 @@ def _candidates(config: LlamaConfig, num_parameters: int) -> Iterator[InflationP
 
 
 def choose_plan(config: LlamaConfig, num_parameters: int) -> InflationPlan:
-    """Return the plan that comes near ``num_parameters`` in the proportions of a real model.
+    """Return a plan close to ``num_parameters`` with the proportions of a typical model.
 
     Raises :class:`InvalidParameterError` if the source is larger than ``num_parameters``.
     """
@@ -70,8 +71,8 @@ def choose_plan(config: LlamaConfig, num_parameters: int) -> InflationPlan:
     if num_parameters < source_size or not plans:
         raise InvalidParameterError(
             "num_parameters",
-            f"must be at least the {source_size:,} parameters of the source and below what "
-            f"{_MAX_COPIES} copies of it allow, is {num_parameters:,}",
+            f"must be at least {source_size:,}, the size of the source, and at most what "
+            f"{_MAX_COPIES} copies of it permit, got {num_parameters:,}",
         )
 
     def cost(plan: InflationPlan) -> float:

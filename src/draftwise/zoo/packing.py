@@ -1,4 +1,4 @@
-"""Documents as token arrays, and a resumable stream of packed rows drawn from them."""
+"""Token arrays of documents, and a resumable stream of packed rows sampled from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TokenizedSource:
-    """Documents of one source, each closed by the end-of-text token.
+    """Documents of one source, each followed by the end-of-text token.
 
     tokens: [num_tokens]; starts: [num_documents + 1], document i is tokens[starts[i]:starts[i+1]].
     """
@@ -32,7 +32,7 @@ class TokenizedSource:
 
     @classmethod
     def from_documents(cls, documents: list[list[int]]) -> TokenizedSource:
-        """Join token lists into one array."""
+        """Concatenate token lists into one array."""
         closed = [np.asarray([*tokens, END_OF_TEXT_ID], dtype=np.uint16) for tokens in documents]
         starts = np.cumsum([0, *(len(tokens) for tokens in closed)])
         joined = np.concatenate(closed) if closed else np.zeros(0, dtype=np.uint16)
@@ -66,9 +66,9 @@ def _encode(
 def load_corpus(
     runs: Path, data: Path | None, tokenizer: PreTrainedTokenizerFast, sources: tuple[str, ...]
 ) -> Corpus:
-    """Tokenize ``sources``, or read what a run with the same tokenizer left in ``runs``.
+    """Tokenize ``sources``, or read the tokens cached in ``runs`` by a run with this tokenizer.
 
-    Raises ``FileNotFoundError`` if there is nothing to read and ``data`` is None.
+    Raises ``FileNotFoundError`` if there is no cache and ``data`` is None.
     """
     folder = runs / "tokens"
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,11 +98,12 @@ def load_corpus(
 
 
 class PackedStream:
-    """Endless rows of consecutive tokens, each row a window of one source, sources drawn by weight.
+    """Infinite stream of packed rows, each a window of consecutive tokens of one source.
 
-    The windows of a source are visited in random order, so that the rows of a batch come from
-    different documents; every epoch cuts them elsewhere. The position is a few counters
-    (:meth:`state_dict`): a resumed run continues with exactly the rows it would have seen.
+    The source of a row is sampled by weight. The windows of a source are visited in random order,
+    so the rows of a batch come from different documents, and every epoch has different window
+    boundaries. The state is a few counters (:meth:`state_dict`), so a resumed run continues with
+    exactly the same rows.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class PackedStream:
         self._sources = sources
         self._seed = seed
         self._num_rows = 0
-        # Windows drawn so far, by source and window length.
+        # Number of windows read so far, by source and window length.
         self._num_drawn: dict[tuple[str, int], int] = {}
         self._orders: dict[tuple[str, int], tuple[int, npt.NDArray[np.int64]]] = {}
 
@@ -128,7 +129,7 @@ class PackedStream:
         self._num_drawn = dict(state["num_drawn"])
 
     def epochs(self) -> dict[str, float]:
-        """How often each source has been read so far."""
+        """Number of epochs of each source so far."""
         num_tokens = dict.fromkeys(self._names, 0)
         for (name, length), count in self._num_drawn.items():
             num_tokens[name] += length * count
@@ -148,12 +149,12 @@ class PackedStream:
         self._num_drawn[name, length] = count + 1
         epoch, index = divmod(count, num_windows)
         start = self._order(name, length, epoch, num_windows)[index]
-        # Around the end: a source may be shorter than a row.
+        # Wrap around, as a source may be shorter than a row.
         window = np.take(tokens, np.arange(start, start + length + 1), mode="wrap")
         return window.astype(np.int64)
 
     def _order(self, name: str, length: int, epoch: int, num_windows: int) -> npt.NDArray[np.int64]:
-        """Where the windows of an epoch start, in the order of their visits."""
+        """Start positions of the windows of an epoch, in visiting order."""
         cached = self._orders.get((name, length))
         if cached is None or cached[0] != epoch:
             seed = (self._seed, 1 + self._names.index(name), length, epoch)
@@ -165,9 +166,9 @@ class PackedStream:
 
 
 def held_out_rows(source: TokenizedSource, length: int, max_tokens: int) -> Rows:
-    """Cut a source of two tokens or more into rows, [num_rows, length + 1], without its tail.
+    """Split a source of at least two tokens into rows, [num_rows, length + 1], without its tail.
 
-    Rows are as long as the source where that is less than ``length``.
+    If the source is shorter than ``length``, its length is used instead.
     """
     length = min(length, len(source.tokens) - 1)
     num_rows = min(len(source.tokens) // (length + 1), max(1, max_tokens // length))

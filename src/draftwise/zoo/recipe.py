@@ -1,7 +1,8 @@
-"""What every model of the bundled family is made of: shape, data mixture and schedule.
+"""Training recipe of every model of the bundled family: shape, data mixture and schedule.
 
-Counts are in tokens, times in minutes. The target and the spare were trained on two CPU cores, the
-three distilled models on a GPU; :mod:`draftwise.zoo.train` fits the schedules to another machine.
+Counts are in tokens, times in minutes. The target and the spare were trained on two CPU cores, and
+the three distilled models on a GPU. :mod:`draftwise.zoo.train` has options that adapt the schedules
+to another machine.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 MAX_POSITIONS = 2048
 
-# How often a packed row is taken from each source. The test suite of Python is the largest source
-# and the least instructive, MBPP has 374 tasks only and would be learnt by heart at a higher share.
+# Fraction of packed rows from each source. The test suite of Python is the largest and the least
+# useful source. MBPP has only 374 tasks, so a higher fraction would overfit it.
 MIXTURE: Mapping[str, float] = MappingProxyType(
     {"stdlib": 0.41, "tests": 0.08, "docs": 0.04, "gsm8k": 0.40, "mbpp": 0.07}
 )
@@ -64,9 +65,9 @@ class ModelShape:
 class Schedule:
     """Warm-up, stable phase and linear decay over a number of tokens, or of minutes if shorter.
 
-    ``minutes`` bounds the wall time: progress is the larger of the share of tokens seen and the
-    share of time spent, so that the decay completes on a machine of unknown speed. With ``minutes``
-    unset a run is a deterministic function of its seed.
+    ``minutes`` limits the wall time. Progress is the larger of the fractions of tokens and of time,
+    so the decay completes on a machine of any speed. Without ``minutes``, a run is a deterministic
+    function of its seed.
     """
 
     tokens: int
@@ -84,7 +85,7 @@ class Schedule:
     gradient_norm: float = 1.0
 
     def progress(self, num_tokens: int, elapsed_seconds: float) -> float:
-        """Share of the run that is done, 0 … 1."""
+        """Completed fraction of the run, 0 … 1."""
         share = num_tokens / self.tokens
         if self.minutes is not None:
             share = max(share, elapsed_seconds / (60.0 * self.minutes))
@@ -97,15 +98,16 @@ class Schedule:
         return max(0.0, min(warmup, decay))
 
     def row_length(self, progress: float) -> int:
-        """Tokens per packed row: short rows first, the whole context at the end."""
+        """Tokens per packed row: short rows first, rows of the full context at the end."""
         return self.long_length if progress >= 1.0 - self.long_fraction else self.length
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """Second part of a small model's training: forward KL from the target (see ``distill.py``).
+    """Second phase of a small model's training: forward KL from the target (see ``distill.py``).
 
-    ``continuation_share`` of the rows are the target's own continuations of training prompts.
+    ``continuation_share`` is the fraction of rows that are continuations of training prompts,
+    sampled from the target.
     """
 
     schedule: Schedule
@@ -118,7 +120,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class Stage:
-    """One model: its shape, how it is trained, and the seed of its weights and data order."""
+    """Training of one model: its shape, its schedules, and the seed of weights and data order."""
 
     name: str
     shape: ModelShape
@@ -128,7 +130,7 @@ class Stage:
     mixture: Mapping[str, float] = field(default_factory=lambda: MIXTURE)
 
 
-# One step on text: a distilled model learns from the target from the start.
+# A single step on text, as a distilled model learns from the target from the start.
 _ONE_STEP = Schedule(tokens=65_536, batch_tokens=65_536)
 
 

@@ -25,19 +25,19 @@ def names() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Where inflated models and compiled kernels are kept.
+    """Cache folder for inflated models and compiled kernels.
 
-    ``$DRAFTWISE_CACHE``, by default ``~/.cache/draftwise``.
+    This is ``$DRAFTWISE_CACHE``, by default ``~/.cache/draftwise``.
     """
     configured = os.environ.get(CACHE_VARIABLE)
     return Path(configured) if configured else Path.home() / ".cache" / "draftwise"
 
 
 def resolve(name: str) -> Path:
-    """Return the folder of the bundled model called ``name``, with or without ``zoo:``.
+    """Return the folder of the bundled model ``name``, with or without ``zoo:``.
 
-    ``target@200m`` stands for the target inflated to about 200 million parameters; it is built in
-    the cache folder the first time. Raises :class:`ModelNotFoundError` for an unknown name and
+    ``target@200m`` is the target inflated to about 200 million parameters. It is built in the cache
+    folder on first use. Raises :class:`ModelNotFoundError` for an unknown name and
     :class:`InvalidParameterError` for an unusable size.
     """
     base, at, size = name.removeprefix(PREFIX).partition("@")
@@ -46,14 +46,14 @@ def resolve(name: str) -> Path:
         nearest = difflib.get_close_matches(base, known, n=1)
         hint = f"did you mean {PREFIX}{nearest[0]}? " if nearest else ""
         listed = ", ".join(PREFIX + entry for entry in known) or "none, the weights are missing"
-        raise ModelNotFoundError("model", f"{name!r} is not bundled; {hint}known: {listed}")
+        raise ModelNotFoundError("model", f"{name!r} is not bundled; {hint}available: {listed}")
     folder = _WEIGHTS / base
     return _inflated(folder, parse_num_parameters(size)) if at else folder
 
 
 def _fingerprint(folder: Path) -> str:
     digest = hashlib.sha256(f"inflate {INFLATE_VERSION}".encode())
-    # The configuration and the tokenizer are copied into the result, so they count as well.
+    # The configuration and the tokenizer are copied into the result, so they are hashed as well.
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name != "README.md":
             digest.update(path.name.encode())
@@ -66,7 +66,7 @@ def _inflated(source: Path, num_parameters: int) -> Path:
     destination = folder / f"{source.name}-{num_parameters}-{_fingerprint(source)}"
     if destination.is_dir():
         return destination
-    # Importing this loads torch, which a plain name does not need.
+    # This import loads torch, which names without a size do not need.
     from draftwise.zoo.inflate import inflate
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def _inflated(source: Path, num_parameters: int) -> Path:
         try:
             temporary.rename(destination)
         except OSError:
-            # Another process finished the same model first; its result is as good.
+            # Another process finished the same model first; use its result.
             if not destination.is_dir():
                 raise
     finally:

@@ -1,4 +1,4 @@
-"""How the size of an inflated model is written, and the version of what inflation makes of it."""
+"""Parsing of the size of an inflated model, and the version of the inflation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from draftwise.errors import InvalidParameterError
 
-# Part of the cache key: raise it whenever ``inflate`` writes something else for the same input.
+# Part of the cache key. Increment it whenever the output of ``inflate`` changes for the same input.
 INFLATE_VERSION = 1
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
@@ -21,6 +21,6 @@ def parse_num_parameters(text: str) -> int:
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or float(match[1]) <= 0:
         raise InvalidParameterError(
-            "parameters", f"write a size as 200m, 1.5b or 8704128, not {text!r}"
+            "parameters", f"must be a size such as 200m, 1.5b or 8704128, got {text!r}"
         )
     return round(float(match[1]) * _UNITS[match[2]])

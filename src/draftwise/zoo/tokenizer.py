@@ -1,4 +1,4 @@
-"""The family's tokenizer: byte-level BPE over 4,096 tokens, every digit a token of its own."""
+"""The family's tokenizer: byte-level BPE with 4,096 tokens, which splits numbers into digits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from draftwise.zoo.corpus import SOURCES, read_documents
 from draftwise.zoo.recipe import END_OF_TEXT, MAX_POSITIONS, MIXTURE, VOCABULARY_SIZE
 
-# A turn ends as a training document does, so a conversation is a row of answered questions.
+# A turn ends like a training document, so a conversation is a sequence of answered questions.
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"
@@ -27,7 +27,7 @@ _TRAINING_CHARACTERS = 10_000_000
 
 
 def _training_texts(data: Path) -> Iterator[str]:
-    # About the mixture the models see, so that merges are spent where tokens are.
+    # Approximately the training mixture, so that merges match the token frequencies.
     for source in SOURCES:
         budget = int(_TRAINING_CHARACTERS * MIXTURE[source])
         for document in read_documents(source, data):
@@ -40,7 +40,7 @@ def _training_texts(data: Path) -> Iterator[str]:
 
 
 def train_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
-    """Learn the vocabulary from ``texts``; it has exactly 4,096 entries if the texts allow it."""
+    """Learn the vocabulary from ``texts``: 4,096 entries, or fewer if the texts have too few."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -68,12 +68,12 @@ def train_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(runs: Path) -> PreTrainedTokenizerFast:
-    """Load the tokenizer that a run left in ``runs``."""
+    """Load the tokenizer that a run saved in ``runs``."""
     return PreTrainedTokenizerFast.from_pretrained(str(runs / "tokenizer"))
 
 
 def ensure_tokenizer(runs: Path, data: Path) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of ``runs``, training and saving it there the first time."""
+    """Load the tokenizer of ``runs``; train it and save it there if it does not exist."""
     folder = runs / "tokenizer"
     if not (folder / "tokenizer.json").exists():
         train_tokenizer(_training_texts(data)).save_pretrained(str(folder))

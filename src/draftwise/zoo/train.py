@@ -1,7 +1,7 @@
 """Train the bundled family: ``python -m draftwise.zoo.train --data DIR --out RUNS``.
 
-Every stage leaves ``RUNS/<stage>/model`` (float32) and ``RUNS/<stage>/metrics.json``; the same
-command run again skips what is finished and resumes what is not.
+Every stage writes ``RUNS/<stage>/model`` (float32) and ``RUNS/<stage>/metrics.json``. Running the
+same command again skips finished stages and resumes unfinished ones.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, required=True, help="folder with the data files")
     parser.add_argument("--out", type=Path, required=True, help="folder for runs and checkpoints")
     parser.add_argument("--stage", choices=["tokenizer", *STAGES, "all"], default="all")
-    parser.add_argument("--tokens", type=int, help="tokens of the stage instead of the recipe's")
-    parser.add_argument("--steps", type=int, help="the same, in steps of a batch")
+    parser.add_argument(
+        "--tokens", type=int, help="training tokens of the stage; default: the recipe's"
+    )
+    parser.add_argument(
+        "--steps", type=int, help="training steps of the stage, instead of --tokens"
+    )
     parser.add_argument("--minutes", type=float, help="end the schedule after this wall time")
     parser.add_argument("--batch-tokens", type=int, help="tokens per optimizer step")
     parser.add_argument("--micro-batch-tokens", type=int, help="tokens per forward pass")
@@ -48,7 +52,8 @@ def configure_schedule(
 ) -> Schedule:
     """Apply the command line's overrides to one schedule of a stage.
 
-    ``scale`` multiplies the recipe's tokens; ``minutes_share`` is this schedule's part of the time.
+    ``scale`` multiplies the recipe's tokens. ``minutes_share`` is this schedule's fraction of the
+    time.
     """
     changes: dict[str, Any] = {"tokens": max(1, round(schedule.tokens * scale))}
     for name in ("batch_tokens", "micro_batch_tokens"):
@@ -62,8 +67,8 @@ def configure_schedule(
 def configure_stage(stage: Stage, arguments: argparse.Namespace) -> Stage:
     """Apply the command line's overrides to a stage of the recipe.
 
-    Training on text and the distillation that may follow share the tokens, and the minutes, in the
-    proportion of the recipe's tokens.
+    Tokens and minutes are divided between training on text and distillation in the proportion of
+    the recipe's tokens.
     """
     shape, distillation = stage.shape, stage.distillation
     width = arguments.width
@@ -141,13 +146,13 @@ def train_stage(
     tokenizer: PreTrainedTokenizerFast,
     command: Sequence[str],
 ) -> None:
-    """Train one model to the end of its schedule and write it under ``runs/<stage>``.
+    """Train one model to the end of its schedule and write it to ``runs/<stage>``.
 
-    ``command`` are the arguments of the command line, recorded for the model card.
+    ``command`` is the list of command line arguments, recorded for the model card.
     """
     folder = runs / stage.name
     if (folder / "metrics.json").exists():
-        print(f"{stage.name}: finished before", flush=True)
+        print(f"{stage.name}: already finished", flush=True)
         return
 
     def evaluate(model: LlamaForCausalLM) -> dict[str, float]:

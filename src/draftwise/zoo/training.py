@@ -1,4 +1,4 @@
-"""The training loop: Muon for matrices, AdamW for the rest, bf16 autocast, resumable."""
+"""Resumable training loop with bf16 autocast, Muon for matrices and AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where and how a run executes; nothing here changes what is learnt beyond rounding."""
+    """Execution settings of a run, which change its result by rounding only."""
 
     device: torch.device
     compile: bool = True
@@ -33,7 +33,7 @@ class Runtime:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device called ``name``; ``auto`` takes a GPU where there is one."""
+    """Return the device ``name``; ``auto`` is a GPU if one is available, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
@@ -43,7 +43,7 @@ def new_model(stage: Stage) -> LlamaForCausalLM:
     """Initialise the stage's model from its seed, in float32."""
     torch.manual_seed(stage.seed)
     model = LlamaForCausalLM(stage.shape.config())
-    # Layers that add nothing at first: deep gradients are well scaled from the first step.
+    # Layers start with zero output, so gradients are well scaled from the first step.
     for layer in model.model.layers:
         nn.init.zeros_(layer.self_attn.o_proj.weight)
         nn.init.zeros_(layer.mlp.down_proj.weight)
@@ -56,9 +56,9 @@ def next_token_loss(logits: Tensor, batch: Tensor) -> Tensor:
 
 
 class Trainer:
-    """Trains one model along a :class:`Schedule`, saving its whole state under ``folder``.
+    """Trains one model along a :class:`Schedule`, with checkpoints in ``folder``.
 
-    Constructing it over a folder with a checkpoint continues from there.
+    If the folder has a checkpoint, training resumes from it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Trainer:
         self._loss_function = loss_function
         self._evaluate = evaluate
         self._optimizers = self._make_optimizers()
-        # Static shapes: a run uses two row lengths, and each deserves its own kernels.
+        # Static shapes: a run has only two row lengths, and each is compiled separately.
         self._forward: Callable[..., Any] = (
             torch.compile(self._loss, dynamic=False) if runtime.compile else self._loss
         )
@@ -92,11 +92,11 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """Share of the schedule that is done, 0 … 1."""
+        """Completed fraction of the schedule, 0 … 1."""
         return self.schedule.progress(self.num_tokens, self.elapsed_seconds)
 
     def run(self, max_steps: int | None = None) -> None:
-        """Train until the schedule ends, or until ``max_steps`` further steps are done."""
+        """Train until the schedule ends, or for at most ``max_steps`` further steps."""
         last = time.monotonic()
         last_log, last_save, last_evaluation = last, last, last
         losses: list[float] = []
@@ -120,7 +120,7 @@ class Trainer:
         self.save()
 
     def save(self) -> None:
-        """Write the whole state; a reader sees the old checkpoint or the new one."""
+        """Write a checkpoint, replacing the previous one atomically."""
         temporary = self.folder / "checkpoint.tmp"
         state = {
             "model": self.model.state_dict(),

@@ -1,4 +1,4 @@
-"""A browser, and a server for it to visit."""
+"""A browser and a server for the tests of the page."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ PATIENCE = 30_000  # milliseconds
 
 
 def chromium():
-    """Path of the browser, ``None`` where there is none."""
+    """Path of the browser; ``None`` if there is none."""
     named = os.environ.get("DRAFTWISE_CHROMIUM")
     if named:
         return named
@@ -71,7 +71,7 @@ def base_url(fake):
 
 @pytest.fixture
 def new_visit(browser, base_url):
-    """Make visits; each is checked for what no visit may do when the test is over."""
+    """Create visits; at the end, check their console messages and requests to other hosts."""
     visits, contexts = [], []
 
     def make(**options):

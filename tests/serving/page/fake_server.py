@@ -1,4 +1,4 @@
-"""A server with the API that the page is written for, which does as a test tells it."""
+"""A fake server with the API of the page, controlled by tests."""
 
 import asyncio
 import json
@@ -48,17 +48,17 @@ class WrongKeyError(Exception):
 
 
 class FakeServer:
-    """What it says, and what it was asked.
+    """Responses and received requests of the fake server.
 
     Attributes:
         pieces: (source, text) of each token of the next answers.
         held: an answer stops before its last token while this is not set.
         broken: after all tokens an answer ends in this error.
-        refusal: (status, body, headers) told instead of an answer.
-        change_refusal: the body told instead of a change.
+        refusal: (status, body, headers) sent instead of an answer.
+        change_refusal: the body sent instead of a change.
         key: the API key it wants.
         usage: what speculation came to, in the last chunk.
-        stats: the figures told next.
+        stats: the figures sent next.
         asked: (path, body, headers) of every POST and PATCH.
         num_polls: how often figures were asked for.
         left: set when a client went away in the middle of an answer.
@@ -186,8 +186,8 @@ class FakeServer:
     async def answer(self, request, choice):
         body = await self.note(request)
         if self.refusal:
-            status, told, headers = self.refusal
-            return JSONResponse(told, status, headers)
+            status, content, headers = self.refusal
+            return JSONResponse(content, status, headers)
         assert body["stream"]
         assert body["return_tokens"]
         assert body["stream_options"] == {"include_usage": True}
@@ -208,8 +208,8 @@ class FakeServer:
             tokens = [{"text": text, "source": source} for source, text in step]
             text = "".join(text for _, text in step)
             reason = "length" if last and not self.broken else None
-            told = {**choice(text), "index": 0, "finish_reason": reason, "tokens": tokens}
-            yield event({"choices": [told]})
+            chunk = {**choice(text), "index": 0, "finish_reason": reason, "tokens": tokens}
+            yield event({"choices": [chunk]})
         if self.broken:
             yield event(self.broken)
             return

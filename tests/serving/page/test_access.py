@@ -1,4 +1,4 @@
-"""The page with keys alone, on a phone, in the dark, and with an API key."""
+"""Accessibility of the page: keyboard, phones, dark mode and API keys."""
 
 import pytest
 from playwright.sync_api import expect
@@ -13,7 +13,7 @@ def brightness(visit, selector, what):
     return sum(int(part) for part in colour.strip("rgb()").split(","))
 
 
-def test_keys_alone_are_enough(visit):
+def test_keyboard_navigation(visit):
     walks.by_keyboard(visit, "def gcd")
 
 
@@ -21,7 +21,7 @@ def test_every_field_has_a_name(visit):
     walks.every_field_has_a_name(visit)
 
 
-def test_the_send_button_hands_the_focus_to_stop_and_takes_it_back(visit, fake):
+def test_focus_moves_between_send_and_stop(visit, fake):
     fake.held.clear()
     visit.at("#prompt").fill("x")
     visit.at("#send").focus()
@@ -40,7 +40,7 @@ def test_ctrl_enter_in_the_operators_form_sends_no_prompt(visit, fake):
     assert fake.asked == []
 
 
-def test_what_streams_is_not_read_out_but_its_end_is(visit):
+def test_screen_readers_announce_only_the_end(visit):
     live = visit.page.evaluate(
         """() => [...document.querySelectorAll("[role=status], [role=alert], [aria-live], output")]
             .filter(each => each.querySelector(".tokens, .value, svg")).length"""
@@ -62,7 +62,7 @@ def test_nothing_overflows_a_phone(new_visit, fake, rule):
     visit.slide("#own-gamma", 1)
     visit.ask("unbroken" * 50)
     visit.ask("unbroken" * 50)
-    expect(visit.at("#history")).to_be_visible()
+    expect(visit.at("#past-answers")).to_be_visible()
     walks.fits(visit)
 
 
@@ -79,7 +79,7 @@ def test_nothing_overflows_a_phone_in_a_chat(new_visit):
     walks.fits(visit)
 
 
-def test_the_page_is_dark_where_the_user_wants_it_so(new_visit):
+def test_dark_mode(new_visit):
     light = new_visit(color_scheme="light").open().ready()
     dark = new_visit(color_scheme="dark").open().ready()
     for selector in ("body", ".card.answer", "#send", "#own-policy"):
@@ -89,7 +89,7 @@ def test_the_page_is_dark_where_the_user_wants_it_so(new_visit):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_ground(new_visit, scheme):
+def test_text_has_enough_contrast(new_visit, scheme):
     visit = new_visit(color_scheme=scheme).open().ready()
     visit.ask("x")
     faint = visit.page.evaluate(
@@ -119,14 +119,14 @@ def test_text_stands_out_from_its_ground(new_visit, scheme):
     assert faint == []
 
 
-def test_a_server_with_a_key_asks_for_it(new_visit, fake):
+def test_a_required_key_is_requested(new_visit, fake):
     fake.key = "secret-17"
     visit = new_visit().open()
     expect(visit.at("#key")).to_be_focused()
     expect(visit.at("#health")).to_have_text("needs an API key")
     visit.page.keyboard.type("wrong")
     visit.page.keyboard.press("Enter")
-    expect(visit.error_of("#key-field")).to_have_text("The server refused this key.")
+    expect(visit.error_of("#key-field")).to_have_text("The server rejected this key.")
     visit.at("#key").fill("kľúč")
     visit.page.keyboard.press("Enter")
     expect(visit.error_of("#key-field")).to_contain_text("ASCII")
@@ -153,7 +153,7 @@ def test_the_key_is_forgotten_with_the_tab(new_visit, fake):
     expect(second.at("#key-form")).to_be_visible()
 
 
-def test_a_key_that_the_server_takes_back_is_asked_for_again(visit, fake):
+def test_a_revoked_key_is_requested_again(visit, fake):
     fake.key = "new"
     visit.send("x")
     expect(visit.at("#key-form")).to_be_visible()

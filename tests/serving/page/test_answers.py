@@ -1,4 +1,4 @@
-"""Answers as they stream in: marked, counted, stopped, and ended by errors."""
+"""Streamed answers: sources of tokens, counts, stopping and errors."""
 
 import pytest
 from playwright.sync_api import expect
@@ -7,13 +7,13 @@ from . import walks
 from .fake_server import error
 
 
-def test_tokens_are_marked_and_counted_by_where_they_came_from(visit, fake):
+def test_tokens_are_marked_and_counted_by_source(visit, fake):
     visit.ask("def gcd")
     assert visit.tokens() == fake.pieces
     assert visit.counts() == {"draft": 6, "correction": 2, "bonus": 1, "target": 1}
 
 
-def test_on_any_server_an_answer_is_marked_counted_and_summed_up(visit):
+def test_an_answer_on_any_server(visit):
     walks.one_answer(visit, "def gcd")
 
 
@@ -49,7 +49,7 @@ def test_a_piece_without_a_source_is_shown_unmarked(visit, fake):
     assert visit.counts() == {"draft": 1, "correction": 0, "bonus": 0, "target": 0}
 
 
-def test_text_streams_in_before_the_answer_is_whole(visit, fake):
+def test_text_appears_before_the_answer_is_complete(visit, fake):
     fake.held.clear()
     visit.send("x")
     expect(visit.at(".token")).to_have_count(len(fake.pieces) - 1)
@@ -61,26 +61,26 @@ def test_text_streams_in_before_the_answer_is_whole(visit, fake):
     expect(visit.at("#transcript")).to_have_attribute("aria-busy", "false")
 
 
-def test_the_summary_says_what_the_server_said(visit):
+def test_the_summary_shows_usage_of_the_server(visit):
     visit.ask("x")
     assert visit.figure("tokens") == "10"
     assert visit.figure("accepted") == "2.50"
     assert visit.figure("rate") == "60 %"
     assert visit.figure("lossless") == "Yes"
     summary = visit.at("#summary").inner_text()
-    assert "cut at max tokens; prompt 7" in summary
+    assert "stopped at max tokens; prompt 7" in summary
     assert "6 of 10 verified" in summary
     assert "4 steps" in summary
 
 
-def test_an_answer_that_is_not_lossless_says_so(visit, fake):
+def test_an_answer_that_is_not_lossless_is_marked(visit, fake):
     fake.usage["lossless"] = False
     visit.ask("x")
     assert visit.figure("lossless") == "No"
 
 
 @pytest.mark.parametrize("by", ["button", "escape"])
-def test_stop_ends_the_answer_here_and_at_the_server(visit, fake, by):
+def test_stop_cancels_the_request(visit, fake, by):
     fake.held.clear()
     visit.send("x")
     expect(visit.at(".token")).to_have_count(len(fake.pieces) - 1)
@@ -100,7 +100,7 @@ def test_stop_ends_the_answer_here_and_at_the_server(visit, fake, by):
     assert visit.tokens() == fake.pieces
 
 
-def test_an_error_in_mid_stream_leaves_the_text_and_is_told(visit, fake):
+def test_an_error_during_the_stream_keeps_the_text_and_is_shown(visit, fake):
     fake.broken = error("target: logits are not numbers", kind="server_error")
     visit.send("x")
     expect(visit.at("[role=alert]")).to_have_text("target: logits are not numbers")
@@ -111,7 +111,7 @@ def test_an_error_in_mid_stream_leaves_the_text_and_is_told(visit, fake):
     expect(visit.at("[role=alert]")).to_be_hidden()
 
 
-def test_a_full_queue_says_when_to_come_again(visit, fake):
+def test_a_full_queue_shows_the_retry_time(visit, fake):
     fake.refusal = (429, error("The queue is full."), {"Retry-After": "3"})
     visit.send("x")
     expect(visit.at("[role=alert]")).to_have_text("The queue is full. Try again in 3 s.")
@@ -119,22 +119,22 @@ def test_a_full_queue_says_when_to_come_again(visit, fake):
     expect(visit.at(".tokens")).to_have_count(0)
 
 
-def test_a_reply_that_is_no_json_is_told_by_its_status(visit):
+def test_the_status_of_a_response_without_json_is_shown(visit):
     visit.page.route(
         "**/v1/completions", lambda route: route.fulfill(status=413, body="<h1>Too large</h1>")
     )
     visit.send("x")
-    expect(visit.at("[role=alert]")).to_contain_text("The server answered 413")
+    expect(visit.at("[role=alert]")).to_contain_text("The server responded with 413")
 
 
-def test_a_stream_that_breaks_off_is_told(visit):
+def test_an_incomplete_stream_is_shown(visit):
     piece = '{"choices": [{"text": "a", "tokens": [{"text": "a", "source": "draft"}]}]}'
     visit.page.route(
         "**/v1/completions",
         lambda route: route.fulfill(body=f"data: {piece}\n\n", content_type="text/event-stream"),
     )
     visit.send("x")
-    expect(visit.at("[role=alert]")).to_have_text("The connection ended before the answer did.")
+    expect(visit.at("[role=alert]")).to_have_text("The connection was lost during the answer.")
     assert visit.text() == "a"
 
 
@@ -153,7 +153,7 @@ def test_streams_may_have_any_line_ends_and_comments(visit):
     assert visit.tokens() == [("draft", "a\u2028"), ("draft", "b")]
 
 
-def test_a_chat_sends_what_was_said_before(visit, fake):
+def test_a_chat_sends_earlier_messages(visit, fake):
     visit.at("input[value=chat]").check(force=True)
     visit.ask("first")
     expect(visit.at("#prompt")).to_have_value("")
@@ -187,7 +187,7 @@ def test_a_chat_message_without_an_answer_can_be_sent_again(visit, fake):
     assert len(fake.bodies[-1]["messages"]) == 3
 
 
-def test_pressing_a_source_singles_its_tokens_out(visit):
+def test_pressing_a_source_highlights_its_tokens(visit):
     visit.ask("x")
     button = visit.at("#legend button[data-source=bonus]")
     button.click()
@@ -207,12 +207,12 @@ def test_an_empty_prompt_is_not_sent(visit, fake):
 
 def test_answers_can_be_compared(visit, fake):
     visit.ask("x")
-    expect(visit.at("#history")).to_be_hidden()
+    expect(visit.at("#past-answers")).to_be_hidden()
     visit.at("#own-policy").select_option("fixed")
     visit.slide("#own-gamma", 2)
     fake.usage |= {"mean_accepted_length": 1.5, "acceptance_rate": 0.25, "lossless": False}
     visit.ask("x")
-    rows = visit.at("#history tbody tr")
+    rows = visit.at("#past-answers tbody tr")
     expect(rows).to_have_count(2)
     cells = [row.locator("td").all_inner_texts() for row in rows.all()]
     speeds = [row.pop(4) for row in cells]

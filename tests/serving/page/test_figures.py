@@ -1,4 +1,4 @@
-"""The server's figures, as they are asked for and drawn."""
+"""Charts and statistics of the server."""
 
 import re
 
@@ -12,7 +12,7 @@ def chart(visit, title):
 
 
 def points(visit, title):
-    """How many samples the lines of a chart go through."""
+    """Number of samples on the lines of a chart."""
     drawn = (
         chart(visit, title)
         .locator("path.line.line-0")
@@ -22,7 +22,7 @@ def points(visit, title):
 
 
 def poll(visit, fake):
-    """Let the page's clock go on by a second, and wait until it has drawn what it asked for."""
+    """Advance the clock of the page by one poll, and wait until its result is drawn."""
     drawn = points(visit, "Step time")
     visit.page.clock.run_for(1000)
     visit.page.wait_for_function(
@@ -79,12 +79,12 @@ def test_an_idle_server_leaves_a_gap(new_visit, fake):
     expect(chart(visit, "Step time").locator("path.line")).to_have_count(1)
 
 
-def test_samples_older_than_two_minutes_are_let_go(new_visit, fake):
+def test_samples_older_than_two_minutes_are_dropped(new_visit, fake):
     visit = stopped_clock(new_visit)
     poll(visit, fake)
     poll(visit, fake)
     assert points(visit, "Goodput") == 3
-    visit.page.clock.fast_forward(200_000)  # the page asks once, and draws what it is told
+    visit.page.clock.fast_forward(200_000)  # the page asks once, and draws the response
     visit.page.wait_for_function(
         """() => document.querySelector(".chart path.line")
             .getAttribute("d").split("L").length < 3"""
@@ -92,7 +92,7 @@ def test_samples_older_than_two_minutes_are_let_go(new_visit, fake):
     assert points(visit, "Goodput") == 1
 
 
-def test_a_chart_can_be_read_at_any_time_by_keys(new_visit, fake):
+def test_values_of_a_chart_can_be_selected_by_keyboard(new_visit, fake):
     visit = stopped_clock(new_visit)
     fake.stats |= {"goodput": 456.0}
     poll(visit, fake)
@@ -106,7 +106,7 @@ def test_a_chart_can_be_read_at_any_time_by_keys(new_visit, fake):
     expect(chart(visit, "Goodput").locator(".value")).to_have_text("456")
 
 
-def test_where_the_time_of_a_step_goes(visit):
+def test_time_per_step_by_phase(visit):
     parts = visit.at(".split li").all_inner_texts()
     assert [re.sub(r"\s+", " ", each).strip() for each in parts] == [
         "draft 20 %",
@@ -119,7 +119,7 @@ def test_where_the_time_of_a_step_goes(visit):
     assert visit.at(".positions b").all_inner_texts() == ["90", "70", "50"]
 
 
-def test_a_server_that_goes_away_and_comes_back(new_visit, fake):
+def test_polling_resumes_when_the_server_is_back(new_visit, fake):
     visit = stopped_clock(new_visit)
     visit.page.route("**/v1/stats", lambda route: route.fulfill(status=418, body="{}"))
     visit.page.clock.run_for(1000)
@@ -129,7 +129,7 @@ def test_a_server_that_goes_away_and_comes_back(new_visit, fake):
     expect(visit.at("#health")).to_have_text("live")
 
 
-def test_another_operators_change_shows_but_does_not_undo_what_is_being_edited(new_visit, fake):
+def test_changes_by_others_are_shown_and_keep_own_edits(new_visit, fake):
     visit = stopped_clock(new_visit)
     visit.slide("#server-gamma", 2)
     fake.speculation |= {"num_speculative_tokens": 4, "policy": "adaptive"}

@@ -1,4 +1,4 @@
-"""The page on the server itself."""
+"""The page on the real server."""
 
 import pytest
 from playwright.sync_api import expect
@@ -10,12 +10,12 @@ PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples has he?\nA
 
 @pytest.fixture
 def base_url(server):
-    """The real server in place of the fake one."""
+    """A visit to the real server instead of the fake one."""
     return server.url
 
 
 @pytest.mark.parametrize("mode", ["text", "chat"])
-def test_an_answer_is_the_servers(visit, client, mode):
+def test_an_answer_equals_that_of_the_api(visit, client, mode):
     visit.at(f"input[name=mode][value={mode}]").check(force=True)
     visit.at("#temperature").fill("0")
     visit.at("#max-tokens").fill("40")
@@ -31,12 +31,12 @@ def test_an_answer_is_the_servers(visit, client, mode):
     assert visit.text() == expected
 
 
-def test_keys_alone_are_enough(visit):
+def test_keyboard_navigation(visit):
     walks.by_keyboard(visit, "def gcd")
 
 
-def test_the_page_tells_its_own_rules(visit, client):
-    """Nothing but the server itself may be asked for anything."""
+def test_content_security_policy(visit, client):
+    """Only the server itself may be contacted."""
     answer = client.get("/")
     assert "default-src 'self'" in answer.headers["content-security-policy"]
     walks.fits(visit)

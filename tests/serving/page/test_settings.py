@@ -1,4 +1,4 @@
-"""What is chosen for one request and what for the whole server, and what the server refuses."""
+"""Settings of one request and of the server, and rejected settings."""
 
 import re
 
@@ -10,11 +10,11 @@ from .fake_server import error
 OPERATOR = "#operator"
 
 
-def told(visit):
+def status(visit):
     return visit.at(f"{OPERATOR} [role=status]")
 
 
-def test_what_was_not_chosen_is_left_to_the_server(visit, fake):
+def test_unchanged_settings_are_not_sent(visit, fake):
     visit.ask("a & b")
     assert fake.bodies == [
         {
@@ -29,7 +29,7 @@ def test_what_was_not_chosen_is_left_to_the_server(visit, fake):
     ]
 
 
-def test_what_was_chosen_is_sent(visit, fake):
+def test_changed_settings_are_sent(visit, fake):
     visit.at("#own-policy").select_option("fixed")
     visit.slide("#own-gamma", 3)
     visit.slide("#own-lenience", 0.8)
@@ -50,7 +50,7 @@ def test_what_was_chosen_is_sent(visit, fake):
     assert (body["temperature"], body["max_tokens"], body["seed"]) == (0, 5, -17)
 
 
-def test_own_values_can_be_given_back(visit, fake):
+def test_own_values_can_be_reset(visit, fake):
     visit.slide("#own-gamma", 3)
     visit.slide("#own-lenience", 0.8)
     for button in visit.at("#composer .back").all():
@@ -61,20 +61,20 @@ def test_own_values_can_be_given_back(visit, fake):
     assert "speculation" not in fake.bodies[0]
 
 
-def test_a_request_can_do_without_speculation(visit, fake):
+def test_speculation_can_be_disabled_for_a_request(visit, fake):
     visit.slide("#own-gamma", 3)
     visit.at("#own-policy").select_option("off")
     visit.ask("x")
     assert fake.bodies[0]["speculation"] == {"enabled": False}
 
 
-def test_policies_that_cannot_be_used_are_not_offered(visit):
+def test_unusable_policies_are_hidden(visit):
     offered = visit.at("#own-policy option").evaluate_all("all => all.map(o => o.value)")
     assert offered == ["", "off", "fixed", "adaptive", "sv", "tetris_published"]
     expect(visit.at("#server-policy option[value=disco]")).to_be_disabled()
 
 
-def test_a_policy_that_is_not_lossless_says_so(visit):
+def test_a_policy_that_is_not_lossless_is_marked(visit):
     for whose in ("own", "server"):
         about = visit.at(f"#{whose}-policy-about")
         expect(about).to_have_text("also asks a companion what it thinks.")
@@ -82,7 +82,7 @@ def test_a_policy_that_is_not_lossless_says_so(visit):
         expect(about).to_contain_text("not lossless when sampling")
 
 
-def test_several_models_are_a_choice(new_visit, fake):
+def test_several_models_can_be_selected(new_visit, fake):
     fake.models = ["one", "other"]
     visit = new_visit().open().ready()
     visit.at("#model").select_option("other")
@@ -91,7 +91,7 @@ def test_several_models_are_a_choice(new_visit, fake):
 
 
 @pytest.mark.parametrize(("field", "value"), [("#seed", "1.5"), ("#seed", "x"), ("#seed", "1e30")])
-def test_what_is_no_number_is_not_sent(visit, fake, field, value):
+def test_invalid_numbers_are_not_sent(visit, fake, field, value):
     visit.at(field).fill(value)
     visit.send("x")
     expect(visit.error_of("[data-field=seed]")).to_have_text("Must be a whole number.")
@@ -108,7 +108,7 @@ def test_what_is_no_number_is_not_sent(visit, fake, field, value):
         ("speculation.num_speculative_tokens", "#own-gamma"),
     ],
 )
-def test_a_refused_field_says_so_beside_it(visit, fake, param, control):
+def test_errors_are_shown_at_their_field(visit, fake, param, control):
     fake.refusal = (400, error("must be something else", param), {})
     visit.send("x")
     field = visit.at("#composer .field").filter(has=visit.at(control))
@@ -123,12 +123,12 @@ def test_a_refused_field_says_so_beside_it(visit, fake, param, control):
     expect(visit.at(control)).not_to_have_attribute("aria-invalid", "true")
 
 
-def test_the_operator_changes_what_holds_for_all(visit, fake):
+def test_settings_of_the_server_can_be_changed(visit, fake):
     visit.at("#server-policy").select_option("fixed")
     visit.slide("#server-gamma", 2)
     visit.slide("#server-lenience", 0.9)
     visit.at(f"{OPERATOR} [type=submit]").click()
-    expect(told(visit)).to_have_text("Applied: fixed, at most 2 tokens, lenience 0.90.")
+    expect(status(visit)).to_have_text("Applied: fixed, at most 2 tokens, lenience 0.90.")
     assert [path for path, *_ in fake.asked] == ["/v1/speculation"]
     assert fake.bodies == [{"policy": "fixed", "num_speculative_tokens": 2, "lenience": 0.9}]
     expect(visit.at("#own-policy option").first).to_have_text("the server’s (fixed)")
@@ -138,10 +138,10 @@ def test_the_operator_changes_what_holds_for_all(visit, fake):
 
 def test_only_what_changed_is_applied(visit, fake):
     visit.at(f"{OPERATOR} [type=submit]").click()
-    expect(told(visit)).to_contain_text("Nothing to apply")
+    expect(status(visit)).to_contain_text("Nothing to apply")
     visit.slide("#server-gamma", 7)
     visit.at(f"{OPERATOR} [type=submit]").click()
-    expect(told(visit)).to_contain_text("at most 7 tokens")
+    expect(status(visit)).to_contain_text("at most 7 tokens")
     assert fake.bodies == [{"num_speculative_tokens": 7}]
 
 
@@ -156,7 +156,7 @@ def test_changes_can_be_discarded(visit, fake):
     assert fake.asked == []
 
 
-def test_lenience_can_follow_the_load(visit, fake):
+def test_lenience_by_load(visit, fake):
     visit.at(f"{OPERATOR} input[value=rule]").check(force=True)
     visit.at(f"{OPERATOR} [data-part=add]").click()
     start, value = visit.at(f"{OPERATOR} .rule li").last.locator("input").all()
@@ -164,11 +164,13 @@ def test_lenience_can_follow_the_load(visit, fake):
     start.fill("16")
     value.fill("0.8")
     visit.at(f"{OPERATOR} [type=submit]").click()
-    expect(told(visit)).to_have_text("Applied: sv, at most 5 tokens, lenience 1.00, 0.80 from 16.")
+    expect(status(visit)).to_have_text(
+        "Applied: sv, at most 5 tokens, lenience 1.00, 0.80 from 16."
+    )
     assert fake.bodies == [{"lenience": {"0": 1, "16": 0.8}}]
 
 
-def test_a_rule_of_the_server_is_shown_and_can_be_taken_back(new_visit, fake):
+def test_lenience_by_load_is_shown_and_can_be_replaced(new_visit, fake):
     fake.speculation["lenience"] = {"0": 1.0, "8": 0.9}
     visit = new_visit().open().ready()
     expect(visit.at("#composer [data-field=lenience] .shown")).to_have_text("1.00, 0.90 from 8")
@@ -178,7 +180,7 @@ def test_a_rule_of_the_server_is_shown_and_can_be_taken_back(new_visit, fake):
     expect(rows).to_have_count(1)
     visit.at(f"{OPERATOR} input[value=one]").check(force=True)
     visit.at(f"{OPERATOR} [type=submit]").click()
-    expect(told(visit)).to_contain_text("lenience 1.00.")
+    expect(status(visit)).to_contain_text("lenience 1.00.")
     assert fake.bodies == [{"lenience": 1}]
 
 
@@ -191,29 +193,29 @@ def test_a_rule_of_the_server_is_shown_and_can_be_taken_back(new_visit, fake):
         ("lenience.8", "#server-lenience"),
     ],
 )
-def test_a_refused_change_says_so_beside_its_field(visit, fake, param, control):
+def test_a_rejected_change_is_shown_at_its_field(visit, fake, param, control):
     fake.change_refusal = error("cannot be so", param)
     visit.slide("#server-gamma", 2)
     visit.at(f"{OPERATOR} [type=submit]").click()
     field = visit.at(f"{OPERATOR} .field").filter(has=visit.at(control))
     expect(field.locator(".error")).to_have_text("cannot be so")
     expect(visit.at(control)).to_be_focused()
-    expect(told(visit)).to_have_text("Not applied.")
+    expect(status(visit)).to_have_text("Not applied.")
     expect(visit.at("#server-gamma")).to_have_value("2")
     fake.change_refusal = None
     visit.at(f"{OPERATOR} [type=submit]").click()
-    expect(told(visit)).to_contain_text("Applied")
+    expect(status(visit)).to_contain_text("Applied")
     expect(field.locator(".error")).to_be_hidden()
 
 
-def test_a_refused_change_of_no_field_is_told_below(visit, fake):
+def test_a_rejected_change_without_a_field_is_shown_below(visit, fake):
     fake.change_refusal = error("the engine has stopped")
     visit.slide("#server-gamma", 2)
     visit.at(f"{OPERATOR} [type=submit]").click()
-    expect(told(visit)).to_have_text("Not applied: the engine has stopped")
+    expect(status(visit)).to_have_text("Not applied: the engine has stopped")
 
 
-def test_without_a_draft_the_page_speaks_of_the_target_alone(new_visit, fake):
+def test_without_a_draft_speculation_is_hidden(new_visit, fake):
     fake.speculation |= {"enabled": False, "draft": None, "companion": None, "policy": "none"}
     fake.pieces = [("target", "a"), ("target", "b"), ("target", "c"), ("target", "d")]
     visit = new_visit().open().ready()

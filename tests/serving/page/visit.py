@@ -11,7 +11,7 @@ SOURCES = ("draft", "correction", "bonus", "target")
 
 
 class Visit:
-    """One page, with all that it asked for and complained of."""
+    """One page with its requests and console messages."""
 
     def __init__(self, page, url):
         self.page, self.url = page, url
@@ -68,14 +68,14 @@ class Visit:
         return self.at(f"#summary [data-figure={key}] .value").inner_text()
 
     def slide(self, selector, value):
-        """Move a slider as a hand would, so that the page is told."""
+        """Move a slider and dispatch the events of a user."""
         self.at(selector).fill(str(value))
 
     def error_of(self, field):
         return self.at(f"{field} .error")
 
     def check(self):
-        """Nothing was asked of another host, and the browser had nothing to complain of."""
+        """Check that no other host was contacted and that the console has no messages."""
         hosts = {urlsplit(each).netloc for each in self.requested}
         assert hosts == {urlsplit(self.url).netloc}
         assert self.complaints == []

@@ -1,4 +1,4 @@
-"""What must hold of the page on any server that speaks the API, the real one included.
+"""Checks of the page that apply to the fake server and the real one.
 
 Each takes a visit to an open page. Nothing here knows what the server will answer.
 """
@@ -11,7 +11,7 @@ from .visit import SOURCES
 
 
 def one_answer(visit, prompt):
-    """An answer whose tokens are marked, counted and summed up alike."""
+    """Check that marks, counts and summary of an answer are consistent."""
     visit.ask(prompt)
     tokens = visit.tokens()
     assert "".join(text for _, text in tokens) == visit.text() != ""
@@ -25,7 +25,7 @@ def one_answer(visit, prompt):
 
 
 def by_keyboard(visit, prompt):
-    """From the top of the page to an answer and a changed setting without a pointer."""
+    """Get an answer and change a setting with the keyboard only."""
     page = visit.page
     reached = []
     page.keyboard.press("Tab")
@@ -69,13 +69,13 @@ def by_keyboard(visit, prompt):
     before = int(slider.input_value())
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
-    told = visit.at("#operator [role=status]")
-    expect(told).to_contain_text(re.compile(rf"Applied: .* at most {before - 1} token"))
+    status = visit.at("#operator [role=status]")
+    expect(status).to_contain_text(re.compile(rf"Applied: .* at most {before - 1} token"))
     expect(slider).to_be_focused()
 
 
 def fits(visit):
-    """Nothing is wider than the window."""
+    """Check that no element is wider than the window."""
     assert (
         visit.page.evaluate(
             "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -92,7 +92,7 @@ def fits(visit):
 
 
 def every_field_has_a_name(visit):
-    """Each control can be told by its accessible name."""
+    """Check that each control has an accessible name."""
     nameless = visit.page.evaluate(
         """() => [...document.querySelectorAll("input, select, textarea, button")].filter(each =>
             !(each.labels?.length || each.getAttribute("aria-label") || each.textContent.trim())

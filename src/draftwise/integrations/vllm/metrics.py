@@ -1,49 +1,50 @@
-"""What the worker counts, for Prometheus, next to vLLM's own ``vllm:*``.
+"""Prometheus metrics of the worker, in addition to vLLM's own ``vllm:*``.
 
-vLLM counts no step in which a request drafted nothing; here every step of a generating request
-counts, so that ``1 + accepted / request_steps`` is the number of tokens that a step brings.
+vLLM's metrics leave out steps in which a request has no draft. Here every step of a generating
+request counts, so that ``1 + accepted_tokens / request_steps`` is the mean number of tokens that a
+request gains per step.
 """
 
 from __future__ import annotations
 
 from prometheus_client import Counter
 
-from draftwise.integrations.vllm.steps import Settled
+from draftwise.integrations.vllm.steps import StepResult
 
-# Counted name, what it is, and where it comes from.
-_COUNTED = {
-    "request_steps": "Steps of generating requests, those without a draft included.",
+# Name and help text of each counter.
+_COUNTERS = {
+    "request_steps": "Steps of generating requests, including those without a draft.",
     "drafted_tokens": "Tokens drafted.",
     "verified_tokens": "Drafted tokens that the target verified.",
     "dropped_tokens": "Drafted tokens that were not sent to the target.",
     "accepted_tokens": "Drafted tokens that the target accepted.",
-    "steps": "Steps of the engine in which requests generate.",
-    "judged_steps": "Steps in which the companion was asked.",
-    "step_seconds": "Time of those steps.",
-    "draft_seconds": "Of that, time of the draft model.",
-    "companion_seconds": "Of that, time of the companion where it judged.",
-    "select_seconds": "Of that, time of the policy's choice.",
-    "expected_tokens": "Tokens that the policy expected its steps to bring.",
-    "gained_tokens": "Tokens that they brought.",
+    "steps": "Steps of the engine with generating requests.",
+    "judged_steps": "Steps in which the companion scored the draft.",
+    "step_seconds": "Time of these steps.",
+    "draft_seconds": "Time of the draft model in these steps.",
+    "companion_seconds": "Time of the companion in these steps.",
+    "select_seconds": "Time of the policy's selection in these steps.",
+    "expected_tokens": "Tokens that the policy expected the requests to gain.",
+    "gained_tokens": "Tokens that the requests gained.",
 }
 
 
 class Metrics:
-    """Counters of one worker; in several processes with ``PROMETHEUS_MULTIPROC_DIR``."""
+    """Counters of one worker, shared between processes by ``PROMETHEUS_MULTIPROC_DIR``."""
 
     def __init__(self) -> None:
-        """Register all of them; once per process."""
+        """Register the counters. Must be called once per process."""
         self._counters = {
-            name: Counter(f"draftwise:{name}", text) for name, text in _COUNTED.items()
+            name: Counter(f"draftwise:{name}", text) for name, text in _COUNTERS.items()
         }
         self._by_position = Counter(
             "draftwise:accepted_tokens_per_position",
-            "Drafted tokens that the target accepted, by their place in the draft.",
+            "Drafted tokens that the target accepted, by position in the draft.",
             ["position"],
         )
 
-    def observe(self, step: Settled) -> None:
-        """Count one step."""
+    def observe(self, step: StepResult) -> None:
+        """Add one step to the counters."""
         verified, accepted = sum(step.num_verified), sum(step.num_accepted)
         values = {
             "request_steps": len(step.num_verified),
@@ -52,7 +53,7 @@ class Metrics:
             "dropped_tokens": step.num_drafted - step.num_sent,
             "accepted_tokens": accepted,
             "steps": 1,
-            "judged_steps": int(step.judged),
+            "judged_steps": int(step.scored),
             "step_seconds": step.times.total,
             "draft_seconds": step.times.draft,
             "companion_seconds": step.times.companion,

@@ -1,4 +1,4 @@
-"""What ``--additional-config '{"draftwise": {…}}'`` may say."""
+"""The settings in ``--additional-config '{"draftwise": {…}}'``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ KEY = "draftwise"
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """How Draftwise steers vLLM's ``draft_model``.
+    """How Draftwise controls vLLM's ``draft_model``.
 
     Attributes:
-        policy: name of a policy; ``None`` for ``sv`` with a companion and ``adaptive`` without,
-            and for ``sv-predictable`` where drafts are sampled.
-        policy_options: of the policy.
-        companion: folder or hub id of the model that judges drafts.
+        policy: name of a policy. The default ``None`` means ``sv-predictable`` where drafts are
+            sampled, otherwise ``sv`` with a companion and ``adaptive`` without one.
+        policy_options: options of the policy.
+        companion: folder or hub id of the model that scores drafts.
         profile: file of ``draftwise profile`` for the three models.
-        latency_profile: file of ``draftwise profile-latency``; step times are followed anyway.
+        latency_profile: file of ``draftwise profile-latency``. Costs are still updated from the
+            times of steps.
 
     Raises:
-        InvalidParameterError: a key or a value that cannot be; names it.
+        InvalidParameterError: an unknown key or an invalid value.
     """
 
     policy: str | None = None
@@ -49,14 +50,16 @@ class VllmSettings:
             known = options_of(policy_class(self.policy))
             refuse_unknown_keys(f"{KEY}.policy_options", self.policy_options, known)
         elif self.policy_options:
-            raise InvalidParameterError(f"{KEY}.policy_options", "needs a policy by name")
+            raise InvalidParameterError(
+                f"{KEY}.policy_options", "can only be set together with policy"
+            )
 
     @classmethod
     def of(cls, additional_config: object) -> VllmSettings:
-        """From vLLM's ``additional_config``; without an entry of ours all is as by default.
+        """Read the settings from vLLM's ``additional_config``; defaults where there are none.
 
         Raises:
-            InvalidParameterError: a key or a value that cannot be; names it.
+            InvalidParameterError: an unknown key or an invalid value.
         """
         values = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
         if not isinstance(values, Mapping):
@@ -65,34 +68,34 @@ class VllmSettings:
         return cls(**values)
 
     def policy_for(self, samples_drafts: bool) -> type[Policy]:
-        """The policy that will steer.
+        """The policy class to use.
 
-        vLLM draws the token after the verified ones from p, or from max(p − q, 0) where one was
-        rejected, and knows nothing of filtered proposals. With drafts that are argmaxes any rule
-        keeps the target's distribution, as the token drawn says nothing that the position does not;
-        with sampled drafts only cuts do that do not look at the token they cut.
+        vLLM draws the token after the verified ones from p, or from max(p − q, 0) after a
+        rejection, with the unfiltered proposal q. With greedy drafts, any rule of selection keeps
+        the target's distribution, because the drafted token is determined by its position. With
+        sampled drafts, only rules that drop a token without looking at it do.
 
         Args:
             samples_drafts: whether drafts are sampled (``draft_sample_method`` probabilistic).
 
         Raises:
-            InvalidParameterError: there is no such policy, or it would not be lossless there.
+            InvalidParameterError: the policy does not exist, or would not be lossless in vLLM.
         """
         if self.policy is None:
             if samples_drafts:
                 return policy_class("sv-predictable")
             return policy_class("adaptive" if self.companion is None else "sv")
         policy = policy_class(self.policy)
-        why = None
-        if policy.judged_by_target:
-            why = "asks the target while it drafts, for studies"
+        reason = None
+        if policy.uses_target_oracle:
+            reason = "reads the target's probabilities while drafting and is for studies only"
         elif policy.replaces_tokens:
-            why = "puts tokens of its own in the place of drafted ones"
+            reason = "replaces drafted tokens, which vLLM does not support"
         elif samples_drafts and not (policy.lossless and not policy.filters):
-            why = (
-                "looks at the tokens it leaves out, which is lossless with greedy drafts only; "
-                'leave out "draft_sample_method" of the speculative config, or take sv-predictable'
+            reason = (
+                "looks at the tokens that it drops, which is lossless with greedy drafts only; "
+                'remove "draft_sample_method" from the speculative config, or use sv-predictable'
             )
-        if why is not None:
-            raise InvalidParameterError(f"{KEY}.policy", f"{self.policy!r} {why}")
+        if reason is not None:
+            raise InvalidParameterError(f"{KEY}.policy", f"{self.policy!r} {reason}")
         return policy

@@ -1,7 +1,7 @@
-"""A policy at work in an engine that drafts, verifies and accepts by itself.
+"""A policy in an engine that drafts, verifies and accepts by itself.
 
-The engine says what it drafted and what became of it; the policy says when to stop and how much to
-send. Nothing here knows of vLLM.
+The engine reports drafted tokens and verification results. The policy decides when drafting stops
+and how many tokens are verified. This module is independent of vLLM.
 """
 
 from __future__ import annotations
@@ -13,181 +13,184 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwise.core.drafts import empty_draft
 from draftwise.core.history import AcceptanceHistory
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.signals import entropy, token_probabilities
-from draftwise.core.types import Draft, DraftSignals, Judgement, StepTimes
-from draftwise.integrations.vllm.steps import Member, Sent, Settled, Verified
+from draftwise.core.types import CompanionScores, Draft, DraftSignals, StepTimes
+from draftwise.engine.drafting.loop import DraftProgress, answer
+from draftwise.integrations.vllm.steps import PendingStep, RequestView, StepResult, Verified
 from draftwise.policies.base import DraftPosition, Policy, RequestState
 from draftwise.policies.priced import PricedPolicy
 
 Decision = TypeVar("Decision")
-# Asks a companion about a draft: gives what it thinks, and the seconds it took.
-Ask = Callable[[Draft], tuple[Judgement, float]]
+# Has a companion score a draft. Returns the scores and the time in seconds.
+ScoreDraft = Callable[[Draft], tuple[CompanionScores, float]]
 
 
 class Agree(Protocol):
-    """Gives all processes that work together the same decision."""
+    """Makes a decision equal on all processes that run one model."""
 
     def __call__(self, decision: Decision) -> Decision:
-        """What is to be done; called by all of them alike."""
+        """The common decision. All processes call it at the same point."""
 
 
-def _as_it_is(decision: Decision) -> Decision:
+def _identity(decision: Decision) -> Decision:
     return decision
 
 
 class Steering:
     """Drives a policy through the steps of another engine.
 
-    In every step: :meth:`settle` with what became of the last one, :meth:`begin`, :meth:`drawn`
-    after each drafted token as long as it says so, and :meth:`finish`.
+    The engine calls, in every step: :meth:`end_step` with the results of the previous step,
+    :meth:`begin`, :meth:`drawn` after each drafted token until it returns false, and
+    :meth:`finish`.
 
     Attributes:
-        policy: that decides.
-        sent: the step that :meth:`settle` is to be told of; ``None`` if there is none.
+        policy: the policy.
+        pending: the step that waits for :meth:`end_step`; ``None`` if there is none.
     """
 
     def __init__(
         self,
         policy: Policy,
         latency: LatencyModel | None,
-        agree: Agree = _as_it_is,
+        agree: Agree = _identity,
     ) -> None:
         """Set up.
 
         Args:
-            policy: that decides.
-            latency: follows what passes cost; ``None`` if the policy does not ask.
-            agree: gives all processes that work together the decision of one of them, since each
-                measures times of its own.
+            policy: the policy.
+            latency: cost model of the passes, which learns from every step; ``None`` if the policy
+                needs none.
+            agree: makes decisions equal on all processes that run one model. Without it they could
+                differ, as each process measures its own times.
         """
         self.policy = policy
-        self.sent: Sent | None = None
+        self.pending: PendingStep | None = None
         self._latency = latency
         self._agree = agree
         self._histories: dict[str, AcceptanceHistory] = {}
         self._numbers: dict[str, int] = {}
         self._num_seen = 0
-        self._members: list[Member] = []
-        self._limits: list[int] = []
-        self._going: list[bool] = []
-        self._lengths: list[int] = []
+        self._views: list[RequestView] = []
+        self._progress = DraftProgress(())
         self._tokens: list[Tensor] = []
-        self._beliefs: list[Tensor] = []
+        self._draft_probs: list[Tensor] = []
         self._entropy: list[Tensor] = []
         self._token_probs: list[Tensor] = []
 
     def restart_costs(
         self, target: StageCost, draft: StageCost, companion: StageCost | None
     ) -> None:
-        """Passes were measured; before the first step."""
+        """Set the measured costs of passes before the first step."""
         if self._latency is not None:
             self._latency.restart(target, draft, companion)
 
-    def settle(
+    def end_step(
         self, verified: dict[str, Verified], seconds: float, num_prompt_tokens: int
-    ) -> Settled | None:
-        """What became of the step before.
+    ) -> StepResult | None:
+        """Report the results of the pending step to the policy.
 
         Args:
-            verified: by request; those that are missing ended, or were put aside.
-            seconds: from the beginning of its draft to that of the next one.
-            num_prompt_tokens: that the target processed beside.
+            verified: results by request. Requests that ended or were preempted are missing.
+            seconds: time from the start of the step's draft to the start of the next one's.
+            num_prompt_tokens: prompt tokens in the target's pass.
 
         Returns:
-            What the step was; ``None`` if there was none.
+            The step's result; ``None`` if no step is pending.
         """
-        sent, self.sent = self.sent, None
-        if sent is None:
+        step, self.pending = self.pending, None
+        if step is None:
             return None
-        fates = sent.became(verified)
-        for member, fate in zip(sent.members, fates, strict=True):
-            if fate is not None:
-                seen = [1.0] * fate.num_accepted + [0.0] * (fate.num_sent > fate.num_accepted)
-                self._histories[member.name].learn(seen)
-        outcome = sent.outcome(fates)
-        others = bool(outcome.failed) or len(verified) != len(sent.members)
-        times = sent.times(seconds, num_prompt_tokens, others)
+        results = step.results(verified)
+        for view, each in zip(step.views, results, strict=True):
+            if each is not None:
+                rejected = each.num_verified > each.num_accepted
+                self._histories[view.name].learn([1.0] * each.num_accepted + [0.0] * rejected)
+        outcome = step.outcome(results)
+        shared = bool(outcome.failed) or len(verified) != len(step.views)
+        times = step.times(seconds, num_prompt_tokens, shared)
         if times.is_typical and times.verify > 0:
-            self._learn_costs(sent, outcome.num_verified, times)
+            self._learn_costs(step, outcome.num_verified, times)
         self.policy.observe(outcome, times)
-        return sent.settled(outcome, times)
+        return step.result(outcome, times)
 
-    def begin(self, members: Sequence[Member]) -> int:
-        """Begin a step: how many tokens to draft at most, for anybody."""
-        self._members = list(members)
-        ended = self._histories.keys() - {member.name for member in members}
+    def begin(self, views: Sequence[RequestView]) -> int:
+        """Begin a step.
+
+        Args:
+            views: the requests of the step.
+
+        Returns:
+            Maximum number of tokens to draft for any request.
+        """
+        self._views = list(views)
+        ended = self._histories.keys() - {view.name for view in views}
         self.policy.forget([self._numbers[name] for name in ended])
         for name in ended:
             del self._histories[name], self._numbers[name]
-        states = [self._state(member) for member in members]
+        states = [self._state(view) for view in views]
         lengths = self.policy.draft_lengths(states)
-        self._limits = self._agree(
-            [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
-        )
-        self._going = [limit > 0 for limit in self._limits]
-        self._lengths = [0] * len(members)
-        self._tokens, self._beliefs, self._entropy, self._token_probs = [], [], [], []
-        return max(self._limits, default=0)
+        limits = [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
+        self._progress = DraftProgress(self._agree(limits))
+        self._tokens, self._draft_probs, self._entropy, self._token_probs = [], [], [], []
+        return self._progress.longest
 
     @property
-    def wants_beliefs(self) -> bool:
-        """Whether this step needs to know how sure the draft is."""
+    def wants_draft_probs(self) -> bool:
+        """Whether the policy uses the draft's distributions in this step."""
         return self.policy.uses_draft_signals()
 
-    def drawn(self, tokens: Tensor, beliefs: Tensor | None) -> bool:
-        """One more token was drafted for everybody; whether to go on for anybody.
+    def drawn(self, tokens: Tensor, draft_probs: Tensor | None) -> bool:
+        """Record one more drafted token of every request and ask the policy who goes on.
 
         Args:
-            tokens: ``[batch]``.
-            beliefs: ``[batch, vocab]`` float32 what the draft thinks of the position; needed if
-                :attr:`wants_beliefs`.
+            tokens: ``[batch]`` token ids.
+            draft_probs: ``[batch, vocab]`` float32 distributions of the draft that the tokens were
+                drawn from; required if :attr:`wants_draft_probs`.
+
+        Returns:
+            Whether any request goes on.
         """
         index = len(self._tokens)
         tokens = tokens.long()
         self._tokens.append(tokens)
-        if beliefs is not None:
-            self._beliefs.append(beliefs)
-            self._entropy.append(entropy(beliefs))
-            self._token_probs.append(token_probabilities(beliefs, tokens))
-        active = [at for at, goes in enumerate(self._going) if goes]
-        for at in active:
-            self._lengths[at] += 1
-        going = [True] * len(active)
+        if draft_probs is not None:
+            self._draft_probs.append(draft_probs)
+            self._entropy.append(entropy(draft_probs))
+            self._token_probs.append(token_probabilities(draft_probs, tokens))
+        active, wanted = self._progress.active, None
         if active and self.policy.asks_while_drafting():
-            wanted = self.policy.keep_drafting(self._position(index, active))
-            if wanted is not None:
-                going = wanted.tolist()
-        for at, goes in zip(active, self._agree(going), strict=True):
-            self._going[at] = goes and self._limits[at] > index + 1
-        return any(self._going)
+            wanted = answer(self.policy, self._position(index, active))
+        self._progress.advance(self._agree(wanted))
+        return bool(self._progress.active)
 
     def finish(
-        self, ask: Ask | None, clock: Callable[[], float], draft_seconds: float
+        self, score: ScoreDraft | None, clock: Callable[[], float], draft_seconds: float
     ) -> list[int]:
-        """How many leading tokens of each request to send.
+        """Select how many leading drafted tokens of each request to verify.
 
         Args:
-            ask: the companion; ``None`` if there is none.
-            clock: seconds.
-            draft_seconds: that drafting took.
+            score: has the companion score the draft; ``None`` without a companion.
+            clock: the time in seconds.
+            draft_seconds: time that drafting took.
         """
         draft = self._draft()
-        wants = any(draft.lengths) and self._agree(self.policy.wants_judgement())
-        judgement, companion_seconds = None, 0.0
-        if wants and ask is not None:
-            judgement, companion_seconds = ask(draft)
-        began = clock()
-        plan = self.policy.select(draft, judgement)
-        select_seconds = clock() - began
+        wants = any(draft.lengths) and self._agree(self.policy.wants_companion())
+        companion_scores, companion_seconds = None, 0.0
+        if wants and score is not None:
+            companion_scores, companion_seconds = score(draft)
+        start = clock()
+        plan = self.policy.select(draft, companion_scores)
+        select_seconds = clock() - start
         lengths = self._agree(plan.lengths)
-        self.sent = Sent(
-            self._members,
+        self.pending = PendingStep(
+            self._views,
             draft.lengths,
             lengths,
             draft.signals is not None,
-            judgement is not None,
+            companion_scores is not None,
             draft_seconds,
             companion_seconds,
             select_seconds,
@@ -196,31 +199,33 @@ class Steering:
         return list(lengths)
 
     def _expected(self, lengths: Sequence[int]) -> list[float] | None:
-        """Tokens of each request that the policy expects to be accepted, if it expects anything."""
-        if not isinstance(self.policy, PricedPolicy) or not self._beliefs:
+        """Accepted tokens that the policy expects of each request; ``None`` without an estimate."""
+        if not isinstance(self.policy, PricedPolicy) or not self._draft_probs:
             return None
-        reach = np.cumprod(self.policy.believed, axis=1)
-        return [float(reach[row, :length].sum()) for row, length in enumerate(lengths)]
+        prefix_acceptance_prob = np.cumprod(self.policy.believed, axis=1)
+        return [
+            float(prefix_acceptance_prob[row, :length].sum()) for row, length in enumerate(lengths)
+        ]
 
-    def _state(self, member: Member) -> RequestState:
-        if member.name not in self._histories:
-            self._histories[member.name] = AcceptanceHistory()
-            self._numbers[member.name] = self._num_seen
+    def _state(self, view: RequestView) -> RequestState:
+        if view.name not in self._histories:
+            self._histories[view.name] = AcceptanceHistory()
+            self._numbers[view.name] = self._num_seen
             self._num_seen += 1
         return RequestState(
-            member.num_tokens,
-            member.num_output_tokens,
-            member.room,
-            self._numbers[member.name],
-            member.greedy,
-            self._histories[member.name].mean,
+            view.num_tokens,
+            view.num_output_tokens,
+            view.room,
+            self._numbers[view.name],
+            view.greedy,
+            self._histories[view.name].mean,
         )
 
     def _position(self, index: int, active: list[int]) -> DraftPosition:
         def rows(values: list[Tensor]) -> Tensor | None:
             if not values:
                 return None
-            return values[-1] if len(active) == len(self._members) else values[-1][active]
+            return values[-1] if len(active) == len(self._views) else values[-1][active]
 
         tokens = rows(self._tokens)
         assert tokens is not None
@@ -228,42 +233,43 @@ class Steering:
             index,
             active,
             tokens,
-            rows(self._beliefs),
+            rows(self._draft_probs),
             rows(self._entropy),
             rows(self._token_probs),
         )
 
     def _draft(self) -> Draft:
-        """All that was drafted, without what was drawn for those that had ended.
+        """The draft, without tokens that were drawn for requests whose draft had ended.
 
-        Without proposals: who accepts here keeps them itself, and knows of none that are filtered.
+        It has no proposal distributions. The other engine keeps its own for its rejection sampler.
         """
-        width, count = len(self._tokens), len(self._members)
-        lengths = tuple(self._lengths)
+        width, count = len(self._tokens), len(self._views)
+        lengths = tuple(self._progress.lengths)
         if not width:
-            return Draft(torch.zeros(count, 0, dtype=torch.long), lengths, None, ())
+            return empty_draft(count, torch.device("cpu"))
         tokens = torch.stack(self._tokens, dim=1)
         drafted = torch.from_numpy(np.arange(width) < np.array(lengths)[:, None]).to(tokens.device)
         signals = None
-        if self._beliefs:
-            beliefs = torch.stack(self._beliefs, dim=1) * drafted.unsqueeze(2)
+        if self._draft_probs:
+            draft_probs = torch.stack(self._draft_probs, dim=1) * drafted.unsqueeze(2)
             signals = DraftSignals(
-                beliefs,
+                draft_probs,
                 torch.stack(self._entropy, dim=1) * drafted,
                 torch.stack(self._token_probs, dim=1) * drafted,
             )
-        return Draft(tokens * drafted, lengths, None, tuple(range(-1, width - 1)), signals)
+        return Draft(tokens * drafted, lengths, None, signals)
 
-    def _learn_costs(self, sent: Sent, lengths: Sequence[int], times: StepTimes) -> None:
+    def _learn_costs(self, step: PendingStep, lengths: Sequence[int], times: StepTimes) -> None:
         if self._latency is None:
             return
-        # What looking at a draft takes, and irregular rows, are no reason to think that all passes
-        # became slower.
-        if not sent.watched:
-            context = sum(member.num_tokens for member in sent.members)
-            self._latency.observe_target(len(lengths) + sum(lengths), context, times.verify)
-            # A pass of the draft is for everybody, however few still draft.
-            counts = [len(sent.members)] * max(sent.num_drafted, default=0)
-            self._latency.observe_draft(counts, times.draft)
-        if sent.judged:
-            self._latency.observe_companion(sum(sent.num_drafted), times.companion)
+        self._latency.observe_step(
+            num_target_tokens=len(lengths) + sum(lengths),
+            context=sum(view.num_tokens for view in step.views),
+            # vLLM runs the draft for the whole batch, even where few requests still draft.
+            drafting=[len(step.views)] * max(step.num_drafted, default=0),
+            num_scored=sum(step.num_drafted) if step.scored else 0,
+            has_signals=step.has_signals,
+            target_seconds=times.verify,
+            draft_seconds=times.draft,
+            companion_seconds=times.companion,
+        )

@@ -1,4 +1,4 @@
-"""A step of another engine: who is in it, what is sent to the target, and what became of that."""
+"""The data of one step of another engine: its requests, the drafts sent, and the results."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from draftwise.core.types import Outcome, StepTimes
 
 
 @dataclass(frozen=True)
-class Member:
+class RequestView:
     """A request of a step.
 
     Attributes:
-        name: by which the engine knows it.
+        name: the engine's id of the request.
         num_tokens: tokens so far, prompt and output.
         num_output_tokens: tokens generated so far.
-        room: most tokens that may be drafted; 0 while its prompt is being processed.
+        room: maximum number of tokens to draft; 0 while the prompt is being processed.
         greedy: whether it is decoded at temperature 0.
     """
 
@@ -31,147 +31,153 @@ class Member:
 
 @dataclass(frozen=True)
 class Verified:
-    """What became of what was sent of a request.
+    """The verification result of one request's draft.
 
     Attributes:
-        num_sent: drafted tokens that the target verified: of those sent the engine may have left
-            some out.
-        num_accepted: of these.
+        num_verified: drafted tokens that the target verified. The engine may have dropped some of
+            those that were sent.
+        num_accepted: accepted tokens among them.
     """
 
-    num_sent: int
+    num_verified: int
     num_accepted: int
 
 
-def verified_of(
-    names: Sequence[str], sent: Sequence[int], gained: Sequence[int]
+def verified_by_request(
+    names: Sequence[str], num_verified: Sequence[int], num_gained: Sequence[int]
 ) -> dict[str, Verified]:
-    """What became of what was sent, by request; of those that gained nothing nothing is known.
+    """The verification results of the requests that gained tokens.
 
     Args:
-        names: of the requests.
-        sent: drafted tokens of each that the target verified.
-        gained: tokens of each, the one after the accepted ones included.
+        names: ids of the requests.
+        num_verified: drafted tokens of each request that the target verified.
+        num_gained: tokens that each request gained, including the one after the accepted ones.
     """
     return {
         name: Verified(length, min(length, count - 1))
-        for name, length, count in zip(names, sent, gained, strict=True)
+        for name, length, count in zip(names, num_verified, num_gained, strict=True)
         if count
     }
 
 
 @dataclass(frozen=True)
-class Settled:
-    """What became of a step, of the requests that are still there.
+class StepResult:
+    """The outcome of a step. Lists contain the requests that are still running.
 
     Attributes:
-        num_drafted: tokens, of all requests that the step had.
-        num_sent: of these to the target.
-        num_verified: drafted tokens that the target verified, of each request.
-        num_accepted: of these, of each request.
-        judged: whether a companion was asked.
-        expected_tokens: that the policy expected the requests to gain; as many as they gained where
-            it expects nothing.
-        times: where its time went.
+        num_drafted: drafted tokens of all requests of the step.
+        num_sent: drafted tokens sent to the target.
+        num_verified: drafted tokens of each request that the target verified.
+        num_accepted: accepted tokens of each request.
+        scored: whether a companion scored the draft.
+        expected_tokens: number of tokens that the policy expected the requests to gain. It is the
+            actual number where the policy has no estimate.
+        times: times of the step's parts.
     """
 
     num_drafted: int
     num_sent: int
     num_verified: tuple[int, ...]
     num_accepted: tuple[int, ...]
-    judged: bool
+    scored: bool
     expected_tokens: float
     times: StepTimes
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A step whose outcome is not known yet.
+class PendingStep:
+    """A step whose drafts were sent to the target and whose outcome is not known yet.
 
     Attributes:
-        members: its requests.
-        num_drafted: tokens, of each.
-        lengths: how many of these were sent to the target.
-        watched: whether signals of the draft were computed.
-        judged: whether a companion was asked.
-        draft_seconds, companion_seconds, select_seconds: where its time went.
-        expected: accepted tokens that the policy expects of each; ``None`` if it expects nothing.
+        views: the requests of the step.
+        num_drafted: drafted tokens of each request.
+        lengths: drafted tokens of each request that were sent to the target.
+        has_signals: whether signals of the draft were computed.
+        scored: whether a companion scored the draft.
+        draft_seconds, companion_seconds, select_seconds: times of the step's parts.
+        expected: number of accepted tokens that the policy expects of each request; ``None`` where
+            it has no estimate.
     """
 
-    members: list[Member]
+    views: list[RequestView]
     num_drafted: tuple[int, ...]
     lengths: tuple[int, ...]
-    watched: bool
-    judged: bool
+    has_signals: bool
+    scored: bool
     draft_seconds: float
     companion_seconds: float
     select_seconds: float
     expected: list[float] | None
 
-    def became(self, verified: Mapping[str, Verified]) -> list[Verified | None]:
-        """What became of each request.
+    def results(self, verified: Mapping[str, Verified]) -> list[Verified | None]:
+        """The verification result of each request.
 
         Args:
-            verified: by request; those that are missing ended, or were put aside.
+            verified: results by request. Requests that ended or were preempted are missing.
 
         Returns:
-            ``None`` for who is missing, or was given other tokens than were sent.
+            ``None`` for requests that are missing or had other tokens verified than were sent.
         """
-        found = [verified.get(member.name) for member in self.members]
+        found = [verified.get(view.name) for view in self.views]
         return [
-            None if fate is None or fate.num_sent > length else fate
-            for fate, length in zip(found, self.lengths, strict=True)
+            None if each is None or each.num_verified > length else each
+            for each, length in zip(found, self.lengths, strict=True)
         ]
 
-    def outcome(self, fates: Sequence[Verified | None]) -> Outcome:
-        """What a policy is told, of fates as :meth:`became` gives them."""
-        lengths = tuple(0 if fate is None else fate.num_sent for fate in fates)
-        accepted = tuple(0 if fate is None else fate.num_accepted for fate in fates)
-        # All that is seen is whether a token was accepted, and of the first that was not that.
-        place = torch.arange(max(self.num_drafted, default=0))
-        acceptance = (place < torch.tensor(accepted).unsqueeze(1)).float()
+    def outcome(self, results: Sequence[Verified | None]) -> Outcome:
+        """The outcome that the policy observes.
+
+        Args:
+            results: the return value of :meth:`results`.
+        """
+        lengths = tuple(0 if each is None else each.num_verified for each in results)
+        accepted = tuple(0 if each is None else each.num_accepted for each in results)
+        # The engine reports which tokens were accepted, not their acceptance probabilities. So
+        # acceptance is known up to and including the first rejected token, as 1 or 0.
+        position = torch.arange(max(self.num_drafted, default=0))
+        acceptance = (position < torch.tensor(accepted).unsqueeze(1)).float()
         return Outcome(
             self.num_drafted,
             lengths,
             accepted,
-            (0,) * len(fates),
+            (0,) * len(results),
             acceptance,
-            frozenset(index for index, fate in enumerate(fates) if fate is None),
+            frozenset(index for index, each in enumerate(results) if each is None),
             acceptance.cumprod(dim=1),
             tuple(min(n, m + 1) for n, m in zip(lengths, accepted, strict=True)),
         )
 
     def times(self, seconds: float, num_prompt_tokens: int, shared: bool) -> StepTimes:
-        """Where the time of the step went.
+        """The times of the step's parts.
 
         Args:
-            seconds: from the beginning of its draft to that of the next one.
-            num_prompt_tokens: that the target processed beside.
-            shared: whether the target's pass had tokens of others, or lacked some of these.
+            seconds: time from the start of this step's draft to the start of the next one's.
+            num_prompt_tokens: prompt tokens in the target's pass.
+            shared: whether the target's pass had tokens of other requests, or lacked some of these.
         """
-        told = self.draft_seconds + self.companion_seconds + self.select_seconds
+        measured = self.draft_seconds + self.companion_seconds + self.select_seconds
         return StepTimes(
             draft=self.draft_seconds,
             companion=self.companion_seconds,
             select=self.select_seconds,
-            verify=max(seconds - told, 0.0),
+            verify=max(seconds - measured, 0.0),
             accept=0.0,
             rest=0.0,
             num_prompt_tokens=num_prompt_tokens,
             shared=shared,
         )
 
-    def settled(self, outcome: Outcome, times: StepTimes) -> Settled:
-        """What became of the step as a whole."""
-        known = [row for row in range(len(self.members)) if row not in outcome.failed]
+    def result(self, outcome: Outcome, times: StepTimes) -> StepResult:
+        """The result of the step as a whole."""
+        known = [row for row in range(len(self.views)) if row not in outcome.failed]
         gained = sum(outcome.num_accepted) + len(known)
         expected = self.expected
-        return Settled(
+        return StepResult(
             sum(self.num_drafted),
             sum(self.lengths),
             tuple(outcome.num_verified[row] for row in known),
             tuple(outcome.num_accepted[row] for row in known),
-            self.judged,
+            self.scored,
             gained if expected is None else sum(1 + expected[row] for row in known),
             times,
         )

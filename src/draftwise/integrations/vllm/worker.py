@@ -1,4 +1,4 @@
-"""Worker classes for ``--worker-cls``: vLLM's, with a drafter of ours."""
+"""The class for ``--worker-cls``: vLLM's worker with Draftwise's drafter."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.integrations.vllm.compatibility import check_version, vllm_version
-from draftwise.integrations.vllm.drafting import of_first_rank
-from draftwise.integrations.vllm.passes import measure_costs
+from draftwise.integrations.vllm.hooks import of_first_rank
+from draftwise.integrations.vllm.pass_costs import measure_costs
 from draftwise.integrations.vllm.settings import VllmSettings
 from draftwise.integrations.vllm.steering import Steering
 from draftwise.models.fingerprint import checkpoint_fingerprint
@@ -22,22 +22,22 @@ from draftwise.profiling.latency_profile import LatencyProfile
 
 check_version(vllm_version())
 
-# Until passes were measured: shares of a pass over one token that each token more costs, and what
-# passes of the small models cost of the target's.
+# Costs that are assumed until passes are measured: the time of a target pass over one token, the
+# increase per further token and the time of a pass of the small models, both relative to it.
 _GUESSED_SECONDS, _GUESSED_PER_TOKEN = 0.02, 0.02
 _GUESSED_DRAFT = 0.1
 _MOST_TOKENS = 4096
 
 
 def steered_drafter(runner: Any, device: torch.device) -> Any:
-    """What takes the place of vLLM's proposer (V1 model runner) or speculator (V2).
+    """The replacement of vLLM's proposer (V1 model runner) or speculator (V2).
 
     Args:
-        runner: the model runner; its models are not loaded yet.
-        device: of the worker.
+        runner: the model runner, before its models are loaded.
+        device: the worker's device.
 
     Raises:
-        DraftwiseError: what is asked for cannot be had; names the setting.
+        DraftwiseError: a setting is invalid or not supported.
     """
     config: VllmConfig = runner.vllm_config
     settings = VllmSettings.of(config.additional_config)
@@ -73,7 +73,10 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
 
 
 def _classes(config: VllmConfig) -> tuple[type[Any], type[Any]]:
-    """Drafter and companion; not every machine can load the modules of either model runner."""
+    """The classes of the drafter and the companion.
+
+    Imported here, as not every machine can import the modules of both model runners.
+    """
     if config.use_v2_model_runner:
         from draftwise.integrations.vllm.v2.companion import CompanionModel
         from draftwise.integrations.vllm.v2.speculator import SteeredSpeculator
@@ -85,14 +88,14 @@ def _classes(config: VllmConfig) -> tuple[type[Any], type[Any]]:
 
 
 def check_config(config: VllmConfig) -> None:
-    """Refuse what vLLM can do and a steered draft model cannot.
+    """Refuse settings of vLLM that Draftwise does not support.
 
     Raises:
-        InvalidParameterError: names the setting.
+        InvalidParameterError: a setting is not supported.
     """
     speculative = config.speculative_config
     if speculative is None:
-        raise InvalidParameterError("speculative_config", "missing: name a draft model")
+        raise InvalidParameterError("speculative_config", "is missing; set a draft model")
     if speculative.method != "draft_model":
         raise InvalidParameterError("speculative_config.method", "must be draft_model")
     if config.scheduler_config.async_scheduling:
@@ -102,7 +105,7 @@ def check_config(config: VllmConfig) -> None:
     if config.parallel_config.data_parallel_size > 1:
         raise InvalidParameterError(
             "data_parallel_size",
-            "ranks that share experts must draft alike; run one server per replica",
+            "ranks that share experts must have equal draft lengths; run one server per replica",
         )
     if speculative.use_heterogeneous_vocab or speculative.use_local_argmax_reduction:
         raise InvalidParameterError(
@@ -112,12 +115,12 @@ def check_config(config: VllmConfig) -> None:
     if speculative.enable_adaptive_verification:
         raise InvalidParameterError(
             "speculative_config.enable_adaptive_verification",
-            "is vLLM's own choice of what to verify; Draftwise makes that choice",
+            "is vLLM's own selection of what to verify, which Draftwise replaces; turn it off",
         )
 
 
 def _latency(settings: VllmSettings) -> LatencyModel:
-    """What passes cost: as measured, or a guess until they are (see :meth:`_Steered.measure`)."""
+    """Costs of passes from a profile, or assumed ones until :meth:`_SteeredWorker.measure`."""
     if settings.latency_profile is not None:
         return LatencyProfile.load(settings.latency_profile).latency_model()
     most = _GUESSED_SECONDS * (1 + _GUESSED_PER_TOKEN * _MOST_TOKENS)
@@ -126,38 +129,41 @@ def _latency(settings: VllmSettings) -> LatencyModel:
     return LatencyModel(target, small, small)
 
 
-class _Steered:
-    """Puts our drafter in the place of vLLM's, as soon as there is one, and measures passes."""
+class _SteeredWorker:
+    """Worker mixin that replaces vLLM's drafter once it exists, and measures passes."""
 
     def init_device(self) -> None:
-        """As vLLM does, then exchange what drafts."""
+        """See vLLM; then replace the drafter."""
         super().init_device()  # type: ignore[misc]
         runner = self.model_runner  # type: ignore[attr-defined]
         config: VllmConfig = runner.vllm_config
         check_config(config)
-        # Only the last stage of a pipeline drafts.
-        place = "speculator" if config.use_v2_model_runner else "drafter"
+        # Only the last stage of a pipeline has a drafter.
+        attribute = "speculator" if config.use_v2_model_runner else "drafter"
         self.drafter: Any = None
-        if getattr(runner, place, None) is not None:
+        if getattr(runner, attribute, None) is not None:
             self.drafter = steered_drafter(runner, runner.device)
-            self.drafter.take_place()
+            self.drafter.install()
 
     def compile_or_warm_up_model(self) -> Any:
-        """As vLLM does; then measure what passes cost, if nobody said it."""
+        """See vLLM; then measure the costs of passes, unless a profile has them."""
         result = super().compile_or_warm_up_model()  # type: ignore[misc]
         self.measure()
         return result
 
     def measure(self) -> None:
-        """Tell the policy what passes cost; on all processes alike: they wait for each other."""
+        """Measure the costs of passes for the policy.
+
+        All processes must call it, as their passes wait for each other.
+        """
         runner = self.model_runner  # type: ignore[attr-defined]
         config = runner.vllm_config
-        says = VllmSettings.of(config.additional_config).latency_profile is not None
-        # Of a pipeline the stages would have to be timed together.
-        if says or config.parallel_config.pipeline_parallel_size > 1:
+        has_profile = VllmSettings.of(config.additional_config).latency_profile is not None
+        # The stages of a pipeline would have to be timed together.
+        if has_profile or config.parallel_config.pipeline_parallel_size > 1:
             return
         costs = measure_costs(runner, self.drafter, self.drafter.companion is not None)
-        self.drafter.drafting.steering.restart_costs(*costs)
+        self.drafter.hooks.steering.restart_costs(*costs)
 
 
 if current_platform.is_cpu():
@@ -166,5 +172,5 @@ else:
     from vllm.v1.worker.gpu_worker import Worker as _Worker
 
 
-class DraftwiseWorker(_Steered, _Worker):  # type: ignore[misc]
-    """For ``--worker-cls draftwise.integrations.vllm.worker.DraftwiseWorker``."""
+class DraftwiseWorker(_SteeredWorker, _Worker):  # type: ignore[misc]
+    """vLLM's worker for this platform, with Draftwise's drafter."""

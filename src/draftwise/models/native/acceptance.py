@@ -11,22 +11,12 @@ from draftwise.core.rejection import Accepted
 from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Plan
 from draftwise.models.native.library import NativeLibrary
-from draftwise.models.native.sampling import MIN_SHARED_NUMBERS, Sampling, order_memory
-
-
-class _AcceptanceCall(ctypes.Structure):
-    """``AcceptanceCall`` of ``acceptance.h``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "first_rows", "lengths", "tokens")),
-        *((name, ctypes.c_void_p) for name in ("proposals", "accept_uniforms", "final_uniforms")),
-        *((name, ctypes.c_void_p) for name in ("lenience", "p", "order", "num_accepted")),
-        *((name, ctypes.c_void_p) for name in ("next_tokens", "acceptance", "reach", "broken")),
-        *((name, ctypes.c_void_p) for name in ("least", "most")),
-        ("sampling", Sampling),
-        *((name, ctypes.c_int64) for name in ("num_requests", "vocab", "width", "token_stride")),
-        *((name, ctypes.c_int64) for name in ("proposal_stride", "uniforms_width", "by_block")),
-    )
+from draftwise.models.native.sampling import (
+    MIN_SHARED_NUMBERS,
+    order_memory,
+    sampling_parameters,
+)
+from draftwise.models.native.structures import AcceptanceCall
 
 
 def accept(
@@ -47,7 +37,7 @@ def accept(
         logits: ``[rows, vocab]`` float32, bias and penalties applied; one row per verified position
             and one after the last, request after request.
         controls: one entry per request.
-        plan: what is verified; without proposals if nothing is.
+        plan: what is verified.
         lengths: ``[batch]`` int64, its lengths.
         accept_uniforms: ``[batch, >= width]`` float32.
         final_uniforms: ``[batch]`` float64.
@@ -72,13 +62,13 @@ def accept(
     if plan.between is not None and proposals is not None:
         between = [bound.contiguous() for bound in plan.between]
     p = torch.empty_like(logits)
-    broken = torch.empty(len(logits), dtype=torch.bool)
+    is_nan = torch.empty(len(logits), dtype=torch.bool)
     num_accepted = torch.empty(batch, dtype=torch.long)
     next_tokens = torch.empty(batch, dtype=torch.long)
-    acceptance, reach = torch.zeros(batch, width), torch.zeros(batch, width)
+    acceptance, prefix_acceptance_prob = torch.zeros(batch, width), torch.zeros(batch, width)
     threads = library.threads(None if p.numel() >= MIN_SHARED_NUMBERS else 1)
     order = order_memory(controls, threads.count, vocab)
-    call = _AcceptanceCall(
+    call = AcceptanceCall(
         logits.data_ptr(),
         first_rows.data_ptr(),
         lengths.data_ptr(),
@@ -92,11 +82,11 @@ def accept(
         num_accepted.data_ptr(),
         next_tokens.data_ptr(),
         acceptance.data_ptr(),
-        reach.data_ptr(),
-        broken.data_ptr(),
+        prefix_acceptance_prob.data_ptr(),
+        is_nan.data_ptr(),
         None if between is None else between[0].data_ptr(),
         None if between is None else between[1].data_ptr(),
-        Sampling.of(controls),
+        sampling_parameters(controls),
         batch,
         vocab,
         width,
@@ -106,4 +96,4 @@ def accept(
         by_block,
     )
     library.accept(ctypes.byref(call), ctypes.byref(threads))
-    return broken, Accepted(num_accepted, next_tokens, acceptance, reach)
+    return is_nan, Accepted(num_accepted, next_tokens, acceptance, prefix_acceptance_prob)

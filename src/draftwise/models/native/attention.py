@@ -12,27 +12,13 @@ from torch import Tensor
 
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.library import NativeLibrary, native_library
+from draftwise.models.native.structures import AttentionCall
 
 _DTYPES = (torch.bfloat16, torch.float32)
 # Below so many products of a query and a key, waking the threads costs more than they save.
 _MIN_SHARED_WORK = 2048
 # So many and threads that take tasks one by one end at about the same time.
 _MIN_TASKS_PER_THREAD = 8
-
-
-class _Call(ctypes.Structure):
-    """``AttentionCall`` of ``attention.h``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("queries", "new_keys", "new_values")),
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "out", "scratch")),
-        ("segments", ctypes.c_void_p),
-        *((f"{name}_strides", ctypes.c_int64 * 2) for name in ("query", "key", "value")),
-        *((name, ctypes.c_int64) for name in ("num_segments", "capacity", "heads", "kv_heads")),
-        *((name, ctypes.c_int64) for name in ("key_size", "value_size", "heads_per_task")),
-        *((name, ctypes.c_int64) for name in ("scratch_size", "is_bfloat16")),
-        ("scale", ctypes.c_double),
-    )
 
 
 class NativeAttention:
@@ -46,7 +32,9 @@ class NativeAttention:
         The longest come first: threads that take them one by one then end at about the same time.
         """
         for row, start, count, _ in segments:
-            if not (0 <= row < cache.num_rows and 0 <= start < start + count <= cache.capacity):
+            if not (
+                0 <= row < cache.num_cache_slots and 0 <= start < start + count <= cache.capacity
+            ):
                 raise ValueError(f"tokens {start} to {start + count} of row {row} have no place")
         segments = sorted(segments, key=lambda s: (s[1] + s[2]) * s[2], reverse=True)
         self._library = library
@@ -74,7 +62,7 @@ class NativeAttention:
         Returns:
             ``[tokens, heads, value_size]``, contiguous, filled in for the tokens of the segments.
         """
-        keys, values = self._cache.read(layer, 0, self._cache.num_rows, self._cache.capacity)
+        keys, values = self._cache.read(layer, 0, self._cache.num_cache_slots, self._cache.capacity)
         _, kv_heads, capacity, key_size = keys.shape
         heads, value_size = q.shape[1], values.shape[3]
         fits = (
@@ -98,7 +86,7 @@ class NativeAttention:
         )
         if self._scratch.numel() < size * num_threads:
             self._scratch = torch.empty(size * num_threads)
-        call = _Call(
+        call = AttentionCall(
             q.data_ptr(),
             k.data_ptr() if writes else None,
             v.data_ptr() if writes else None,

@@ -26,53 +26,17 @@ from draftwise.models.native.narrow import (
     quantized_weight,
 )
 from draftwise.models.native.panels import interleaved, panels
+from draftwise.models.native.structures import (
+    DecoderCache,
+    DecoderCall,
+    DecoderLayer,
+    DecoderModel,
+)
 from draftwise.models.quantization import (
     QuantizedMatrix,
     forget_quantized,
     quantized_matrix,
 )
-
-
-class _Layer(ctypes.Structure):
-    """``DecoderLayer`` of ``decoder.h``."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_void_p)
-        for name in ("attention_norm", "mlp_norm", "qkv", "out", "gate_up", "down", "qkv_bias")
-    )
-
-
-class _Model(ctypes.Structure):
-    """``DecoderModel`` of ``decoder.h``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "layers")),
-        *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "heads", "kv_heads")),
-        *((name, ctypes.c_int64) for name in ("head_size", "intermediate", "vocab")),
-        *((name, ctypes.c_int64) for name in ("is_bfloat16", "bits")),
-        *((name, ctypes.c_double) for name in ("epsilon", "scale")),
-    )
-
-
-class _Cache(ctypes.Structure):
-    """``DecoderCache`` of ``decoder.h``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "cosines", "sines")),
-        ("capacity", ctypes.c_int64),
-    )
-
-
-class DecoderCall(ctypes.Structure):
-    """``DecoderCall`` of ``decoder.h``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("model", "cache", "threads", "ids", "segments")),
-        *((name, ctypes.c_void_p) for name in ("logit_tokens", "logits", "memory")),
-        *((name, ctypes.c_int64) for name in ("num_tokens", "num_segments", "num_logits")),
-        ("largest_segment", ctypes.c_int64),
-    )
-    kept: object
 
 
 class NativeDecoder:
@@ -102,7 +66,7 @@ class NativeDecoder:
         self.dtype = decoder.embed_tokens.weight.dtype
         self.num_embeddings = decoder.embed_tokens.num_embeddings
         self.vocab_size: int = causal.lm_head.out_features
-        layers = (_Layer * len(decoder.layers))()
+        layers = (DecoderLayer * len(decoder.layers))()
         for to, layer in zip(layers, decoder.layers, strict=True):
             self._take_layer(to, layer)
         attention = decoder.layers[0].self_attn
@@ -110,7 +74,7 @@ class NativeDecoder:
         head = self._keep_matrix(causal.lm_head)
         _give_up(causal.lm_head)
         self._layers = layers
-        self._model = _Model(
+        self._model = DecoderModel(
             embedding,
             self._keep(decoder.norm.weight.detach().float()),
             head,
@@ -128,7 +92,7 @@ class NativeDecoder:
             attention.scaling,
         )
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
-        self._caches: WeakKeyDictionary[KVCache, tuple[_Cache, Any]] = WeakKeyDictionary()
+        self._caches: WeakKeyDictionary[KVCache, tuple[DecoderCache, Any]] = WeakKeyDictionary()
         self._memory = np.zeros(0, dtype=np.uint8)
         self._sizes: dict[tuple[int, int, int], int] = {}
 
@@ -160,7 +124,7 @@ class NativeDecoder:
         )
         return self._keep(in_large_pages(quantized_weight(whole, library)))
 
-    def _take_layer(self, to: _Layer, layer: Any) -> None:
+    def _take_layer(self, to: DecoderLayer, layer: Any) -> None:
         attention, mlp, library = layer.self_attn, layer.mlp, self._library
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         to.attention_norm = self._keep(layer.input_layernorm.weight.detach().float())
@@ -253,16 +217,16 @@ class NativeDecoder:
         call.kept = threads, self._memory
         return call
 
-    def _plan(self, cache: KVCache) -> _Cache:
+    def _plan(self, cache: KVCache) -> DecoderCache:
         found = self._caches.get(cache)
         if found is None:
-            pairs = [cache.slots(index) for index in range(self._model.num_layers)]
+            pairs = [cache.token_slots(index) for index in range(self._model.num_layers)]
             pointers = tuple(
                 (ctypes.c_void_p * len(pairs))(*(pair[side].data_ptr() for pair in pairs))
                 for side in (0, 1)
             )
             cosines, sines = self._angles(cache.capacity)
-            plan = _Cache(
+            plan = DecoderCache(
                 ctypes.addressof(pointers[0]),
                 ctypes.addressof(pointers[1]),
                 cosines.data_ptr(),
@@ -311,7 +275,7 @@ def located(
     ends = start + count
     if (
         row.min() < 0
-        or row.max() >= cache.num_rows
+        or row.max() >= cache.num_cache_slots
         or start.min() < 0
         or count.min() < 1
         or ends.max() > cache.capacity

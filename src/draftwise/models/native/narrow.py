@@ -12,16 +12,11 @@ from torch import Tensor
 
 from draftwise.models.native.library import NativeLibrary
 from draftwise.models.native.panels import in_pairs
+from draftwise.models.native.structures import NARROW_HEADER
 from draftwise.models.quantization import QuantizedMatrix
 
 # Of each number of a weight: quantised to whole numbers, or of bfloat16 without loss.
 QUANTIZED_BITS, COMPRESSED_BITS = 8, 12
-_HEADER = np.dtype(
-    [
-        *((name, np.int64) for name in ("panels", "scales", "exceptions", "num_exceptions")),
-        ("exponents", np.uint16, 32),
-    ]
-)
 _ALIGNMENT = 64
 _NUM_EXPONENTS, _NUM_CODES, _NO_CODE = 256, 16, 16
 # Numbers of bfloat16 that are written as so many bytes.
@@ -97,7 +92,7 @@ def _assembled(
     exponents: NDArray[np.uint16],
 ) -> Tensor:
     """``[bytes]`` one part behind the other, the header first."""
-    header = np.zeros(1, dtype=_HEADER)
+    header = np.zeros(1, dtype=NARROW_HEADER)
     parts = {
         "header": header.view(np.uint8),
         "exceptions": exceptions.view(np.uint8),

@@ -9,47 +9,20 @@ from torch import Tensor
 
 from draftwise.core.sampling import LogitControls
 from draftwise.models.native.library import NativeLibrary
+from draftwise.models.native.structures import DistributionCall, JudgementCall, Sampling
 
 # Below so many numbers, waking the threads costs more than they save.
 MIN_SHARED_NUMBERS = 8192
 
 
-class Sampling(ctypes.Structure):
-    """``Sampling`` of ``sampling.h``."""
-
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("temperature", "top_k", "top_p", "min_p"))
-
-    @classmethod
-    def of(cls, controls: LogitControls) -> Sampling:
-        """The parameters of requests; bias and penalties must have been applied."""
-        return cls(
-            controls.temperature.data_ptr(),
-            *(
-                None if values is None else values.data_ptr()
-                for values in (controls.top_k, controls.top_p, controls.min_p)
-            ),
-        )
-
-
-class _DistributionCall(ctypes.Structure):
-    """``DistributionCall`` of ``sampling.h``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "requests", "p", "order")),
-        ("sampling", Sampling),
-        *((name, ctypes.c_int64) for name in ("num_rows", "vocab", "softens_greedy")),
-    )
-
-
-class _JudgementCall(ctypes.Structure):
-    """``JudgementCall`` of ``sampling.h``."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "places", "tokens", "q", "c", "overlap")),
-        *((name, ctypes.c_void_p) for name in ("agreement", "order")),
-        ("sampling", Sampling),
-        *((name, ctypes.c_int64) for name in ("num_rows", "own_vocab", "vocab", "width")),
-        ("q_stride", ctypes.c_int64),
+def sampling_parameters(controls: LogitControls) -> Sampling:
+    """The parameters of requests whose bias and penalties have been applied."""
+    return Sampling(
+        controls.temperature.data_ptr(),
+        *(
+            None if values is None else values.data_ptr()
+            for values in (controls.top_k, controls.top_p, controls.min_p)
+        ),
     )
 
 
@@ -67,7 +40,7 @@ def distributions(
     owner: Tensor,
     softens_greedy: bool = False,
 ) -> Tensor:
-    """What :func:`draftwise.core.sampling.probabilities` gives, or its ``beliefs``.
+    """What :func:`draftwise.core.sampling.probabilities` gives, or its ``soft_probabilities``.
 
     Args:
         library: the kernels.
@@ -84,12 +57,12 @@ def distributions(
     p = torch.empty_like(logits)
     threads = library.threads(None if p.numel() >= MIN_SHARED_NUMBERS else 1)
     order = order_memory(controls, threads.count, vocab)
-    call = _DistributionCall(
+    call = DistributionCall(
         logits.data_ptr(),
         owner.data_ptr(),
         p.data_ptr(),
         None if order is None else order.data_ptr(),
-        Sampling.of(controls),
+        sampling_parameters(controls),
         num_rows,
         vocab,
         softens_greedy,
@@ -98,7 +71,7 @@ def distributions(
     return p
 
 
-def judge(
+def score_draft(
     library: NativeLibrary,
     logits: Tensor,
     controls: LogitControls,
@@ -128,7 +101,7 @@ def judge(
         q = q.contiguous()
     threads = library.threads(None if logits.numel() >= MIN_SHARED_NUMBERS else 1)
     order = order_memory(controls, threads.count, vocab)
-    call = _JudgementCall(
+    call = JudgementCall(
         logits.data_ptr(),
         places.data_ptr(),
         tokens.data_ptr(),
@@ -137,7 +110,7 @@ def judge(
         overlap.data_ptr(),
         agreement.data_ptr(),
         None if order is None else order.data_ptr(),
-        Sampling.of(controls),
+        sampling_parameters(controls),
         len(logits),
         logits.shape[1],
         vocab,

@@ -9,42 +9,90 @@ import torch
 from torch import nn
 
 from draftwise.models.native.decoder import NativeDecoder
-from draftwise.models.native.library import NativeLibrary, native_library
+from draftwise.models.native.library import (
+    NativeLibrary,
+    native_library,
+    why_unavailable,
+)
 from draftwise.models.native.narrow import COMPRESSED_BITS, QUANTIZED_BITS, are_compressible
 from draftwise.models.quantization import quantized_matrix
 
 _DTYPES = (torch.bfloat16, torch.float32)
+_MIB = 2**20
 # A model of so many bytes stays in the processor's caches; for larger ones the kernels must be
 # better at reading memory than the framework's.
-_SMALL_MODEL = 32 * 2**20
+_SMALL_MODEL = 32 * _MIB
 # Numbers of a column in a tile of the matrix unit (``tiles.h``).
 _TILE_DEPTH = 32
-# Ways of stretching rotary embeddings that depend on how long the text is.
-_MOVING_ROTARY = frozenset({"dynamic", "longrope"})
+# Rotary embeddings whose angles depend on how long the text is.
+_LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
 
 
 def native_decoder(model: nn.Module) -> NativeDecoder | None:
     """The kernels for a model of the Llama kind, taken over; ``None`` where there are none."""
-    decoder: Any = model.model
-    weight = decoder.embed_tokens.weight
-    if weight.device.type != "cpu" or weight.dtype not in _DTYPES:
-        return None
     library = native_library()
-    if library is None or not _is_plain(decoder):
+    if library is None or why_not_native(model) is not None:
         return None
-    size = sum(each.numel() for each in model.parameters()) * weight.element_size()
-    if size > _SMALL_MODEL and not (weight.dtype == torch.bfloat16 and _is_best(decoder, library)):
-        return None
-    is_large = size > _SMALL_MODEL
-    return NativeDecoder(model, library, _stored_bits(model, library, weight.dtype, is_large))
+    dtype = _weight(model).dtype
+    return NativeDecoder(model, library, _stored_bits(model, library, dtype, is_large(model)))
+
+
+def why_not_native(model: nn.Module) -> str | None:
+    """Why our kernels do not compute a model of the Llama kind, as a clause; ``None`` if they do.
+
+    Args:
+        model: that no forward pass has taken over yet.
+    """
+    weight = _weight(model)
+    if weight.device.type != "cpu":
+        return f"it is on {weight.device.type}, and the native kernels are for the CPU"
+    if weight.dtype not in _DTYPES:
+        return f"its weights are {_name(weight.dtype)}, not bfloat16 or float32"
+    library = native_library()
+    if library is None:
+        return f"there are no native kernels: {why_unavailable()}"
+    decoder: Any = model.model
+    missing = _missing_feature(decoder)
+    if missing is not None or not is_large(model):
+        return missing
+    limit = f"for models of more than {_SMALL_MODEL // _MIB} MiB the native kernels need"
+    slower = _why_slower(decoder, library)
+    if slower is not None:
+        return f"{limit} {slower}"
+    if weight.dtype != torch.bfloat16:
+        return f"its weights are {_name(weight.dtype)}, and {limit} bfloat16"
+    return None
+
+
+def is_large(model: nn.Module) -> bool:
+    """Whether a model's weights are too large for a processor's caches."""
+    return sum(each.nbytes for each in model.parameters()) > _SMALL_MODEL
+
+
+def multiplies_large_models() -> bool:
+    """Whether the kernels here multiply weights of bfloat16 as fast as oneDNN does.
+
+    True also where there are no kernels: nobody knows then.
+    """
+    library = native_library()
+    return library is None or _missing_instructions(library) is None
+
+
+def _weight(model: Any) -> torch.Tensor:
+    weight: torch.Tensor = model.model.embed_tokens.weight
+    return weight
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _stored_bits(
-    model: nn.Module, library: NativeLibrary, dtype: torch.dtype, is_large: bool
+    model: nn.Module, library: NativeLibrary, dtype: torch.dtype, reads_memory: bool
 ) -> int:
     """In how many bits to store a number of the linear layers: fewer, where that saves reading."""
     layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
-    if is_large and dtype == torch.bfloat16 and library.multiplies_pairs:
+    if reads_memory and dtype == torch.bfloat16 and library.multiplies_pairs:
         if all(quantized_matrix(each) is not None for each in layers):
             return QUANTIZED_BITS
         has_whole_tiles = all(each.in_features % _TILE_DEPTH == 0 for each in layers)
@@ -54,37 +102,44 @@ def _stored_bits(
     return 8 * dtype.itemsize
 
 
-def _is_plain(decoder: Any) -> bool:
-    """Whether the layers have nothing that the kernels leave out."""
+def _missing_feature(decoder: Any) -> str | None:
+    """What the layers have and the kernels leave out, as a clause; ``None`` if nothing."""
+    attention = decoder.layers[0].self_attn
     rope = getattr(decoder.config, "rope_parameters", None) or {}
-    return (
-        decoder.config.hidden_act == "silu"
-        and decoder.layers[0].self_attn.head_dim % 2 == 0
-        and rope.get("rope_type", "default") not in _MOVING_ROTARY
-        and all(
-            each.bias is None
-            for layer in decoder.layers
-            for each in (
-                layer.self_attn.o_proj,
-                layer.mlp.gate_proj,
-                layer.mlp.up_proj,
-                layer.mlp.down_proj,
-            )
-        )
-    )
+    rope_type = rope.get("rope_type", "default")
+    if decoder.config.hidden_act != "silu":
+        return f"its activation is {decoder.config.hidden_act}, and the native kernels have silu"
+    if attention.head_dim % 2:
+        return f"its heads have {attention.head_dim} numbers, and the native kernels need pairs"
+    if rope_type in _LENGTH_DEPENDENT_ROTARY:
+        return f"its rotary embedding is {rope_type}, which the native kernels do not have"
+    names = ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    for layer in decoder.layers:
+        for name in names:
+            if layer.get_submodule(name).bias is not None:
+                return f"its {name} has a bias, which the native kernels do not have"
+    return None
 
 
-def _is_best(decoder: Any, library: NativeLibrary) -> bool:
-    """Whether nothing else multiplies bfloat16 faster here.
+def _why_slower(decoder: Any, library: NativeLibrary) -> str | None:
+    """What the kernels would need to multiply bfloat16 as fast as oneDNN; ``None`` if they do.
 
     Where there is a matrix unit it must be of use, or oneDNN, which has no need of whole tiles, is
     better; without one pairs are as good as it gets.
     """
     if library.multiplies_tiles:
         attention, mlp = decoder.layers[0].self_attn, decoder.layers[0].mlp
-        depths = (
-            layer.in_features for layer in (attention.q_proj, attention.o_proj, mlp.down_proj)
-        )
-        return all(depth % _TILE_DEPTH == 0 for depth in depths)
-    has_unit = "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    return library.multiplies_pairs and not has_unit
+        for layer in (attention.q_proj, attention.o_proj, mlp.down_proj):
+            if layer.in_features % _TILE_DEPTH:
+                return f"sizes that are multiples of {_TILE_DEPTH}, and one is {layer.in_features}"
+        return None
+    return _missing_instructions(library)
+
+
+def _missing_instructions(library: NativeLibrary) -> str | None:
+    """What would have to be different with the processor; ``None`` if nothing."""
+    if library.multiplies_tiles:
+        return None
+    if "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        return "the right to use the processor's matrix unit (AMX)"
+    return None if library.multiplies_pairs else "a processor with AVX512-BF16"

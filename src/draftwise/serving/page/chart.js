@@ -4,7 +4,7 @@ import { drawing, element } from "./dom.js";
 import { NOTHING } from "./format.js";
 
 const SPAN = 120; // seconds
-// Samples further apart than this, in seconds, are not joined by a line.
+// Samples that are further apart than this, in seconds, are not connected by a line.
 const LONGEST_GAP = 5;
 const HEIGHT = 104;
 const LEFT = 36;
@@ -12,15 +12,15 @@ const RIGHT = 8;
 const TOP = 8;
 const BOTTOM = 20;
 
-/** One or two series over time, with the newest values in words. */
+/** A chart of one or two series over time, with the newest values as text. */
 export class Chart {
   #samples = [];
   #width = 0;
   #chosen = null;
 
   /**
-   * `series` has `key`, `name` and `value(stats)` for each line, `format` writes a value and
-   * `unit` stands behind it.
+   * `series` contains the `name` and the function `value(stats)` of each line. `format` converts a
+   * value to text, to which `unit` is appended. `least` is the minimum of the axis' upper end.
    */
   constructor({ title, unit, series, format, least }) {
     this.title = title;
@@ -66,7 +66,7 @@ export class Chart {
     return this.#samples.length;
   }
 
-  /** Add what the server told at a time, in seconds of any clock that only goes forward. */
+  /** Add a sample. `time` is in seconds of a monotonic clock. */
   add(time, stats) {
     const values = this.series.map((each) => {
       const value = each.value(stats);
@@ -151,15 +151,16 @@ export class Chart {
     });
     const age = this.#chosen ? Math.round(newest.time - shown.time) : 0;
     this.when.textContent = age > 0 ? ` ${age} s ago` : "";
-    const told = this.series.map(
+    const readings = this.series.map(
       (each, index) => `${each.name} ${this.values[index].value.textContent}`,
     );
     const when = age > 0 ? `${age} seconds ago` : "now";
-    this.svg.setAttribute("aria-label", `${this.title}, ${when}: ${told.join(", ")} ${this.unit}`);
+    const text = `${this.title}, ${when}: ${readings.join(", ")} ${this.unit}`;
+    this.svg.setAttribute("aria-label", text);
   }
 }
 
-/** Stretches of samples that a line may join. */
+/** Runs of samples that are connected by a line. */
 function runs(samples, index) {
   const found = [];
   let last = null;
@@ -175,7 +176,7 @@ function runs(samples, index) {
   return found;
 }
 
-/** A step of 1, 2 or 5 times a power of ten that needs two to four ticks. */
+/** A tick distance of 1, 2 or 5 times a power of ten that results in two to four ticks. */
 function niceStep(most) {
   const power = 10 ** Math.floor(Math.log10(most / 2));
   return [1, 2, 5, 10].map((each) => each * power).find((each) => most / each <= 3);
@@ -198,7 +199,7 @@ function track(points) {
   return points.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join("L");
 }
 
-// A stroke of no length still shows its round ends: a sample alone is a dot.
+// A stroke of length zero still has round ends, so a single sample is drawn as a dot.
 function path(name, points) {
   return drawing("path", { class: name, d: `M${track(points)}${points.length > 1 ? "" : "h0"}` });
 }

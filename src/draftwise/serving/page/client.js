@@ -1,12 +1,12 @@
-/** The server’s API. */
+/** Client of the server’s API. */
 
 import { events } from "./events.js";
 
-const STORED = "draftwise-api-key";
-// Only these can be in a header.
+const STORAGE_KEY = "draftwise-api-key";
+// Characters that are allowed in a header.
 const PRINTABLE = /^[\x21-\x7e]+$/;
 
-/** Why a request failed: what to tell, the field at fault, and the HTTP status if there was one. */
+/** Error of a request, with the name of the invalid field and the HTTP status, if known. */
 export class ApiError extends Error {
   constructor(message, { status = null, param = null } = {}) {
     super(message);
@@ -15,16 +15,16 @@ export class ApiError extends Error {
   }
 }
 
-/** Calls the server with the key of this browser tab, if there is one. */
+/** Sends requests with the API key of this browser tab, if there is one. */
 export class Client {
   get hasKey() {
-    return sessionStorage.getItem(STORED) !== null;
+    return sessionStorage.getItem(STORAGE_KEY) !== null;
   }
 
-  /** Keep a key until the tab is closed; false if no header can hold it. */
+  /** Store a key until the tab is closed; false if it has characters not allowed in headers. */
   keepKey(key) {
     if (!PRINTABLE.test(key)) return false;
-    sessionStorage.setItem(STORED, key);
+    sessionStorage.setItem(STORAGE_KEY, key);
     return true;
   }
 
@@ -44,7 +44,7 @@ export class Client {
     return this.#json("v1/stats");
   }
 
-  /** The chunks of an answer as they come; ends with the server’s last word or an error. */
+  /** Yield the chunks of an answer; throws if the stream ends before it is complete. */
   async *answer(path, body, signal) {
     const options = { method: "POST", body: JSON.stringify(body), signal };
     const response = await this.#fetch(path, options);
@@ -58,7 +58,7 @@ export class Client {
     } catch (error) {
       if (error instanceof ApiError || signal.aborted) throw error;
     }
-    throw new ApiError("The connection ended before the answer did.");
+    throw new ApiError("The connection was lost during the answer.");
   }
 
   async #json(path, options = {}) {
@@ -73,7 +73,7 @@ export class Client {
   async #fetch(path, options) {
     const headers = new Headers();
     if (options.body) headers.set("Content-Type", "application/json");
-    if (this.hasKey) headers.set("Authorization", `Bearer ${sessionStorage.getItem(STORED)}`);
+    if (this.hasKey) headers.set("Authorization", `Bearer ${sessionStorage.getItem(STORAGE_KEY)}`);
     let response;
     try {
       response = await fetch(path, { ...options, headers, cache: "no-store" });
@@ -88,14 +88,14 @@ export class Client {
 
 async function failure(response) {
   const { status } = response;
-  let told = null;
+  let error = null;
   try {
-    told = (await response.json()).error;
+    error = (await response.json()).error;
   } catch {
-    // A proxy in between may answer with a page of its own.
+    // The response of a proxy may not be JSON.
   }
-  let message = told?.message ?? `The server answered ${status} ${response.statusText}.`;
+  let message = error?.message ?? `The server responded with ${status} ${response.statusText}.`;
   const wait = Number(response.headers.get("Retry-After"));
   if (wait > 0) message += ` Try again in ${wait} s.`;
-  return new ApiError(message, { status, param: told?.param ?? null });
+  return new ApiError(message, { status, param: error?.param ?? null });
 }

@@ -1,4 +1,4 @@
-/** The form a request is written in. */
+/** The form for a request. */
 
 import { element } from "./dom.js";
 import { Fields } from "./fields.js";
@@ -11,7 +11,7 @@ const POLICY_OFF = "off";
 const NUMBERS = ["temperature", "max_tokens", "seed"];
 const WHOLE = new Set(["max_tokens", "seed"]);
 
-/** Reads the form into the body of a request. */
+/** Converts the form to the body of a request. */
 export class Composer {
   #form;
   #fields;
@@ -49,14 +49,14 @@ export class Composer {
     this.#form.elements.prompt.value = text;
   }
 
-  /** Offer the models that the server has; one needs no choice. */
+  /** Show the served models; the select is hidden if there is only one. */
   showModels(names) {
     const select = this.#form.elements.model;
     select.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
     select.closest("[data-field]").hidden = names.length < 2;
   }
 
-  /** Follow the server's setting in whatever was not chosen here. */
+  /** Show the server’s settings in fields that the user has not changed. */
   showSpeculation(speculation) {
     this.#served = speculation;
     if (!speculation.enabled) return;
@@ -67,7 +67,7 @@ export class Composer {
     this.#explain();
   }
 
-  /** The body of a request, its messages or prompt aside; null if a field is wrong. */
+  /** The body of a request without its messages or prompt; null if a field is invalid. */
   read() {
     this.#fields.clear();
     if (this.prompt.trim() === "") {
@@ -88,7 +88,7 @@ export class Composer {
     return body;
   }
 
-  /** What a body that was read here asks for, in words. */
+  /** Text that summarises the settings of a body returned by `read`. */
   inWords({ speculation = {}, temperature }) {
     const parts = [];
     const { policy, num_speculative_tokens: gamma, lenience: served } = this.#served ?? {};
@@ -105,12 +105,12 @@ export class Composer {
     return parts.join(", ");
   }
 
-  /** Show an error at the field it names; false if at none. */
+  /** Show an error at the field it names; false if there is no such field. */
   refuse(param, message) {
     return this.#fields.refuse(param === "messages" ? "prompt" : param, message);
   }
 
-  /** A field's number, null where it is empty, false where it is none. */
+  /** The number in a field; null if the field is empty, false if it is not a number. */
   #number(name) {
     const { control } = this.#fields.get(name);
     const text = control.value.trim();
@@ -137,14 +137,14 @@ export class Composer {
     const chosen = select.value;
     const options = [
       element("option", { value: "" }, `the server’s (${policy})`),
-      element("option", { value: POLICY_OFF }, "off: the target alone"),
+      element("option", { value: POLICY_OFF }, "off: target-only decoding"),
       ...policies
         .filter(({ name, usable }) => usable && name !== "none")
         .map(({ name, description }) =>
           element("option", { value: name, title: description }, name),
         ),
     ];
-    // An open list would close if it were replaced by one like it.
+    // Replacing the options, even by equal ones, would close an open list.
     if (options.map(key).join() === [...select.options].map(key).join()) return;
     select.replaceChildren(...options);
     select.value = chosen;
@@ -155,7 +155,7 @@ export class Composer {
     const { policy, policies } = this.#served;
     const { value } = this.#form.elements.policy;
     this.#form.querySelector("#own-policy-about").textContent =
-      value === POLICY_OFF ? "no draft is made." : about(policies, value || policy);
+      value === POLICY_OFF ? "no tokens are drafted." : about(policies, value || policy);
   }
 
   #warn(note) {
@@ -166,8 +166,8 @@ export class Composer {
     const chat = this.mode === "chat";
     this.#form.querySelector("label[for=prompt]").textContent = chat ? "Message" : "Prompt";
     this.#form.elements.prompt.placeholder = chat
-      ? "Ask something. Earlier messages are sent along."
-      : "The model goes on from this text.";
+      ? "Ask something. Earlier messages are included."
+      : "The model continues this text.";
   }
 }
 

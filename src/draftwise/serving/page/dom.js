@@ -1,11 +1,11 @@
-/** Elements made in one expression. */
+/** Creation of DOM elements. */
 
-/** An element of HTML with attributes and children; strings become text, never markup. */
+/** Create an HTML element with attributes and children; strings become text, never markup. */
 export function element(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
 }
 
-/** The same for SVG. */
+/** Create an SVG element with attributes and children. */
 export function drawing(name, attributes = {}, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }

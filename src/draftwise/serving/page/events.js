@@ -1,9 +1,9 @@
-/** Server-sent events, read from the body of a response. */
+/** Parser of server-sent events. */
 
-// A carriage return at the end may be the first half of a line end.
+// A carriage return at the end may be followed by a line feed in the next chunk.
 const LINE_END = /\r\n|\n|\r(?!$)/;
 
-/** The data of each event, as text. */
+/** Yield the data of each event in the body of a response as text. */
 export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,10 +1,10 @@
-/** Form fields that can say what is wrong with them. */
+/** Form fields with error messages. */
 
 import { element } from "./dom.js";
 
 const CONTROLS = "textarea, select, input:not([type=radio], [readonly])";
 
-/** One field of a form, in one or more controls, with its error beside it. */
+/** A field of a form with one or more controls and an error message. */
 export class Field {
   #error;
   #refused = null;
@@ -18,13 +18,13 @@ export class Field {
     box.addEventListener("input", () => this.clear());
   }
 
-  /** The first of its controls that can be seen. */
+  /** The first visible control. */
   get control() {
     const controls = [...this.box.querySelectorAll(CONTROLS)];
     return controls.find((each) => !each.closest("[hidden]")) ?? controls[0];
   }
 
-  /** Say what is wrong, beside the control and to a screen reader that comes to it. */
+  /** Show an error next to the control, and describe the control with it for screen readers. */
   refuse(message) {
     this.clear();
     this.#error.textContent = message;
@@ -47,7 +47,7 @@ export class Field {
   }
 }
 
-/** The fields of a form by the names that the server gives them. */
+/** The fields of a form by their names in the API. */
 export class Fields {
   #fields = new Map();
 
@@ -65,12 +65,12 @@ export class Fields {
     for (const field of this.#fields.values()) field.clear();
   }
 
-  /** Show an error at the field it names ("speculation.policy" is "policy"); false if at none. */
+  /** Show an error at the field it names ("speculation.policy" is "policy"); false if none. */
   refuse(param, message) {
     const named = (param ?? "").split(".").find((part) => this.#fields.has(part));
     const field = this.#fields.get(named);
     if (!field || field.box.closest("[hidden]")) return false;
-    // The message names the field, beside which it is shown.
+    // The message is shown next to the field, so the name is redundant.
     const name = `${param}: `;
     field.refuse(message.startsWith(name) ? message.slice(name.length) : message);
     field.control.focus();

@@ -1,6 +1,6 @@
-/** Sliders that show the server’s value until they are given one of their own. */
+/** Sliders that show the server’s value until the user changes them. */
 
-/** A slider with its value in words, and a button back to the server’s value. */
+/** A slider with its value as text, and a button that restores the server’s value. */
 export class FollowingSlider {
   #slider;
   #shown;
@@ -8,13 +8,13 @@ export class FollowingSlider {
   #write;
   #served = null;
 
-  /** `write` puts a value, the slider's or the server’s, into words. */
+  /** `write` converts a value of the slider or the server to text. */
   constructor(field, write) {
     this.#slider = field.control;
     this.#shown = field.box.querySelector("[data-part=shown]");
     this.#back = field.box.querySelector("button");
     this.#write = write;
-    /** The value chosen here; null while the server’s holds. */
+    /** The value chosen by the user; null to use the server’s value. */
     this.own = null;
     this.#slider.addEventListener("input", () => {
       this.own = this.#slider.valueAsNumber;
@@ -28,7 +28,7 @@ export class FollowingSlider {
     });
   }
 
-  /** Take the server’s value; `at` is where the slider stands for it. */
+  /** Set the server’s value; `at` is the corresponding position of the slider. */
   follow(served, at = served) {
     this.#served = served;
     if (this.own === null) this.#slider.valueAsNumber = at;
@@ -50,8 +50,8 @@ export class FollowingSlider {
   #show() {
     const text = this.#write(this.own ?? this.#served);
     this.#shown.textContent = text;
-    const whose = this.own === null ? "the server’s" : "own value";
-    this.#slider.setAttribute("aria-valuetext", `${text}, ${whose}`);
+    const source = this.own === null ? "the server’s" : "own value";
+    this.#slider.setAttribute("aria-valuetext", `${text}, ${source}`);
     this.#back.hidden = this.own === null;
   }
 }

@@ -1,13 +1,13 @@
-/** Numbers as the page writes them. */
+/** Formatting of numbers. */
 
-/** Stands where there is no number. */
+/** Placeholder for a missing number. */
 export const NOTHING = "–";
 
 function isNumber(value) {
   return typeof value === "number" && Number.isFinite(value);
 }
 
-/** A number with so many digits behind the point. */
+/** A number with a fixed number of decimal places. */
 export function fixed(value, digits = 0) {
   if (!isNumber(value)) return NOTHING;
   return value.toLocaleString("en", {
@@ -16,25 +16,25 @@ export function fixed(value, digits = 0) {
   });
 }
 
-/** A number with about three digits that count. */
+/** A number with about three significant digits. */
 export function brief(value) {
   if (!isNumber(value)) return NOTHING;
   const size = Math.abs(value);
   return fixed(value, size >= 100 || size === 0 ? 0 : size >= 10 ? 1 : 2);
 }
 
-/** A share as percent. */
+/** A fraction as percentage. */
 export function percent(value) {
   return isNumber(value) ? `${fixed(100 * value)} %` : NOTHING;
 }
 
-/** A time, in milliseconds below a second. */
+/** A duration, in milliseconds if it is shorter than a second. */
 export function duration(seconds) {
   if (!isNumber(seconds)) return NOTHING;
   return seconds < 1 ? `${brief(1000 * seconds)} ms` : `${fixed(seconds, 2)} s`;
 }
 
-/** How long a server is up, by its largest two units. */
+/** The uptime of a server in its two largest units. */
 export function uptime(seconds) {
   if (!isNumber(seconds)) return NOTHING;
   const minutes = Math.floor(seconds / 60);
@@ -49,7 +49,7 @@ export function count(number, noun) {
   return `${fixed(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
-/** A lenience, or one that follows the number of waiting requests. */
+/** A lenience, or a lenience by the number of waiting requests. */
 export function lenience(value) {
   if (value === null || typeof value !== "object") return fixed(value, 2);
   return Object.entries(value)

@@ -1,17 +1,17 @@
-/** The server's figures, asked for every second. */
+/** Statistics of the server, polled every second. */
 
 import { Chart } from "./chart.js";
 import { element } from "./dom.js";
 import { brief, fixed, percent, uptime } from "./format.js";
 
-const EVERY = 1000; // milliseconds
-// How long to wait after failures in a row.
+const INTERVAL = 1000; // milliseconds
+// Maximum wait after repeated failures, in milliseconds.
 const LONGEST_WAIT = 10000;
-// Beyond this there is no room for a number above each position.
-const MOST_LABELLED = 10;
+// Maximum number of positions that are labelled with numbers.
+const MAX_LABELLED = 10;
 const PARTS = ["draft", "companion", "select", "verify", "accept", "rest"];
 
-/** The charts, and below them where the time of a step goes and what is accepted. */
+/** Charts of the statistics, time per step by phase, and acceptance by position. */
 export class Monitor {
   #charts;
   #split;
@@ -19,9 +19,9 @@ export class Monitor {
   #uptime;
   #timer = null;
   #failures = 0;
-  #asking = false;
+  #isPolling = false;
 
-  /** `answered` is called after every reply, `failed` with every error; false stops the asking. */
+  /** `answered` is called after every reply, `failed` with every error; false stops polling. */
   constructor(panel, client, { answered, failed }) {
     this.client = client;
     this.answered = answered;
@@ -36,28 +36,29 @@ export class Monitor {
     });
   }
 
-  /** Ask now and then every second. */
+  /** Start polling. */
   start() {
     clearTimeout(this.#timer);
-    this.#ask();
+    this.#poll();
   }
 
-  async #ask() {
-    if (this.#asking) return;
-    this.#asking = true;
-    let goOn = true;
+  async #poll() {
+    if (this.#isPolling) return;
+    this.#isPolling = true;
+    let continues = true;
     try {
       if (!document.hidden) this.#show(await this.client.stats());
       this.#failures = 0;
       this.answered();
     } catch (error) {
       this.#failures += 1;
-      goOn = this.failed(error);
+      continues = this.failed(error);
     } finally {
-      this.#asking = false;
+      this.#isPolling = false;
     }
-    const wait = Math.min(LONGEST_WAIT, EVERY * 2 ** this.#failures);
-    this.#timer = goOn ? setTimeout(() => this.#ask(), this.#failures ? wait : EVERY) : null;
+    const wait = Math.min(LONGEST_WAIT, INTERVAL * 2 ** this.#failures);
+    const next = this.#failures ? wait : INTERVAL;
+    this.#timer = continues ? setTimeout(() => this.#poll(), next) : null;
   }
 
   #show(stats) {
@@ -99,7 +100,7 @@ export class Monitor {
   #showPositions(rates) {
     this.#positions.hidden = rates.every((rate) => rate === null);
     if (this.#positions.hidden) return;
-    this.#positions.classList.toggle("many", rates.length > MOST_LABELLED);
+    this.#positions.classList.toggle("many", rates.length > MAX_LABELLED);
     this.#positions.querySelector("ol").replaceChildren(
       ...rates.map((rate) => {
         const column = element("span", { class: "column" });

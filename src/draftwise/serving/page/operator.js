@@ -1,4 +1,4 @@
-/** The panel that shows and changes how the whole server speculates. */
+/** The panel for the speculation settings of the server. */
 
 import { element } from "./dom.js";
 import { Fields } from "./fields.js";
@@ -7,7 +7,7 @@ import { count, lenience } from "./format.js";
 import { about } from "./policies.js";
 import { LenienceSetting } from "./rule.js";
 
-/** Follows the server’s setting; what is changed here is sent when it is applied. */
+/** Shows the server’s settings, and sends changes when they are applied. */
 export class OperatorPanel {
   #form;
   #fields;
@@ -17,7 +17,7 @@ export class OperatorPanel {
   #served = null;
   #changedPolicy = false;
 
-  /** `applied` is called with the server’s new setting, `failed` with errors it should know of. */
+  /** `applied` is called with the server’s new settings, `failed` with errors of requests. */
   constructor(form, client, { applied, failed }) {
     this.#form = form;
     this.#client = client;
@@ -53,7 +53,7 @@ export class OperatorPanel {
     });
   }
 
-  /** Show the server’s setting, without touching what was changed here and is not applied. */
+  /** Show the server’s settings, and keep changes that are not applied yet. */
   show(speculation) {
     const { policy, policies } = speculation;
     this.#served = speculation;
@@ -89,7 +89,7 @@ export class OperatorPanel {
     this.#fields.clear();
     const changes = this.#changes();
     if (Object.keys(changes).length === 0) {
-      this.#say("Nothing to apply: this is the server’s setting.");
+      this.#say("Nothing to apply: the server already has these settings.");
       return null;
     }
     this.#say("Applying…");

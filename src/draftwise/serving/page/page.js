@@ -1,4 +1,4 @@
-/** Puts the page together. */
+/** Entry point of the page. */
 
 import { Client } from "./client.js";
 import { Composer } from "./composer.js";
@@ -7,8 +7,8 @@ import { Monitor } from "./monitor.js";
 import { OperatorPanel } from "./operator.js";
 import { Playground } from "./playground.js";
 
-// Another operator may change the server's setting: ask again after so many replies of stats.
-const SETTING_EVERY = 10;
+// Settings may be changed by others, so they are requested again after this many polls.
+const POLLS_PER_SETTINGS = 10;
 
 const at = (selector) => document.querySelector(selector);
 const client = new Client();
@@ -20,7 +20,7 @@ const keyField = new Field(at("#key-field"));
 let replies = 0;
 let known = false;
 
-/** Ask for the API key if that is what an error is about; true if it is. */
+/** Show the form for the API key if an error is about it; true if it is. */
 function noteKey(error) {
   if (error.status !== 401) return false;
   const form = at("#key-form");
@@ -28,7 +28,7 @@ function noteKey(error) {
     form.hidden = false;
     keyField.control.focus();
   }
-  if (client.hasKey) keyField.refuse("The server refused this key.");
+  if (client.hasKey) keyField.refuse("The server rejected this key.");
   health("key", "needs an API key");
   return true;
 }
@@ -66,13 +66,13 @@ async function answered() {
   at("#key-form").hidden = true;
   try {
     if (!known) await learn();
-    else if (replies % SETTING_EVERY === 0) show(await client.speculation());
+    else if (replies % POLLS_PER_SETTINGS === 0) show(await client.speculation());
   } catch (error) {
     failed(error);
   }
 }
 
-/** Say that the server does not answer as it should; false to stop asking it. */
+/** Show an error of the server; false to stop polling. */
 function failed(error) {
   if (noteKey(error)) return false;
   health("lost", error.status === null ? "not reachable, trying again" : error.message);
@@ -91,7 +91,7 @@ at("#key-form").addEventListener("submit", (event) => {
     keyField.control.value = "";
     monitor.start();
   } else {
-    keyField.refuse("A key is made of ASCII letters, digits and signs, without spaces.");
+    keyField.refuse("A key may contain only printable ASCII characters, without spaces.");
   }
 });
 

@@ -1,22 +1,22 @@
-/** One request at a time: sent, shown as it streams in, stopped, summed up. */
+/** Sends one request at a time, and shows its answer while it is streamed. */
 
 import { count } from "./format.js";
-import { History } from "./history.js";
+import { PastAnswers } from "./past_answers.js";
 import { Legend } from "./sources.js";
 import { Summary, Timing } from "./summary.js";
 import { Transcript } from "./transcript.js";
 
 const CHAT = "v1/chat/completions";
 const TEXT = "v1/completions";
-// An answer that begins further down the window than this is scrolled to.
-const MOST_BELOW = 0.75;
+// Scroll to an answer that begins below this fraction of the window's height.
+const SCROLL_BELOW = 0.75;
 const STREAMED = {
   stream: true,
   stream_options: { include_usage: true },
   return_tokens: true,
 };
 
-/** Joins the form, the transcript, the legend and the summary. */
+/** Connects the form, the transcript, the legend and the summary. */
 export class Playground {
   #client;
   #composer;
@@ -24,7 +24,7 @@ export class Playground {
   #messages = [];
   #running = null;
 
-  /** `failed` is called with every error that a request ends in. */
+  /** `failed` is called with the error of each failed request. */
   constructor(page, client, composer, { failed }) {
     this.#client = client;
     this.#composer = composer;
@@ -34,16 +34,16 @@ export class Playground {
       this.transcript.single(source),
     );
     this.summary = new Summary(page.querySelector("#summary"));
-    this.history = new History(page.querySelector("#history"));
+    this.pastAnswers = new PastAnswers(page.querySelector("#past-answers"));
     this.card = page.querySelector(".answer");
     this.empty = page.querySelector("#nothing-yet");
     this.alert = page.querySelector("#answer-error");
     this.announcer = page.querySelector("#announcer");
     this.send = page.querySelector("#send");
     this.halt = page.querySelector("#stop");
-    this.anew = page.querySelector("#new-chat");
+    this.newChat = page.querySelector("#new-chat");
     this.halt.addEventListener("click", () => this.stop());
-    this.anew.addEventListener("click", () => this.forget());
+    this.newChat.addEventListener("click", () => this.forget());
   }
 
   get running() {
@@ -54,7 +54,7 @@ export class Playground {
     this.#running?.abort();
   }
 
-  /** Forget the messages of the chat. */
+  /** Start a new chat. */
   forget() {
     if (this.running) return;
     this.#messages = [];
@@ -62,18 +62,18 @@ export class Playground {
     this.summary.clear();
     this.legend.reset();
     this.alert.hidden = true;
-    this.anew.hidden = true;
+    this.newChat.hidden = true;
     this.empty.hidden = false;
   }
 
-  /** Send what the form holds, and see it through to its end. */
+  /** Send the request of the form, and show its answer until it ends. */
   async start() {
     if (this.running) return;
     const settings = this.#composer.read();
     if (settings === null) return;
     const prompt = this.#composer.prompt;
     const chat = this.#composer.mode === "chat";
-    const body = { ...settings, ...STREAMED, ...this.#asked(chat, prompt) };
+    const body = { ...settings, ...STREAMED, ...this.#input(chat, prompt) };
     this.#begin(chat, prompt);
     const words = this.#composer.inWords(settings);
     const request = { words, timing: new Timing(), usage: null, ending: null };
@@ -87,7 +87,7 @@ export class Playground {
     this.#end(chat, prompt, request, error);
   }
 
-  #asked(chat, prompt) {
+  #input(chat, prompt) {
     return chat ? { messages: [...this.#messages, { role: "user", content: prompt }] } : { prompt };
   }
 
@@ -104,7 +104,7 @@ export class Playground {
     this.summary.clear();
     this.alert.hidden = true;
     this.empty.hidden = true;
-    if (this.card.getBoundingClientRect().top > MOST_BELOW * innerHeight) {
+    if (this.card.getBoundingClientRect().top > SCROLL_BELOW * innerHeight) {
       this.card.scrollIntoView({ block: "start" });
     }
     this.#running = new AbortController();
@@ -122,7 +122,7 @@ export class Playground {
       if (!choice) continue;
       request.ending = choice.finish_reason ?? request.ending;
       const text = choice.text ?? choice.delta?.content ?? "";
-      // A proxy in between may drop what OpenAI's API does not have.
+      // A proxy may drop keys that are not part of OpenAI's API.
       const tokens = choice.tokens ?? (text === "" ? [] : [{ text, source: null }]);
       if (tokens.length > 0) request.timing.mark();
       this.transcript.add(tokens);
@@ -134,23 +134,23 @@ export class Playground {
     this.#running = null;
     this.transcript.end();
     const numTokens = this.legend.total;
-    const begun = request.usage !== null || numTokens > 0 || this.transcript.text !== "";
+    const hasOutput = request.usage !== null || numTokens > 0 || this.transcript.text !== "";
     const focused = document.activeElement === this.halt;
     this.send.disabled = false;
     if (focused) this.send.focus();
     this.halt.disabled = true;
-    if (begun) this.summary.show({ ...request, numTokens });
-    if (request.usage) this.history.add(request);
-    if (chat) this.#remember(prompt, begun);
+    if (hasOutput) this.summary.show({ ...request, numTokens });
+    if (request.usage) this.pastAnswers.add(request);
+    if (chat) this.#remember(prompt, hasOutput);
     if (error) this.#refuse(error);
-    else this.announcer.textContent = this.#told(request, numTokens);
-    if (!begun && !chat && error) this.transcript.clear();
-    this.empty.hidden = begun || this.#messages.length > 0;
+    else this.announcer.textContent = this.#announcement(request, numTokens);
+    if (!hasOutput && !chat && error) this.transcript.clear();
+    this.empty.hidden = hasOutput || this.#messages.length > 0;
   }
 
-  // A message without any answer goes back into the form, to be sent again.
-  #remember(prompt, begun) {
-    if (begun) {
+  // A message without an answer is moved back to the form, so that it can be sent again.
+  #remember(prompt, hasOutput) {
+    if (hasOutput) {
       this.#messages.push(
         { role: "user", content: prompt },
         { role: "assistant", content: this.transcript.text },
@@ -159,7 +159,7 @@ export class Playground {
       this.transcript.withdraw();
       if (this.#composer.prompt === "") this.#composer.prompt = prompt;
     }
-    this.anew.hidden = this.#messages.length === 0;
+    this.newChat.hidden = this.#messages.length === 0;
   }
 
   #refuse(error) {
@@ -170,7 +170,7 @@ export class Playground {
     this.alert.hidden = false;
   }
 
-  #told({ usage, ending }, numTokens) {
+  #announcement({ usage, ending }, numTokens) {
     const tokens = count(usage?.completion_tokens ?? numTokens, "token");
     return ending === "stopped" ? `Stopped after ${tokens}.` : `Answer finished, ${tokens}.`;
   }

@@ -1,6 +1,6 @@
-/** What the server tells of its policies. */
+/** Descriptions of policies. */
 
-/** What a policy does, and whether it keeps the promise. */
+/** The description of a policy, with a warning if it is not lossless. */
 export function about(policies, name) {
   const policy = policies.find((each) => each.name === name);
   if (!policy) return "";

@@ -1,15 +1,15 @@
-/** A lenience, or one that follows the number of waiting requests. */
+/** Control for a lenience, or for a lenience by the number of waiting requests. */
 
 import { element } from "./dom.js";
 import { FollowingSlider } from "./following.js";
 import { lenience } from "./format.js";
 
-/** The lenience that holds while nothing waits. */
+/** The lenience that applies while no request waits. */
 export function startOf(value) {
   return typeof value === "object" ? value["0"] : value;
 }
 
-/** One slider, or a row for each number of waiting requests from which another value holds. */
+/** One slider, or one row per number of waiting requests from which another value applies. */
 export class LenienceSetting {
   #served = 1;
   #slider;
@@ -35,7 +35,7 @@ export class LenienceSetting {
     });
   }
 
-  /** Take the server's value, without touching what was changed here. */
+  /** Set the server’s value, and keep changes of the user. */
   follow(served) {
     if (!this.changed) this.#put(served);
     this.#served = served;
@@ -46,7 +46,7 @@ export class LenienceSetting {
     return JSON.stringify(this.value) !== JSON.stringify(this.#served);
   }
 
-  /** A number or a mapping; not a number where a row is not filled in. */
+  /** A number, or a mapping that contains NaN for rows without a value. */
   get value() {
     if (!this.#byLoad) return this.#slider.own ?? startOf(this.#served);
     const rule = {};
@@ -88,7 +88,7 @@ export class LenienceSetting {
 
   #row(start, value) {
     const first = start === 0;
-    const from = { type: "number", min: 0, step: 1, "aria-label": "From so many waiting requests" };
+    const from = { type: "number", min: 0, step: 1, "aria-label": "Minimum waiting requests" };
     const number = element("input", { ...from, value: start, readonly: first });
     const limits = { type: "number", min: 0.01, max: 1, step: 0.01, "aria-label": "Lenience" };
     const row = element(

@@ -1,23 +1,23 @@
-/** The four places a token can come from, and the legend that counts them. */
+/** The four sources of tokens, and the legend that counts them. */
 
 import { element } from "./dom.js";
 import { fixed } from "./format.js";
 
-/** What each source is called and means, in the order of the legend. */
+/** Name and meaning of each source, in the order of the legend. */
 export const SOURCES = new Map([
-  ["draft", ["accepted", "drafted, and kept by the target"]],
-  ["correction", ["correction", "the target’s own token in place of a rejected one"]],
-  ["bonus", ["bonus", "the target’s next token after a fully accepted draft"]],
-  ["target", ["target", "from a step that verified no draft"]],
+  ["draft", ["accepted", "drafted and accepted by the target"]],
+  ["correction", ["correction", "sampled by the target in place of a rejected token"]],
+  ["bonus", ["bonus", "sampled by the target after a fully accepted draft"]],
+  ["target", ["target", "sampled by the target in a step without a draft"]],
 ]);
 
-/** Buttons, one a source, with counts; pressing one singles its tokens out. */
+/** One button per source with its number of tokens; pressing it highlights the tokens. */
 export class Legend {
   #counts = new Map();
   #buttons = new Map();
   #shown = new Map();
 
-  /** `single` is called with a source, or with null for all of them. */
+  /** `single` is called with the source to highlight, or with null for all sources. */
   constructor(list, single) {
     for (const [source, [name, meaning]] of SOURCES) {
       const number = element("span", { class: "count" }, "0");
@@ -50,7 +50,7 @@ export class Legend {
     if (this.#counts.has(source)) this.#put(source, this.#counts.get(source) + 1);
   }
 
-  /** All tokens counted since the last reset. */
+  /** Number of tokens since the last reset. */
   get total() {
     return [...this.#counts.values()].reduce((sum, each) => sum + each, 0);
   }

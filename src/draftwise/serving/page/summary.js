@@ -1,17 +1,17 @@
-/** What one request came to. */
+/** Summary of a request. */
 
 import { element } from "./dom.js";
 import { NOTHING, brief, count, duration, fixed, percent } from "./format.js";
 
 const ENDINGS = {
-  stop: "ended by itself",
-  length: "cut at max tokens",
+  stop: "ended by the model",
+  length: "stopped at max tokens",
   cancelled: "cancelled",
   stopped: "stopped by you",
   error: "ended by an error",
 };
 
-/** Times a request as its tokens come, in seconds from its start. */
+/** Times of the first and last token, in seconds from the start of the request. */
 export class Timing {
   #start = performance.now();
   first = null;
@@ -36,17 +36,19 @@ export class Summary {
     this.#list.hidden = true;
   }
 
-  /** `usage` is null where the server did not come to send it. */
+  /** `usage` is null if the request ended before the server sent it. */
   show({ numTokens, usage, ending, timing }) {
     const speculation = usage?.speculation;
     const tokens = usage?.completion_tokens ?? numTokens;
     const rows = [
-      ["tokens", "Tokens", fixed(tokens), this.#told(usage, ending), false],
+      ["tokens", "Tokens", fixed(tokens), this.#ending(usage, ending), false],
       [
         "accepted",
         "Mean accepted length",
         fixed(speculation?.mean_accepted_length, 2),
-        speculation ? `tokens a step, ${count(speculation.num_steps, "step")}` : "tokens a step",
+        speculation
+          ? `tokens per step, ${count(speculation.num_steps, "step")}`
+          : "tokens per step",
         true,
       ],
       [
@@ -76,14 +78,14 @@ export class Summary {
     this.#list.hidden = false;
   }
 
-  #told(usage, ending) {
-    const told = ENDINGS[ending] ?? ending ?? "ended";
-    return usage ? `${told}; prompt ${fixed(usage.prompt_tokens)}` : told;
+  #ending(usage, ending) {
+    const text = ENDINGS[ending] ?? ending ?? "ended";
+    return usage ? `${text}; prompt ${fixed(usage.prompt_tokens)}` : text;
   }
 }
 
 function lossless(value) {
   if (value === true) return ["Yes", "exactly the target’s distribution"];
   if (value === false) return ["No", "not the target’s distribution"];
-  return [NOTHING, "the server did not say"];
+  return [NOTHING, "not reported by the server"];
 }

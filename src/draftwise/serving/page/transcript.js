@@ -1,12 +1,12 @@
-/** The text on the page: what was asked, and the answer token by token. */
+/** The transcript: prompts, and answers token by token. */
 
 import { element } from "./dom.js";
 import { SOURCES } from "./sources.js";
 
-// Of a prompt that the answer goes on from, no more than this is repeated.
+// Maximum number of characters of a prompt that are shown before its answer.
 const LONGEST_PROMPT = 600;
 
-/** Questions and answers, the newest last. */
+/** Prompts and answers, the newest last. */
 export class Transcript {
   #box;
   #answer = null;
@@ -30,7 +30,7 @@ export class Transcript {
     this.#begin();
   }
 
-  /** Begin the text that goes on from a prompt. */
+  /** Begin the text that continues a prompt. */
   proceed(prompt) {
     const shown = prompt.length > LONGEST_PROMPT ? `…${prompt.slice(-LONGEST_PROMPT)}` : prompt;
     this.#answer = element("span", { class: "tokens" });
@@ -40,7 +40,7 @@ export class Transcript {
     this.#begin();
   }
 
-  /** Add tokens, the first of which may be the rest of an earlier one. */
+  /** Append tokens to the answer. */
   add(tokens) {
     const { scrollTop, scrollHeight, clientHeight } = this.#box;
     const atEnd = scrollHeight - scrollTop - clientHeight < 40;
@@ -58,13 +58,13 @@ export class Transcript {
     return this.#answer?.textContent ?? "";
   }
 
-  /** Take the newest message and its answer away. */
+  /** Remove the newest message and its answer. */
   withdraw() {
     for (const turn of [...this.#box.children].slice(-2)) turn.remove();
     this.#answer = null;
   }
 
-  /** Tone down all tokens but those of one source; null for none. */
+  /** Dim all tokens except those of one source; null dims none. */
   single(source) {
     if (source === null) delete this.#box.dataset.only;
     else this.#box.dataset.only = source;
@@ -80,7 +80,7 @@ export class Transcript {
 function marked({ text, source }) {
   const token = element("span", { class: "token" }, text);
   if (SOURCES.has(source)) token.dataset.source = source;
-  // Nothing of it would be seen.
+  // A line break is invisible, so it gets a visible mark.
   if (/^[\r\n]+$/.test(text)) token.classList.add("break");
   return token;
 }

@@ -1,4 +1,4 @@
-"""Bodies of requests, in OpenAI's form with the extensions that vLLM's clients know."""
+"""Request bodies in OpenAI's format, with the extensions of vLLM."""
 
 from draftwise.serving.schemas.chat import ChatBody, Message
 from draftwise.serving.schemas.common import Sampling, StreamOptions

@@ -1,4 +1,4 @@
-"""What all bodies have in common: a closed set of keys, strict types, one error at a time."""
+"""Base class of request bodies: no unknown keys, strict types, and helpers for errors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 LARGEST_TOKEN_ID = (1 << 31) - 1
-# What is repeated of a client's own text in an error.
+# Maximum number of characters of a client's value in an error message.
 _LONGEST_QUOTE = 80
 
 TokenId = Annotated[int, Field(ge=0, le=LARGEST_TOKEN_ID)]
 
 
 class Body(BaseModel):
-    """An object whose unknown keys are refused by name, before any value is looked at.
+    """An object without unknown keys, which are checked before any value.
 
     Numbers, booleans and strings are not converted into each other. A key with the value ``null``
     counts as absent.
@@ -37,7 +37,7 @@ class Body(BaseModel):
 
 
 def unknown_key(key: str, known: set[str]) -> PydanticCustomError:
-    """The error for a key that means nothing, with the nearest known key as a hint."""
+    """Create the error for an unknown key, with the closest known key as a hint."""
     name = quoted(key)
     near = difflib.get_close_matches(key[:_LONGEST_QUOTE], sorted(known), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
@@ -45,17 +45,18 @@ def unknown_key(key: str, known: set[str]) -> PydanticCustomError:
 
 
 def wrong(message: str, at: str = "") -> PydanticCustomError:
-    """An error of a value.
+    """Create the error for an invalid value.
 
     Args:
         message: what is wrong and what is accepted.
-        at: where in the value, such as ``"[3]"`` or the name of a key; empty for all of it.
+        at: location within the value, such as ``"[3]"`` or the name of a key; empty for the whole
+            value.
     """
     return PydanticCustomError("draftwise", "{message}", {"message": message, "at": at})
 
 
 def quoted(value: object) -> str:
-    """A value of a client as an error repeats it: in JSON's words, and short."""
+    """Format a value of a client for an error message, in JSON's terms and shortened."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -68,18 +69,18 @@ def quoted(value: object) -> str:
         return f"{value[:_LONGEST_QUOTE]!r}…"
     try:
         text = repr(value)
-    except ValueError:  # an integer with more digits than Python prints
+    except ValueError:  # an integer with more digits than Python converts to text
         return "a number"
     return text if len(text) <= _LONGEST_QUOTE + 2 else f"{text[:_LONGEST_QUOTE]}…"
 
 
 def is_token_id(value: object) -> bool:
-    """Whether a value can be a token id of some model."""
+    """Whether a value is an integer in the range of token ids."""
     return type(value) is int and 0 <= value <= LARGEST_TOKEN_ID
 
 
 def check_token_ids(value: list[Any], at: str = "") -> None:
-    """Refuse a list with something that is no token id, naming the first."""
+    """Raise an error for the first item of a list that is not a token id."""
     for index, each in enumerate(value):
         if not is_token_id(each):
             raise wrong(
@@ -89,7 +90,7 @@ def check_token_ids(value: list[Any], at: str = "") -> None:
 
 
 def check_strings(value: list[Any]) -> None:
-    """Refuse a list with something that is no string, naming the first."""
+    """Raise an error for the first item of a list that is not a string."""
     for index, each in enumerate(value):
         if not isinstance(each, str):
             raise wrong(f"must be a string, got {quoted(each)}", f"[{index}]")

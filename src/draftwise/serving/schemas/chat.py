@@ -1,4 +1,4 @@
-"""Bodies of `POST /v1/chat/completions`."""
+"""Body of `POST /v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_MESSAGES = 4096
 
 
 class TextPart(BaseModel):
-    """A part of a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
 
 
 def _content(value: Any) -> str | None:
-    """The text of a message in one piece, as templates want it."""
+    """Join the text parts of a message to one string, as chat templates expect."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -38,7 +38,7 @@ def _content(value: Any) -> str | None:
             )
         if part.get("type") != "text":
             raise wrong(
-                f"must be 'text', the only kind of part accepted; got {quoted(part.get('type'))}",
+                f"must be 'text', the only supported type; got {quoted(part.get('type'))}",
                 f"[{index}].type",
             )
         if not isinstance(part.get("text"), str):
@@ -48,7 +48,7 @@ def _content(value: Any) -> str | None:
 
 
 class Message(BaseModel):
-    """A message of a chat; what else it holds is the template's business."""
+    """A chat message; additional keys are passed to the chat template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -58,22 +58,27 @@ class Message(BaseModel):
         PlainValidator(_content, json_schema_input_type=str | list[TextPart] | None),
     ] = None
     tool_calls: list[ToolCall] | None = Field(
-        None, max_length=MAX_TOOLS, fail_fast=True, description="Made by the model before."
+        None,
+        max_length=MAX_TOOLS,
+        fail_fast=True,
+        description="Tool calls of an earlier message of the model.",
     )
-    tool_call_id: str | None = Field(None, description="Of the call that this is the result of.")
+    tool_call_id: str | None = Field(
+        None, description="Id of the tool call whose result this message contains."
+    )
 
     def plain(self) -> dict[str, Any]:
-        """As templates want it."""
-        told = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+        """The message as a dictionary for chat templates."""
+        extra = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
         if self.tool_calls:
-            told["tool_calls"] = [call.plain() for call in self.tool_calls]
+            extra["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.tool_call_id is not None:
-            told["tool_call_id"] = self.tool_call_id
-        return {**told, "role": self.role, "content": self.content or ""}
+            extra["tool_call_id"] = self.tool_call_id
+        return {**extra, "role": self.role, "content": self.content or ""}
 
 
 class JsonSchema(Body):
-    """A schema that the answer follows."""
+    """A JSON schema that the answer must match."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -84,22 +89,22 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What form the answer has."""
+    """The format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-def _nothing(value: Any) -> None:
-    """Refuse the form of function calls that `tools` replaced, unless nothing is asked for."""
+def _deprecated(value: Any) -> None:
+    """Reject function calling in the format that `tools` replaced; neutral values are accepted."""
     if value not in ([], {}, "none", "auto"):
-        raise wrong("is the deprecated form of function calling; use tools and tool_choice")
+        raise wrong("is deprecated; use tools and tool_choice")
 
 
 Deprecated = Annotated[
     Any,
-    PlainValidator(_nothing, json_schema_input_type=Any),
-    Field(description="Deprecated; only empty, use `tools`."),
+    PlainValidator(_deprecated, json_schema_input_type=Any),
+    Field(description="Deprecated; must be empty. Use `tools`."),
 ]
 
 
@@ -107,17 +112,21 @@ class ChatBody(Sampling):
     """Body of `POST /v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    max_tokens: int | None = Field(None, ge=0, description="Without it, what the context holds.")
+    max_tokens: int | None = Field(
+        None, ge=0, description="Default: the remaining length of the context."
+    )
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Further variables of the chat template."
+        default_factory=dict, description="Additional variables of the chat template."
     )
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: ToolChoice = Field(None, description="`auto` unless it is given.")
-    parallel_tool_calls: bool = Field(True, description="False keeps the first call only.")
+    tool_choice: ToolChoice = Field(None, description="Default: `auto`.")
+    parallel_tool_calls: bool = Field(
+        True, description="If false, only the first tool call is returned."
+    )
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
     prediction: Ignored = None
@@ -128,33 +137,35 @@ class ChatBody(Sampling):
     function_call: Deprecated = None
 
     def num_logprobs(self) -> int | None:
-        """Most likely tokens to report beside each one; ``None`` for no log-probabilities."""
+        """Number of most likely tokens to report per position; ``None`` for no logprobs."""
         if not self.logprobs:
             if self.top_logprobs:
-                raise InvalidParameterError("top_logprobs", "needs logprobs: true")
+                raise InvalidParameterError("top_logprobs", "requires logprobs: true")
             return None
         return self.top_logprobs or 0
 
-    def form_field(self) -> str | None:
-        """Which field says what form the answer has; ``None`` for ``structured_outputs``."""
-        wanted = self.response_format
-        return None if wanted is None or wanted.type == "text" else "response_format"
+    def grammar_field(self) -> str | None:
+        """Field that defines the grammar; ``None`` for ``structured_outputs``."""
+        response_format = self.response_format
+        if response_format is None or response_format.type == "text":
+            return None
+        return "response_format"
 
-    def form(self) -> StructuredOutputs | None:
-        """What form the answer has.
+    def grammar(self) -> StructuredOutputs | None:
+        """Grammar of the answer; ``None`` for unconstrained text.
 
         Raises:
-            InvalidParameterError: it is given wrongly.
+            InvalidParameterError: the grammar is invalid or given twice.
         """
-        wanted = self.response_format
-        if wanted is None or wanted.type == "text":
-            return super().form()
+        response_format = self.response_format
+        if response_format is None or response_format.type == "text":
+            return super().grammar()
         if self.structured_outputs is not None:
             raise InvalidParameterError(
-                "structured_outputs", "says the same as response_format; give one of them"
+                "structured_outputs", "cannot be combined with response_format; give one of them"
             )
-        if wanted.type == "json_object":
+        if response_format.type == "json_object":
             return StructuredOutputs(json_object=True)
-        if wanted.json_schema is None:
+        if response_format.json_schema is None:
             raise InvalidParameterError("response_format.json_schema", "is missing")
-        return StructuredOutputs(json_schema=wanted.json_schema.json_schema)
+        return StructuredOutputs(json_schema=response_format.json_schema.json_schema)

@@ -1,4 +1,4 @@
-"""What both kinds of completion share."""
+"""Fields shared by the bodies of text and chat completions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Ignored = Annotated[Any, Field(description=IGNORED)]
 
 
 class StreamOptions(Body):
-    """What a stream holds beside the answer."""
+    """Additional contents of a stream."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -38,30 +38,34 @@ class StreamOptions(Body):
 
 
 class Speculation(Body):
-    """How one request speculates, where it differs from the server."""
+    """Speculation settings of one request, which override those of the server."""
 
     enabled: bool = True
-    policy: str | None = Field(None, description="One of those in `GET /v1/speculation`.")
+    policy: str | None = Field(
+        None, description="Name of a policy listed by `GET /v1/speculation`."
+    )
     num_speculative_tokens: int | None = Field(None, ge=0, le=64)
     lenience: float | None = Field(
-        None, gt=0, le=1, description="Below 1 the answer is not exactly the target's."
+        None, gt=0, le=1, description="With values below 1 the answer is not lossless."
     )
 
 
-class Form(Body):
-    """What form an answer has, given in exactly one way."""
+class StructuredOutputsBody(Body):
+    """Grammar of an answer. Exactly one field must be set."""
 
     json_schema: dict[str, Any] | None = Field(None, alias="json")
     json_object: bool = False
     regex: str | None = None
     choice: list[str] | None = Field(None, max_length=MAX_CHOICES, fail_fast=True)
-    grammar: str | None = Field(None, description="Lark's, as llguidance knows it.")
+    grammar: str | None = Field(
+        None, description="Context-free grammar in llguidance's variant of Lark."
+    )
 
-    def checked(self) -> StructuredOutputs:
-        """As the engine wants it.
+    def to_params(self) -> StructuredOutputs:
+        """Convert to parameters of the engine.
 
         Raises:
-            InvalidParameterError: none or several ways are given, or a value is wrong.
+            InvalidParameterError: no field or several fields are set, or a value is invalid.
         """
         choice = None if self.choice is None else tuple(self.choice)
         return StructuredOutputs(
@@ -70,7 +74,7 @@ class Form(Body):
 
 
 def _stop(value: Any) -> list[str]:
-    """The stop strings; empty ones, which some clients send for none, are left out."""
+    """Validate stop strings and drop empty ones, which some clients send by default."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list):
         raise wrong(f"must be a string or a list of strings, got {quoted(value)}")
@@ -87,7 +91,7 @@ def _stop(value: Any) -> list[str]:
 
 
 def _bias(value: Any) -> dict[int, float]:
-    """Token id to bias; JSON has strings for keys."""
+    """Validate a mapping from token id to bias; the keys of JSON objects are strings."""
     if not isinstance(value, dict):
         raise wrong(f"must be an object from token ids to numbers, got {quoted(value)}")
     if len(value) > MAX_BIASES:
@@ -95,9 +99,9 @@ def _bias(value: Any) -> dict[int, float]:
     bias: dict[int, float] = {}
     for token, each in value.items():
         if not token.isascii() or not token.isdecimal() or len(token) > len(str(1 << 31)):
-            raise wrong(f"{quoted(token)} is no token id")
+            raise wrong(f"{quoted(token)} is not a token id")
         number = isinstance(each, int | float) and not isinstance(each, bool)
-        # Comparing also refuses what is no number at all, and integers too long for a float.
+        # The comparison also rejects NaN, and integers that are too large for a float.
         if not number or not -LARGEST_BIAS <= each <= LARGEST_BIAS:
             raise wrong(
                 f"the bias of token {token} must be a number from -{LARGEST_BIAS} to "
@@ -108,22 +112,22 @@ def _bias(value: Any) -> dict[int, float]:
 
 
 class Sampling(Body):
-    """What both kinds of completion share."""
+    """Fields shared by text and chat completions."""
 
-    model: str | None = Field(None, description="A model of `GET /v1/models`.")
+    model: str | None = Field(None, description="Name of a model listed by `GET /v1/models`.")
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])
     temperature: float = Field(1.0, ge=0, le=LARGEST_TEMPERATURE)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1, description="0 and -1 are off.")
+    top_k: int = Field(0, ge=-1, description="0 and -1 disable the filter.")
     min_p: float = Field(0.0, ge=0, le=1)
     logit_bias: Annotated[
         dict[int, float],
         PlainValidator(_bias, json_schema_input_type=dict[str, float]),
         Field(
             default_factory=dict,
-            description="Token id to a number from -100 to 100; at most 1024 tokens.",
+            description="Mapping from token id to a number from -100 to 100; at most 1024 tokens.",
         ),
     ]
     n: int = Field(1, ge=1, le=128)
@@ -143,16 +147,16 @@ class Sampling(Body):
     min_tokens: int = Field(
         0,
         ge=0,
-        description="No stop token and no stop string ends the answer before this many tokens.",
+        description="Number of tokens before which no stop token or stop string ends the answer.",
     )
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
-    structured_outputs: Form | None = Field(
-        None, description="What form the answer has; `response_format` of a chat is the same."
+    structured_outputs: StructuredOutputsBody | None = Field(
+        None, description="Grammar of the answer; in a chat, use this or `response_format`."
     )
     return_tokens: bool = Field(
-        False, description="Say of each piece of text where it came from: draft or target."
+        False, description="Report for each piece of text how its token was generated."
     )
     user: Ignored = None
     metadata: Ignored = None
@@ -163,44 +167,44 @@ class Sampling(Body):
     prompt_cache_retention: Ignored = None
 
     def own_speculation(self) -> RequestSpeculation:
-        """How the request speculates.
+        """Speculation settings of the request.
 
         Raises:
-            InvalidParameterError: a value is out of its range.
+            InvalidParameterError: a value is out of range.
         """
         if self.speculation is None:
             return RequestSpeculation()
         return RequestSpeculation(**self.speculation.model_dump())
 
     def num_logprobs(self) -> int | None:
-        """Most likely tokens to report beside each one; ``None`` for no log-probabilities."""
+        """Number of most likely tokens to report per position; ``None`` for no logprobs."""
         return None
 
     def num_prompt_logprobs(self) -> int | None:
-        """The same for each token of the prompt."""
+        """Number of most likely tokens to report per prompt token; ``None`` for no logprobs."""
         return None
 
-    def form(self) -> StructuredOutputs | None:
-        """What form the answer has.
+    def grammar(self) -> StructuredOutputs | None:
+        """Grammar of the answer; ``None`` for unconstrained text.
 
         Raises:
-            InvalidParameterError: it is given wrongly.
+            InvalidParameterError: the grammar is invalid.
         """
-        return None if self.structured_outputs is None else self.structured_outputs.checked()
+        return None if self.structured_outputs is None else self.structured_outputs.to_params()
 
-    def form_field(self) -> str | None:
-        """Which field says it; ``None`` for ``structured_outputs``."""
+    def grammar_field(self) -> str | None:
+        """Field that defines the grammar; ``None`` for ``structured_outputs``."""
         return None
 
     def sampling(self, max_tokens: int, number: int) -> SamplingParams:
-        """How one answer is drawn.
+        """Sampling parameters of one answer.
 
         Args:
-            max_tokens: of the answer.
-            number: of the answer among those of the same prompt; each has a seed of its own.
+            max_tokens: maximum number of tokens of the answer.
+            number: index of the answer among those to the same prompt, added to the seed.
 
         Raises:
-            InvalidParameterError: a value is out of its range.
+            InvalidParameterError: a value is out of range.
         """
         return SamplingParams(
             max_tokens=max_tokens,
@@ -218,7 +222,7 @@ class Sampling(Body):
             min_tokens=self.min_tokens,
             logprobs=self.num_logprobs(),
             prompt_logprobs=self.num_prompt_logprobs(),
-            structured_outputs=self.form(),
-            # Negative seeds are allowed by clients; a seed is 64 bits, whatever they stand for.
+            structured_outputs=self.grammar(),
+            # Clients may send negative seeds, which wrap around to 64 bits.
             seed=None if self.seed is None else (self.seed + number) % (1 << 64),
         )

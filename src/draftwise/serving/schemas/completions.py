@@ -1,4 +1,4 @@
-"""Bodies of `POST /v1/completions`."""
+"""Body of `POST /v1/completions`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ACCEPTED = (
 
 
 def _prompt(value: Any) -> Any:
-    """Check a prompt by what its first element is, so that the error is about the wrong one."""
+    """Validate a prompt by the type of its first element, so that errors name the invalid item."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -53,33 +53,33 @@ class CompletionBody(Sampling):
     prompt: Annotated[
         Prompts,
         PlainValidator(_prompt, json_schema_input_type=Prompts),
-        Field(description="Text, tokens, or a list of prompts."),
+        Field(description="Text, token ids, or a list of prompts."),
     ]
-    max_tokens: int = Field(16, ge=0, description="0 only reads the prompt.")
-    echo: bool = Field(False, description="Write the prompt before the answer.")
+    max_tokens: int = Field(16, ge=0, description="0 generates nothing.")
+    echo: bool = Field(False, description="Return the prompt before the answer.")
     logprobs: int | None = Field(
         None,
         ge=0,
         le=MAX_LOGPROBS,
-        description="Report the log-probability of each token and of this many most likely ones; "
-        "with `echo` those of the prompt as well.",
+        description="Report the log-probabilities of each token and of this many most likely "
+        "tokens at its position; with `echo`, also for the prompt.",
     )
-    best_of: int | None = Field(None, ge=1, description="Only the same as `n`.")
-    suffix: Literal[""] | None = Field(None, description="Only empty.")
+    best_of: int | None = Field(None, ge=1, description="Must equal `n`.")
+    suffix: Literal[""] | None = Field(None, description="Must be empty.")
 
     def num_logprobs(self) -> int | None:
-        """Most likely tokens to report beside each one; ``None`` for no log-probabilities."""
+        """Number of most likely tokens to report per position; ``None`` for no logprobs."""
         return self.logprobs
 
     def num_prompt_logprobs(self) -> int | None:
-        """The same for each token of the prompt; ``None`` unless the prompt is echoed."""
+        """Number of most likely tokens to report per prompt token; ``None`` without ``echo``."""
         return self.logprobs if self.echo else None
 
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt.
+        """The prompts as a list.
 
         Raises:
-            InvalidParameterError: there is none.
+            InvalidParameterError: there is no prompt.
         """
         if isinstance(self.prompt, str):
             return [self.prompt]

@@ -1,4 +1,4 @@
-"""Bodies of requests beside completions: tokens of texts, and how the server speculates."""
+"""Bodies of `/tokenize`, `/detokenize` and `/v1/speculation`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from draftwise.errors import InvalidParameterError
-from draftwise.prompts import ChatFormat
+from draftwise.prompts import ChatTemplateParams
 from draftwise.serving.schemas.body import Body, TokenId, quoted, wrong
 from draftwise.serving.schemas.chat import MAX_MESSAGES, Message
 from draftwise.serving.schemas.tools import MAX_TOOLS, Tool, ToolChoice, offered_tools
@@ -20,14 +20,16 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: list[Message] | None = Field(None, max_length=MAX_MESSAGES, fail_fast=True)
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: ToolChoice = Field(None, description="With `none` the template gets no tools.")
+    tool_choice: ToolChoice = Field(
+        None, description="With `none`, no tools are passed to the chat template."
+    )
     chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Further variables of the chat template."
+        default_factory=dict, description="Additional variables of the chat template."
     )
 
-    def chat(self) -> ChatFormat:
-        """How the messages become a prompt."""
-        return ChatFormat(
+    def chat(self) -> ChatTemplateParams:
+        """Parameters of the chat template."""
+        return ChatTemplateParams(
             tools=offered_tools(self.tools, self.tool_choice), variables=self.chat_template_kwargs
         )
 
@@ -40,18 +42,18 @@ class DetokenizeBody(Body):
 
 
 def _lenience(value: Any) -> Any:
-    """A number, or an object of numbers; their ranges are the engine's to check."""
+    """Check that a value is a number or an object of numbers; the engine checks their ranges."""
     for each in value.values() if isinstance(value, dict) else [value]:
         if isinstance(each, bool) or not isinstance(each, int | float):
             raise wrong(
-                "must be a number, or an object from numbers of waiting requests to numbers; got "
-                + quoted(each)
+                "must be a number, or an object that maps numbers of waiting requests to numbers; "
+                f"got {quoted(each)}"
             )
     return value
 
 
 class SpeculationChange(Body):
-    """Body of `PATCH /v1/speculation`; what is not named stays as it is."""
+    """Body of `PATCH /v1/speculation`; omitted settings stay unchanged."""
 
     policy: str | None = None
     policy_options: dict[str, Any] | None = None
@@ -59,15 +61,19 @@ class SpeculationChange(Body):
     lenience: Annotated[
         float | dict[str, float] | None,
         PlainValidator(_lenience, json_schema_input_type=float | dict[str, float]),
-    ] = Field(None, description="A number, or a rule by the number of waiting requests.")
+    ] = Field(
+        None,
+        description="A number, or an object that maps numbers of waiting requests to the lenience "
+        "that applies from there on.",
+    )
 
     def changes(self) -> dict[str, Any]:
-        """What is named.
+        """The settings to change.
 
         Raises:
-            InvalidParameterError: nothing is.
+            InvalidParameterError: there are none.
         """
-        named = {name: getattr(self, name) for name in sorted(self.model_fields_set)}
-        if not named:
-            raise InvalidParameterError("speculation", "names nothing to change")
-        return named
+        changes = {name: getattr(self, name) for name in sorted(self.model_fields_set)}
+        if not changes:
+            raise InvalidParameterError("speculation", "has no settings to change")
+        return changes

@@ -1,4 +1,4 @@
-"""Tools in bodies: functions that may be called, which of them must be, and calls of before."""
+"""Tools in request bodies: functions, the tool choice, and earlier tool calls."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ class Function(Body):
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object.")
+    parameters: dict[str, Any] | None = Field(
+        None, description="JSON schema of the arguments, which are an object."
+    )
     strict: bool | None = Field(
-        None, description="Ignored: calls that are asked for always follow the schema."
+        None, description="Ignored: required calls always match the schema."
     )
 
 
 class Tool(Body):
-    """A tool; all of them are functions."""
+    """A tool, which is always a function."""
 
     type: Literal["function"]
     function: Function
 
 
 class FunctionName(BaseModel):
-    """Names a function."""
+    """The name of a function."""
 
     name: str
 
 
 class NamedTool(BaseModel):
-    """Asks for a call of one function."""
+    """A tool choice that requires a call of one function."""
 
     type: Literal["function"]
     function: FunctionName
@@ -65,12 +67,12 @@ ToolChoice = Annotated[
 
 
 class CalledFunction(BaseModel):
-    """A function as it was called."""
+    """Name and arguments of an earlier function call."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     name: str
-    arguments: str = Field(description="A JSON object.")
+    arguments: str = Field(description="Arguments as a JSON object.")
 
     @field_validator("arguments")
     @classmethod
@@ -85,7 +87,7 @@ class CalledFunction(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """A call that the model made before."""
+    """An earlier tool call of the model."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -94,14 +96,14 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
     def plain(self) -> dict[str, Any]:
-        """As templates want it: the arguments are an object."""
+        """The call as a dictionary for chat templates, with parsed arguments."""
         arguments = from_json(self.function.arguments or "{}", allow_inf_nan=False)
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}
 
 
 def offered_tools(tools: Sequence[Tool], choice: Any) -> list[dict[str, Any]] | None:
-    """The tools that a template gets; ``None`` if there are none or none may be called."""
+    """The tools for the chat template; ``None`` if there are none or none may be called."""
     if not tools or choice == "none":
         return None
     return [tool.model_dump(exclude_none=True) for tool in tools]

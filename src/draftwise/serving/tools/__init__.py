@@ -1,1 +1,1 @@
-"""Functions that a model may call: how they reach its prompt, and how its calls are parsed."""
+"""Tool calling: tools in prompts, constrained calls, and parsers of tool calls."""

@@ -1,4 +1,4 @@
-"""One answer, told apart into content and calls in OpenAI's form."""
+"""Separation of an answer into content and tool calls in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Json = dict[str, Any]
 
 
 class ToolAnswer:
-    """An answer that may call tools.
+    """An answer that may contain tool calls.
 
     Attributes:
-        num_calls: so far.
+        num_calls: number of tool calls so far.
     """
 
     def __init__(self, reader: ToolReader, parallel: bool) -> None:
-        """Begin with an empty answer.
+        """Create an empty answer.
 
         Args:
-            reader: of this answer alone.
+            reader: parser of this answer.
             parallel: keep all calls; otherwise only the first.
         """
         self.num_calls = 0
@@ -29,16 +29,16 @@ class ToolAnswer:
         self._is_dropped = False
 
     def delta(self, text: str, is_last: bool) -> Json:
-        """What a piece of the answer adds; empty if nothing is certain of it yet."""
-        return self._told(self._events(text, is_last))
+        """The delta of a piece of the answer; empty if it cannot be classified yet."""
+        return self._to_delta(self._events(text, is_last))
 
     def message(self, text: str) -> Json:
-        """The whole answer: ``content``, and ``tool_calls`` if there are any."""
-        told = self._told(self._events(text, True))
-        calls = told.get("tool_calls", [])
+        """The complete message: ``content``, and ``tool_calls`` if there are any."""
+        delta = self._to_delta(self._events(text, True))
+        calls = delta.get("tool_calls", [])
         for call in calls:
             del call["index"]
-        content = told.get("content")
+        content = delta.get("content")
         if not calls:
             return {"content": content or ""}
         return {"content": content, "tool_calls": calls}
@@ -47,7 +47,7 @@ class ToolAnswer:
         events = self._reader.read(text)
         return [*events, *self._reader.finish()] if is_last else events
 
-    def _told(self, events: list[Event]) -> Json:
+    def _to_delta(self, events: list[Event]) -> Json:
         content = ""
         calls: list[Json] = []
         for event in events:
@@ -57,21 +57,21 @@ class ToolAnswer:
                 case Call(name):
                     self._is_dropped = not self._parallel and self.num_calls > 0
                     if not self._is_dropped:
-                        calls.append(self._begun(name))
+                        calls.append(self._new_call(name))
                         self.num_calls += 1
                 case Arguments(text) if not self._is_dropped:
                     index = self.num_calls - 1
                     if not calls:
                         calls.append({"index": index, "function": {"arguments": ""}})
                     calls[-1]["function"]["arguments"] += text
-        told: Json = {}
+        delta: Json = {}
         if content:
-            told["content"] = content
+            delta["content"] = content
         if calls:
-            told["tool_calls"] = calls
-        return told
+            delta["tool_calls"] = calls
+        return delta
 
-    def _begun(self, name: str) -> Json:
+    def _new_call(self, name: str) -> Json:
         return {
             "index": self.num_calls,
             "id": f"call_{secrets.token_hex(12)}",

@@ -1,4 +1,4 @@
-"""Answers that were constrained to be calls, for models of any template."""
+"""Required tool calls, generated with a grammar and independent of the chat template."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from draftwise.serving.tools.events import (
     parse_json_start,
 )
 
-# Behind these keys stand values, not schemas.
-_VALUES = frozenset({"const", "default", "enum", "example", "examples"})
-# One way of writing JSON, so that no small model loses itself in whitespace.
-_WRITING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# The values of these keys are not schemas.
+_VALUE_KEYS = frozenset({"const", "default", "enum", "example", "examples"})
+# Fixed whitespace, as small models could otherwise generate whitespace without end.
+_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the arguments of a function are; none are given for a function without parameters."""
-    return {"x-guidance": _WRITING, "type": "object", **(parameters or _EMPTY)}
+    """JSON schema of the arguments of a function; empty for a function without parameters."""
+    return {"x-guidance": _WHITESPACE, "type": "object", **(parameters or _EMPTY)}
 
 
 def calls_schema(
     functions: Sequence[tuple[str, Mapping[str, Any] | None]], parallel: bool
 ) -> dict[str, Any]:
-    """A list of calls, at least one.
+    """JSON schema of a list of at least one call.
 
     Args:
-        functions: name and parameters of each.
-        parallel: whether there may be several calls.
+        functions: name and parameters of each function.
+        parallel: whether the list may contain several calls.
     """
-    definitions, kinds = {}, []
+    definitions, calls = {}, []
     for number, (name, parameters) in enumerate(functions):
-        # Each schema has a place of its own, so that what it refers to within itself is found.
-        place = f"function_{number}"
-        definitions[place] = _moved(arguments_schema(parameters), f"#/$defs/{place}")
-        properties = {"name": {"const": name}, "parameters": {"$ref": f"#/$defs/{place}"}}
-        kinds.append(
+        # Each schema becomes a definition, to which its internal references are adapted.
+        key = f"function_{number}"
+        definitions[key] = _relocate(arguments_schema(parameters), f"#/$defs/{key}")
+        properties = {"name": {"const": name}, "parameters": {"$ref": f"#/$defs/{key}"}}
+        calls.append(
             {
                 "type": "object",
                 "properties": properties,
@@ -50,40 +50,40 @@ def calls_schema(
             }
         )
     schema = {
-        "x-guidance": _WRITING,
+        "x-guidance": _WHITESPACE,
         "type": "array",
         "minItems": 1,
-        "items": {"anyOf": kinds},
+        "items": {"anyOf": calls},
         "$defs": definitions,
     }
     return schema if parallel else schema | {"maxItems": 1}
 
 
-def _moved(schema: Any, place: str) -> Any:
-    """A schema whose references to itself lead to its new place."""
+def _relocate(schema: Any, path: str) -> Any:
+    """Copy a schema with its internal references prefixed by a path."""
     if isinstance(schema, list):
-        return [_moved(each, place) for each in schema]
+        return [_relocate(each, path) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {}
+    relocated = {}
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            moved[key] = place + value[1:]
+            relocated[key] = path + value[1:]
         else:
-            moved[key] = value if key in _VALUES else _moved(value, place)
-    return moved
+            relocated[key] = value if key in _VALUE_KEYS else _relocate(value, path)
+    return relocated
 
 
 class NamedCallReader:
-    """Reads an answer that is the arguments of one function."""
+    """Parser of an answer that consists of the arguments of one function."""
 
     def __init__(self, name: str) -> None:
-        """Begin with an empty answer to a request for this function."""
+        """Create the parser of a call of this function."""
         self._name = name
         self._has_begun = False
 
     def read(self, text: str) -> list[Event]:
-        """Take the next piece of the answer."""
+        """Parse the next piece of the answer."""
         if not text:
             return []
         events: list[Event] = [] if self._has_begun else [Call(self._name)]
@@ -91,39 +91,39 @@ class NamedCallReader:
         return [*events, Arguments(text)]
 
     def finish(self) -> list[Event]:
-        """The answer has ended."""
+        """End the answer."""
         return []
 
 
 class CallListReader:
-    """Reads an answer that is a list of calls; one that was cut off is text."""
+    """Parser of an answer that is a list of calls; an incomplete call becomes text."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Begin with an empty answer.
+        """Create the parser of one answer.
 
         Args:
-            names: of the functions that may be called.
+            names: names of the functions that may be called.
         """
         self._names = names
         self._unread = ""
 
     def read(self, text: str) -> list[Event]:
-        """Take the next piece of the answer."""
+        """Parse the next piece of the answer."""
         self._unread += text
         events: list[Event] = []
         while True:
-            begun = self._unread.lstrip("[, \t\r\n")
+            rest = self._unread.lstrip("[, \t\r\n")
             try:
-                value, end = parse_json_start(begun)
+                value, end = parse_json_start(rest)
             except ValueError:
                 return events  # incomplete
             call = call_events(value, self._names, "parameters")
             if call is None:
                 return events
             events += call
-            self._unread = begun[end:]
+            self._unread = rest[end:]
 
     def finish(self) -> list[Event]:
-        """The answer has ended."""
+        """End the answer and return the remaining text."""
         rest, self._unread = self._unread.strip("[, \t\r\n"), ""
         return [Text(rest)] if rest.strip("], \t\r\n") else []

@@ -1,4 +1,4 @@
-"""What is read from an answer: text, and calls of functions."""
+"""Events that parsers of tool calls emit, and helpers of the parsers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function begins."""
+    """Start of a function call."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A piece of the JSON object with the arguments of the call that began last."""
+    """A piece of the JSON object with the arguments of the current call."""
 
     text: str
 
@@ -33,48 +33,48 @@ Event = Text | Call | Arguments
 
 
 class ToolReader(Protocol):
-    """Tells text and calls apart while an answer comes.
+    """Incremental parser that separates an answer into text and calls.
 
-    However the answer is cut into pieces, the same calls and the same text come out.
+    The result does not depend on how the answer is split into pieces.
     """
 
     def read(self, text: str) -> list[Event]:
-        """Take the next piece of the answer."""
+        """Parse the next piece of the answer."""
 
     def finish(self) -> list[Event]:
-        """The answer has ended; what was held back comes out."""
+        """End the answer and return the events of text that was held back."""
 
 
 class Content:
-    """Text for the user, whose trailing whitespace is held back: it is dropped before a call."""
+    """Text for the user. Trailing whitespace is held back, because it is dropped before a call."""
 
     def __init__(self) -> None:
         self._space = ""
 
     def add(self, text: str) -> list[Event]:
-        """More text."""
+        """Append text and return the events of text that is not held back."""
         text = self._space + text
         kept = text.rstrip()
         self._space = text[len(kept) :]
         return [Text(kept)] if kept else []
 
     def drop_space(self) -> None:
-        """A call follows."""
+        """Drop the whitespace that is held back, because a call follows."""
         self._space = ""
 
     def finish(self) -> list[Event]:
-        """Nothing follows, and there was no call."""
+        """Return the whitespace that is held back, because no call follows."""
         space, self._space = self._space, ""
         return [Text(space)] if space else []
 
 
 def call_events(value: Any, names: Collection[str], arguments_key: str) -> list[Event] | None:
-    """The events of a call; ``None`` if the value is no call of a function that was offered.
+    """Create the events of a call; ``None`` if the value is not a call of a known function.
 
     Args:
-        value: from JSON, such as ``{"name": "add", "arguments": {"a": 1}}``.
-        names: of the functions that were offered.
-        arguments_key: where the arguments are.
+        value: parsed JSON, such as ``{"name": "add", "arguments": {"a": 1}}``.
+        names: names of the functions that may be called.
+        arguments_key: key of the arguments.
     """
     if not isinstance(value, dict):
         return None
@@ -83,27 +83,30 @@ def call_events(value: Any, names: Collection[str], arguments_key: str) -> list[
         return None
     try:
         return [Call(name), Arguments(_json(arguments))]
-    except RecursionError:  # what could just be read may be too deep to be written
+    except RecursionError:  # the nesting limit of the encoder may be lower than the decoder's
         return None
 
 
 def parse_json(text: str) -> Any:
-    """A JSON value.
+    """Parse a JSON value.
 
     Raises:
-        ValueError: the text is not one.
+        ValueError: the text is not JSON.
     """
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_reject_constant)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
 def parse_json_start(text: str) -> tuple[Any, int]:
-    """The JSON value that a text begins with, and where it ends.
+    """Parse the JSON value at the beginning of a text.
+
+    Returns:
+        The value, and the index of its end.
 
     Raises:
-        ValueError: the text begins with none, or with an incomplete one.
+        ValueError: the text does not begin with a complete JSON value.
     """
     try:
         return _decoder.raw_decode(text)
@@ -112,7 +115,7 @@ def parse_json_start(text: str) -> tuple[Any, int]:
 
 
 def held_back(text: str, tag: str) -> int:
-    """Length of the longest end of a text with which a tag may begin."""
+    """Length of the longest suffix of a text that is a proper prefix of a tag."""
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if tag.startswith(text[-length:]):
             return length
@@ -123,13 +126,13 @@ def _json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can write
+    except UnicodeEncodeError:  # an unpaired surrogate, which must be escaped
         return json.dumps(value)
     return text
 
 
-def _refuse(constant: str) -> NoReturn:
+def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-_decoder = json.JSONDecoder(parse_constant=_refuse)
+_decoder = json.JSONDecoder(parse_constant=_reject_constant)

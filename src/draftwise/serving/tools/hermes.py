@@ -1,4 +1,4 @@
-"""Calls as Hermes and Qwen write them: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
+"""Tool calls of Hermes and Qwen: ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 
 
 class HermesReader:
-    """Reads calls between tags; the last may lack its closing tag. Malformed ones are text."""
+    """Parser of calls between tags. Malformed calls become text.
+
+    The closing tag of the last call is optional.
+    """
 
     def __init__(self, names: Collection[str]) -> None:
-        """Begin with an empty answer.
+        """Create the parser of one answer.
 
         Args:
-            names: of the functions that may be called.
+            names: names of the functions that may be called.
         """
         self._names = names
         self._content = Content()
@@ -24,7 +27,7 @@ class HermesReader:
         self._is_inside = self._has_called = False
 
     def read(self, text: str) -> list[Event]:
-        """Take the next piece of the answer."""
+        """Parse the next piece of the answer."""
         self._unread += text
         events: list[Event] = []
         while True:
@@ -42,7 +45,7 @@ class HermesReader:
         return events
 
     def finish(self) -> list[Event]:
-        """The answer has ended."""
+        """End the answer and return the events of text that was held back."""
         unread, self._unread = self._unread, ""
         events = self._call(unread, "") if self._is_inside else self._content.add(unread)
         self._is_inside = False
@@ -51,7 +54,7 @@ class HermesReader:
         return events
 
     def _call(self, between: str, end: str) -> list[Event]:
-        """What stands behind an opening tag."""
+        """The events of the text after an opening tag."""
         try:
             events = call_events(parse_json(between), self._names, "arguments")
         except ValueError:

@@ -1,7 +1,7 @@
-"""Calls as Llama 3 writes them: ``{"name": …, "parameters": {…}}`` in place of a text.
+"""Tool calls of Llama 3: ``{"name": …, "parameters": {…}}`` instead of text.
 
-Several are separated by semicolons. They may stand behind ``<|python_tag|>``, and then behind
-text, too.
+Several calls are separated by semicolons. ``<|python_tag|>`` may precede calls, and then text may
+precede the tag.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ from draftwise.serving.tools.events import (
 
 _TAG = "<|python_tag|>"
 _SEPARATORS = " \t\r\n;"
-# With one of these a call begins; other JSON is an answer, and is not held back.
-_BEGINNINGS = ('{"name"', '{"type"', '{"parameters"', '{"function"')
+# Prefixes of calls. Other JSON is text and is not held back.
+_CALL_PREFIXES = ('{"name"', '{"type"', '{"parameters"', '{"function"')
 
 
-class _Where(Enum):
-    START = auto()  # nothing but whitespace has come
-    TEXT = auto()  # calls only come behind the tag
+class _State(Enum):
+    START = auto()  # only whitespace so far
+    TEXT = auto()  # calls may only follow the tag
     CALLS = auto()
-    REST = auto()  # no call comes any more
+    REST = auto()  # no more calls; the rest is text
 
 
 class Llama3JsonReader:
-    """Reads calls in JSON. Malformed ones, and all that follows them, are text."""
+    """Parser of calls in JSON. A malformed call and everything after it become text."""
 
     def __init__(self, names: Collection[str]) -> None:
-        """Begin with an empty answer.
+        """Create the parser of one answer.
 
         Args:
-            names: of the functions that may be called.
+            names: names of the functions that may be called.
         """
         self._names = names
         self._content = Content()
         self._unread = ""
-        self._where = _Where.START
+        self._state = _State.START
         self._has_called = False
 
     def read(self, text: str) -> list[Event]:
-        """Take the next piece of the answer."""
+        """Parse the next piece of the answer."""
         self._unread += text
         events: list[Event] = []
-        if self._where is _Where.START:
-            begun = self._unread.lstrip()
-            if begun.startswith("{"):
-                self._where = _Where.CALLS
-            elif begun and not _TAG.startswith(begun):
-                self._where = _Where.TEXT
-        if self._where is _Where.TEXT:
+        if self._state is _State.START:
+            rest = self._unread.lstrip()
+            if rest.startswith("{"):
+                self._state = _State.CALLS
+            elif rest and not _TAG.startswith(rest):
+                self._state = _State.TEXT
+        if self._state is _State.TEXT:
             start = self._unread.find(_TAG)
             end = len(self._unread) - held_back(self._unread, _TAG) if start < 0 else start
             events += self._content.add(self._unread[:end])
             self._unread = self._unread[end:]
             if start >= 0:
-                self._where = _Where.CALLS
-        if self._where is _Where.CALLS:
+                self._state = _State.CALLS
+        if self._state is _State.CALLS:
             events += self._calls()
-        if self._where is _Where.REST:
+        if self._state is _State.REST:
             events += self._content.add(self._unread)
             self._unread = ""
         return events
 
     def finish(self) -> list[Event]:
-        """The answer has ended."""
+        """End the answer and return the events of text that was held back."""
         events: list[Event] = []
         if not (self._has_called and not self._unread.strip(_SEPARATORS)):
             events += self._content.add(self._unread)
@@ -80,28 +80,28 @@ class Llama3JsonReader:
         return events
 
     def _calls(self) -> list[Event]:
-        """The calls that are complete."""
+        """The events of complete calls."""
         events: list[Event] = []
         while True:
-            begun = self._unread.lstrip(_SEPARATORS if self._has_called else None)
-            begun = begun.removeprefix(_TAG).lstrip() if not self._has_called else begun
-            beginning = "".join(begun[:200].split())
+            rest = self._unread.lstrip(_SEPARATORS if self._has_called else None)
+            rest = rest.removeprefix(_TAG).lstrip() if not self._has_called else rest
+            prefix = "".join(rest[:200].split())
             if not any(
-                each.startswith(beginning) or beginning.startswith(each) for each in _BEGINNINGS
+                each.startswith(prefix) or prefix.startswith(each) for each in _CALL_PREFIXES
             ):
-                self._where = _Where.REST
+                self._state = _State.REST
                 return events
             try:
-                value, end = parse_json_start(begun)
+                value, end = parse_json_start(rest)
             except ValueError:
-                return events  # it may be incomplete
-            # Some write "arguments", as they have seen it elsewhere.
+                return events  # the call may be incomplete
+            # Some models write "arguments" instead of "parameters".
             key = "arguments" if isinstance(value, dict) and "arguments" in value else "parameters"
             call = call_events(value, self._names, key)
             if call is None:
-                self._where = _Where.REST
+                self._state = _State.REST
                 return events
             self._content.drop_space()
             self._has_called = True
-            self._unread = begun[end:]
+            self._unread = rest[end:]
             events += call

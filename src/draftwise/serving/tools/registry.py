@@ -1,4 +1,4 @@
-"""The forms of calls that can be read, and which of them a chat template asks for."""
+"""Registry of the parsers of tool calls, and detection of the parser for a chat template."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ PARSERS: Mapping[str, Callable[[Collection[str]], ToolReader]] = {
 }
 
 
-def recognise(template: Any) -> str | None:
-    """The parser for what a chat template tells the model to write; ``None`` if none is known.
+def detect_parser(template: Any) -> str | None:
+    """Detect the parser for the calls that a chat template prescribes; ``None`` if unknown.
 
     Args:
-        template: Jinja text, several by name, or ``None``, as tokenizers have it.
+        template: attribute ``chat_template`` of a tokenizer: Jinja source, a mapping from names to
+            sources, or ``None``.
     """
     if isinstance(template, dict):
         template = template.get("tool_use") or template.get("default")
     if not isinstance(template, str):
         return None
-    # Qwen3-Coder puts XML between the same tags.
+    # Qwen3-Coder uses XML between the same tags.
     if "<tool_call>" in template and "<function=" not in template:
         return "hermes"
     if '"parameters"' in template and ("<|python_tag|>" in template or "ipython" in template):

@@ -1,1 +1,1 @@
-"""For vLLM's V1 model runner."""
+"""Draft proposer and companion for vLLM's V1 model runner."""

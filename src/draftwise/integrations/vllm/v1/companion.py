@@ -1,4 +1,4 @@
-"""A third model inside vLLM, that reads what the draft wrote (V1 model runner)."""
+"""The companion: a third model inside vLLM that scores drafts (V1 model runner)."""
 
 from __future__ import annotations
 
@@ -17,28 +17,33 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 
 from draftwise.integrations.vllm.companion import as_draft
-from draftwise.integrations.vllm.drafting import DraftReader, TokensAt
-from draftwise.integrations.vllm.following import Drafted, Integers, Packed, slots_of
+from draftwise.integrations.vllm.paged_cache import (
+    DraftedRequests,
+    Integers,
+    PackedSpans,
+    slot_mapping,
+)
+from draftwise.integrations.vllm.scoring import DraftScorer, TokensAt
 
 
 class CompanionModel(DraftModelProposer):  # type: ignore[misc]
-    """The companion: loaded as a draft model is, with keys and values in the same blocks."""
+    """A companion, loaded as a draft model, with its keys and values in the same blocks."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, name: str) -> None:
-        """Set up; nothing is loaded yet.
+        """Set up without loading the model.
 
         Args:
-            vllm_config: with a ``draft_model`` speculative config.
-            device: of the worker.
-            name: folder or hub id.
+            vllm_config: a configuration with a ``draft_model`` speculative config.
+            device: the worker's device.
+            name: folder or hub id of the companion.
 
         Raises:
-            UnsupportedModelError: the model cannot be the companion of these two.
+            UnsupportedModelError: vLLM cannot use the model with this target.
         """
         config = copy.copy(vllm_config)
         config.speculative_config = as_draft(vllm_config, name)
         super().__init__(config, device)
-        self._reader: DraftReader | None = None
+        self._scorer: DraftScorer | None = None
         self._metadata: CommonAttentionMetadata | None = None
         self._blocks: Integers = np.zeros((0, 0), dtype=np.int64)
 
@@ -50,48 +55,49 @@ class CompanionModel(DraftModelProposer):  # type: ignore[misc]
         return model
 
     def initialize_attn_backend(self, kv_cache_config: Any, kernel_block_sizes: Any = None) -> None:
-        """As vLLM does; from then on it is known how large blocks are."""
+        """See vLLM; then set up scoring, which needs the block size."""
         super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
-        self._reader = DraftReader(self._read, self.block_size, self.max_num_tokens)
+        self._scorer = DraftScorer(self._forward_packed, self.block_size, self.max_num_tokens)
 
     @torch.inference_mode()
-    def judge(
+    def score(
         self,
-        drafted: Drafted,
+        drafted: DraftedRequests,
         tokens_at: TokensAt,
         metadata: CommonAttentionMetadata,
         running: Sequence[str],
     ) -> Tensor:
-        """What it thinks of drafts.
+        """Compute the logits of drafted tokens.
 
         Args:
             drafted: at least one request.
-            tokens_at: tokens of texts and drafts.
-            metadata: of the target's pass, with the blocks of the whole batch.
-            running: names of all requests of the batch.
+            tokens_at: token ids of texts and drafts.
+            metadata: attention metadata of the target's pass, with the batch's block table.
+            running: ids of all requests of the batch.
 
         Returns:
-            ``[drafted tokens, vocab]`` logits at the place of each drafted token, request after
-            request.
+            Logits ``[drafted tokens, vocab]`` at each drafted token's position, request by request.
         """
-        assert self._reader is not None
+        assert self._scorer is not None
         self._metadata = metadata
         self._blocks = metadata.block_table_tensor.cpu().numpy().astype(np.int64)
-        return self._reader.judge(drafted, tokens_at, self._blocks, running)
+        return self._scorer.score(drafted, tokens_at, self._blocks, running)
 
-    def _read(self, packed: Packed, tokens: Tensor, wanted: Integers) -> Tensor:
-        """One pass: logits of the tokens that are wanted."""
+    def _forward_packed(
+        self, packed: PackedSpans, tokens: Tensor, logit_indices: Integers
+    ) -> Tensor:
+        """Run one pass; logits of the tokens with the given indices."""
         assert self._metadata is not None
         num_tokens = len(tokens)
 
-        def there(values: Integers, dtype: torch.dtype) -> Tensor:
+        def to_device(values: Integers, dtype: torch.dtype) -> Tensor:
             return torch.from_numpy(values).to(self.device, dtype)
 
-        positions = there(packed.positions, torch.int64)
-        slots = there(slots_of(packed, self._blocks, self.block_size), torch.int64)
+        positions = to_device(packed.positions, torch.int64)
+        slots = to_device(slot_mapping(packed, self._blocks, self.block_size), torch.int64)
         starts_cpu = torch.from_numpy(packed.starts.astype(np.int32))
-        lengths = there(packed.lengths, torch.int32)
-        of_pass = self._metadata.replace(
+        lengths = to_device(packed.lengths, torch.int32)
+        pass_metadata = self._metadata.replace(
             query_start_loc=starts_cpu.to(self.device),
             query_start_loc_cpu=starts_cpu,
             seq_lens=lengths,
@@ -100,7 +106,9 @@ class CompanionModel(DraftModelProposer):  # type: ignore[misc]
             num_actual_tokens=num_tokens,
             max_query_len=int(np.diff(packed.starts).max()),
             max_seq_len=int(packed.lengths.max()),
-            block_table_tensor=self._metadata.block_table_tensor[there(packed.rows, torch.int64)],
+            block_table_tensor=self._metadata.block_table_tensor[
+                to_device(packed.rows, torch.int64)
+            ],
             slot_mapping=slots,
             positions=None,
             is_prefilling=None,
@@ -110,11 +118,11 @@ class CompanionModel(DraftModelProposer):  # type: ignore[misc]
         )
         self.input_ids[:num_tokens] = tokens
         self._set_positions(num_tokens, positions)
-        _, of_layers = self.build_per_group_and_layer_attn_metadata(of_pass)
+        _, layer_metadata = self.build_per_group_and_layer_attn_metadata(pass_metadata)
         mode, num_padded, across = self._determine_batch_execution_and_padding(num_tokens)
         inputs, num_slots = self.build_model_inputs_first_pass(num_tokens, num_padded, None)
         with set_forward_context(
-            of_layers,
+            layer_metadata,
             self.vllm_config,
             num_tokens=num_padded,
             num_tokens_across_dp=across,
@@ -122,5 +130,5 @@ class CompanionModel(DraftModelProposer):  # type: ignore[misc]
             slot_mapping=self._get_slot_mapping(num_slots, slots),
         ):
             hidden = self.model(**inputs)
-        logits: Tensor = self.model.compute_logits(hidden[there(wanted, torch.int64)])
+        logits: Tensor = self.model.compute_logits(hidden[to_device(logit_indices, torch.int64)])
         return logits

@@ -1,4 +1,4 @@
-"""vLLM's draft model, steered by a policy of ours (V1 model runner)."""
+"""vLLM's draft model, controlled by a policy (V1 model runner)."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Draft
 from draftwise.errors import UnsupportedModelError
-from draftwise.integrations.vllm.drafting import Drafting, Enough, drafted_requests
-from draftwise.integrations.vllm.following import Integers
+from draftwise.integrations.vllm.hooks import DraftHooks, StopDrafting
+from draftwise.integrations.vllm.paged_cache import Integers
+from draftwise.integrations.vllm.scoring import drafted_requests
 from draftwise.integrations.vllm.steering import Steering
-from draftwise.integrations.vllm.steps import Member, verified_of
+from draftwise.integrations.vllm.steps import RequestView, verified_by_request
 from draftwise.integrations.vllm.v1.companion import CompanionModel
 
-# Temperatures below are greedy, as in vLLM's sampler.
+# Temperatures below this are greedy, as in vLLM's sampler.
 _GREEDY = 1e-5
 
 
 class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
-    """Drafts with vLLM's own loop, ends it where the policy says so, and sends what it selects.
+    """vLLM's proposer, whose drafting loop ends early and whose drafts are selected by a policy.
 
-    The loop asks for a token in :meth:`_sample_draft_tokens`; there the policy is asked, and an
-    exception leaves the loop when nobody goes on. What a request has drafted beyond its end is cut.
+    vLLM's loop samples each token in :meth:`_sample_draft_tokens`. The override asks the policy,
+    and an exception leaves the loop when no request goes on. Tokens that a request drafted after
+    its end are dropped.
 
     Attributes:
-        drafting: asks the policy.
-        companion: judges drafts; ``None`` for nobody.
-        rests: whether :meth:`dummy_run` does nothing, so that the target can be timed alone.
+        hooks: asks the policy.
+        companion: scores drafts; ``None`` without a companion.
+        skips_dummy_runs: whether :meth:`dummy_run` does nothing, so that the target is timed alone.
     """
 
     def __init__(
@@ -46,28 +48,28 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         steering: Steering,
         companion: CompanionModel | None,
     ) -> None:
-        """Set up; models are not loaded yet.
+        """Set up without loading the models.
 
         Args:
-            vllm_config: with a ``draft_model`` speculative config.
-            device: of the worker.
+            vllm_config: a configuration with a ``draft_model`` speculative config.
+            device: the worker's device.
             runner: the V1 model runner.
-            steering: with the policy.
-            companion: judges drafts; ``None`` for nobody.
+            steering: drives the policy.
+            companion: scores drafts; ``None`` without a companion.
         """
         super().__init__(vllm_config, device, runner)
-        self.drafting = Drafting(steering)
+        self.hooks = DraftHooks(steering)
         self.companion = companion
-        self.rests = False
+        self.skips_dummy_runs = False
         self._runner = runner
-        self._most: int = vllm_config.speculative_config.num_speculative_tokens
+        self._max_draft_length: int = vllm_config.speculative_config.num_speculative_tokens
         self._gained: list[list[int]] = []
-        self._num_sent: list[int] | None = None
+        self._num_verified: list[int] | None = None
         self._drawn: list[Tensor] = []
         self._probs: list[Tensor] = []
 
-    def take_place(self) -> None:
-        """Draft for the model runner from now on."""
+    def install(self) -> None:
+        """Replace the model runner's drafter."""
         self._runner.drafter = self
 
     def load_model(self, target_model: nn.Module) -> None:
@@ -77,7 +79,7 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
             self.companion.load_model(target_model)
 
     def initialize_attn_backend(self, kv_cache_config: Any, kernel_block_sizes: Any = None) -> None:
-        """Of both small models."""
+        """Initialise the attention of the draft and the companion."""
         super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
         if self.companion is None:
             return
@@ -85,35 +87,35 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         if self.companion.kv_cache_gid != self.kv_cache_gid:
             raise UnsupportedModelError(
                 "draftwise.companion",
-                "vLLM keeps its keys and values apart from the draft's; its attention must be of "
-                "the same kind",
+                "its attention must be of the same kind as the draft's, so that vLLM stores their "
+                "keys and values in the same blocks",
             )
 
     def initialize_cudagraph_keys(self, cudagraph_mode: Any) -> None:
-        """Of both small models."""
+        """Initialise the CUDA graphs of the draft and the companion."""
         super().initialize_cudagraph_keys(cudagraph_mode)
         if self.companion is not None:
             self.companion.initialize_cudagraph_keys(cudagraph_mode)
 
     def dummy_run(self, *args: Any, **kwargs: Any) -> None:
-        """Of both small models."""
-        if self.rests:
+        """Run the draft and the companion on dummy inputs."""
+        if self.skips_dummy_runs:
             return
         super().dummy_run(*args, **kwargs)
         if self.companion is not None:
             self.companion.dummy_run(*args, **kwargs)
 
     def draft_pass(self, num_tokens: int) -> None:
-        """One pass of the draft over so many requests, to be timed."""
-        super().dummy_run(num_tokens, is_graph_capturing=True)  # which makes it one only
+        """Run one pass of the draft over ``num_tokens`` requests, to be timed."""
+        super().dummy_run(num_tokens, is_graph_capturing=True)  # a single pass when capturing
 
     def companion_pass(self, num_tokens: int) -> None:
-        """One pass of the companion over so many tokens, to be timed."""
+        """Run one pass of the companion over ``num_tokens`` tokens, to be timed."""
         assert self.companion is not None
         self.companion.dummy_run(num_tokens, is_graph_capturing=True)
 
     def prepare_next_token_ids_padded(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """As vLLM does; remembers which tokens each request gained."""
+        """See vLLM; also records the tokens that each request gained."""
         next_tokens, num_valid = super().prepare_next_token_ids_padded(*args, **kwargs)
         sampled = args[0] if args else kwargs["sampled_token_ids"]
         self._gained = [
@@ -127,8 +129,8 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         spec_decode_metadata: SpecDecodeMetadata,
         valid_sampled_tokens_count: Tensor,
     ) -> tuple[CommonAttentionMetadata, Tensor, Tensor]:
-        """As vLLM does; remembers how many drafted tokens each request had verified."""
-        self._num_sent = list(spec_decode_metadata.num_draft_tokens)
+        """See vLLM; also records the number of verified drafted tokens of each request."""
+        self._num_verified = list(spec_decode_metadata.num_draft_tokens)
         return super().prepare_inputs_padded(  # type: ignore[no-any-return]
             common_attn_metadata, spec_decode_metadata, valid_sampled_tokens_count
         )
@@ -147,15 +149,15 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         num_rejected_tokens_gpu: Tensor | None = None,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """What to verify of each request in the next step; of different lengths."""
-        members = self._members(num_speculative_tokens)
-        sent, self._num_sent = self._num_sent or [0] * len(members), None
-        names = [member.name for member in members]
-        limit = self.drafting.begin(
-            members,
-            verified_of(names, sent, [len(gained) for gained in self._gained]),
+        """Draft; the tokens of each request to verify in the next step, of different lengths."""
+        views = self._views(num_speculative_tokens)
+        num_verified, self._num_verified = self._num_verified or [0] * len(views), None
+        names = [view.name for view in views]
+        limit = self.hooks.begin(
+            views,
+            verified_by_request(names, num_verified, [len(gained) for gained in self._gained]),
             int(common_attn_metadata.query_start_loc_cpu[-1]),
-            _controls(sampling_metadata, len(members), self.device),
+            _controls(sampling_metadata, len(views), self.device),
         )
         self._drawn, self._probs = [], []
         try:
@@ -172,41 +174,41 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
                 num_rejected_tokens_gpu=num_rejected_tokens_gpu,
                 slot_mappings=slot_mappings,
             )
-        except Enough:
+        except StopDrafting:
             pass
         finally:
-            self.num_speculative_tokens = self._most
+            self.num_speculative_tokens = self._max_draft_length
 
-        def judge(draft: Draft) -> Tensor:
-            return self._judge(draft, members, common_attn_metadata)
+        def score(draft: Draft) -> Tensor:
+            return self._score(draft, views, common_attn_metadata)
 
         drafts = torch.stack(self._drawn, dim=1) if self._drawn else None
-        lengths = self.drafting.finish(None if self.companion is None else judge)
+        lengths = self.hooks.finish(None if self.companion is None else score)
         self._last_draft_probs = (
             torch.stack(self._probs, dim=1).contiguous() if self._probs else None
         )
         if drafts is None:
-            return [[] for _ in members]
+            return [[] for _ in views]
         tokens = drafts.tolist()
         return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
     def _sample_draft_tokens(
         self, hidden_states: Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[Tensor, Tensor | None]:
-        """Draw as vLLM does, and ask the policy."""
+        """See vLLM; also asks the policy who goes on."""
         logits = self.model.compute_logits(hidden_states)
-        believed = self.drafting.beliefs(logits)
+        soft_probs = self.hooks.soft_probabilities(logits)
         tokens, probs = self._sample_from_logits(logits, sampling_metadata)
         self._drawn.append(tokens)
         if probs is not None:
             self._probs.append(probs)
-        self.drafting.drawn(tokens, believed)
+        self.hooks.drawn(tokens, soft_probs)
         return tokens, probs
 
-    def _members(self, most: int) -> list[Member]:
-        """The requests of the step, with what they just gained."""
+    def _views(self, max_draft_length: int) -> list[RequestView]:
+        """The requests of the step, including the tokens that they just gained."""
         batch, requests = self._runner.input_batch, self._runner.requests
-        members = []
+        views = []
         for row, name in enumerate(batch.req_ids):
             request = requests[name]
             params = request.sampling_params
@@ -216,44 +218,45 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
             left = self.max_model_len - num_tokens - 1
             if params is not None and params.max_tokens is not None:
                 left = min(left, params.max_tokens - num_output - 1)
-            room = max(0, min(left, most)) if num_gained else 0
+            room = max(0, min(left, max_draft_length)) if num_gained else 0
             greedy = params is None or params.temperature < _GREEDY
-            members.append(Member(name, num_tokens, max(num_output, 0), room, greedy))
-        return members
+            views.append(RequestView(name, num_tokens, max(num_output, 0), room, greedy))
+        return views
 
-    def _judge(
-        self, draft: Draft, members: list[Member], metadata: CommonAttentionMetadata
+    def _score(
+        self, draft: Draft, views: list[RequestView], metadata: CommonAttentionMetadata
     ) -> Tensor:
-        """What the companion thinks of a draft."""
+        """The companion's logits of a draft."""
         assert self.companion is not None
-        names = [member.name for member in members]
-        texts = np.array([member.num_tokens for member in members], dtype=np.int64)
-        drafted = drafted_requests(draft, names, texts)
-        before = self._runner.input_batch.num_tokens_no_spec[: len(members)]
-        read = self._runner.input_batch.token_ids_cpu
-        # Behind what vLLM has written down of each text: what it just gained, and its draft.
-        behind = np.zeros((len(members), self._most + 1 + draft.tokens.shape[1]), dtype=np.int64)
+        names = [view.name for view in views]
+        text_lengths = np.array([view.num_tokens for view in views], dtype=np.int64)
+        drafted = drafted_requests(draft, names, text_lengths)
+        stored_lengths = self._runner.input_batch.num_tokens_no_spec[: len(views)]
+        stored = self._runner.input_batch.token_ids_cpu
+        # Tokens that vLLM has not stored yet: those that a request just gained, then its draft.
+        width = self._max_draft_length + 1 + draft.tokens.shape[1]
+        new = np.zeros((len(views), width), dtype=np.int64)
         for row, gained in enumerate(self._gained):
-            behind[row, : len(gained)] = gained
-        places = (texts - before)[:, None] + np.arange(draft.tokens.shape[1])
-        np.put_along_axis(behind, places, draft.tokens.cpu().numpy(), axis=1)
+            new[row, : len(gained)] = gained
+        places = (text_lengths - stored_lengths)[:, None] + np.arange(draft.tokens.shape[1])
+        np.put_along_axis(new, places, draft.tokens.cpu().numpy(), axis=1)
 
         def tokens_at(owners: Integers, positions: Integers) -> Tensor:
-            late = positions - before[owners]
+            index = positions - stored_lengths[owners]
             tokens = np.where(
-                late < 0,
-                read[owners, np.minimum(positions, read.shape[1] - 1)],
-                behind[owners, np.maximum(late, 0)],
+                index < 0,
+                stored[owners, np.minimum(positions, stored.shape[1] - 1)],
+                new[owners, np.maximum(index, 0)],
             )
             return torch.from_numpy(tokens).to(self.device, self.input_ids.dtype)
 
-        return self.companion.judge(drafted, tokens_at, metadata, names)
+        return self.companion.score(drafted, tokens_at, metadata, names)
 
 
 def _controls(
     sampling_metadata: SamplingMetadata, batch_size: int, device: torch.device
 ) -> LogitControls:
-    """Temperatures of a batch, 0 where a request is greedy; vLLM's draft knows no other setting."""
+    """The batch's temperatures, 0 for greedy requests. vLLM's draft ignores all other controls."""
     temperature = sampling_metadata.temperature
     if sampling_metadata.all_greedy or temperature is None:
         return LogitControls(torch.zeros(batch_size, device=device), all_greedy=True)

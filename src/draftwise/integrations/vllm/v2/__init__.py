@@ -1,1 +1,1 @@
-"""For vLLM's V2 model runner."""
+"""Speculator and companion for vLLM's V2 model runner."""

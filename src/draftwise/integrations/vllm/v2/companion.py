@@ -1,4 +1,4 @@
-"""A third model inside vLLM, that reads what the draft wrote (V2 model runner)."""
+"""The companion: a third model inside vLLM that scores drafts (V2 model runner)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 
 from draftwise.errors import UnsupportedModelError
 from draftwise.integrations.vllm.companion import as_draft
-from draftwise.integrations.vllm.drafting import DraftReader, TokensAt
-from draftwise.integrations.vllm.following import Drafted, Integers, Packed
+from draftwise.integrations.vllm.paged_cache import DraftedRequests, Integers, PackedSpans
+from draftwise.integrations.vllm.scoring import DraftScorer, TokensAt
 
 
 @dataclass(frozen=True)
 class _Memory:
-    """Where keys and values are.
+    """The companion's part of vLLM's KV cache.
 
     Attributes:
-        config: of all models' keys and values.
-        tables: blocks of the requests.
-        group: of those in ``config`` the one that the companion's layers are in.
-        attention: what builds the metadata of its layers, by group.
-        slots: ``[groups, tokens]`` int64 to write in.
-        reader: says what to read.
+        config: configuration of the KV cache of all models.
+        tables: block tables of the requests.
+        group: index of the companion's group in ``config``.
+        attention: attention groups of the companion's layers.
+        slots: ``[groups, tokens]`` int64 buffer for slot mappings.
+        scorer: scores drafts with this cache.
     """
 
     config: KVCacheConfig
@@ -46,34 +46,34 @@ class _Memory:
     group: int
     attention: list[list[object]]
     slots: Tensor
-    reader: DraftReader
+    scorer: DraftScorer
 
 
 class CompanionModel:
-    """The companion: loaded as a draft model is, with keys and values in blocks of its own kind."""
+    """A companion, loaded as a draft model, with its keys and values in a group of the KV cache."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, name: str) -> None:
-        """Set up; nothing is loaded yet.
+        """Set up without loading the model.
 
         Args:
-            vllm_config: with a ``draft_model`` speculative config.
-            device: of the worker.
-            name: folder or hub id.
+            vllm_config: a configuration with a ``draft_model`` speculative config.
+            device: the worker's device.
+            name: folder or hub id of the companion.
 
         Raises:
-            UnsupportedModelError: the model cannot be the companion of these two.
+            UnsupportedModelError: vLLM cannot use the model with this target.
         """
         self._vllm_config = vllm_config
         self._device = device
         self._config = as_draft(vllm_config, name)
-        self._most_tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
+        self._max_tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
         self._model: nn.Module | None = None
         self._layers: set[str] = set()
         self._memory: _Memory | None = None
         self._requests: Tensor = torch.zeros(0)
 
     def load_model(self) -> None:
-        """Load it; its layers get keys and values as any other's."""
+        """Load the model and register its attention layers for vLLM's KV cache."""
         before = self._attention_layers()
         config = replace(
             self._vllm_config,
@@ -88,14 +88,14 @@ class CompanionModel:
         self._layers = self._attention_layers() - before
 
     def set_attn(self, config: KVCacheConfig, tables: BlockTables) -> None:
-        """From now on there are keys and values.
+        """Set up attention and scoring after vLLM has allocated the KV cache.
 
         Args:
-            config: of all models' keys and values.
-            tables: blocks of the requests.
+            config: configuration of the KV cache of all models.
+            tables: block tables of the requests.
 
         Raises:
-            UnsupportedModelError: its layers' keys and values are not all of one kind.
+            UnsupportedModelError: the companion's layers are not all in one group of the cache.
         """
         groups = [
             number
@@ -104,7 +104,7 @@ class CompanionModel:
         ]
         if len(groups) != 1:
             raise UnsupportedModelError(
-                "draftwise.companion", "its layers must all attend in the same way"
+                "draftwise.companion", "its layers must all have the same kind of attention"
             )
         attention, _, _ = init_attn_backend(
             config, self._vllm_config, self._device, active_layer_names=self._layers
@@ -116,51 +116,52 @@ class CompanionModel:
             attention,
             torch.zeros(
                 len(config.kv_cache_groups),
-                self._most_tokens,
+                self._max_tokens,
                 dtype=torch.int64,
                 device=self._device,
             ),
-            DraftReader(self._read, tables.block_sizes[groups[0]], self._most_tokens),
+            DraftScorer(self._forward_packed, tables.block_sizes[groups[0]], self._max_tokens),
         )
 
     @torch.inference_mode()
-    def judge(
-        self, drafted: Drafted, tokens_at: TokensAt, requests: Tensor, running: list[str]
+    def score(
+        self, drafted: DraftedRequests, tokens_at: TokensAt, requests: Tensor, running: list[str]
     ) -> Tensor:
-        """What it thinks of drafts.
+        """Compute the logits of drafted tokens.
 
         Args:
             drafted: at least one request.
-            tokens_at: tokens of texts and drafts.
-            requests: ``[batch]`` int64 by which vLLM's tables know the requests of the batch.
-            running: names of them.
+            tokens_at: token ids of texts and drafts.
+            requests: ``[batch]`` int64 rows of the batch's requests in vLLM's tables.
+            running: ids of all requests of the batch.
 
         Returns:
-            ``[drafted tokens, vocab]`` logits at the place of each drafted token, request after
-            request.
+            Logits ``[drafted tokens, vocab]`` at each drafted token's position, request by request.
         """
         memory = self._ready()
         self._requests = requests
         blocks = memory.tables.input_block_tables[memory.group][: len(running)]
-        of_batch = blocks.cpu().numpy().astype(np.int64)
-        return memory.reader.judge(drafted, tokens_at, of_batch, running)
+        block_table = blocks.cpu().numpy().astype(np.int64)
+        return memory.scorer.score(drafted, tokens_at, block_table, running)
 
     @torch.inference_mode()
     def pass_without_context(self, num_tokens: int) -> None:
-        """One pass over so many tokens that writes nothing, to be timed."""
+        """Run one pass over ``num_tokens`` tokens that writes nothing, to be timed."""
         zeros = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
         self._forward(zeros.int(), zeros, None, None)
 
-    def _read(self, packed: Packed, tokens: Tensor, wanted: Integers) -> Tensor:
-        """One pass: logits of the tokens that are wanted."""
+    def _forward_packed(
+        self, packed: PackedSpans, tokens: Tensor, logit_indices: Integers
+    ) -> Tensor:
+        """Run one pass; logits of the tokens with the given indices."""
         memory = self._ready()
         num_tokens, num_requests = len(tokens), len(packed.rows)
 
-        def there(values: Integers, dtype: torch.dtype) -> Tensor:
+        def to_device(values: Integers, dtype: torch.dtype) -> Tensor:
             return torch.from_numpy(values).to(self._device, dtype)
 
-        rows = there(packed.rows, torch.int64)
-        positions = there(packed.positions, torch.int64)
+        rows = to_device(packed.rows, torch.int64)
+        positions = to_device(packed.positions, torch.int64)
         starts_cpu = torch.from_numpy(packed.starts.astype(np.int32))
         starts = starts_cpu.to(self._device)
         lengths_cpu = torch.from_numpy(packed.lengths.astype(np.int32))
@@ -183,9 +184,11 @@ class CompanionModel:
             positions=positions,
             is_prefilling=torch.zeros(num_requests, dtype=torch.bool),
         )
-        of_layers = build_slot_mappings_by_layer(slots, memory.config)
-        hidden = self._forward(tokens, positions, metadata, of_layers)
-        logits: Tensor = self._loaded().compute_logits(hidden[there(wanted, torch.int64)])
+        layer_slots = build_slot_mappings_by_layer(slots, memory.config)
+        hidden = self._forward(tokens, positions, metadata, layer_slots)
+        logits: Tensor = self._loaded().compute_logits(
+            hidden[to_device(logit_indices, torch.int64)]
+        )
         return logits
 
     def _forward(

@@ -1,4 +1,4 @@
-"""vLLM's draft model, steered by a policy of ours (V2 model runner)."""
+"""vLLM's draft model, controlled by a policy (V2 model runner)."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from vllm.v1.worker.gpu.spec_decode.utils import DraftTokensHandler
 
 from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Draft
-from draftwise.integrations.vllm.drafting import Drafting, Enough, drafted_requests
-from draftwise.integrations.vllm.following import Integers
+from draftwise.integrations.vllm.hooks import DraftHooks, StopDrafting
+from draftwise.integrations.vllm.paged_cache import Integers
+from draftwise.integrations.vllm.scoring import drafted_requests
 from draftwise.integrations.vllm.steering import Steering
-from draftwise.integrations.vllm.steps import Member, verified_of
+from draftwise.integrations.vllm.steps import RequestView, verified_by_request
 from draftwise.integrations.vllm.v2.companion import CompanionModel
 
 
 class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
-    """Drafts with vLLM's own loop and ends it where the policy says so.
+    """vLLM's speculator, whose drafting loop ends early and whose drafts are selected by a policy.
 
-    The loop asks for a token in :meth:`sample_draft`; there the policy is asked, and an exception
-    leaves the loop when nobody goes on. The scheduler is told by :class:`ChosenDrafts` how many of
-    a request's drafted tokens are to be verified.
+    vLLM's loop samples each token in :meth:`sample_draft`. The override asks the policy, and an
+    exception leaves the loop when no request goes on. :class:`SelectedDrafts` passes the number of
+    tokens to verify of each request to the scheduler.
 
     Attributes:
-        drafting: asks the policy.
-        companion: judges drafts; ``None`` for nobody.
-        rests: whether a dummy run does nothing, so that the target can be timed alone.
-        num_speculative_tokens: most tokens drafted per step.
-        chosen: how many leading drafted tokens of each request of the last step to verify.
+        hooks: asks the policy.
+        companion: scores drafts; ``None`` without a companion.
+        skips_dummy_runs: whether a dummy run does nothing, so that the target is timed alone.
+        num_speculative_tokens: maximum number of tokens drafted per step.
+        selected_lengths: leading drafted tokens to verify of each request of the last step.
     """
 
     def __init__(
@@ -47,30 +48,30 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         steering: Steering,
         companion: CompanionModel | None,
     ) -> None:
-        """Set up; models are not loaded yet.
+        """Set up without loading the models.
 
         Args:
-            vllm_config: with a ``draft_model`` speculative config.
-            device: of the worker.
+            vllm_config: a configuration with a ``draft_model`` speculative config.
+            device: the worker's device.
             runner: the V2 model runner.
-            steering: with the policy.
-            companion: judges drafts; ``None`` for nobody.
+            steering: drives the policy.
+            companion: scores drafts; ``None`` without a companion.
         """
         super().__init__(vllm_config, device)
-        self.drafting = Drafting(steering)
+        self.hooks = DraftHooks(steering)
         self.companion = companion
-        self.rests = False
+        self.skips_dummy_runs = False
         self.num_speculative_tokens: int = self.num_speculative_steps
-        self.chosen: list[int] = []
+        self.selected_lengths: list[int] = []
         self._runner = runner
-        # Tokens drafted in this step; ``None`` in a dummy run, about which nobody is asked.
+        # Tokens drafted in this step; ``None`` in a dummy run, which does not involve the policy.
         self._num_drawn: int | None = None
-        self._believed: Tensor | None = None
+        self._soft_probs: Tensor | None = None
 
-    def take_place(self) -> None:
-        """Draft for the model runner from now on."""
+    def install(self) -> None:
+        """Replace the model runner's speculator."""
         self._runner.speculator = self
-        self._runner.draft_tokens_handler = ChosenDrafts(self.device, self)
+        self._runner.draft_tokens_handler = SelectedDrafts(self.device, self)
 
     def load_draft_model(self, target_model: nn.Module, target_attn_layer_names: set[str]) -> Any:
         """Load the draft, then the companion."""
@@ -87,7 +88,7 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         target_input_buffers: InputBuffers,
         target_attn_groups: Any,
     ) -> None:
-        """Of both small models."""
+        """Set up the attention of the draft and the companion."""
         super().set_attn(
             model_state, kv_cache_config, block_tables, target_input_buffers, target_attn_groups
         )
@@ -95,13 +96,13 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
             self.companion.set_attn(kv_cache_config, block_tables)
 
     def draft_pass(self, num_tokens: int) -> None:
-        """One pass of the draft over so many requests, to be timed."""
+        """Run one pass of the draft over ``num_tokens`` requests, to be timed."""
         buffers = self.input_buffers
         ids, positions = buffers.input_ids[:num_tokens], buffers.positions[:num_tokens]
         self._run_model(ids, positions, None, None, None)
 
     def companion_pass(self, num_tokens: int) -> None:
-        """One pass of the companion over so many tokens, to be timed."""
+        """Run one pass of the companion over ``num_tokens`` tokens, to be timed."""
         assert self.companion is not None
         self.companion.pass_without_context(num_tokens)
 
@@ -126,7 +127,10 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         is_profile: bool = False,
         num_speculative_tokens: int | None = None,
     ) -> Tensor:
-        """``[batch, most]`` drafted tokens; of each request the leading :attr:`chosen` count."""
+        """Draft ``[batch, num_speculative_tokens]`` tokens.
+
+        Only the leading :attr:`selected_lengths` tokens of each request are meaningful.
+        """
 
         def draft() -> Tensor:
             drafted: Tensor = super(SteeredSpeculator, self).propose(
@@ -152,34 +156,34 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
 
         batch_size = input_batch.num_reqs
         if dummy_run:
-            return self.draft_tokens[:batch_size] if self.rests else draft()
-        most = self.num_speculative_tokens
+            return self.draft_tokens[:batch_size] if self.skips_dummy_runs else draft()
+        max_draft_length = self.num_speculative_tokens
         if num_speculative_tokens is not None:
-            most = min(most, num_speculative_tokens)
-        seen = torch.stack([input_batch.seq_lens[:batch_size], num_sampled, num_rejected])
-        seq_lens, sampled, rejected = seen.cpu().numpy().astype(np.int64)
-        texts = seq_lens - rejected + (sampled > 0)  # the last sampled token was not read yet
-        members = self._members(input_batch, texts, sampled, most)
-        sent = input_batch.num_draft_tokens_per_req
-        num_sent = [0] * batch_size if sent is None else sent.tolist()
-        limit = self.drafting.begin(
-            members,
-            verified_of(input_batch.req_ids, num_sent, sampled.tolist()),
+            max_draft_length = min(max_draft_length, num_speculative_tokens)
+        counts = torch.stack([input_batch.seq_lens[:batch_size], num_sampled, num_rejected])
+        seq_lens, sampled, rejected = counts.cpu().numpy().astype(np.int64)
+        text_lengths = seq_lens - rejected + (sampled > 0)  # plus the token that was just sampled
+        views = self._views(input_batch, text_lengths, sampled, max_draft_length)
+        verified = input_batch.num_draft_tokens_per_req
+        num_verified = [0] * batch_size if verified is None else verified.tolist()
+        limit = self.hooks.begin(
+            views,
+            verified_by_request(input_batch.req_ids, num_verified, sampled.tolist()),
             int(input_batch.num_scheduled_tokens.sum()),
-            _controls(temperature[input_batch.idx_mapping], members),
+            _controls(temperature[input_batch.idx_mapping], views),
         )
         self._num_drawn, self.num_speculative_steps = 0, limit
         try:
             draft()
-        except Enough:
+        except StopDrafting:
             pass
         finally:
             self._num_drawn, self.num_speculative_steps = None, self.num_speculative_tokens
 
-        def judge(drafted: Draft) -> Tensor:
-            return self._judge(drafted, members, texts, input_batch)
+        def score(drafted: Draft) -> Tensor:
+            return self._score(drafted, views, text_lengths, input_batch)
 
-        self.chosen = self.drafting.finish(None if self.companion is None else judge)
+        self.selected_lengths = self.hooks.finish(None if self.companion is None else score)
         result: Tensor = self.draft_tokens[:batch_size]
         return result
 
@@ -194,7 +198,7 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         draft_logits: Tensor | None,
         spec_step_idx: int = 0,
     ) -> Tensor:
-        """Draw as vLLM does, and ask the policy."""
+        """See vLLM; also asks the policy who goes on."""
         tokens: Tensor = super().sample_draft(
             hidden_states,
             sample_src_positions,
@@ -208,81 +212,87 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         if self._num_drawn is not None:
             self.draft_tokens[: len(tokens), self._num_drawn] = tokens
             self._num_drawn += 1
-            self.drafting.drawn(tokens, self._believed)
+            self.hooks.drawn(tokens, self._soft_probs)
         return tokens
 
     def compute_draft_logits(self, hidden_states: Tensor, spec_step_idx: int) -> Tensor:
-        """As vLLM does; remembers what the draft thinks before a token is drawn."""
+        """See vLLM; also computes the draft's distribution for the policy."""
         logits: Tensor = super().compute_draft_logits(hidden_states, spec_step_idx)
         if self._num_drawn is not None:
-            self._believed = self.drafting.beliefs(logits)
+            self._soft_probs = self.hooks.soft_probabilities(logits)
         return logits
 
-    def _members(
-        self, input_batch: InputBatch, texts: Integers, sampled: Integers, most: int
-    ) -> list[Member]:
-        """The requests of the step, with what they just gained."""
+    def _views(
+        self, input_batch: InputBatch, text_lengths: Integers, sampled: Integers, limit: int
+    ) -> list[RequestView]:
+        """The requests of the step, including the tokens that they just gained."""
         states, rows = self._runner.req_states, input_batch.idx_mapping_np
         temperatures = self._runner.sampler.sampling_states.temperature.np[rows]
-        output = np.maximum(texts - states.prompt_len.np[rows], 0)
+        output = np.maximum(text_lengths - states.prompt_len.np[rows], 0)
         ends = np.minimum(states.max_seq_len[rows], self.max_model_len)
-        room = np.where(sampled > 0, np.clip(ends - texts - 1, 0, most), 0)
+        room = np.where(sampled > 0, np.clip(ends - text_lengths - 1, 0, limit), 0)
         return [
-            Member(name, int(length), int(num_output), int(free), bool(temperature == 0))
+            RequestView(name, int(length), int(num_output), int(free), bool(temperature == 0))
             for name, length, num_output, free, temperature in zip(
-                input_batch.req_ids, texts, output, room, temperatures, strict=True
+                input_batch.req_ids, text_lengths, output, room, temperatures, strict=True
             )
         ]
 
-    def _judge(
-        self, draft: Draft, members: list[Member], texts: Integers, input_batch: InputBatch
+    def _score(
+        self,
+        draft: Draft,
+        views: list[RequestView],
+        text_lengths: Integers,
+        input_batch: InputBatch,
     ) -> Tensor:
-        """What the companion thinks of a draft."""
+        """The companion's logits of a draft."""
         assert self.companion is not None
-        names = [member.name for member in members]
-        written, requests = self._runner.req_states.all_token_ids.gpu, input_batch.idx_mapping
+        names = [view.name for view in views]
+        stored, requests = self._runner.req_states.all_token_ids.gpu, input_batch.idx_mapping
         num_drawn = draft.tokens.shape[1]
 
-        def there(values: Integers) -> Tensor:
+        def to_device(values: Integers) -> Tensor:
             return torch.from_numpy(values).to(self.device)
 
         def tokens_at(owners: Integers, positions: Integers) -> Tensor:
-            late = there(positions - texts[owners])
-            rows, places = there(owners), there(positions).clamp(max=written.shape[1] - 1)
-            of_draft = draft.tokens[rows, late.clamp(0, num_drawn - 1)]
-            return torch.where(late < 0, written[requests[rows], places], of_draft).int()
+            index = to_device(positions - text_lengths[owners])
+            rows, places = to_device(owners), to_device(positions).clamp(max=stored.shape[1] - 1)
+            drafted = draft.tokens[rows, index.clamp(0, num_drawn - 1)]
+            return torch.where(index < 0, stored[requests[rows], places], drafted).int()
 
-        return self.companion.judge(
-            drafted_requests(draft, names, texts), tokens_at, requests, names
+        return self.companion.score(
+            drafted_requests(draft, names, text_lengths), tokens_at, requests, names
         )
 
 
-class ChosenDrafts(DraftTokensHandler):  # type: ignore[misc]
-    """Tells the scheduler how many tokens of each request's draft to verify."""
+class SelectedDrafts(DraftTokensHandler):  # type: ignore[misc]
+    """Passes only the selected tokens of each draft to the scheduler."""
 
     def __init__(self, device: torch.device, speculator: SteeredSpeculator) -> None:
         """Set up.
 
         Args:
-            device: of the worker.
-            speculator: says how many.
+            device: the worker's device.
+            speculator: has the selected lengths.
         """
         super().__init__(device)
         self._speculator = speculator
 
     def get_draft_tokens(self) -> DraftTokenIds | None:
-        """As vLLM does, with as many tokens of each request as were chosen."""
+        """See vLLM; with the selected tokens of each request only."""
         drafts = super().get_draft_tokens()
         if drafts is None:
             return None
         tokens = [
             row[:count]
-            for row, count in zip(drafts.draft_token_ids, self._speculator.chosen, strict=True)
+            for row, count in zip(
+                drafts.draft_token_ids, self._speculator.selected_lengths, strict=True
+            )
         ]
         return DraftTokenIds(drafts.req_ids, tokens)
 
 
-def _controls(temperature: Tensor, members: list[Member]) -> LogitControls:
-    """Temperatures of a batch, 0 where a request is greedy; vLLM's draft knows no other setting."""
-    greedy = [member.greedy for member in members]
+def _controls(temperature: Tensor, views: list[RequestView]) -> LogitControls:
+    """The batch's temperatures, 0 for greedy requests. vLLM's draft ignores all other controls."""
+    greedy = [view.greedy for view in views]
     return LogitControls(temperature.float(), all(greedy), any(greedy))

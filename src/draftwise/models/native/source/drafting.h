@@ -9,17 +9,18 @@
 
 // DraftRule of draftwise.core.types.
 struct DraftRule {
-    const double *weights;               // [2, 8]
+    const double *weights;               // [2, features]
+    const int64_t *pairs;                // [features, 2]
     const double *history;               // [requests]
-    const uint8_t *greedy, *exempt;      // [requests]
-    const double *needed;                // [, needed_width] by who drafts and what is left
+    const uint8_t *greedy;               // [requests]
     const double *thresholds;            // [requests]
     double *expected;                    // [requests, width]
-    double *reach;                       // [requests]
+    double *prefix_acceptance_prob;      // [requests]
     float *least, *most;                 // [requests, width]
     int64_t *kept;                       // [requests]
-    double smallest_token_prob, largest_entropy, last_position, lowest, highest, next_to_nothing;
-    int64_t needed_width, width;
+    double smallest_token_prob, largest_entropy, last_position, lowest, highest, next_to_nothing,
+        least_needed;
+    int64_t num_features, width;
 };
 
 struct DraftCall {
@@ -34,10 +35,10 @@ struct DraftCall {
     const double *uniforms;    // [requests, uniforms_width], or null if all are greedy
     int64_t *tokens;           // [requests, width]
     float *probs;              // [requests, width + 1, vocab], or null if all are greedy
-    float *beliefs;            // [requests, width, vocab], or null where probs say it
+    float *draft_probs;        // [requests, width, vocab], or null where probs are the same
     float *entropy;            // [requests, width], or null if nobody asks for signals
     float *token_probs;        // [requests, width], likewise
-    uint8_t *broken;           // [requests, width]
+    uint8_t *is_nan;           // [requests, width]
     float *spare;              // [threads, vocab], a distribution that is not kept
     int32_t *order;            // [threads, vocab], or null
     Sampling sampling;
@@ -53,23 +54,23 @@ void draw_row(const DraftCall &call, const float *logits, int64_t own_vocab, int
     const bool greedy = call.sampling.temperature[request] == 0.0f;
     const bool signals = call.entropy != nullptr;
     float *q = call.probs ? call.probs + (request * (call.width + 1) + position) * vocab : nullptr;
-    float *belief = call.beliefs ? call.beliefs + place * vocab : nullptr;
+    float *belief = call.draft_probs ? call.draft_probs + place * vocab : nullptr;
     // Where the softened distribution goes: it is q itself unless the request is greedy.
     float *soft = belief ? belief : !greedy && q ? q : call.spare + thread * vocab;
     int32_t *order = call.order ? call.order + thread * vocab : nullptr;
-    bool broken;
+    bool is_nan;
     int64_t token = 0;
     if (!greedy || signals) {
         const float entropy = soften(logits, own, call.sampling, request, soft, order);
         fill(soft + own, vocab - own, 0.0f);
-        broken = entropy != entropy;
-        if (broken) fill(soft, vocab, 0.0f);
-        if (signals) call.entropy[place] = broken ? 0.0f : entropy;
+        is_nan = entropy != entropy;
+        if (is_nan) fill(soft, vocab, 0.0f);
+        if (signals) call.entropy[place] = is_nan ? 0.0f : entropy;
     } else {
         const float sum = (float)sum_of(logits, own);
-        broken = sum != sum;
+        is_nan = sum != sum;
     }
-    if (broken) {
+    if (is_nan) {
         if (q) fill(q, vocab, 0.0f);
     } else if (greedy) {
         token = one_hot(logits, own, nullptr);
@@ -82,7 +83,7 @@ void draw_row(const DraftCall &call, const float *logits, int64_t own_vocab, int
         if (q && q != soft) memcpy(q, soft, vocab * sizeof *q);
     }
     if (signals) call.token_probs[place] = soft[token];
-    call.broken[place] = broken;
+    call.is_nan[place] = is_nan;
     call.tokens[place] = token;
     call.next_ids[row] = token;
     ++call.next_segments[4 * row + 1];
@@ -113,14 +114,36 @@ struct Range {
     }
 };
 
+// The log-odds of acceptance at a position as level + slope l + bend l², with l = log q(x).
+struct LogOdds {
+    double level = 0, slope = 0, bend = 0;
+
+    LogOdds(const DraftRule &rule, int64_t request, int64_t position, float entropy) {
+        enum { ONE, LOG_TOKEN_PROB, ENTROPY, HISTORY, PLACE, OVERLAP, AGREEMENT, NUM_VARIABLES };
+        double v[NUM_VARIABLES] = {1.0};
+        v[ENTROPY] = std::min((double)entropy, rule.largest_entropy);
+        v[HISTORY] = rule.history[request];
+        v[PLACE] = std::min((double)position, rule.last_position) / rule.last_position;
+        const double *weight = rule.weights + rule.num_features * rule.greedy[request];
+        for (int64_t i = 0; i < rule.num_features; ++i) {
+            const int64_t a = rule.pairs[2 * i], b = rule.pairs[2 * i + 1];
+            if (a == LOG_TOKEN_PROB && b == LOG_TOKEN_PROB)
+                bend += weight[i];
+            else if (a == LOG_TOKEN_PROB || b == LOG_TOKEN_PROB)
+                slope += weight[i] * v[a == LOG_TOKEN_PROB ? b : a];
+            else
+                level += weight[i] * v[a] * v[b];
+        }
+    }
+};
+
 // Whether the rule has the token at a position verified, for which so much is needed; notes which
 // would be.
-bool is_likely(const DraftRule &rule, const double *w, int64_t request, int64_t position,
-               double entropy, double level, double needed, float token_prob) {
+bool is_likely(const DraftRule &rule, const LogOdds &odds, int64_t request, int64_t position,
+               double needed, float token_prob) {
     if (!(needed > rule.next_to_nothing)) return true;
-    constexpr double LEAST_NEEDED = 1e-6;
-    const double limit = std::min(std::max(needed, LEAST_NEEDED), 1 - LEAST_NEEDED);
-    const Range likely(w[2], w[5] * entropy + w[1], level - std::log(limit / (1 - limit)));
+    const double limit = std::min(std::max(needed, rule.least_needed), 1 - rule.least_needed);
+    const Range likely(odds.bend, odds.slope, odds.level - std::log(limit / (1 - limit)));
     const double lowest = std::log(rule.smallest_token_prob);  // whatever lies below counts as this
     const bool none = likely.first > likely.last || likely.last < lowest || likely.first > 0;
     const float least = none                     ? INFINITY
@@ -135,28 +158,22 @@ bool is_likely(const DraftRule &rule, const double *w, int64_t request, int64_t 
 }
 
 // Whether the rule lets a request go on after the token at a position.
-bool goes_on(const DraftRule &rule, const DraftCall &call, int64_t request, int64_t position,
-             int64_t num_drafting) {
+bool goes_on(const DraftRule &rule, const DraftCall &call, int64_t request, int64_t position) {
     const int64_t place = request * call.width + position;
-    const double *w = rule.weights + 8 * rule.greedy[request];
-    const double l = std::log(std::max((double)call.token_probs[place], rule.smallest_token_prob));
-    const double h = std::min((double)call.entropy[place], rule.largest_entropy);
-    const double i = std::min((double)position, rule.last_position) / rule.last_position;
-    // What does not depend on the token.
-    const double level = (w[4] * h + w[3]) * h + w[6] * rule.history[request] + w[0] + w[7] * i;
-    const double log_odds = ((w[2] * l + w[5] * h) + w[1]) * l + level;
+    const float token_prob = call.token_probs[place];
+    const LogOdds odds(rule, request, position, call.entropy[place]);
+    const double l = std::log(std::max((double)token_prob, rule.smallest_token_prob));
+    const double log_odds = (odds.bend * l + odds.slope) * l + odds.level;
     const double p = 1.0 / (1.0 + std::exp(-std::min(std::max(log_odds, -30.0), 30.0)));
     const double bounded = std::min(std::max(p, rule.lowest), rule.highest);
-    const double before = rule.reach[request], reach = rule.reach[request] *= bounded;
+    const double before = rule.prefix_acceptance_prob[request], after = before * bounded;
+    rule.prefix_acceptance_prob[request] = after;
     rule.expected[request * rule.width + position] = bounded;
     const double needed = rule.thresholds[request] / std::max(before, 1e-9);
     if (position == 0) rule.kept[request] = 0;
-    rule.kept[request] += rule.kept[request] == position && !call.broken[place] &&
-                          is_likely(rule, w, request, position, h, level, needed,
-                                    call.token_probs[place]);
-    const int64_t left = call.limits[request] - position - 1;
-    if (left <= 0) return false;
-    return rule.exempt[request] || reach >= rule.needed[num_drafting * rule.needed_width + left];
+    rule.kept[request] += rule.kept[request] == position && !call.is_nan[place] &&
+                          is_likely(rule, odds, request, position, needed, token_prob);
+    return position + 1 < call.limits[request] && after >= rule.thresholds[request];
 }
 
 // Take out who stops after a position; the others move up.
@@ -165,12 +182,12 @@ void keep_going(DraftCall &call, int64_t position) {
     int64_t kept = 0;
     for (int64_t row = 0; row < num_drafting; ++row) {
         const int64_t request = call.requests[row];
-        const bool broken = call.broken[request * call.width + position];
+        const bool is_nan = call.is_nan[request * call.width + position];
         bool goes = position + 1 < call.limits[request];
-        if (call.rule) goes = goes_on(*call.rule, call, request, position, num_drafting);
+        if (call.rule) goes = goes_on(*call.rule, call, request, position);
         // What is not a number proposes nothing from there on.
-        call.lengths[request] += !broken;
-        if (broken || !goes) continue;
+        call.lengths[request] += !is_nan;
+        if (is_nan || !goes) continue;
         call.requests[kept] = request;
         call.next_ids[kept] = call.next_ids[row];
         int64_t *to = call.next_segments + 4 * kept;

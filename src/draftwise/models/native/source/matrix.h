@@ -129,10 +129,10 @@ void multiply_panel(const typename W::Number *x, int64_t stride, int64_t first, 
 }
 
 // x [rows, depth] with some panels of a weight; use(row, panel, left, right) gets what comes out.
-// The memory is of no use here: see narrow.h.
+// Only the weights of narrow.h need the memory.
 template <class W, class Use>
 void multiply(W, const typename W::Number *x, int64_t stride, int64_t rows, int64_t depth,
-              const void *weight, int64_t first_panel, int64_t end_panel, char *memory,
+              const void *weight, int64_t first_panel, int64_t end_panel, char * /* memory */,
               const Use &use) {
     const int64_t size = steps<W>(depth) * W::BYTES;
     for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {

@@ -9,15 +9,15 @@
 #include "matrix.h"
 #include "tiles.h"
 
-#if defined(__AVX512BF16__)
-
-#include <algorithm>
-
 struct NarrowHeader {
     int64_t panels, scales;              // bytes from here to them; no scales: 0
     int64_t exceptions, num_exceptions;  // bytes from here to them, in order, one more behind them
     uint16_t exponents[32];              // of twelve bits: what the codes stand for, all twice
 };
+
+#if defined(__AVX512BF16__)
+
+#include <algorithm>
 
 namespace {
 

@@ -132,7 +132,7 @@ struct DistributionCall {
     float *p;                  // [rows, vocab]
     int32_t *order;            // [threads, vocab], or null if nobody uses top-k or top-p
     Sampling sampling;
-    int64_t num_rows, vocab, softens_greedy;  // greedy rows: beliefs instead of one-hot
+    int64_t num_rows, vocab, softens_greedy;  // greedy rows: draft_probs instead of one-hot
 };
 
 // What a companion thinks of drafted tokens.

@@ -200,7 +200,7 @@ INLINE int64_t rows_at_once(int64_t depth) {
 // As multiply of matrix.h; all rows of x were written before, by whichever thread.
 template <class Use>
 void multiply(TiledWeight, const BFloat16 *x, int64_t stride, int64_t rows, int64_t depth,
-              const void *weight, int64_t first_panel, int64_t end_panel, char *memory,
+              const void *weight, int64_t first_panel, int64_t end_panel, char * /* memory */,
               const Use &use) {
     const int64_t size = depth / TILE_DEPTH * TiledWeight::BYTES, at_once = rows_at_once(depth);
     for (int64_t start = 0; start < rows; start += at_once) {

@@ -7,7 +7,15 @@
 #include <cstring>
 
 #if defined(__AVX512BF16__)
+// GCC 12 warns of the values that its own intrinsics leave undefined on purpose.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
+#else
+#include <immintrin.h>
+#endif
 #endif
 
 namespace {
@@ -136,7 +144,8 @@ INLINE Floats power_of_two(Floats x) {
     series = series * f + 2.40226507e-1f;
     series = series * f + 6.93147181e-1f;
     series = series * f + 1.0f;
-    const Floats result = (Floats)((Ints)series + ((Ints)shifted << 23));
+    // Unsigned: what is far below the range wraps around before it is replaced.
+    const Floats result = (Floats)((Words)series + ((Words)shifted << 23));
     const Floats zero = {};
     const Floats normal = x < -126.0f ? zero : result;
     return x == x ? normal : x;

@@ -1,0 +1,148 @@
+"""A draft or companion model with its own key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftwise.engine.lifecycle import Commit
+from draftwise.engine.request import Request
+from draftwise.models.attention import Segment
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.packed_model import PackedModel
+from draftwise.models.static_steps import Decoder, StaticSteps
+
+
+class ForwardInput(NamedTuple):
+    """The tokens that a model reads for one request.
+
+    Attributes:
+        request: the request.
+        end: its tokens are read from the end of the cache up to this position.
+        drafted: tokens that are read after them.
+        num_logits: number of tokens at the end of the input whose logits are returned.
+    """
+
+    request: Request
+    end: int
+    drafted: Sequence[int] = ()
+    num_logits: int = 0
+
+
+class CachedModel:
+    """Runs a draft or companion model and keeps its cache consistent with the requests' tokens.
+
+    For each request it reads only tokens that are not in its cache yet. A step may also let it read
+    drafted tokens. The step's commit rolls back those that were not accepted.
+
+    Attributes:
+        model: the draft or companion model.
+        cache: its cache.
+        vocab_size: width of the logits that it returns.
+        num_rows: number of cache slots.
+        capacity: tokens that fit in one cache slot.
+        device: device of the model.
+    """
+
+    def __init__(self, model: PackedModel, cache: KVCache, vocab_size: int) -> None:
+        """Set up.
+
+        Args:
+            model: the draft or companion model.
+            cache: its cache, with the same slots as the target's.
+            vocab_size: the target's vocabulary size. Logits are truncated or padded to this width.
+        """
+        self.model = model
+        self.cache = cache
+        self.vocab_size = vocab_size
+        self.num_rows = cache.num_cache_slots
+        self.capacity = cache.capacity
+        self.device = model.device
+        # Number of valid tokens in each slot after the last commit.
+        self._committed = [0] * cache.num_cache_slots
+
+    def admit(self, request: Request) -> None:
+        """Clear the request's cache slot."""
+        self.cache.clear(request.cache_slot)
+        self._committed[request.cache_slot] = 0
+
+    def commit(self, commit: Commit) -> None:
+        """Roll back the tokens that were read and not accepted.
+
+        The newest token of a request has not been read yet. After the tokens that the draft itself
+        proposed, the model may have read other tokens than the target.
+        """
+        for request, start, num_drafted in zip(
+            commit.requests, commit.starts, commit.num_drafted, strict=True
+        ):
+            slot = request.cache_slot
+            if len(request.tokens) > start:
+                self.cache.truncate(slot, min(len(request.tokens) - 1, start + num_drafted))
+            self._committed[slot] = self.cache.lengths[slot]
+
+    def recover(self, requests: Iterable[Request]) -> None:
+        """Roll back to the last commit."""
+        for request in requests:
+            slot = request.cache_slot
+            self.cache.truncate(slot, min(len(request.tokens) - 1, self._committed[slot]))
+
+    def read(self, inputs: Iterable[ForwardInput]) -> tuple[Tensor | None, int]:
+        """Process new tokens in one packed forward pass.
+
+        Returns:
+            ``[sum of num_logits, vocab]`` logits in order of cache slot (``None`` if no logits were
+            requested), and the number of tokens processed.
+        """
+        tokens, segments, rows = self.gather(inputs)
+        if not segments:
+            return None, 0
+        logits = self.model.forward(self.cache, tokens, segments, rows or None)
+        return None if logits is None else self.fit_vocabulary(logits), len(tokens)
+
+    def gather(self, inputs: Iterable[ForwardInput]) -> tuple[list[int], list[Segment], list[int]]:
+        """Packed tokens, their segments in order of cache slot, and the rows that give logits."""
+        tokens: list[int] = []
+        segments: list[Segment] = []
+        rows: list[int] = []
+        for request, end, drafted, num_logits in sorted(inputs, key=lambda r: r.request.cache_slot):
+            start = self.cache.lengths[request.cache_slot]
+            new = [*request.tokens[start : min(end, self.capacity)], *drafted]
+            if new:
+                tokens.extend(self._readable(new))
+                segments.append(Segment(request.cache_slot, start, len(new)))
+            rows.extend(range(len(tokens) - num_logits, len(tokens)))
+        return tokens, segments, rows
+
+    def read_one(self, rows: Sequence[int], tokens: Tensor) -> Tensor:
+        """Read one more token per cache slot; returns ``[rows, vocab]`` logits."""
+        segments = [Segment(row, self.cache.lengths[row], 1) for row in rows]
+        logits = self.model.forward(self.cache, tokens, segments, range(len(rows)))
+        assert logits is not None
+        return self.fit_vocabulary(logits)
+
+    def has_static_steps(self, num_tokens: int) -> bool:
+        """Whether :meth:`static_steps` supports steps of this many tokens."""
+        return self.model.decoder(self.cache, num_tokens) is not None
+
+    def static_steps(self) -> tuple[Decoder, StaticSteps]:
+        """The model's decoder, and the store of its steps with fixed sizes."""
+        both = self.model.decoder(self.cache, 1)
+        assert both is not None
+        return both
+
+    def _readable(self, tokens: list[int]) -> list[int]:
+        """Replace tokens beyond this model's vocabulary by token 0."""
+        size = self.model.vocab_size
+        if size >= self.vocab_size:
+            return tokens
+        return [token if token < size else 0 for token in tokens]
+
+    def fit_vocabulary(self, logits: Tensor) -> Tensor:
+        """Truncate or pad logits to the target's width. Padding is −∞, so it is never drafted."""
+        missing = self.vocab_size - logits.shape[1]
+        if missing <= 0:
+            return logits[:, : self.vocab_size]
+        return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))

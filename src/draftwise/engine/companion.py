@@ -1,0 +1,139 @@
+"""The companion: a second small model that scores a draft in one forward pass."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from draftwise.core.sampling import (
+    LogitControls,
+    TokenHistory,
+    control_packed_logits,
+    soft_probabilities,
+)
+from draftwise.core.signals import agreement, overlap, token_probabilities
+from draftwise.core.types import CompanionScores, Draft
+from draftwise.engine.batch import Batch, history_along
+from draftwise.engine.cached_model import CachedModel, ForwardInput
+from draftwise.engine.lifecycle import FollowsRequests
+from draftwise.engine.masks import masks_along
+from draftwise.engine.request import Request
+from draftwise.models.native import sampling as native
+from draftwise.models.native.library import library_for
+from draftwise.models.transfer import upload
+
+
+class Companion(FollowsRequests, Protocol):
+    """Scores drafts before the target verifies them."""
+
+    def read_prompts(self, batch: Batch) -> None:
+        """Read the prompt chunks of a step whose draft is not scored."""
+
+    def score(self, batch: Batch, draft: Draft) -> CompanionScores:
+        """Score each drafted position."""
+
+    def close(self) -> None:
+        """Release memory, threads and processes."""
+
+
+class CompanionModel:
+    """Scores drafts in one forward pass.
+
+    It reads prompts without computing logits. Tokens that a request gained in unscored steps are
+    read in the next scored step.
+    """
+
+    def __init__(self, cached_model: CachedModel, vocab_size: int) -> None:
+        """Set up.
+
+        Args:
+            cached_model: the companion model and its cache.
+            vocab_size: the target's vocabulary size.
+        """
+        self._cached_model = cached_model
+        self._vocab_size = vocab_size
+        self.admit = cached_model.admit
+        self.commit = cached_model.commit
+        self.recover = cached_model.recover
+
+    def retire(self, request: Request) -> None:
+        """The cache slot is cleared when it is given to the next request."""
+
+    def close(self) -> None:
+        """The model and its cache are released with this object."""
+
+    def read_prompts(self, batch: Batch) -> None:
+        """Read the prompt chunks of a step whose draft is not scored."""
+        self._cached_model.read(ForwardInput(chunk.request, chunk.end) for chunk in batch.chunks)
+
+    def score(self, batch: Batch, draft: Draft) -> CompanionScores:
+        """Score each drafted position.
+
+        Args:
+            batch: the step's batch.
+            draft: the draft, with its signals.
+        """
+        assert draft.signals is not None
+        # Positions beyond the companion's context are not scored.
+        room = [self._cached_model.capacity - len(r.tokens) + 1 for r in batch.generating]
+        lengths = [max(0, min(n, space)) for n, space in zip(draft.lengths, room, strict=True)]
+        inputs = [ForwardInput(chunk.request, chunk.end) for chunk in batch.chunks]
+        drafted = draft.host_tokens
+        for index, length in enumerate(lengths):
+            if length:
+                # The last drafted token is scored by the logits before it, so it need not be read.
+                request, before_last = batch.generating[index], drafted[index][: length - 1]
+                inputs.append(ForwardInput(request, len(request.tokens), before_last, length))
+        logits, _ = self._cached_model.read(inputs)
+        if logits is None:
+            logits = torch.zeros(0, self._vocab_size, device=self._cached_model.device)
+        history = None
+        if batch.history is not None:
+            extents = upload(lengths, torch.long, logits.device)
+            owner = torch.repeat_interleave(extents, output_size=len(logits))
+            ends = extents.cumsum(dim=0)
+            position = torch.arange(len(logits), device=logits.device) - (ends - extents)[owner]
+            history = history_along(batch.history, draft.tokens, extents, owner, position)
+        mask = None
+        if batch.has_masks:
+            mask = masks_along(batch.generating, drafted, lengths, self._vocab_size, logits.device)
+        return companion_scores(logits, batch.controls, lengths, history, draft, mask)
+
+
+def companion_scores(
+    logits: Tensor,
+    controls: LogitControls,
+    lengths: list[int],
+    history: TokenHistory | None,
+    draft: Draft,
+    mask: Tensor | None = None,
+) -> CompanionScores:
+    """The companion's scores of a draft.
+
+    Args:
+        logits: ``[sum of lengths, vocab]`` logits of the companion.
+        controls: one entry per request.
+        lengths: ``[batch]`` number of leading draft tokens that it scored.
+        history: one entry per row; needed if :attr:`LogitControls.uses_history`.
+        draft: the draft, with its signals.
+        mask: ``[sum of lengths, vocab]``, added to the logits; see :class:`LogitControls`.
+    """
+    assert draft.signals is not None
+    q = draft.signals.draft_probs
+    places = [(request, i) for request, length in enumerate(lengths) for i in range(length)]
+    where = upload([n for place in places for n in place], torch.long, logits.device).view(-1, 2)
+    library = library_for(logits.device)
+    if library is not None:
+        logits = control_packed_logits(logits, controls, where[:, 0], history, mask)
+        return CompanionScores(
+            *native.score_draft(library, logits, controls, where, draft.tokens, q)
+        )
+    c = torch.zeros_like(q)
+    if places:
+        owner, position = where.unbind(dim=1)
+        probs = soft_probabilities(logits, controls.rows(owner).masked(mask), history)
+        c[owner, position] = probs.nan_to_num(nan=0.0)
+    c_drawn = token_probabilities(c, draft.tokens)
+    return CompanionScores(c, overlap(q, c), agreement(draft.signals.token_probs, c_drawn))

@@ -1,0 +1,1 @@
+"""Drafting with a language model: one loop, and the backends that draw tokens."""

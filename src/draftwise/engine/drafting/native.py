@@ -1,0 +1,98 @@
+"""Drafting with native kernels that read, compute and draw in one call.
+
+All positions are drafted in one call if the policy is not asked after each token, or if it gives
+its decision as a rule in numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from draftwise.core.types import Draft
+from draftwise.engine.cached_model import CachedModel
+from draftwise.engine.drafting.loop import DraftingStep
+from draftwise.models.draft_buffers import DraftBuffers
+from draftwise.models.native.drafting import DraftRun
+from draftwise.policies.base import DraftPosition, LazyPosition
+
+
+class NativeBackend:
+    """Draws with the kernels of a Llama-like draft model on a CPU."""
+
+    follows_rules = True
+
+    def __init__(self, cached_model: CachedModel) -> None:
+        """Set up for a draft model. Memory is allocated by the first draft."""
+        self._model = cached_model
+        self._buffers = DraftBuffers(0, 0, 0)
+
+    def serves(self, step: DraftingStep) -> bool:
+        """Whether the model has kernels and the logits need no processing."""
+        return self._model.model.native is not None and step.is_plain
+
+    @torch.inference_mode()
+    def begin(self, step: DraftingStep) -> None:
+        """Prepare the new tokens, which the first kernel call reads."""
+        model, cache = self._model, self._model.cache
+        native = model.model.native
+        assert native is not None
+        if not self._buffers.fits(len(step.limits), step.longest):
+            self._buffers = DraftBuffers(model.num_rows, step.longest, model.vocab_size)
+        uniforms = step.batch.uniforms
+        self._step = step
+        self._run = DraftRun(
+            native,
+            cache,
+            self._buffers,
+            step.batch.controls,
+            None if uniforms is None else uniforms.draft,
+            step.signals,
+            step.limits,
+            step.rule,
+        )
+        tokens, segments, logit_tokens = model.gather(step.inputs)
+        self._run.read(tokens, segments, logit_tokens)
+        for slot, start, count in segments:
+            cache.advance(slot, start + count)
+
+    @torch.inference_mode()
+    def draw(self, active: list[int], num_tokens: int) -> int:
+        """Draw tokens in one call, for each request up to its limit or until the rule stops it."""
+        step, run = self._step, self._run
+        slots = [step.cache_slots[request] for request in active]
+        read = [step.text_lengths[request] + run.num_tokens - 1 for request in active]
+        run.follow(active, slots, read)
+        run.draw(num_tokens)
+        return run.num_tokens
+
+    def decided_lengths(self) -> dict[int, int]:
+        """All draft lengths: the kernels apply limits, NaN checks and the rule."""
+        return dict(enumerate(self._run.lengths.tolist()))
+
+    def position(self, index: int, active: list[int]) -> tuple[DraftPosition, list[bool]]:
+        """A drawn position."""
+        buffers, step = self._buffers, self._step
+        tokens = buffers.tokens[active, index]
+        is_nan: list[bool] = buffers.is_nan[active, index].bool().tolist()
+        if not step.signals:
+            return DraftPosition(index, active, tokens, None, None, None), is_nan
+        wide = buffers.draft_probs if step.own_draft_probs else buffers.probs
+        position = LazyPosition(
+            index,
+            active,
+            tokens,
+            wide[:, index],
+            buffers.entropy[active, index],
+            buffers.token_probs[active, index],
+        )
+        return position, is_nan
+
+    def finish(self, lengths: list[int], num_tokens: int) -> Draft:
+        """The draft, truncated to each request's length."""
+        step, cache, is_nan = self._step, self._model.cache, self._buffers.is_nan
+        for request in step.active:
+            # The last drawn token was not read, whether it was drafted or its logits were NaN.
+            length = lengths[request]
+            drawn = length + int(length < num_tokens and is_nan[request, length])
+            cache.advance(step.cache_slots[request], step.text_lengths[request] + drawn - 1)
+        return step.collect(self._buffers, lengths, num_tokens)

@@ -1,0 +1,297 @@
+"""Overlapped drafting: while the target verifies one half of the batch, the other half drafts.
+
+Whether overlap saves time depends on the machine. If the target's pass is bound by memory
+bandwidth, half the batch takes more than half the time. On a CPU, the small models also take cores
+from the target. So halves overlap only if measured costs predict a gain, or if the user requires
+it.
+
+Source: Speculative Verification, section on hiding the companion's latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftwise.core.latency import LatencyModel
+from draftwise.core.types import CompanionScores, Draft, Plan
+from draftwise.engine.assembly import Assembly, EngineOptions, Models
+from draftwise.engine.batch import Batch
+from draftwise.engine.engine import Engine
+from draftwise.engine.parallel.pinned_threads import PinnedThread, shares
+from draftwise.engine.pipeline import SpeculationPipeline
+from draftwise.engine.request import Request
+from draftwise.engine.step import Step, Stopwatch
+from draftwise.engine.turns import Turns
+from draftwise.errors import InvalidParameterError
+from draftwise.estimators.profile import AcceptanceProfile
+from draftwise.params import SpeculationConfig
+from draftwise.policies import Policy
+
+# Minimum fraction of the time to gain, because costs are only known to a few per cent.
+_LEAST_GAIN = 0.03
+# Weight of the newest step in the moving averages over steps.
+_NEWEST = 0.1
+
+
+@dataclass(frozen=True)
+class Interference:
+    """Slowdown of passes that run at the same time, relative to a pass alone on all cores.
+
+    Attributes:
+        target: slowdown of the target's pass.
+        draft: slowdown of the draft model's passes.
+    """
+
+    target: float
+    draft: float
+
+
+@dataclass(frozen=True)
+class OverlapOptions:
+    """When the halves of a batch overlap.
+
+    Attributes:
+        interference: slowdown of simultaneous passes, used to decide; ``None`` to overlap always.
+    """
+
+    interference: Interference | None = None
+
+
+class OverlapDecision:
+    """Decides whether two overlapped halves are faster than the whole batch."""
+
+    def __init__(self, latency: LatencyModel | None, interference: Interference | None) -> None:
+        """Set up.
+
+        Args:
+            latency: cost of each pass when it runs alone.
+            interference: slowdown of simultaneous passes; ``None`` to overlap always.
+        """
+        self._latency, self._interference = latency, interference
+        self._tokens_each = 1.0
+        self._context_each = 0.0
+        self._drafting: list[float] = []
+
+    def observe(self, num_tokens: int, context: int, lengths: Sequence[int]) -> None:
+        """Update the averages from a step of the whole batch.
+
+        Args:
+            num_tokens: number of tokens that the target read.
+            context: total number of tokens of all requests.
+            lengths: ``[batch]`` draft lengths.
+        """
+        count = len(lengths)
+        self._tokens_each += _NEWEST * (num_tokens / count - self._tokens_each)
+        self._context_each = context / count
+        depth = max(max(lengths, default=0), len(self._drafting))
+        self._drafting += [0.0] * (depth - len(self._drafting))
+        for place in range(depth):
+            share = sum(length > place for length in lengths) / count
+            self._drafting[place] += _NEWEST * (share - self._drafting[place])
+
+    def pays(self, num_requests: int) -> bool:
+        """Whether two overlapped halves are faster for a batch of this size."""
+        if num_requests < 2:
+            return False
+        if self._interference is None or self._latency is None:
+            return True
+        target, draft = self._seconds(num_requests)
+        half_target, half_draft = self._seconds(num_requests / 2)
+        simultaneous = max(
+            half_target * self._interference.target, half_draft * self._interference.draft
+        )
+        return 2 * simultaneous < (1 - _LEAST_GAIN) * (target + draft)
+
+    def _seconds(self, num_requests: float) -> tuple[float, float]:
+        """Seconds of the target's pass and of the draft's passes, each running alone."""
+        assert self._latency is not None
+        target = self._latency.target_seconds(
+            num_requests * self._tokens_each, num_requests * self._context_each
+        )
+        draft = sum(self._latency.draft_seconds(num_requests * each) for each in self._drafting)
+        return target, draft
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A step before the target's pass. The attributes are those of :class:`Step`."""
+
+    pipeline: SpeculationPipeline
+    clock: Stopwatch
+    batch: Batch
+    draft: Draft
+    companion_scores: CompanionScores | None
+    plan: Plan
+
+
+class OverlappedEngine(Engine):
+    """An engine that may prepare one half of the batch while the target verifies the other.
+
+    A request's cache slot decides its half. Each half has its own pipeline. If overlap saves no
+    time, steps are those of :class:`Engine` and use the first pipeline.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        speculation: SpeculationConfig,
+        options: EngineOptions | None = None,
+        latency: LatencyModel | None = None,
+        profile: AcceptanceProfile | None = None,
+        policy: Policy | None = None,
+        turns: Turns | None = None,
+        *,
+        overlap: OverlapOptions,
+    ) -> None:
+        """Set up.
+
+        Args:
+            models: the loaded models, including a draft model.
+            speculation: how to speculate.
+            options: as in :class:`Engine`.
+            latency: as in :class:`Engine`.
+            profile: as in :class:`Engine`.
+            policy: must be ``None``.
+            turns: as in :class:`Engine`.
+            overlap: when the halves overlap.
+
+        Raises:
+            InvalidParameterError: the machine has a single core, the models are not on a CPU, the
+                policy uses the target while it drafts, or a policy object is given.
+        """
+        cores = shares()
+        if cores is None:
+            raise InvalidParameterError(
+                "overlap", "needs two cores, one for the target and one for the small models"
+            )
+        super().__init__(
+            models, speculation, options, latency, profile, policy, turns, OverlapAssembly
+        )
+        self.overlap = OverlapDecision(self.latency, overlap.interference)
+        self._large, self._small = (
+            PinnedThread(name, each) for name, each in zip(("target", "draft"), cores, strict=True)
+        )
+        self._ahead: _Prepared | None = None
+        self._advanced: list[Request] = []
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """Advance the requests of one half, or every request; see :meth:`Engine.step`."""
+        with self.turns:
+            self._check_usable()
+            try:
+                if self.overlap.pays(self._scheduler.num_running):
+                    advanced = self._half_step()
+                else:
+                    self._finish_started_steps()
+                    advanced = super().step()
+            except BaseException as error:
+                self._recover(error)
+                raise
+            finished, self._advanced = self._advanced, []
+            return [*finished, *advanced]
+
+    def _half_step(self) -> list[Request]:
+        """Verify the prepared half while the other half drafts."""
+        ahead, clock = self._ahead, Stopwatch()
+        half = 0 if ahead is None else 1 - self._pipelines.index(ahead.pipeline)
+        batch = self._scheduler.next_batch(
+            self.lenience, lambda request: request.cache_slot % 2 == half
+        )
+        clock.lap("rest")
+        if batch.is_empty:
+            if ahead is None:
+                return super().step()
+            self._finish_started_steps()
+            return []
+        small = self._small.submit(lambda: self._prepare(self._pipelines[half], batch, clock))
+        large: Future[Tensor | None] | None = None
+        if ahead is not None:
+            ahead.clock.start_again()
+            large = self._large.submit(lambda: self._verify(ahead))
+        try:
+            logits = None if large is None else large.result()
+        finally:  # if one thread fails, wait for the other one
+            self._ahead = None
+            self._ahead = small.result()
+        return [] if ahead is None else self._accept(ahead, logits)
+
+    def _finish_started_steps(self) -> None:
+        """Finish the prepared half."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.clock.start_again()
+            self._advanced += self._accept(ahead, self._verify(ahead))
+
+    @staticmethod
+    @torch.inference_mode()
+    def _prepare(pipeline: SpeculationPipeline, batch: Batch, clock: Stopwatch) -> _Prepared:
+        draft = pipeline.propose(batch)
+        clock.lap("draft")
+        scores = pipeline.score(batch, draft)
+        clock.lap("companion")
+        plan = pipeline.select(draft, scores)
+        clock.lap("select")
+        return _Prepared(pipeline, clock, batch, draft, scores, plan)
+
+    @torch.inference_mode()
+    def _verify(self, step: _Prepared) -> Tensor | None:
+        logits = self._verifier.verify(step.batch, step.plan)
+        step.clock.lap("verify")
+        return logits
+
+    @torch.inference_mode()
+    def _accept(self, step: _Prepared, logits: Tensor | None) -> list[Request]:
+        outcome = self._acceptance.accept(step.batch, step.draft, step.plan, logits)
+        step.clock.lap("accept")
+        parts = vars(step)
+        return self._commit(Step(**parts, logits=logits, outcome=outcome, ran_alone=False))
+
+    def _commit(self, step: Step) -> list[Request]:
+        if step.is_typical:
+            self.overlap.observe(step.num_target_tokens, step.context, step.draft.lengths)
+        return super()._commit(step)
+
+    def _more_pipelines(self, parts: Assembly) -> list[SpeculationPipeline]:
+        return [parts.pipeline(parts.new_policy())]
+
+    def _recover(self, error: BaseException) -> None:
+        self._abandon()
+        super()._recover(error)
+
+    def _abandon(self) -> None:
+        """Wait until both threads are idle, and discard the prepared half."""
+        for thread in (self._large, self._small):
+            thread.submit(lambda: None).result()
+        self._ahead = None
+
+    def _close(self) -> None:
+        self._abandon()
+        super()._close()
+        self._large.close()
+        self._small.close()
+
+
+class OverlapAssembly(Assembly):
+    """Creates the parts of an :class:`OverlappedEngine` and checks that overlap is possible."""
+
+    def check(self, policy: Policy) -> None:
+        """Raise an error if overlap is not possible.
+
+        Raises:
+            InvalidParameterError: explains what cannot be combined with overlap.
+        """
+        why = None
+        if self._device.type != "cpu":
+            why = f"supports models on the CPU only, not on {self._device.type!r}"
+        elif policy.uses_target_oracle:
+            why = f"leaves no target to policy {policy.name!r}, which asks it while drafting"
+        elif self._given_policy is not None:
+            why = "needs one policy object for each half; give a policy name instead of an object"
+        if why is not None:
+            raise InvalidParameterError("overlap", why)

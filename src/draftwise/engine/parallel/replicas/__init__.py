@@ -1,0 +1,1 @@
+"""Data-parallel drafting: each device has a draft and a companion for its share of the batch."""

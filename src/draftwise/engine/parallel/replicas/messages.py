@@ -1,0 +1,178 @@
+"""The messages between the engine and its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from draftwise.core.random import StepUniforms
+from draftwise.core.sampling import LogitControls, TokenHistory
+from draftwise.core.types import CompanionScores, Draft, DraftRule, RuleNotes
+from draftwise.models.loading import LoadedModel, load_model
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """How a draft or companion model was loaded.
+
+    Attributes:
+        name: folder, hub id or zoo name.
+        role: ``"draft"`` or ``"companion"``.
+        dtype: data type of its weights.
+        max_model_len: maximum context length, in tokens.
+        trust_remote_code: whether code from the model's repository may run.
+        quantization: ``"int8"``, ``"int4"`` or ``None``.
+    """
+
+    name: str
+    role: str
+    dtype: torch.dtype
+    max_model_len: int
+    trust_remote_code: bool
+    quantization: str | None
+
+    def load(self, device: torch.device) -> LoadedModel:
+        """Load the model on a device."""
+        return load_model(
+            self.name,
+            self.role,
+            self.dtype,
+            device,
+            self.max_model_len,
+            self.trust_remote_code,
+            may_be_shorter=True,
+            quantization=self.quantization,
+        )
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """The configuration of a replica.
+
+    Attributes:
+        draft: the draft model.
+        companion: the companion model; ``None`` without a companion.
+        device: device of both models.
+        num_cache_slots: number of cache slots.
+        vocab_size: the target's vocabulary size.
+        num_threads: number of computing threads on a CPU.
+    """
+
+    draft: ModelSpec
+    companion: ModelSpec | None
+    device: str
+    num_cache_slots: int
+    vocab_size: int
+    num_threads: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The answer to a :class:`ReplicaSpec`.
+
+    Attributes:
+        fingerprints: fingerprints of the loaded models.
+    """
+
+    fingerprints: list[str]
+
+
+@dataclass(frozen=True)
+class TextChange:
+    """How the text in a cache slot differs from the replica's copy.
+
+    Attributes:
+        cache_slot: the request's cache slot.
+        is_new: whether the slot now belongs to another request.
+        kept: number of leading tokens that stay.
+        tail: tokens that follow them.
+        draft_length: number of valid tokens in the draft's cache.
+        companion_length: number of valid tokens in the companion's cache.
+    """
+
+    cache_slot: int
+    is_new: bool
+    kept: int
+    tail: list[int]
+    draft_length: int
+    companion_length: int
+
+
+@dataclass(frozen=True)
+class DraftShare:
+    """A request to draft for some requests of a step.
+
+    Attributes:
+        texts: text changes of all these requests.
+        chunks: cache slot, start and end of each prompt chunk.
+        cache_slots: cache slots of the generating requests.
+        limits: ``[requests]`` maximum draft lengths.
+        controls, history, uniforms: ``[requests]``, as in :class:`~draftwise.engine.batch.Batch`.
+        signals: whether the draft's signals are computed.
+        rule: the stopping rule; ``None`` to draft to the limits.
+    """
+
+    texts: list[TextChange]
+    chunks: list[tuple[int, int, int]]
+    cache_slots: list[int]
+    limits: list[int]
+    controls: LogitControls
+    history: TokenHistory | None
+    uniforms: StepUniforms | None
+    signals: bool
+    rule: DraftRule | None
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """The answer to a :class:`DraftShare`.
+
+    Attributes:
+        draft: the draft, with requests in the order of the share.
+        notes: data recorded by the rule; ``None`` if no rule was applied and all requests drafted
+            to their limits.
+        cached: number of tokens in the draft's cache, by cache slot.
+    """
+
+    draft: Draft
+    notes: RuleNotes | None
+    cached: dict[int, int]
+
+
+@dataclass(frozen=True)
+class ScoreShare:
+    """A request to score the kept tokens of the last draft.
+
+    Attributes:
+        lengths: ``[requests]`` number of draft tokens to score; all 0 to read prompts only.
+    """
+
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The answer to a :class:`ScoreShare`.
+
+    Attributes:
+        scores: the companion's scores; ``None`` if nothing was scored.
+        cached: number of tokens in the companion's cache, by cache slot.
+    """
+
+    scores: CompanionScores | None
+    cached: dict[int, int]
+
+
+def part_of_rule(rule: DraftRule, indices: Sequence[int]) -> DraftRule:
+    """The rule for some requests, with its own copies of the arrays."""
+    at = np.asarray(indices, dtype=np.int64)
+    return replace(
+        rule,
+        greedy=rule.greedy[at],
+        history=rule.history[at],
+        thresholds=rule.thresholds[at],
+        notes=rule.notes.part(indices),
+    )

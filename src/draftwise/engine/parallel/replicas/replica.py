@@ -1,0 +1,131 @@
+"""A draft model and an optional companion that process a share of every batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwise.core.sampling import LogitControls
+from draftwise.core.types import Draft
+from draftwise.engine.batch import Batch, PromptChunk
+from draftwise.engine.cached_model import CachedModel
+from draftwise.engine.companion import CompanionModel
+from draftwise.engine.parallel.replicas.messages import (
+    Drafted,
+    DraftShare,
+    Scored,
+    ScoreShare,
+    TextChange,
+)
+from draftwise.engine.parallel.replicas.policy import PrecomputedPolicy
+from draftwise.engine.proposers.base import ProposerContext
+from draftwise.engine.proposers.model import ModelProposer
+from draftwise.engine.request import Request
+from draftwise.models.draft_buffers import clear_beyond
+from draftwise.params import RequestSpeculation, SamplingParams
+
+
+class Replica:
+    """Keeps the texts of its cache slots, and drafts and scores like the engine itself."""
+
+    def __init__(self, draft: CachedModel, companion: CachedModel | None) -> None:
+        """Set up.
+
+        Args:
+            draft: the draft model with its cache.
+            companion: the companion model with its cache; ``None`` without a companion.
+        """
+        self._draft, self._companion = draft, companion
+        self._drafter = ModelProposer(
+            ProposerContext(draft.vocab_size, draft.device, draft.num_rows, draft.capacity, draft)
+        )
+        self._scorer = (
+            None if companion is None else CompanionModel(companion, companion.vocab_size)
+        )
+        self._requests: dict[int, Request] = {}
+        self._step: tuple[Batch, Draft] | None = None
+
+    @torch.inference_mode()
+    def draft(self, share: DraftShare) -> Drafted:
+        """Draft for this replica's share of a step."""
+        for change in share.texts:
+            self._change(change)
+        batch = Batch(
+            chunks=[
+                PromptChunk(self._requests[slot], start, end) for slot, start, end in share.chunks
+            ],
+            generating=[self._requests[slot] for slot in share.cache_slots],
+            can_draft=[limit > 0 for limit in share.limits],
+            controls=_moved(share.controls, self._draft.device),
+            history=share.history,
+            uniforms=share.uniforms,
+            lenience=[1.0] * len(share.cache_slots),
+        )
+        policy = PrecomputedPolicy(share.limits, share.signals, share.rule)
+        draft = self._drafter.draft(batch, policy, share.limits)
+        self._step = batch, draft
+        rule = share.rule if policy.by_rule else None
+        slots = {*share.cache_slots, *(slot for slot, _, _ in share.chunks)}
+        return Drafted(
+            replace(draft, stage_uniforms=None),
+            None if rule is None else rule.notes,
+            {slot: self._draft.cache.lengths[slot] for slot in slots},
+        )
+
+    @torch.inference_mode()
+    def score(self, share: ScoreShare) -> Scored:
+        """Score the kept tokens of the last draft."""
+        assert self._scorer is not None
+        assert self._companion is not None
+        assert self._step is not None
+        batch, draft = self._step
+        scores = None
+        if any(share.lengths):
+            scores = self._scorer.score(batch, _cut(draft, share.lengths))
+        else:
+            self._scorer.read_prompts(batch)
+        requests = [*batch.generating, *(chunk.request for chunk in batch.chunks)]
+        lengths = self._companion.cache.lengths
+        return Scored(scores, {each.cache_slot: lengths[each.cache_slot] for each in requests})
+
+    def _change(self, change: TextChange) -> None:
+        caches = [(self._draft, change.draft_length)]
+        if self._companion is not None:
+            caches.append((self._companion, change.companion_length))
+        if change.is_new:
+            self._requests[change.cache_slot] = _text(change.cache_slot)
+            for cached_model, _ in caches:
+                cached_model.cache.clear(change.cache_slot)
+        for cached_model, length in caches:
+            cached_model.cache.truncate(change.cache_slot, length)
+        tokens = self._requests[change.cache_slot].tokens
+        del tokens[change.kept :]
+        tokens.extend(change.tail)
+
+
+def _cut(draft: Draft, lengths: tuple[int, ...]) -> Draft:
+    """Truncate a draft to the given lengths. Its memory beyond them is set to zero."""
+    signals = [] if draft.signals is None else list(vars(draft.signals).values())
+    probs = [] if draft.probs is None else [draft.probs]
+    clear_beyond(lengths, draft.tokens, *probs, *signals)
+    return replace(draft, lengths=lengths)
+
+
+def _moved(controls: LogitControls, device: torch.device) -> LogitControls:
+    moved: dict[str, Any] = {
+        name: value.to(device)
+        for name, value in vars(controls).items()
+        if isinstance(value, Tensor)
+    }
+    return replace(controls, **moved)
+
+
+def _text(row: int) -> Request:
+    """A request that only holds a text. The engine decides its limits."""
+    params = SamplingParams(max_tokens=2**31)
+    request = Request(row, None, [], params, None, frozenset(), 2**31, RequestSpeculation())
+    request.cache_slot = row
+    return request

@@ -1,0 +1,91 @@
+"""``model``: a smaller language model drafts tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from draftwise.core.drafts import empty_draft
+from draftwise.core.types import Draft
+from draftwise.engine.batch import Batch
+from draftwise.engine.drafting.eager import EagerBackend
+from draftwise.engine.drafting.loop import DraftingBackend, DraftingStep, run_drafting
+from draftwise.engine.drafting.native import NativeBackend
+from draftwise.engine.drafting.recorded import RecordedBackend
+from draftwise.engine.lifecycle import Commit
+from draftwise.engine.proposers.base import Proposer, ProposerContext
+from draftwise.engine.proposers.registry import register
+from draftwise.engine.request import Request
+from draftwise.policies.base import Policy
+
+
+@register
+class ModelProposer(Proposer):
+    """A draft model that drafts token by token, for all requests of the batch at once.
+
+    It reads prompts in the same chunks as the target, without computing logits.
+    """
+
+    name = "model"
+    summary = "a smaller language model drafts tokens"
+    needs_model = True
+
+    def __init__(self, context: ProposerContext) -> None:
+        """Set up.
+
+        Args:
+            context: the context, with a draft model.
+        """
+        super().__init__(context)
+        assert context.draft_model is not None
+        self.cached_model = context.draft_model
+        self.max_context = self.cached_model.capacity
+        self._backends: list[DraftingBackend] = [
+            NativeBackend(self.cached_model),
+            RecordedBackend(self.cached_model),
+            EagerBackend(self.cached_model),
+        ]
+
+    def propose(self, batch: Batch, policy: Policy) -> Draft:
+        """Draft as many tokens as the policy wants, up to each request's limit."""
+        return self.draft(batch, policy, self.draft_limits(batch, policy))
+
+    def draft(self, batch: Batch, policy: Policy, limits: list[int]) -> Draft:
+        """Draft up to given limits, on the fastest backend that supports the step.
+
+        Args:
+            batch: the step's batch.
+            policy: decides after each token which requests continue.
+            limits: ``[batch]`` maximum draft length of each request.
+
+        Returns:
+            The draft. The next draft overwrites the memory of its distributions.
+        """
+        model, context = self.cached_model, self.context
+        signals = policy.uses_draft_signals()
+        step = DraftingStep(batch, limits, signals, context.vocab_size, model.device)
+        if context.oracle is not None:
+            context.oracle.begin(batch, step.active)
+        if not step.active:
+            model.read(step.inputs)
+            return empty_draft(len(limits), model.device)
+        return run_drafting(self._backend_for(step), step, policy, context.oracle)
+
+    def _backend_for(self, step: DraftingStep) -> DraftingBackend:
+        """The first backend that serves a step; the last one serves every step."""
+        # A generator that is dropped half-way may swallow a KeyboardInterrupt: no ``next(...)``.
+        for backend in self._backends[:-1]:
+            if backend.serves(step):
+                return backend
+        return self._backends[-1]
+
+    def admit(self, request: Request) -> None:
+        """Clear the request's cache slot."""
+        self.cached_model.admit(request)
+
+    def commit(self, commit: Commit) -> None:
+        """Roll the cache back to the accepted tokens."""
+        self.cached_model.commit(commit)
+
+    def recover(self, requests: Iterable[Request]) -> None:
+        """Roll the cache back to the last commit."""
+        self.cached_model.recover(requests)

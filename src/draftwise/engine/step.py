@@ -1,0 +1,97 @@
+"""The results of an engine step and the time of its parts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
+from draftwise.engine.batch import Batch
+from draftwise.engine.pipeline import SpeculationPipeline
+
+
+class Stopwatch:
+    """Splits one step's wall time into named parts."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    def lap(self, part: str) -> None:
+        """Add the time since the last lap to a part."""
+        now = time.perf_counter()
+        self._seconds[part] = now - self._last
+        self._last = now
+
+    def start_again(self) -> None:
+        """Discard the time since the last lap."""
+        self._last = time.perf_counter()
+
+    def since_last_lap(self) -> float:
+        """Seconds since the last lap."""
+        return time.perf_counter() - self._last
+
+    def times(self, rest_before: float, num_prompt_tokens: int) -> StepTimes:
+        """The time of each part, and the time of the previous step after its last lap.
+
+        Args:
+            rest_before: that time of the previous step, in seconds.
+            num_prompt_tokens: number of prompt tokens that the step processed.
+        """
+        seconds = self._seconds
+        return StepTimes(
+            seconds["draft"],
+            seconds["companion"],
+            seconds["select"],
+            seconds["verify"],
+            seconds["accept"],
+            seconds["rest"] + rest_before,
+            num_prompt_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step after the target has verified its draft.
+
+    Attributes:
+        pipeline: the pipeline that drafted, scored and selected tokens.
+        clock: measures the step's times.
+        batch: the step's batch.
+        draft: the proposed tokens.
+        companion_scores: the companion's scores of the draft; ``None`` if the draft was not scored.
+        plan: the verified tokens.
+        logits: ``[rows, vocab]`` logits of the target; ``None`` in a step that only read prompts.
+        outcome: the acceptance decisions.
+        ran_alone: whether no other step ran at the same time, so that its times are typical.
+    """
+
+    pipeline: SpeculationPipeline
+    clock: Stopwatch
+    batch: Batch
+    draft: Draft
+    companion_scores: CompanionScores | None
+    plan: Plan
+    logits: Tensor | None
+    outcome: Outcome
+    ran_alone: bool = True
+
+    @property
+    def is_typical(self) -> bool:
+        """Whether every request could draft, no prompt was read, and the step ran alone."""
+        batch = self.batch
+        return (
+            self.ran_alone and not batch.chunks and bool(batch.generating) and all(batch.can_draft)
+        )
+
+    @property
+    def num_target_tokens(self) -> int:
+        """Number of tokens that the target read, without prompts."""
+        return len(self.plan.lengths) + sum(self.plan.lengths)
+
+    @property
+    def context(self) -> int:
+        """Total number of tokens of all requests in the step."""
+        return sum(len(request.tokens) for request in self.batch.generating)

@@ -1,0 +1,140 @@
+"""The polynomial of a token's signals that gives the log-odds of its acceptance.
+
+Every feature is the product of two variables. A :class:`Polynomial` is a table of such pairs and is
+all that anybody knows of the formula: predictions, fits, whole vocabularies, ranges of q(x) and the
+native drafting loop evaluate the same table.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Values = TypeVar("Values", Floats, Tensor)
+
+# What lies beyond counts as this.
+SMALLEST_TOKEN_PROB = 1e-4
+LARGEST_ENTROPY = 6.0
+LAST_POSITION = 3
+
+
+class Variable(IntEnum):
+    """What features are products of."""
+
+    ONE = 0
+    LOG_TOKEN_PROB = 1  # log max(q(x), smallest)
+    ENTROPY = 2  # min(H, largest)
+    HISTORY = 3
+    PLACE = 4  # min(position, last) / last
+    OVERLAP = 5  # S
+    AGREEMENT = 6  # A
+
+
+class Polynomial:
+    """Products of pairs of variables, one per feature.
+
+    Attributes:
+        pairs: ``[features, 2]`` int64, the :class:`Variable` of both factors.
+    """
+
+    def __init__(self, *features: tuple[Variable, ...]) -> None:
+        """From the one or two factors of each feature; none for the constant."""
+        self.pairs: Integers = np.array(
+            [(*each, Variable.ONE, Variable.ONE)[:2] for each in features], dtype=np.int64
+        )
+        self._first, self._second = self.pairs.T.copy()
+
+    def __len__(self) -> int:
+        """How many features there are."""
+        return len(self.pairs)
+
+    def features(self, variables: Values) -> Values:
+        """``[features, ...]`` from ``[variables, ...]``."""
+        products: Values = variables[self._first] * variables[self._second]
+        return products
+
+    def by_token_prob(self, weights: Floats, variables: Floats) -> tuple[Floats, Floats, float]:
+        """What the polynomial is as a function of l = log q(x).
+
+        Args:
+            weights: ``[features]``.
+            variables: ``[variables, ...]``; that of l is not read.
+
+        Returns:
+            ``[...]`` level and slope, and the bend of level + slope·l + bend·l².
+        """
+        rest, linear, partners, squares = self._parts
+        shape = variables.shape[1:]
+        flat = variables.reshape(len(variables), -1)
+        level = weights[rest] @ (flat[self._first[rest]] * flat[self._second[rest]])
+        slope = weights[linear] @ flat[partners]
+        return level.reshape(shape), slope.reshape(shape), float(weights[squares].sum())
+
+    def over_vocabulary(
+        self, weights: Floats, variables: Tensor, log_q: Tensor, agreement: Tensor | None
+    ) -> Tensor:
+        """``[rows, vocab]`` for tokens that differ in q(x) and A alone.
+
+        Args:
+            weights: ``[features]``.
+            variables: ``[variables, rows]``; those of q(x) and A are 1.
+            log_q: ``[rows, vocab]`` l of every token; is overwritten.
+            agreement: ``[rows, vocab]`` A of every token; ``None`` if it is 0.
+        """
+        weighted = self.features(variables) * torch.from_numpy(weights).to(variables)[:, None]
+        constant, linear, square, of_a, of_a_and_l, square_of_a = (
+            self._groups.to(variables) @ weighted
+        ).unsqueeze(2)
+        result: Tensor = (log_q * square).add_(linear).mul_(log_q).add_(constant)
+        if agreement is None:
+            return result
+        of_agreement = log_q.mul_(of_a_and_l).add_(of_a).addcmul_(agreement, square_of_a)
+        return result.add_(of_agreement.mul_(agreement))
+
+    @cached_property
+    def _groups(self) -> Tensor:
+        """``[6, features]`` 1 where a feature has the powers of l and A of the group."""
+        powers = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (0, 2)]
+        of_feature = [
+            (pair.count(Variable.LOG_TOKEN_PROB), pair.count(Variable.AGREEMENT))
+            for pair in self.pairs.tolist()
+        ]
+        return torch.tensor([[float(each == group) for each in of_feature] for group in powers])
+
+    @cached_property
+    def _parts(self) -> tuple[Integers, Integers, Integers, Integers]:
+        """Features without l, those with l once, their other factors, and those with l twice."""
+        with_l = self.pairs == Variable.LOG_TOKEN_PROB
+        times = with_l.sum(axis=1)
+        linear = np.flatnonzero(times == 1)
+        partners = np.where(with_l[linear, 0], self.pairs[linear, 1], self.pairs[linear, 0])
+        return np.flatnonzero(times == 0), linear, partners, np.flatnonzero(times == 2)
+
+
+def variables_of(
+    token_prob: Floats | float,
+    entropy: Floats,
+    history: Floats,
+    position: Floats,
+    overlap: Floats | float = 0.0,
+    agreement: Floats | float = 0.0,
+) -> Floats:
+    """``[variables, ...]`` from signals of equal shape, or of shapes that broadcast."""
+    shape = np.broadcast(token_prob, entropy, history, position).shape
+    values: Floats = np.empty((len(Variable), *shape))
+    values[Variable.ONE] = 1.0
+    np.log(np.maximum(token_prob, SMALLEST_TOKEN_PROB), out=values[Variable.LOG_TOKEN_PROB, ...])
+    np.minimum(entropy, LARGEST_ENTROPY, out=values[Variable.ENTROPY, ...])
+    values[Variable.HISTORY] = history
+    values[Variable.PLACE] = np.minimum(position, LAST_POSITION) / LAST_POSITION
+    values[Variable.OVERLAP] = overlap
+    values[Variable.AGREEMENT] = agreement
+    return values

@@ -1,0 +1,133 @@
+"""What vLLM's drafting loop calls in every step, for either of its model runners."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from vllm.distributed.parallel_state import get_tp_group
+
+from draftwise.core.sampling import LogitControls, soft_probabilities
+from draftwise.core.types import CompanionScores, Draft
+from draftwise.engine.companion import companion_scores
+from draftwise.integrations.vllm.metrics import Metrics
+from draftwise.integrations.vllm.steering import Decision, Steering
+from draftwise.integrations.vllm.steps import RequestView, Verified
+from draftwise.models.native.library import library_for
+from draftwise.models.native.sampling import distributions
+
+# The companion's logits of a draft: ``[drafted tokens, vocab]``, request by request.
+Score = Callable[[Draft], Tensor]
+
+
+class StopDrafting(Exception):  # noqa: N818
+    """Raised within vLLM's drafting loop to leave it when all drafts have ended."""
+
+
+class DraftHooks:
+    """Asks the policy before, during and after drafting, and measures the step.
+
+    Attributes:
+        steering: drives the policy.
+    """
+
+    def __init__(self, steering: Steering) -> None:
+        """Set up before the first step.
+
+        Args:
+            steering: drives the policy.
+        """
+        self.steering = steering
+        self._metrics = Metrics() if get_tp_group().is_first_rank else None
+        self._step_start = 0.0
+        self._controls = LogitControls(torch.zeros(0), all_greedy=True)
+
+    def begin(
+        self,
+        views: Sequence[RequestView],
+        verified: Mapping[str, Verified],
+        num_target_tokens: int,
+        controls: LogitControls,
+    ) -> int:
+        """End the previous step and begin the next one.
+
+        Args:
+            views: the requests of the next step.
+            verified: verification results of the previous step, of the requests that generate.
+            num_target_tokens: tokens in the target's pass, prompt tokens included.
+            controls: how the draft model samples.
+
+        Returns:
+            Maximum number of tokens to draft for any request.
+        """
+        now = time.perf_counter()
+        num_prompt_tokens = num_target_tokens - sum(v.num_verified + 1 for v in verified.values())
+        result = self.steering.end_step(
+            dict(verified), now - self._step_start, max(num_prompt_tokens, 0)
+        )
+        if result is not None and self._metrics is not None:
+            self._metrics.observe(result)
+        self._step_start, self._controls = now, controls
+        return self.steering.begin(views)
+
+    def soft_probabilities(self, logits: Tensor) -> Tensor | None:
+        """The draft's distribution, at temperature 1 for greedy requests.
+
+        Args:
+            logits: ``[batch, vocab]``.
+
+        Returns:
+            ``[batch, vocab]`` probabilities; ``None`` if the policy does not use them.
+        """
+        if not self.steering.wants_draft_probs:
+            return None
+        library, logits = library_for(logits.device), logits.float()
+        if library is None:
+            return soft_probabilities(logits, self._controls)
+        owner = torch.arange(len(logits))
+        return distributions(library, logits, self._controls, owner, softens_greedy=True)
+
+    def drawn(self, tokens: Tensor, soft_probs: Tensor | None) -> None:
+        """Record one more drafted token of every request and ask the policy who goes on.
+
+        Args:
+            tokens: ``[batch]`` token ids.
+            soft_probs: the result of :meth:`soft_probabilities` for these tokens.
+
+        Raises:
+            StopDrafting: no request goes on.
+        """
+        if not self.steering.drawn(tokens, soft_probs):
+            raise StopDrafting
+
+    def finish(self, score: Score | None) -> list[int]:
+        """Select how many leading drafted tokens of each request to verify.
+
+        Args:
+            score: computes the companion's logits; ``None`` without a companion.
+        """
+        draft_seconds = time.perf_counter() - self._step_start
+
+        def score_and_time(draft: Draft) -> tuple[CompanionScores, float]:
+            start = time.perf_counter()
+            return self._companion_scores(draft, score), time.perf_counter() - start
+
+        return self.steering.finish(
+            None if score is None else score_and_time, time.perf_counter, draft_seconds
+        )
+
+    def _companion_scores(self, draft: Draft, score: Score | None) -> CompanionScores:
+        assert score is not None
+        logits = score(draft).float()
+        return companion_scores(logits, self._controls, list(draft.lengths), None, draft)
+
+
+def of_first_rank(decision: Decision) -> Decision:
+    """The decision of the first tensor-parallel rank, broadcast to all ranks."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return decision
+    agreed: Decision = group.broadcast_object(decision, src=0)
+    return agreed

@@ -1,0 +1,120 @@
+"""Measurement of the costs of passes inside vLLM, before the first request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from draftwise.core.latency import StageCost
+
+# Timed rounds over all sizes, after one untimed round that allocates memory and compiles kernels.
+_ROUNDS = 4
+# Sizes larger than the first one whose pass takes longer than this are left out.
+_LONG_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class Proposer(Protocol):
+    """The draft and the companion, whose passes are timed separately.
+
+    Attributes:
+        num_speculative_tokens: maximum number of tokens drafted per step.
+        skips_dummy_runs: whether dummy runs do nothing, so that the target is timed alone.
+    """
+
+    num_speculative_tokens: int
+    skips_dummy_runs: bool
+
+    def draft_pass(self, num_tokens: int) -> None:
+        """Run one pass of the draft over ``num_tokens`` requests."""
+
+    def companion_pass(self, num_tokens: int) -> None:
+        """Run one pass of the companion over ``num_tokens`` tokens."""
+
+
+class MeasuredCosts(NamedTuple):
+    """Cost of one pass of each model.
+
+    Attributes:
+        target: by verified tokens plus one per request.
+        draft: by requests.
+        companion: by scored tokens; ``None`` without a companion.
+    """
+
+    target: StageCost
+    draft: StageCost
+    companion: StageCost | None
+
+
+def measure_costs(runner: Any, proposer: Proposer, has_companion: bool) -> MeasuredCosts:
+    """Time the passes of each model, run as in vLLM's warm-up: without a context.
+
+    Args:
+        runner: vLLM's model runner, warmed up.
+        proposer: the proposer with the draft and the companion.
+        has_companion: whether there is a companion.
+    """
+    num_requests = runner.scheduler_config.max_num_seqs
+    drafted = num_requests * proposer.num_speculative_tokens
+    most = min(runner.max_num_tokens, num_requests + drafted)
+    proposer.skips_dummy_runs = True
+    try:
+        target = timed(lambda n: runner._dummy_run(n, skip_eplb=True), sizes_up_to(most))
+    finally:
+        proposer.skips_dummy_runs = False
+    draft = timed(proposer.draft_pass, sizes_up_to(min(num_requests, most)))
+    companion = None
+    if has_companion:
+        companion = timed(proposer.companion_pass, sizes_up_to(min(drafted, most)))
+    _log.info(
+        "draftwise: a target pass takes %.1f ms over one token and %.1f ms over %d",
+        1e3 * target.seconds[0],
+        1e3 * target.seconds[-1],
+        target.tokens[-1],
+    )
+    return MeasuredCosts(target, draft, companion)
+
+
+def timed(run: Callable[[int], object], sizes: Sequence[int]) -> StageCost:
+    """The shortest times of passes, non-decreasing in their size.
+
+    Args:
+        run: runs a pass over the given number of tokens.
+        sizes: numbers of tokens, ascending.
+    """
+    measured: list[int] = []
+    for size in sizes:
+        measured.append(size)
+        if _seconds(run, size) > _LONG_SECONDS:
+            break
+    rounds = [[_seconds(run, size) for size in measured] for _ in range(_ROUNDS)]
+    best = [min(of_size) for of_size in zip(*rounds, strict=True)]
+    # A pass that was slower than a larger one was disturbed; it gets the larger one's time.
+    rising = tuple(accumulate(reversed(best), min))[::-1]
+    return StageCost(tuple(float(size) for size in measured), rising)
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Powers of two and, from 16 on, the midpoints between them, below ``most``; and ``most``."""
+    powers = [1 << power for power in range(most.bit_length())]
+    halfway = [power + power // 2 for power in powers if power >= 16]
+    return sorted({size for size in (*powers, *halfway) if size < most} | {most})
+
+
+def _seconds(run: Callable[[int], object], size: int) -> float:
+    _synchronise()
+    start = time.perf_counter()
+    run(size)
+    _synchronise()
+    return time.perf_counter() - start
+
+
+def _synchronise() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

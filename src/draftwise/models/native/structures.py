@@ -1,0 +1,179 @@
+"""The structures that Python and the C++ kernels share.
+
+Each is declared a second time in ``source``, under the same name and with the same fields in the
+same order. :mod:`draftwise.models.native.library` compares the sizes of the two declarations when
+it loads the kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+
+class Threads(ctypes.Structure):
+    """``Threads`` of ``threads.h``."""
+
+    _fields_ = (
+        ("parallel", ctypes.c_void_p),
+        ("team_size", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
+
+
+class Sampling(ctypes.Structure):
+    """``Sampling`` of ``sampling.h``."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("temperature", "top_k", "top_p", "min_p"))
+
+
+class DistributionCall(ctypes.Structure):
+    """``DistributionCall`` of ``sampling.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "requests", "p", "order")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_rows", "vocab", "softens_greedy")),
+    )
+
+
+class JudgementCall(ctypes.Structure):
+    """``JudgementCall`` of ``sampling.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "places", "tokens", "q", "c", "overlap")),
+        *((name, ctypes.c_void_p) for name in ("agreement", "order")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_rows", "own_vocab", "vocab", "width")),
+        ("q_stride", ctypes.c_int64),
+    )
+
+
+class AcceptanceCall(ctypes.Structure):
+    """``AcceptanceCall`` of ``acceptance.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "first_rows", "lengths", "tokens")),
+        *((name, ctypes.c_void_p) for name in ("proposals", "accept_uniforms", "final_uniforms")),
+        *((name, ctypes.c_void_p) for name in ("lenience", "p", "order", "num_accepted")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("next_tokens", "acceptance", "prefix_acceptance_prob", "is_nan")
+        ),
+        *((name, ctypes.c_void_p) for name in ("least", "most")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_requests", "vocab", "width", "token_stride")),
+        *((name, ctypes.c_int64) for name in ("proposal_stride", "uniforms_width", "by_block")),
+    )
+
+
+class AttentionCall(ctypes.Structure):
+    """``AttentionCall`` of ``attention.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("queries", "new_keys", "new_values")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "out", "scratch")),
+        ("segments", ctypes.c_void_p),
+        *((f"{name}_strides", ctypes.c_int64 * 2) for name in ("query", "key", "value")),
+        *((name, ctypes.c_int64) for name in ("num_segments", "capacity", "heads", "kv_heads")),
+        *((name, ctypes.c_int64) for name in ("key_size", "value_size", "heads_per_task")),
+        *((name, ctypes.c_int64) for name in ("scratch_size", "is_bfloat16")),
+        ("scale", ctypes.c_double),
+    )
+
+
+class DecoderLayer(ctypes.Structure):
+    """``DecoderLayer`` of ``decoder.h``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in ("attention_norm", "mlp_norm", "qkv", "out", "gate_up", "down", "qkv_bias")
+    )
+
+
+class DecoderModel(ctypes.Structure):
+    """``DecoderModel`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "layers")),
+        *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "heads", "kv_heads")),
+        *((name, ctypes.c_int64) for name in ("head_size", "intermediate", "vocab")),
+        *((name, ctypes.c_int64) for name in ("is_bfloat16", "bits")),
+        *((name, ctypes.c_double) for name in ("epsilon", "scale")),
+    )
+
+
+class DecoderCache(ctypes.Structure):
+    """``DecoderCache`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "cosines", "sines")),
+        ("capacity", ctypes.c_int64),
+    )
+
+
+class DecoderCall(ctypes.Structure):
+    """``DecoderCall`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("model", "cache", "threads", "ids", "segments")),
+        *((name, ctypes.c_void_p) for name in ("logit_tokens", "logits", "memory")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_segments", "num_logits")),
+        ("largest_segment", ctypes.c_int64),
+    )
+    kept: object
+
+
+class DraftRule(ctypes.Structure):
+    """``DraftRule`` of ``drafting.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "pairs", "history", "greedy")),
+        *((name, ctypes.c_void_p) for name in ("thresholds", "expected", "prefix_acceptance_prob")),
+        *((name, ctypes.c_void_p) for name in ("least", "most", "kept")),
+        *((name, ctypes.c_double) for name in ("smallest_token_prob", "largest_entropy")),
+        *((name, ctypes.c_double) for name in ("last_position", "lowest", "highest")),
+        *((name, ctypes.c_double) for name in ("next_to_nothing", "least_needed")),
+        *((name, ctypes.c_int64) for name in ("num_features", "width")),
+    )
+
+
+class DraftCall(ctypes.Structure):
+    """``DraftCall`` of ``drafting.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("first", "next", "next_ids", "next_segments")),
+        *((name, ctypes.c_void_p) for name in ("requests", "limits", "lengths", "rule")),
+        *((name, ctypes.c_void_p) for name in ("uniforms", "tokens", "probs")),
+        *((name, ctypes.c_void_p) for name in ("draft_probs", "entropy", "token_probs", "is_nan")),
+        *((name, ctypes.c_void_p) for name in ("spare", "order")),
+        ("sampling", Sampling),
+        *((name, ctypes.c_int64) for name in ("num_rows", "position", "num_positions", "width")),
+        *((name, ctypes.c_int64) for name in ("uniforms_width", "vocab")),
+    )
+
+
+# ``NarrowHeader`` of ``narrow.h``: what a weight stored in fewer bits begins with.
+NARROW_HEADER = np.dtype(
+    [
+        *((name, np.int64) for name in ("panels", "scales", "exceptions", "num_exceptions")),
+        ("exponents", np.uint16, 32),
+    ]
+)
+# ``Segment`` of ``attention.h``: cache row, start, number of tokens, first packed token.
+SEGMENT = np.dtype((np.int64, 4))
+
+_CALLS = (
+    *(AcceptanceCall, AttentionCall, DecoderCache, DecoderCall, DecoderLayer, DecoderModel),
+    *(DistributionCall, DraftCall, DraftRule, JudgementCall, Sampling, Threads),
+)
+
+
+def structure_sizes() -> dict[str, int]:
+    """Bytes of each structure as Python declares it, by the name that it has in C++."""
+    return {
+        **{each.__name__: ctypes.sizeof(each) for each in _CALLS},
+        "NarrowHeader": NARROW_HEADER.itemsize,
+        "Segment": SEGMENT.itemsize,
+    }

@@ -1,0 +1,227 @@
+"""Several policies in one batch. Each policy decides for its own requests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwise.core.random import StageUniforms
+from draftwise.core.types import (
+    CompanionScores,
+    Draft,
+    DraftRule,
+    DraftSignals,
+    Outcome,
+    Plan,
+    StepTimes,
+)
+from draftwise.errors import InvalidParameterError
+from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
+from draftwise.policies.registry import POLICIES, check_needs, create_policy, policy_class
+
+
+class PolicyRouter(Policy):
+    """The policies of an engine: a default policy, and policies that requests choose by name.
+
+    If all requests of a step use one policy, it handles the whole step. Otherwise each policy gets
+    its part of the batch. It then learns no costs, because the step's time depends on all parts.
+
+    Attributes:
+        default: policy of requests that name none. It may be replaced between steps.
+    """
+
+    name = "mixture"
+    summary = "one policy per request"
+    source = "this project"
+
+    def __init__(self, context: PolicyContext, default: Policy) -> None:
+        """Set up.
+
+        Args:
+            context: context in which later policies are created.
+            default: policy of requests that name none.
+        """
+        super().__init__(context)
+        self.default = default
+        self._context = context
+        self._named: dict[str, Policy] = {}
+        self._parts: list[tuple[Policy, list[int]]] = []
+        self._wishes: list[bool] = []
+        self._size = 0
+
+    def usable(self) -> list[str]:
+        """Names of the policies that :meth:`get` supports."""
+        names = []
+        for name, policy in POLICIES.items():
+            try:
+                check_needs(policy, self._context)
+            except InvalidParameterError:
+                continue
+            names.append(name)
+        return names
+
+    def get(self, name: str | None) -> Policy:
+        """The policy with a name and its default options; ``None`` for the default policy.
+
+        Raises:
+            InvalidParameterError: no policy has this name, or a requirement of it is missing.
+        """
+        if name is None or name == self.default.name:
+            return self.default
+        if name not in self._named:
+            policy_class(name)
+            self._named[name] = create_policy(name, self._context, {})
+        return self._named[name]
+
+    def reset(self, name: str, num_speculative_tokens: int, options: Mapping[str, Any]) -> None:
+        """Replace the default policy and the maximum draft length. Learnt state is lost.
+
+        Raises:
+            InvalidParameterError: as in :meth:`get`, or the options are invalid for the policy.
+        """
+        context = replace(self._context, num_speculative_tokens=num_speculative_tokens)
+        self.default = create_policy(name, context, options)
+        self._context = context
+        self.num_speculative_tokens = num_speculative_tokens
+        self._named = {}
+
+    def uses_draft_signals(self) -> bool:
+        """Whether any policy of the step does."""
+        return any(policy.uses_draft_signals() for policy, _ in self._parts)
+
+    def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
+        """Each policy decides for its own requests."""
+        # The default policy handles steps that only read prompts.
+        members: dict[str | None, list[int]] = {} if requests else {None: []}
+        for index, request in enumerate(requests):
+            name = None if request.policy == self.default.name else request.policy
+            members.setdefault(name, []).append(index)
+        self._parts = [(self.get(name), indices) for name, indices in members.items()]
+        self._wishes = [policy.uses_target_oracle for policy, _ in self._parts]
+        self._size = len(requests)
+        lengths = [0] * len(requests)
+        for policy, indices in self._parts:
+            part = policy.draft_lengths([requests[index] for index in indices])
+            for index, length in zip(indices, part, strict=True):
+                lengths[index] = length
+        return lengths
+
+    def asks_while_drafting(self) -> bool:
+        """Whether any policy of the step does."""
+        return any(policy.asks_while_drafting() for policy, _ in self._parts)
+
+    def draft_rule(self) -> DraftRule | None:
+        """The rule of the step's only policy; ``None`` if there are several."""
+        return self._parts[0][0].draft_rule() if len(self._parts) == 1 else None
+
+    def keep_drafting(self, position: DraftPosition) -> Tensor | None:
+        """Each policy decides for its own requests."""
+        if len(self._parts) == 1:
+            return self._parts[0][0].keep_drafting(position)
+        continues = torch.ones(len(position.requests), dtype=torch.bool)
+        for policy, indices in self._parts:
+            place = {request: at for at, request in enumerate(indices)}
+            active = [at for at, request in enumerate(position.requests) if request in place]
+            if not active:
+                continue
+            index = torch.tensor(active, device=position.tokens.device)
+
+            def own(values: Tensor | None, index: Tensor = index) -> Tensor | None:
+                return None if values is None else values[index]
+
+            part = DraftPosition(
+                position.index,
+                [place[position.requests[at]] for at in active],
+                position.tokens[index],
+                own(position.draft_probs),
+                own(position.entropy),
+                own(position.token_probs),
+                own(position.agreement),
+            )
+            wanted = policy.keep_drafting(part)
+            if wanted is not None:
+                continues[active] = wanted.cpu()
+        return continues
+
+    def wants_companion(self) -> bool:
+        """Whether any policy of the step wants the companion."""
+        self._wishes = [policy.wants_companion() for policy, _ in self._parts]  # ask all
+        return any(self._wishes)
+
+    def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
+        """Join the plans of all policies. Only policies that wanted scores get them."""
+        if len(self._parts) == 1:
+            return self._parts[0][0].select(draft, companion_scores if self._wishes[0] else None)
+        lengths = [0] * self._size
+        num_own = [0] * self._size
+        tokens = draft.tokens.clone()
+        proposals = None if draft.probs is None else draft.probs.clone()
+        for (policy, indices), wants_scores in zip(self._parts, self._wishes, strict=True):
+            index = torch.tensor(indices, device=draft.tokens.device)
+            part = _part(draft, indices, index, policy.uses_draft_signals())
+            scores = None
+            if companion_scores is not None and wants_scores:
+                scores = CompanionScores(
+                    companion_scores.probs[index],
+                    companion_scores.overlap[index],
+                    companion_scores.agreement[index],
+                )
+            plan = policy.select(part, scores)
+            tokens[index, : plan.tokens.shape[1]] = plan.tokens
+            own = plan.filtered().proposals
+            if proposals is not None and own is not None:
+                proposals[index, : own.shape[1]] = own
+            for at, request in enumerate(indices):
+                lengths[request] = plan.lengths[at]
+                num_own[request] = plan.lengths[at] if plan.num_own is None else plan.num_own[at]
+        return Plan(tokens, tuple(lengths), proposals, tuple(num_own))
+
+    def observe(self, outcome: Outcome, times: StepTimes) -> None:
+        """Each policy learns from its own requests."""
+        if len(self._parts) == 1:
+            self._parts[0][0].observe(outcome, times)
+            return
+        if outcome.acceptance is None:
+            return
+        for policy, indices in self._parts:
+            index = torch.tensor(indices, device=outcome.acceptance.device)
+            part = Outcome(
+                tuple(outcome.num_drafted[i] for i in indices),
+                tuple(outcome.num_verified[i] for i in indices),
+                tuple(outcome.num_accepted[i] for i in indices),
+                tuple(outcome.next_tokens[i] for i in indices),
+                outcome.acceptance[index],
+                frozenset(at for at, i in enumerate(indices) if i in outcome.failed),
+                None
+                if outcome.prefix_acceptance_prob is None
+                else outcome.prefix_acceptance_prob[index],
+                tuple(outcome.known_lengths[i] for i in indices),
+            )
+            policy.observe(part, replace(times, shared=True))
+
+    def forget(self, request_ids: Collection[int]) -> None:
+        """Delete the state of ended requests."""
+        for policy in (self.default, *self._named.values()):
+            policy.forget(request_ids)
+
+
+def _part(draft: Draft, indices: list[int], index: Tensor, uses_signals: bool) -> Draft:
+    """The draft of some requests, with its own storage."""
+    signals, rows = draft.signals if uses_signals else None, index.cpu()
+    return Draft(
+        draft.tokens[index],
+        tuple(draft.lengths[i] for i in indices),
+        None if draft.probs is None else draft.probs[index],
+        None
+        if signals is None
+        else DraftSignals(
+            signals.draft_probs[index], signals.entropy[index], signals.token_probs[index]
+        ),
+        None
+        if draft.stage_uniforms is None
+        else StageUniforms(draft.stage_uniforms.accept[rows], draft.stage_uniforms.final[rows]),
+    )

@@ -1,0 +1,128 @@
+"""Measurement of the costs of passes inside vLLM, with a fake runner and clock."""
+
+import time
+
+import pytest
+
+from draftwise.integrations.vllm import pass_costs
+from draftwise.integrations.vllm.pass_costs import measure_costs, sizes_up_to, timed
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [
+        (1, [1]),
+        (2, [1, 2]),
+        (7, [1, 2, 4, 7]),
+        (32, [1, 2, 4, 8, 16, 24, 32]),
+        (40, [1, 2, 4, 8, 16, 24, 32, 40]),
+        (192, [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192]),
+    ],
+)
+def test_sizes(most, sizes):
+    assert sizes_up_to(most) == sizes
+
+
+class Clock:
+    """Passes that advance a fake clock by a given time."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.passes, self.seconds = 0.0, [], seconds
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def run(self, num_tokens):
+        self.passes.append(num_tokens)
+        self.now += self.seconds(num_tokens)
+
+
+def test_a_pass_is_timed_after_a_first_one(monkeypatch):
+    first = set()
+
+    def seconds(size):
+        slow = size not in first
+        first.add(size)
+        return (0.3 if slow else 0.01) + size * 0.001
+
+    clock = Clock(monkeypatch, seconds)
+    cost = timed(clock.run, [1, 2, 4])
+    assert cost.tokens == (1.0, 2.0, 4.0)
+    assert cost.seconds == pytest.approx((0.011, 0.012, 0.014))
+
+
+def test_a_disturbed_pass_gets_the_time_of_a_larger_one(monkeypatch):
+    cost = timed(Clock(monkeypatch, lambda size: {1: 0.02, 2: 0.01, 4: 0.03}[size]).run, [1, 2, 4])
+    assert cost.seconds == pytest.approx((0.01, 0.01, 0.03))
+
+
+def test_the_shortest_time_of_all_rounds(monkeypatch):
+    """A pause of the machine must not count."""
+    clock = Clock(monkeypatch, lambda size: 0.01 * size + 0.2 * (len(clock.passes) % 5 == 1))
+    assert timed(clock.run, [1, 2, 4]).seconds == pytest.approx((0.01, 0.02, 0.04))
+
+
+def test_sizes_above_a_slow_pass_are_left_out(monkeypatch):
+    clock = Clock(monkeypatch, lambda size: 0.2 * size)
+    assert timed(clock.run, [1, 2, 4, 8]).tokens == (1.0, 2.0, 4.0)
+    assert 8 not in clock.passes
+
+
+class Runner:
+    """A model runner that records the sizes of the target's passes."""
+
+    max_num_tokens = 40
+
+    class scheduler_config:  # noqa: N801
+        max_num_seqs = 8
+
+    def __init__(self, proposer):
+        self.proposer, self.sizes = proposer, []
+
+    def _dummy_run(self, num_tokens, skip_eplb):
+        assert skip_eplb
+        assert self.proposer.skips_dummy_runs
+        self.sizes.append(num_tokens)
+
+
+class Proposer:
+    num_speculative_tokens = 5
+    skips_dummy_runs = False
+
+    def __init__(self):
+        self.draft_sizes, self.companion_sizes = [], []
+
+    def draft_pass(self, num_tokens):
+        assert not self.skips_dummy_runs
+        self.draft_sizes.append(num_tokens)
+
+    def companion_pass(self, num_tokens):
+        self.companion_sizes.append(num_tokens)
+
+
+@pytest.mark.parametrize("has_companion", [True, False])
+def test_each_model_is_timed_alone(has_companion):
+    proposer = Proposer()
+    runner = Runner(proposer)
+    costs = measure_costs(runner, proposer, has_companion)
+    assert max(runner.sizes) == 40  # 8 + 8 · 5, limited to vLLM's largest pass
+    assert max(proposer.draft_sizes) == 8
+    assert max(proposer.companion_sizes, default=0) == (40 if has_companion else 0)
+    assert (costs.companion is not None) == has_companion
+    assert costs.target.tokens[-1] == 40.0
+
+
+def test_dummy_runs_are_enabled_again_after_an_error():
+    proposer = Proposer()
+    runner = Runner(proposer)
+    runner._dummy_run = lambda *_, **__: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        measure_costs(runner, proposer, has_companion=False)
+    assert not proposer.skips_dummy_runs
+
+
+def test_waits_for_an_accelerator(monkeypatch):
+    """Kernels that are only queued have not run yet."""
+    waited = []
+    monkeypatch.setattr(pass_costs.torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(pass_costs.torch.accelerator, "synchronize", lambda: waited.append(True))
+    timed(lambda _: None, [1])
+    assert len(waited) == 2 * (1 + 4)

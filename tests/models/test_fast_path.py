@@ -1,0 +1,151 @@
+"""Which models do not run on the fast path, and what is said of them."""
+
+import warnings
+
+import pytest
+import torch
+
+from draftwise import LLM, SpeculationConfig
+from draftwise.errors import SlowPathWarning
+from draftwise.models import fast_path
+from draftwise.models.fast_path import slow_path
+from draftwise.models.loading import load_model
+from draftwise.models.native import suitability
+from draftwise.models.native.library import native_library
+
+from ..tiny_models import Recipe
+
+CPU = torch.device("cpu")
+needs_kernel = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
+
+
+def load(models, recipe, dtype=torch.float32):
+    return load_model(models.folder(recipe), "target", dtype, CPU).model
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_nothing_is_said_of_a_model_on_the_fast_path(models, dtype):
+    model = load(models, Recipe("llama", 32), dtype)
+    assert model.native is not None
+    assert model.slow_path is None
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("recipe", "dtype", "reason", "slowdown"),
+    [
+        (Recipe("gpt2", 32), torch.float32, "architecture is GPT2LMHeadModel, not one of", "6"),
+        (Recipe("llama", 32), torch.float16, "weights are float16, not bfloat16", "3 to 7"),
+        (
+            Recipe("llama", 32, config={"hidden_act": "gelu"}),
+            torch.bfloat16,
+            "activation is gelu",
+            "4",
+        ),
+        (
+            Recipe("llama", 32, config={"mlp_bias": True}),
+            torch.float32,
+            "mlp.gate_proj has a bias",
+            "4",
+        ),
+        (
+            Recipe(
+                "llama",
+                32,
+                config={
+                    "rope_parameters": {
+                        "rope_type": "dynamic",
+                        "factor": 2.0,
+                        "rope_theta": 10000.0,
+                    }
+                },
+            ),
+            torch.float32,
+            "rotary embedding is dynamic",
+            "4",
+        ),
+    ],
+    ids=["architecture", "dtype", "activation", "bias", "rotary"],
+)
+def test_the_reason_names_what_the_kernels_leave_out(models, recipe, dtype, reason, slowdown):
+    model = load(models, recipe, dtype)
+    assert model.native is None
+    assert reason in model.slow_path.reason
+    assert model.slow_path.slowdown == slowdown
+    assert str(model.slow_path).endswith(f"expect passes to take about {slowdown} times as long")
+
+
+def test_without_kernels_the_reason_is_why_there_are_none(models, monkeypatch):
+    monkeypatch.setattr(suitability, "native_library", lambda: None)
+    monkeypatch.setattr(suitability, "why_unavailable", lambda: "no C++ compiler found")
+    model = load(models, Recipe("llama", 32))
+    assert model.native is None
+    assert model.slow_path.reason == "there are no native kernels: no C++ compiler found"
+
+
+class TestLargeModels:
+    """Only in bfloat16, and only where the processor multiplies it fast."""
+
+    @pytest.fixture(autouse=True)
+    def _everything_is_large(self, monkeypatch):
+        monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
+
+    @needs_kernel
+    def test_float32(self, models, monkeypatch):
+        monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
+        monkeypatch.setattr(fast_path, "multiplies_large_models", lambda: True)
+        model = load(models, Recipe("llama", 32))
+        assert model.native is None
+        assert model.slow_path.reason.startswith("its weights are float32, and")
+        assert model.slow_path.slowdown == "4"
+
+    @needs_kernel
+    def test_a_processor_without_the_instructions(self, models, monkeypatch):
+        """What another processor would gain was not measured."""
+        missing = "a processor with AVX512-BF16"
+        monkeypatch.setattr(suitability, "_missing_instructions", lambda _: missing)
+        library = native_library()
+        monkeypatch.setattr(library, "multiplies_tiles", False)
+        for dtype in (torch.float32, torch.bfloat16):
+            model = load(models, Recipe("llama", 32), dtype)
+            assert model.native is None
+            assert model.slow_path.reason.endswith(missing)
+            assert str(model.slow_path).endswith("what that costs was not measured")
+
+    @needs_kernel
+    def test_sizes_that_are_no_whole_tiles(self, models, monkeypatch):
+        monkeypatch.setattr(native_library(), "multiplies_tiles", True)
+        recipe = Recipe("llama", 32, config={"hidden_size": 48})
+        model = load(models, recipe, torch.bfloat16)
+        assert model.native is None
+        assert "sizes that are multiples of 32, and one is 48" in model.slow_path.reason
+
+
+class _OnCuda(torch.nn.Module):
+    """A model whose weights are said to be on a GPU."""
+
+    def parameters(self, recurse=True):
+        yield type("Weight", (), {"device": torch.device("cuda"), "dtype": torch.bfloat16})()
+
+
+def test_on_cuda_steps_of_other_architectures_are_not_recorded():
+    assert slow_path(type("LlamaForCausalLM", (_OnCuda,), {})()) is None
+    found = slow_path(type("GPT2LMHeadModel", (_OnCuda,), {})())
+    assert "GPT2LMHeadModel" in found.reason
+    assert found.slowdown == "2 to 5"
+
+
+def test_a_warning_for_each_model_and_role(models):
+    """From Python, too; what is on the fast path is not mentioned."""
+    gpt2, llama = (models.folder(Recipe(family, 32)) for family in ("gpt2", "llama"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        LLM(gpt2, SpeculationConfig(gpt2, policy="fixed"), dtype="float32").close()
+    said = [str(each.message) for each in caught if each.category is SlowPathWarning]
+    assert [line.split(":")[0] for line in said] == ["target", "draft"]
+    assert all(line.count("does not run on the fast path: its architecture") == 1 for line in said)
+    if native_library() is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            LLM(llama, dtype="float32").close()
