@@ -265,9 +265,9 @@ class Simulation:
         fixed, each = machine.signals
         draft_seconds = pace * sum(machine.draft(count) for count in counts)
         looking = pace * (fixed + each * size) if watched and any(lengths) else 0.0
-        judging = pace * machine.companion(sum(lengths)) if scores is not None else 0.0
+        scoring = pace * machine.companion(sum(lengths)) if scores is not None else 0.0
         verify = pace * self._scenario.target_seconds(plan.lengths)
-        times = StepTimes(draft_seconds, judging, looking, verify, 0.0, 0.0)
+        times = StepTimes(draft_seconds, scoring, looking, verify, 0.0, 0.0)
         self._learn_costs(latency, times, draft, counts, plan.lengths)
         width = max(lengths, default=0)
         inside = np.arange(width) < np.array(plan.lengths)[:, None]

@@ -58,7 +58,7 @@ class SpeculationStats:
         lossless: whether the output has exactly the target's distribution.
         num_steps: number of target passes that generated tokens for the request.
         num_drafted: number of drafted tokens.
-        num_judged: number of drafted tokens scored by the companion.
+        num_scored: number of drafted tokens scored by the companion.
         num_verified: number of drafted tokens verified by the target.
         num_accepted: number of drafted tokens accepted by the target.
         num_tokens: number of generated tokens.
@@ -70,7 +70,7 @@ class SpeculationStats:
     num_verified: int = 0
     num_accepted: int = 0
     num_tokens: int = 0
-    num_judged: int = 0
+    num_scored: int = 0
 
     @property
     def mean_accepted_length(self) -> float:
@@ -90,7 +90,7 @@ class SpeculationStats:
         self.num_verified += other.num_verified
         self.num_accepted += other.num_accepted
         self.num_tokens += other.num_tokens
-        self.num_judged += other.num_judged
+        self.num_scored += other.num_scored
 
 
 @dataclass(frozen=True)

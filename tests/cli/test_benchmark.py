@@ -103,7 +103,7 @@ def test_sampling_with_a_companion(command, models, tmp_path):
     assert status == 0
     report = json.loads((tmp_path / "out" / "results.json").read_text())
     own = report["cells"][1]["contenders"]["sv-published"]
-    assert own["judged_per_step"] > 0
+    assert own["scored_per_step"] > 0
     assert "identical_answers" not in own
     assert report["contenders"]["sv-published"]["lossless"] is False
     assert "same" in out

@@ -215,7 +215,7 @@ def test_what_the_engine_was_started_without_stays_missing(models):
 def test_what_the_companion_was_asked_about_is_counted(engine):
     params = SamplingParams(max_tokens=40, seed=1)
     ways = (RequestSpeculation(policy="staged"), RequestSpeculation(policy="none"))
-    judged, plain = [engine.add(None, [1, 2], params, way) for way in ways]
+    scored, plain = [engine.add(None, [1, 2], params, way) for way in ways]
     finish(engine)
-    assert judged.stats.num_judged == judged.stats.num_drafted > 0
-    assert plain.stats.num_judged == 0
+    assert scored.stats.num_scored == scored.stats.num_drafted > 0
+    assert plain.stats.num_scored == 0

@@ -70,7 +70,7 @@ def work(kinds, count=14, longest=25, vocab=VOCAB):
 def assert_signals(models, run, draft=DRAFT, companion=COMPANION, target=TARGET):
     """Compare all recorded signals. Returns the number of positions that the companion scored."""
     close = functools.partial(torch.testing.assert_close, rtol=2e-3, atol=2e-4)
-    judged = 0
+    scored = 0
     for seen in run.seen:
         length = len(seen.drafted)
         index = torch.arange(length), torch.tensor(seen.drafted, dtype=torch.long)
@@ -86,13 +86,13 @@ def assert_signals(models, run, draft=DRAFT, companion=COMPANION, target=TARGET)
         c = expected_beliefs(models.reference(companion), seen, target.vocab)
         # Beyond its context the companion gives no scores.
         c[max(0, companion.context + 1 - len(seen.tokens)) :] = 0.0
-        judged += int(c.any(1).sum())
+        scored += int(c.any(1).sum())
         close(seen.c[:length], c)
         close(seen.overlap[:length], torch.minimum(q, c).sum(1))
         close(seen.agreement[:length], (c[index] / q[index]).clamp(max=1.0), rtol=1e-2, atol=1e-3)
         for signal in (seen.c, seen.overlap, seen.agreement):
             assert not signal[length:].any()
-    return judged
+    return scored
 
 
 def assert_greedy_texts(models, outputs, prompts, params, target=TARGET):
@@ -127,8 +127,8 @@ def test_a_companion_that_is_not_always_asked(models, kinds, asks):
     run = build(models, asks=asks)
     prompts, params = work(KINDS[kinds])
     outputs = run.run(prompts, params)
-    judged = assert_signals(models, run)
-    assert 30 < judged < sum(len(seen.drafted) for seen in run.seen)
+    scored = assert_signals(models, run)
+    assert 30 < scored < sum(len(seen.drafted) for seen in run.seen)
     assert {seen.c is None for seen in run.seen} == {True, False}
     assert_greedy_texts(models, outputs, prompts, params)
 
@@ -154,9 +154,9 @@ def test_shorter_contexts(models, kinds, contexts):
     run = build(models, draft=draft, companion=companion)
     prompts, params = work(KINDS[kinds], 10, longest=40)
     outputs = run.run(prompts, params)
-    judged = assert_signals(models, run, draft, companion)
+    scored = assert_signals(models, run, draft, companion)
     num_drafted = sum(len(seen.drafted) for seen in run.seen)
-    assert judged == num_drafted if contexts[1] == 64 else judged < num_drafted
+    assert scored == num_drafted if contexts[1] == 64 else scored < num_drafted
     assert max(len(seen.tokens) + len(seen.drafted) for seen in run.seen) > min(contexts)
     assert_greedy_texts(models, outputs, prompts, params)
 

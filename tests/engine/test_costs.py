@@ -56,8 +56,8 @@ def test_a_companion_that_was_asked_teaches_what_it_costs():
     model = latency()
     learner, before = CostLearner(model), model.companion_seconds(12)
     for _ in range(60):
-        judged = step((3,) * 4, (2, 1, 3, 0), signals=object(), companion_scores=object())
-        learner.observe(judged, times(draft=0.01, verify=0.02, companion=0.05))
+        scored = step((3,) * 4, (2, 1, 3, 0), signals=object(), companion_scores=object())
+        learner.observe(scored, times(draft=0.01, verify=0.02, companion=0.05))
     assert model.companion_seconds(12) > 2 * before
 
 

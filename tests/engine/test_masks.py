@@ -28,7 +28,7 @@ class Known:
 def request(num_tokens=None):
     matcher = None if num_tokens is None else Known(num_tokens)
     return SimpleNamespace(
-        matcher=matcher, is_masked=matcher is not None, must_go_on=lambda num_drafted: False
+        matcher=matcher, is_masked=matcher is not None, must_continue=lambda num_drafted: False
     )
 
 

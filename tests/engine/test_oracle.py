@@ -89,7 +89,7 @@ def test_it_knows_every_verified_token(models, lively_prices, kinds):
         assert len(set(watch.acceptance)) > 50
 
 
-def test_what_it_judges_in_full_are_the_targets_distributions(models, lively_prices):
+def test_what_it_scores_in_full_are_the_targets_distributions(models, lively_prices):
     """A drafted token that the target's own draft draws is always accepted."""
     engine = build(models, draft_noise=0.0)
     watch = Watch(engine)

@@ -183,24 +183,24 @@ class TestDeciding:
     def test_it_pays_where_drafting_is_dear_and_the_target_busy(self):
         gpu = Interference(1.05, 1.2)
         # 8 ms of the target and 4 times 1 ms of the draft; halves of 4 ms beside 4 of the draft.
-        assert self.overlap(self.LINEAR, 0.001, gpu).pays(16)
+        assert self.overlap(self.LINEAR, 0.001, gpu).is_faster(16)
         # Halves of a target that reads its weights take as long as the whole.
-        assert not self.overlap(self.FLAT, 0.001, gpu).pays(16)
+        assert not self.overlap(self.FLAT, 0.001, gpu).is_faster(16)
         # A draft that costs nothing leaves nothing to hide.
-        assert not self.overlap(self.LINEAR, 0.00001, gpu).pays(16)
+        assert not self.overlap(self.LINEAR, 0.00001, gpu).is_faster(16)
         # Overlap is not worthwhile either if the passes slow each other down.
-        assert not self.overlap(self.LINEAR, 0.001, Interference(1.9, 1.9)).pays(16)
+        assert not self.overlap(self.LINEAR, 0.001, Interference(1.9, 1.9)).is_faster(16)
 
     def test_a_single_request_has_no_halves(self):
-        assert not OverlapDecision(fixed_latency(), None).pays(1)
-        assert OverlapDecision(fixed_latency(), None).pays(2)
+        assert not OverlapDecision(fixed_latency(), None).is_faster(1)
+        assert OverlapDecision(fixed_latency(), None).is_faster(2)
 
     def test_what_steps_look_like_is_followed(self):
         made = self.overlap(self.LINEAR, 0.001, Interference(1.05, 1.2), lengths=(0,) * 16)
-        assert not made.pays(16)
+        assert not made.is_faster(16)
         for _ in range(100):
             made.observe(80, 0, (4,) * 16)
-        assert made.pays(16)
+        assert made.is_faster(16)
 
 
 class TestPinnedThreads:

@@ -80,13 +80,13 @@ def test_requests_are_cancelled_meanwhile(models, replicated):
     assert_same_with_cancellations(replicated.engine, expected)
 
 
-def test_a_companion_judges_its_share(models):
+def test_a_companion_scores_its_share(models):
     """The staged policy uses the companion's scores in every step."""
     together, alone = (build(models, n, "staged", "yes", max_batch_size=5) for n in (2, 1))
     outputs, expected = (llm.generate(*varied_work(30)) for llm in (together, alone))
     assert token_ids(outputs) == token_ids(expected)
-    drafted = [output.speculation.num_judged for output in outputs]
-    assert drafted == [output.speculation.num_judged for output in expected]
+    drafted = [output.speculation.num_scored for output in outputs]
+    assert drafted == [output.speculation.num_scored for output in expected]
     assert sum(drafted) > 0
     together.close()
 

@@ -133,7 +133,7 @@ def test_texts_follow_the_target_within_the_form(models, laws, policy, method, g
         assert sources | {TokenSource.BONUS} == set(TokenSource)
         assert TokenSource.BONUS in sources or gamma == 3
         if policy in ("sv", "staged"):
-            assert any(output.speculation.num_judged for output in bound)
+            assert any(output.speculation.num_scored for output in bound)
         if policy in ("sv", "adaptive", "tetris"):
             stats = [output.speculation for output in bound]
             assert sum(each.num_verified for each in stats) < sum(

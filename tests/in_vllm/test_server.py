@@ -131,5 +131,5 @@ def test_metrics(server):
     verified = count["draftwise:verified_tokens_total"]
     assert verified >= count["draftwise:accepted_tokens_total"] > 0
     assert count["draftwise:drafted_tokens_total"] >= verified
-    assert count["draftwise:judged_steps_total"] > 0
+    assert count["draftwise:scored_steps_total"] > 0
     assert count["draftwise:gained_tokens_total"] > count["draftwise:request_steps_total"]

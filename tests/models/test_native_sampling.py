@@ -89,7 +89,7 @@ def test_what_is_not_a_number(number, temperature):
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([33, 700]), st.sampled_from([0, 5]))
-def test_judgement(seed, vocab, missing):
+def test_scores(seed, vocab, missing):
     generator = torch.Generator().manual_seed(seed)
     lengths = [3, 0, 2]
     q = torch.rand(3, 5, vocab, generator=generator).softmax(dim=-1)[:, :4]

@@ -90,7 +90,7 @@ def take_step(policy, world, states=None, asked=None):
         policy: to drive.
         world: what is drafted.
         states: of the requests.
-        asked: whether the companion judges; ``None`` if the policy is to say.
+        asked: whether the companion scores; ``None`` if the policy is to say.
     """
     states = states or world.states()
     limits = policy.draft_lengths(states)
@@ -114,7 +114,7 @@ def take_step(policy, world, states=None, asked=None):
         draft = replace(draft, signals=None)
     companion_scores = None
     if any(lengths) and (policy.wants_companion() if asked is None else asked):
-        companion_scores = judged(world, draft)
+        companion_scores = scored(world, draft)
     return Step(q, draft, companion_scores, policy.select(draft, companion_scores).filtered())
 
 
@@ -132,7 +132,7 @@ def written(world, lengths, width):
     return Draft(tokens, tuple(lengths), probs, signals), q
 
 
-def judged(world, draft):
+def scored(world, draft):
     """The companion's scores of a draft."""
     c = world.c[:, : draft.tokens.shape[1]] * (draft.signals.draft_probs.sum(2, keepdim=True) > 0)
     c_drawn = token_probabilities(c, draft.tokens)

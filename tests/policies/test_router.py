@@ -14,7 +14,7 @@ from draftwise.policies.router import PolicyRouter
 
 from ..core.speculation import uniforms_for
 from ..stand_ins import draft_position, fixed_latency, profile
-from .driving import World, judged, one_second, outcome_of, take_step, written
+from .driving import World, one_second, outcome_of, scored, take_step, written
 
 CONTEXT = PolicyContext(3, fixed_latency(), profile(), has_companion=True)
 property_test = settings(deadline=None, derandomize=True, max_examples=40)
@@ -130,7 +130,7 @@ class TestDrafting:
         assert made[1].seen[0][0].signals is not None
 
 
-class TestJudgement:
+class TestCompanionScores:
     @pytest.mark.parametrize("wishes", [(True, False), (False, True), (True, True)])
     def test_who_asked_hears_of_its_own(self, wishes):
         made = [Notes(wants=wants) for wants in wishes]
@@ -167,7 +167,7 @@ class TestPlans:
         draft, _ = written(world, [3, 2, 3, 1, 0, 3], 3)
         uniforms = uniforms_for(6, 3).stage
         draft = replace(draft, stage_uniforms=uniforms)
-        companion_scores = judged(world, draft)
+        companion_scores = scored(world, draft)
 
         mixture = mixture_of(
             Notes(keeps=1), b=Notes(keeps=2), staged=create_policy("staged", CONTEXT, {})
@@ -187,7 +187,7 @@ class TestPlans:
         )
         staged = create_policy("staged", CONTEXT, {})
         staged.draft_lengths(part.states())
-        expected = staged.select(own, judged(part, own))
+        expected = staged.select(own, scored(part, own))
         assert torch.equal(plan.tokens[rows], expected.tokens)
         assert torch.equal(plan.proposals[rows], expected.proposals)
         assert [plan.lengths[row] for row in rows] == list(expected.lengths)

@@ -116,7 +116,7 @@ class TestAsking:
 
 
 def test_information_is_worth_what_it_changes():
-    """Judged and free estimates that agree bring nothing, and cost the pass."""
+    """Scored and free estimates that agree bring nothing, and cost the pass."""
     policy = fix_price(make("sv", 3), 0.5)
     gains = []
     world = World.random(4, 3, seed=1)
@@ -126,12 +126,12 @@ def test_information_is_worth_what_it_changes():
     step = take_step(policy, world, asked=True)
     policy._value_information(step.draft, policy._expected[:, : step.draft.tokens.shape[1]])
     assert gains[-1] == pytest.approx(-0.25)
-    # Of four tokens that the draft would verify the judge rejects one, of those it would not it
+    # Of four tokens that the draft would verify the companion rejects one, of those it would not it
     # likes one.
     policy._expected = np.array([[0.9], [0.9], [0.3], [0.9]])
-    judged = np.array([[0.9], [0.2], [0.8], [0.7]])
+    scored = np.array([[0.9], [0.2], [0.8], [0.7]])
     draft = take_step(fix_price(make("sv", 1), 0.5), World.random(4, 1)).draft
-    policy._value_information(draft, judged)
+    policy._value_information(draft, scored)
     assert gains[-1] == pytest.approx((0.5 - 0.2) + (0.8 - 0.5) - 0.25)
 
 

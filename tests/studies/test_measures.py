@@ -276,9 +276,9 @@ def test_triples_are_ordered_and_of_different_models():
 
 
 def test_correlation_of_two_companions():
-    judged = smooth_records(3000)
-    assert correlation.figures_of(judged, judged)["pearson"] == pytest.approx(1.0)
-    assert abs(correlation.figures_of(judged, smooth_records(3000, seed=9))["pearson"]) < 0.06
+    scored = smooth_records(3000)
+    assert correlation.figures_of(scored, scored)["pearson"] == pytest.approx(1.0)
+    assert abs(correlation.figures_of(scored, smooth_records(3000, seed=9))["pearson"]) < 0.06
 
 
 def test_the_surface_equals_the_law():
@@ -294,7 +294,7 @@ def test_the_surface_equals_the_law():
 
 
 def test_operations_are_two_for_each_parameter_and_token():
-    totals = {"steps": 10, "drafted": 50, "verified": 40, "judged": 30, "accepted": 20}
+    totals = {"steps": 10, "drafted": 50, "verified": 40, "scored": 30, "accepted": 20}
     spent = verification_cost.operations(totals, {"target": 100, "draft": 10, "companion": 20})
     assert spent == {"target": 2 * 100 * 50, "draft": 2 * 10 * 50, "companion": 2 * 20 * 30}
 

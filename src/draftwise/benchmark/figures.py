@@ -92,7 +92,7 @@ def _of_steps(records: StepRecords) -> dict[str, Any]:
         "accepted_length": records.num_tokens / steps,
         "acceptance_rate": records.num_accepted / max(records.num_verified, 1),
         "drafted_per_step": records.num_drafted / steps,
-        "judged_per_step": records.num_judged / steps,
+        "scored_per_step": records.num_scored / steps,
         "verified_per_step": records.num_verified / steps,
         "step_seconds": total / max(records.num_steps, 1),
         "share_of_time": {part: records.seconds[part] / max(total, 1e-12) for part in PARTS},
@@ -113,6 +113,6 @@ def flops_per_token(records: StepRecords, sizes: Parameters) -> float:
     seen = records.num_prompt_tokens + records.num_request_steps
     target = sizes.target * (seen + records.num_verified)
     draft = sizes.draft * (seen + records.num_drafted) * has_drafted
-    companion = sizes.companion * (records.num_prompt_tokens + records.num_judged)
-    companion *= records.num_judged > 0
+    companion = sizes.companion * (records.num_prompt_tokens + records.num_scored)
+    companion *= records.num_scored > 0
     return 2.0 * (target + draft + companion) / records.num_tokens

@@ -20,7 +20,7 @@ class StepRecords:
         num_request_steps: requests that gained tokens, summed over steps.
         num_tokens: tokens gained.
         num_drafted: drafted tokens.
-        num_judged: drafted tokens that a companion scored.
+        num_scored: drafted tokens that a companion scored.
         num_verified: verified tokens.
         num_accepted: accepted tokens.
         decode_seconds: seconds of the steps that processed no prompt.
@@ -36,7 +36,7 @@ class StepRecords:
     num_request_steps: int = 0
     num_tokens: int = 0
     num_drafted: int = 0
-    num_judged: int = 0
+    num_scored: int = 0
     num_verified: int = 0
     num_accepted: int = 0
     decode_seconds: float = 0.0
@@ -121,5 +121,5 @@ class Recorder:
 
     def finish(self) -> StepRecords:
         """Return the records, completed with the counts that are only known at the end."""
-        self.records.num_judged = sum(request.stats.num_judged for request in self._seen)
+        self.records.num_scored = sum(request.stats.num_scored for request in self._seen)
         return self.records

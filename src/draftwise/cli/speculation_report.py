@@ -44,7 +44,7 @@ def findings(llm: LLM, stats: SpeculationStats) -> dict[str, str]:
         "tokens for each request"
     }
     if llm.companion is not None and stats.num_drafted:
-        share = stats.num_judged / stats.num_drafted
+        share = stats.num_scored / stats.num_drafted
         lines["companion"] = f"scored {share:.0%} of the drafted tokens"
     error = _calibration_error(llm)
     if error is not None:
@@ -94,7 +94,7 @@ def describe_stats(stats: SpeculationStats) -> dict[str, Any]:
         "num_drafted": stats.num_drafted,
         "num_verified": stats.num_verified,
         "num_accepted": stats.num_accepted,
-        "num_judged": stats.num_judged,
+        "num_scored": stats.num_scored,
         "mean_accepted_length": stats.mean_accepted_length,
         "acceptance_rate": stats.acceptance_rate,
         "lossless": stats.lossless,

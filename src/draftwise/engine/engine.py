@@ -197,7 +197,7 @@ class Engine:
             if batch.lenience[index] < 1.0 or not exact:
                 request.stats.lossless = False
             if step.companion_scores is not None and step.pipeline.oracle is None:
-                request.stats.num_judged += step.draft.lengths[index]
+                request.stats.num_scored += step.draft.lengths[index]
 
     def _forget(self, request_ids: list[int]) -> None:
         for pipeline in self._pipelines:

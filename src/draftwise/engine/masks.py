@@ -41,7 +41,7 @@ def next_masks(
             allowed = request.matcher.allowed(drafted)[: len(row)]
             row[: len(allowed)] = allowed
             row[len(allowed) :] = 0
-        if request.must_go_on(len(drafted)):
+        if request.must_continue(len(drafted)):
             others = row & ~token_bits(request.stop_token_ids, len(row))
             # If the grammar allows only the end of the text, the text may end before min_tokens.
             if others.any():
@@ -95,7 +95,7 @@ def allowed_prefix(request: Request, tokens: Sequence[int], vocab_size: int) -> 
     for token in tokens:
         if not 0 <= token < vocab_size:
             break
-        if request.must_go_on(len(kept)) and token in request.stop_token_ids:
+        if request.must_continue(len(kept)) and token in request.stop_token_ids:
             break
         if matcher is not None:
             bits = matcher.allowed(kept)

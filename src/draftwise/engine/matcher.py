@@ -19,7 +19,7 @@ Bits = NDArray[np.uint8]
 _NOTHING_FOLLOWS = "the target has no token that the grammar allows next"
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     """A position in a text.
 
     Attributes:
@@ -59,38 +59,38 @@ class Matcher:
         self._grammar: LLMatcher = start.deep_copy()
         self._eos_token_ids = eos_token_ids
         self._field = field
-        self._said: list[int] = []
+        self._committed: list[int] = []
         self._drafted: list[int] = []
         self._eos = token_bits(eos_token_ids, len(self._grammar.compute_bitmask()))
-        self._places = [self._here()]
+        self._positions = [self._here()]
         self.is_complete = False
-        self.error = self._error(self._places[0])
+        self.error = self._error(self._positions[0])
 
     def allowed(self, drafted: Sequence[int]) -> Bits:
         """``[bytes]`` bits of the tokens that may follow the text and the drafted tokens."""
-        return self._place(drafted).allowed
+        return self._position(drafted).allowed
 
     def is_end(self, drafted: Sequence[int]) -> bool:
         """Whether only an end-of-sequence token may follow the text and the drafted tokens."""
-        return self._place(drafted).is_end
+        return self._position(drafted).is_end
 
     def take(self, token: int) -> bool:
         """Append a token to the text. Returns False if that is impossible; see :attr:`error`."""
-        if not _has(self._places[0].allowed, token):
+        if not _has(self._positions[0].allowed, token):
             self.error = NumericalError(
                 "target", f"gives probability 0 to every token that {self._field} allows"
             )
             return False
-        place = self._place([token])
-        self.error = self._error(place)
+        position = self._position([token])
+        self.error = self._error(position)
         if token in self._eos_token_ids:
             return True  # the request ends
-        self._said.append(token)
-        del self._drafted[0], self._places[0]
-        self.is_complete = place.is_end
+        self._committed.append(token)
+        del self._drafted[0], self._positions[0]
+        self.is_complete = position.is_end
         return self.error is None
 
-    def _place(self, drafted: Sequence[int]) -> _Place:
+    def _position(self, drafted: Sequence[int]) -> _Position:
         known = 0
         for token, before in zip(drafted, self._drafted, strict=False):
             if token != before:
@@ -99,46 +99,46 @@ class Matcher:
         if known < len(drafted):
             self._go_back(known)
             for token in drafted[known:]:
-                self._go_on(token)
-        return self._places[len(drafted)]
+                self._advance(token)
+        return self._positions[len(drafted)]
 
-    def _go_on(self, token: int) -> None:
-        place = self._places[-1]
+    def _advance(self, token: int) -> None:
+        position = self._positions[-1]
         self._drafted.append(token)
         # A forbidden token is never accepted, so positions after it are never used.
-        if place.is_end or token in self._eos_token_ids or not _has(place.allowed, token):
-            self._places.append(_Place(self._eos, True, False))
+        if position.is_end or token in self._eos_token_ids or not _has(position.allowed, token):
+            self._positions.append(_Position(self._eos, True, False))
             return
         self._grammar.consume_token(token)
-        self._places.append(self._here())
+        self._positions.append(self._here())
 
     def _go_back(self, count: int) -> None:
         """Discard all but the first ``count`` drafted tokens."""
-        num_read = sum(place.was_read for place in self._places[count + 1 :])
-        del self._drafted[count:], self._places[count + 1 :]
+        num_read = sum(position.was_read for position in self._positions[count + 1 :])
+        del self._drafted[count:], self._positions[count + 1 :]
         if not num_read:
             return
         if self._grammar.is_error() or not self._grammar.rollback(num_read):
             self._grammar = self._start.deep_copy()
-            read = [place.was_read for place in self._places[1:]]
-            self._grammar.consume_tokens(self._said + self._drafted[: sum(read)])
+            read = [position.was_read for position in self._positions[1:]]
+            self._grammar.consume_tokens(self._committed + self._drafted[: sum(read)])
 
-    def _here(self) -> _Place:
+    def _here(self) -> _Position:
         """The grammar's current position."""
         allowed: Bits = np.frombuffer(self._grammar.compute_bitmask(), dtype=np.uint8)
         if self._grammar.is_error():
-            return _Place(self._eos, True, True, _problem(self._grammar.get_error()))
+            return _Position(self._eos, True, True, _problem(self._grammar.get_error()))
         others = allowed & ~self._eos
         if self._grammar.is_accepting():
-            return _Place(allowed, not others.any(), True)
+            return _Position(allowed, not others.any(), True)
         if others.any():
-            return _Place(others, False, True)
-        return _Place(self._eos, True, True, _NOTHING_FOLLOWS)
+            return _Position(others, False, True)
+        return _Position(self._eos, True, True, _NOTHING_FOLLOWS)
 
-    def _error(self, place: _Place) -> DraftwiseError | None:
-        if not place.problem:
+    def _error(self, position: _Position) -> DraftwiseError | None:
+        if not position.problem:
             return None
-        return InvalidParameterError(self._field, f"cannot be followed: {place.problem}")
+        return InvalidParameterError(self._field, f"cannot be followed: {position.problem}")
 
 
 def _problem(message: str) -> str:

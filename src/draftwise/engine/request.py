@@ -114,9 +114,9 @@ class Request:
         # Called for every request in every step, and most requests have no restriction.
         if self.matcher is None and not self.params.min_tokens:
             return False
-        return self.matcher is not None or self.must_go_on()
+        return self.matcher is not None or self.must_continue()
 
-    def must_go_on(self, num_drafted: int = 0) -> bool:
+    def must_continue(self, num_drafted: int = 0) -> bool:
         """Whether ``min_tokens`` forbids the text to end after ``num_drafted`` more tokens."""
         is_early = self.num_output_tokens + num_drafted < self.params.min_tokens
         return is_early and bool(self.stop_token_ids)

@@ -1,4 +1,4 @@
-"""The results of an engine step and the time of its parts."""
+"""What an engine step has computed so far, and the time of its parts."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Stopwatch:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step after the target has verified its draft.
+class PreparedStep:
+    """A step before the target verifies its draft.
 
     Attributes:
         pipeline: the pipeline that drafted, scored and selected tokens.
@@ -62,10 +62,7 @@ class Step:
         batch: the step's batch.
         draft: the proposed tokens.
         companion_scores: the companion's scores of the draft; ``None`` if the draft was not scored.
-        plan: the verified tokens.
-        logits: ``[rows, vocab]`` logits of the target; ``None`` in a step that only read prompts.
-        outcome: the acceptance decisions.
-        ran_alone: whether no other step ran at the same time, so that its times are typical.
+        plan: the tokens to verify.
     """
 
     pipeline: SpeculationPipeline
@@ -74,6 +71,18 @@ class Step:
     draft: Draft
     companion_scores: CompanionScores | None
     plan: Plan
+
+
+@dataclass(frozen=True)
+class Step(PreparedStep):
+    """A step after the target has verified its draft.
+
+    Attributes:
+        logits: ``[rows, vocab]`` logits of the target; ``None`` in a step that only read prompts.
+        outcome: the acceptance decisions.
+        ran_alone: whether no other step ran at the same time, so that its times are typical.
+    """
+
     logits: Tensor | None
     outcome: Outcome
     ran_alone: bool = True

@@ -172,7 +172,7 @@ class SignalModel:
         return np.clip(_logistic(log_odds), LOWEST, HIGHEST)
 
     def observe(self, signals: Signals, acceptance: Floats, weights: Floats) -> None:
-        """Learn from tokens that the target has judged.
+        """Learn from tokens that the target has verified.
 
         Args:
             signals: of ``n`` tokens.

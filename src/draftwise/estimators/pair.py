@@ -50,7 +50,7 @@ class ModelPair(dict[bool, SignalModel]):
     def observe(
         self, signals: Signals, greedy: Booleans, acceptance: Floats, reached: Floats
     ) -> None:
-        """Show ``n`` judged tokens to the model of their kind."""
+        """Show ``n`` scored tokens to the model of their kind."""
         for kind, model in self.items():
             chosen = greedy == kind
             if chosen.any():

@@ -70,7 +70,7 @@ class PricedPolicy(Policy):
     def learn(
         self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
     ) -> None:
-        """Learn from ``n`` judged tokens: how likely each was to be accepted, and reached."""
+        """Learn from ``n`` scored tokens: how likely each was to be accepted, and reached."""
 
     @property
     def believed(self) -> Floats:

@@ -50,7 +50,7 @@ class PolicyRouter(Policy):
         self._context = context
         self._named: dict[str, Policy] = {}
         self._parts: list[tuple[Policy, list[int]]] = []
-        self._wishes: list[bool] = []
+        self._wants_scores: list[bool] = []
         self._size = 0
 
     def usable(self) -> list[str]:
@@ -101,7 +101,7 @@ class PolicyRouter(Policy):
             name = None if request.policy == self.default.name else request.policy
             members.setdefault(name, []).append(index)
         self._parts = [(self.get(name), indices) for name, indices in members.items()]
-        self._wishes = [policy.uses_target_oracle for policy, _ in self._parts]
+        self._wants_scores = [policy.uses_target_oracle for policy, _ in self._parts]
         self._size = len(requests)
         lengths = [0] * len(requests)
         for policy, indices in self._parts:
@@ -149,18 +149,20 @@ class PolicyRouter(Policy):
 
     def wants_companion(self) -> bool:
         """Whether any policy of the step wants the companion."""
-        self._wishes = [policy.wants_companion() for policy, _ in self._parts]  # ask all
-        return any(self._wishes)
+        self._wants_scores = [policy.wants_companion() for policy, _ in self._parts]  # ask all
+        return any(self._wants_scores)
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Join the plans of all policies. Only policies that wanted scores get them."""
         if len(self._parts) == 1:
-            return self._parts[0][0].select(draft, companion_scores if self._wishes[0] else None)
+            return self._parts[0][0].select(
+                draft, companion_scores if self._wants_scores[0] else None
+            )
         lengths = [0] * self._size
         num_own = [0] * self._size
         tokens = draft.tokens.clone()
         proposals = None if draft.probs is None else draft.probs.clone()
-        for (policy, indices), wants_scores in zip(self._parts, self._wishes, strict=True):
+        for (policy, indices), wants_scores in zip(self._parts, self._wants_scores, strict=True):
             index = torch.tensor(indices, device=draft.tokens.device)
             part = _part(draft, indices, index, policy.uses_draft_signals())
             scores = None

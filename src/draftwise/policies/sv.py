@@ -15,7 +15,7 @@ from draftwise.policies.adaptive import Adaptive, calibration_error
 from draftwise.policies.base import PolicyContext, RequestState, Signal
 from draftwise.policies.priced import Floats
 
-# Steps at a batch size in which the companion is asked before its worth is judged.
+# Steps at a batch size in which the companion is asked before its worth is scored.
 _FIRST_TRIALS = 6
 # Steps without it after it was not worth its pass; pauses double.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 512
@@ -99,7 +99,7 @@ class SpeculativeVerification(Adaptive):
     """Selection by S, A and the draft's own signals, from filtered proposals.
 
     As ``adaptive``, and where the companion is asked P_i = P(accept | S_i, A_i, H_i, q_i(x_i),
-    history, i). It judges the whole draft in one pass after it is written, and is asked only while
+    history, i). It scores the whole draft in one pass after it is written, and is asked only while
     what its estimates change is worth its price: value of information, followed per batch size. The
     price is what steps with it take longer, its pass less what is verified in vain without it, as
     soon as both have been seen; before, it is computed. Whether it is asked is decided before the
@@ -127,11 +127,11 @@ class SpeculativeVerification(Adaptive):
         self._worth: dict[int, _Worth] = {}
         self._has_companion = context.has_companion
         self._asks = False
-        self._judged_expected: Floats | None = None
+        self._scored_acceptance: Floats | None = None
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """As ``adaptive``; also decides whether the companion will be asked."""
-        self._judged_expected = None
+        self._scored_acceptance = None
         lengths = super().draft_lengths(requests)
         self._asks = self._has_companion and any(lengths) and self._worth_now().asks()
         self._watches |= self._asks
@@ -157,27 +157,29 @@ class SpeculativeVerification(Adaptive):
         if companion_scores is None:
             return super().select(draft, None)
         self._draft, self._companion_scores = draft, companion_scores
-        expected = self._judged_expected = self._judged(draft, companion_scores)
-        plan = self.plan_judged(draft, companion_scores, expected)
+        expected = self._scored_acceptance = self._acceptance_of(draft, companion_scores)
+        plan = self.select_scored(draft, companion_scores, expected)
         self._value_information(draft, expected)
         return plan
 
-    def plan_judged(
+    def select_scored(
         self, draft: Draft, companion_scores: CompanionScores, expected: Floats
     ) -> Plan:
-        """What to verify of a judged draft; ``expected`` is ``[batch, num_tokens]``."""
+        """What to verify of a scored draft; ``expected`` is ``[batch, num_tokens]``."""
         score = self.scorer(self.combined[False])
-        return self.keep_likely(draft, companion_scores, expected, score, self.judged_threshold)
+        return self.keep_likely(
+            draft, companion_scores, expected, score, self.verification_threshold
+        )
 
     @property
-    def judged_threshold(self) -> float:
-        """From which probability on a judged token is verified: where it pays for its place."""
+    def verification_threshold(self) -> float:
+        """From which probability on a scored token is verified: where it pays for its place."""
         return self._price.point.threshold or self._price.verify
 
     @property
     def believed(self) -> Floats:
         """With what the companion said, if it was asked."""
-        return self._expected if self._judged_expected is None else self._judged_expected
+        return self._expected if self._scored_acceptance is None else self._scored_acceptance
 
     def learn(
         self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
@@ -193,7 +195,7 @@ class SpeculativeVerification(Adaptive):
         combined = calibration_error(self.combined)
         return super().calibration_error if combined is None else combined
 
-    def _judged(self, draft: Draft, companion_scores: CompanionScores) -> Floats:
+    def _acceptance_of(self, draft: Draft, companion_scores: CompanionScores) -> Floats:
         """``[batch, num_tokens]`` P of the drawn tokens from all signals."""
         lengths = np.asarray(draft.lengths)
         rows, places = np.nonzero(np.arange(draft.tokens.shape[1]) < lengths[:, None])
@@ -206,8 +208,8 @@ class SpeculativeVerification(Adaptive):
         return self._worth.setdefault(round(4 * math.log2(max(len(self._requests), 1))), _Worth())
 
     def _value_information(self, draft: Draft, expected: Floats) -> None:
-        """How much better the judged plan is than the free one, both as the judge sees them."""
-        price, worth = self.judged_threshold, self._worth_now()
+        """How much better the scored plan is than the free one, both as the companion sees them."""
+        price, worth = self.verification_threshold, self._worth_now()
         width = draft.tokens.shape[1]
         drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
         prefix_acceptance_prob = np.cumprod(np.where(drafted, expected, 0.0), axis=1)

@@ -43,7 +43,7 @@ class PredictableVerification(SpeculativeVerification):
         self._draft, self._companion_scores = draft, None
         return Plan(draft.tokens, draft.lengths, draft.probs)
 
-    def plan_judged(
+    def select_scored(
         self, draft: Draft, companion_scores: CompanionScores, expected: Floats
     ) -> Plan:
         """Cut each request before the first position that costs more than it gains."""
@@ -55,7 +55,7 @@ class PredictableVerification(SpeculativeVerification):
         next_acceptance[rows, places] = self.predictable.predict(signals, self._greedy[rows])
         before = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
         before = np.concatenate([np.ones((len(lengths), 1)), before[:, :-1]], axis=1)
-        is_verified = (before * next_acceptance >= self.judged_threshold) & drafted
+        is_verified = (before * next_acceptance >= self.verification_threshold) & drafted
         if self._explorer is not None:
             is_verified[self._explorer] = drafted[self._explorer]
         kept = np.cumprod(is_verified, axis=1).sum(axis=1).astype(int).tolist()

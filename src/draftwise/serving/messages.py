@@ -138,7 +138,7 @@ class StepStats:
         num_tokens: number of generated tokens.
         num_prompt_tokens: number of processed prompt tokens.
         num_drafted: number of drafted tokens.
-        num_judged: number of drafted tokens scored by the companion.
+        num_scored: number of drafted tokens scored by the companion.
         verified: number of verified tokens by position in the draft.
         accepted: number of accepted tokens by position in the draft.
     """
@@ -148,7 +148,7 @@ class StepStats:
     num_tokens: int
     num_prompt_tokens: int
     num_drafted: int
-    num_judged: int
+    num_scored: int
     verified: list[int]
     accepted: list[int]
 

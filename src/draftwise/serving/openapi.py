@@ -34,7 +34,7 @@ class SpeculationUsage(BaseModel):
     lossless: bool
     num_steps: int
     num_drafted: int
-    num_judged: int
+    num_scored: int
     num_verified: int
     num_accepted: int
     mean_accepted_length: float

@@ -240,7 +240,7 @@ class EngineWorker:
             now = request.stats
             _count(verified, now.num_verified - before.num_verified)
             _count(accepted, now.num_accepted - before.num_accepted)
-            for name in ("num_tokens", "num_drafted", "num_judged"):
+            for name in ("num_tokens", "num_drafted", "num_scored"):
                 gained = getattr(now, name) - getattr(before, name)
                 setattr(totals, name, getattr(totals, name) + gained)
                 setattr(before, name, getattr(now, name))
@@ -255,7 +255,7 @@ class EngineWorker:
             totals.num_tokens,
             times.num_prompt_tokens,
             totals.num_drafted,
-            totals.num_judged,
+            totals.num_scored,
             verified,
             accepted,
         )

@@ -86,7 +86,7 @@ class CompanionChoice(Study):
                 figures = timed[f"{policy} {name}"]
                 own[policy] = {
                     key: figures[key]
-                    for key in ("ratio", "standard_error", "judged_per_request_step")
+                    for key in ("ratio", "standard_error", "scored_per_request_step")
                 }
         return {"batch_size": size, "fixed": timed["fixed:5"]["ratio"], "companions": rows}
 

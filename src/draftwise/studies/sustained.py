@@ -38,7 +38,7 @@ _NON_LEARNING = {
     *("none", "fixed", "svip", "adaedl", "confidence", "disco", "specdec++", "replay"),
 }
 USING_A_PROFILE = {"adaptive", "sv", "sv-predictable", "sv-published", "disco", "specdec++"}
-_COUNTED = ("tokens", "steps", "drafted", "verified", "accepted", "judged")
+_COUNTED = ("tokens", "steps", "drafted", "verified", "accepted", "scored")
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Counts:
         parts: seconds by part of a step.
         steps: number of engine steps.
         totals: sums over requests: steps, and tokens drafted, verified, accepted, and scored by
-            the companion (``judged``).
+            the companion (``scored``).
         context: context tokens of all requests, summed over steps.
     """
 
@@ -332,7 +332,7 @@ def summary(contenders: Sequence[Contender]) -> dict[str, Any]:
             "steps": steps,
             "tokens_per_request_step": own.tokens / request_steps,
             "drafted_per_request_step": own.totals["drafted"] / request_steps,
-            "judged_per_request_step": own.totals["judged"] / request_steps,
+            "scored_per_request_step": own.totals["scored"] / request_steps,
             "verified_per_request_step": own.totals["verified"] / request_steps,
             "acceptance_rate": own.totals["accepted"] / max(own.totals["verified"], 1),
             "share_of_time": {part: own.parts[part] / own.seconds for part in PARTS},

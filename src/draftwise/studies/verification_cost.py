@@ -31,14 +31,14 @@ def operations(totals: Mapping[str, int], parameters: Mapping[str, int]) -> dict
     """Floating-point operations of decoding, by model.
 
     Args:
-        totals: totals over requests: ``steps``, ``drafted``, ``verified``, ``judged``.
+        totals: totals over requests: ``steps``, ``drafted``, ``verified``, ``scored``.
         parameters: number of parameters of each model, by role.
     """
     tokens = {
         "target": totals["steps"] + totals["verified"],
         # The draft processes the newest token and all drafted tokens but the last.
         "draft": totals["drafted"],
-        "companion": totals["judged"],
+        "companion": totals["scored"],
     }
     return {role: 2.0 * parameters[role] * tokens[role] for role in _ROLES}
 

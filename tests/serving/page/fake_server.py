@@ -77,7 +77,7 @@ class FakeServer:
             "lossless": True,
             "num_steps": 4,
             "num_drafted": 12,
-            "num_judged": 0,
+            "num_scored": 0,
             "num_verified": 10,
             "num_accepted": 6,
             "mean_accepted_length": 2.5,

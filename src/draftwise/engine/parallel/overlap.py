@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 
 from draftwise.core.latency import LatencyModel
-from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.engine.assembly import Assembly, EngineOptions, Models
 from draftwise.engine.batch import Batch
 from draftwise.engine.engine import Engine
 from draftwise.engine.parallel.pinned_threads import PinnedThread, shares
 from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.request import Request
-from draftwise.engine.step import Step, Stopwatch
+from draftwise.engine.step import PreparedStep, Step, Stopwatch
 from draftwise.engine.turns import Turns
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
@@ -94,7 +93,7 @@ class OverlapDecision:
             share = sum(length > place for length in lengths) / count
             self._drafting[place] += _NEWEST * (share - self._drafting[place])
 
-    def pays(self, num_requests: int) -> bool:
+    def is_faster(self, num_requests: int) -> bool:
         """Whether two overlapped halves are faster for a batch of this size."""
         if num_requests < 2:
             return False
@@ -115,18 +114,6 @@ class OverlapDecision:
         )
         draft = sum(self._latency.draft_seconds(num_requests * each) for each in self._drafting)
         return target, draft
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A step before the target's pass. The attributes are those of :class:`Step`."""
-
-    pipeline: SpeculationPipeline
-    clock: Stopwatch
-    batch: Batch
-    draft: Draft
-    companion_scores: CompanionScores | None
-    plan: Plan
 
 
 class OverlappedEngine(Engine):
@@ -176,7 +163,7 @@ class OverlappedEngine(Engine):
         self._large, self._small = (
             PinnedThread(name, each) for name, each in zip(("target", "draft"), cores, strict=True)
         )
-        self._ahead: _Prepared | None = None
+        self._ahead: PreparedStep | None = None
         self._advanced: list[Request] = []
 
     @torch.inference_mode()
@@ -185,7 +172,7 @@ class OverlappedEngine(Engine):
         with self.turns:
             self._check_usable()
             try:
-                if self.overlap.pays(self._scheduler.num_running):
+                if self.overlap.is_faster(self._scheduler.num_running):
                     advanced = self._half_step()
                 else:
                     self._finish_started_steps()
@@ -230,23 +217,23 @@ class OverlappedEngine(Engine):
 
     @staticmethod
     @torch.inference_mode()
-    def _prepare(pipeline: SpeculationPipeline, batch: Batch, clock: Stopwatch) -> _Prepared:
+    def _prepare(pipeline: SpeculationPipeline, batch: Batch, clock: Stopwatch) -> PreparedStep:
         draft = pipeline.propose(batch)
         clock.lap("draft")
         scores = pipeline.score(batch, draft)
         clock.lap("companion")
         plan = pipeline.select(draft, scores)
         clock.lap("select")
-        return _Prepared(pipeline, clock, batch, draft, scores, plan)
+        return PreparedStep(pipeline, clock, batch, draft, scores, plan)
 
     @torch.inference_mode()
-    def _verify(self, step: _Prepared) -> Tensor | None:
+    def _verify(self, step: PreparedStep) -> Tensor | None:
         logits = self._verifier.verify(step.batch, step.plan)
         step.clock.lap("verify")
         return logits
 
     @torch.inference_mode()
-    def _accept(self, step: _Prepared, logits: Tensor | None) -> list[Request]:
+    def _accept(self, step: PreparedStep, logits: Tensor | None) -> list[Request]:
         outcome = self._acceptance.accept(step.batch, step.draft, step.plan, logits)
         step.clock.lap("accept")
         parts = vars(step)

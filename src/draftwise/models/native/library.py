@@ -40,7 +40,7 @@ class NativeLibrary:
         compress: numbers of bfloat16 as twelve bits.
         distributions: softmax with all that goes with it.
         draft: several tokens of a draft model.
-        judge: what a companion thinks of a draft.
+        score: computes what a companion makes of a draft.
         lanes: numbers in a vector.
         multiplies_pairs: whether weights of bfloat16 are laid out in pairs.
         multiplies_tiles: whether the processor's matrix unit multiplies them, where a model's sizes
@@ -67,7 +67,7 @@ class NativeLibrary:
             library, "compress", None, pointer, number, pointer, pointer, pointer
         )
         self.draft = _function(library, "draft", None, pointer)
-        self.judge = _function(library, "judge", None, pointer, pointer)
+        self.score = _function(library, "score", None, pointer, pointer)
         self.lanes: int = _function(library, "lanes", number)()
         self.multiplies_pairs = bool(_function(library, "multiplies_pairs", number)())
         self.multiplies_tiles = bool(_function(library, "multiplies_tiles", number)())

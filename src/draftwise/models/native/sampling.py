@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwise.core.sampling import LogitControls
 from draftwise.models.native.library import NativeLibrary
-from draftwise.models.native.structures import DistributionCall, JudgementCall, Sampling
+from draftwise.models.native.structures import DistributionCall, Sampling, ScoreCall
 
 # Below so many numbers, waking the threads costs more than they save.
 MIN_SHARED_NUMBERS = 8192
@@ -101,7 +101,7 @@ def score_draft(
         q = q.contiguous()
     threads = library.threads(None if logits.numel() >= MIN_SHARED_NUMBERS else 1)
     order = order_memory(controls, threads.count, vocab)
-    call = JudgementCall(
+    call = ScoreCall(
         logits.data_ptr(),
         places.data_ptr(),
         tokens.data_ptr(),
@@ -117,5 +117,5 @@ def score_draft(
         width,
         q.stride(0),
     )
-    library.judge(ctypes.byref(call), ctypes.byref(threads))
+    library.score(ctypes.byref(call), ctypes.byref(threads))
     return c, overlap, agreement

@@ -38,8 +38,8 @@ class DistributionCall(ctypes.Structure):
     )
 
 
-class JudgementCall(ctypes.Structure):
-    """``JudgementCall`` of ``sampling.h``."""
+class ScoreCall(ctypes.Structure):
+    """``ScoreCall`` of ``sampling.h``."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "places", "tokens", "q", "c", "overlap")),
@@ -166,7 +166,7 @@ SEGMENT = np.dtype((np.int64, 4))
 
 _CALLS = (
     *(AcceptanceCall, AttentionCall, DecoderCache, DecoderCall, DecoderLayer, DecoderModel),
-    *(DistributionCall, DraftCall, DraftRule, JudgementCall, Sampling, Threads),
+    *(DistributionCall, DraftCall, DraftRule, ScoreCall, Sampling, Threads),
 )
 
 

@@ -33,7 +33,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(DistributionCall),
         SIZE_OF(DraftCall),
         SIZE_OF(DraftRule),
-        SIZE_OF(JudgementCall),
+        SIZE_OF(ScoreCall),
         SIZE_OF(NarrowHeader),
         SIZE_OF(Sampling),
         SIZE_OF(Segment),
@@ -136,10 +136,10 @@ DRAFTWISE_EXPORT void draftwise_accept(const AcceptanceCall *call, const Threads
     });
 }
 
-DRAFTWISE_EXPORT void draftwise_judge(const JudgementCall *call, const Threads *threads) {
+DRAFTWISE_EXPORT void draftwise_score(const ScoreCall *call, const Threads *threads) {
     together(*threads, [&](Worker me) {
         for (int64_t row = me.first(call->num_rows); row < me.end(call->num_rows); ++row)
-            judgement(*call, row, me.index);
+            score_row(*call, row, me.index);
     });
 }
 

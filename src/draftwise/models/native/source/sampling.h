@@ -136,7 +136,7 @@ struct DistributionCall {
 };
 
 // What a companion thinks of drafted tokens.
-struct JudgementCall {
+struct ScoreCall {
     const float *logits;       // [rows, own_vocab]
     const int64_t *places;     // [rows, 2] request and position
     const int64_t *tokens;     // [requests, width]
@@ -161,7 +161,7 @@ void distribution(const DistributionCall &call, int64_t row, int64_t thread) {
         one_hot_or_nan(logits, call.vocab, p);
 }
 
-void judgement(const JudgementCall &call, int64_t row, int64_t thread) {
+void score_row(const ScoreCall &call, int64_t row, int64_t thread) {
     const int64_t request = call.places[2 * row], position = call.places[2 * row + 1];
     const int64_t place = request * call.width + position, vocab = call.vocab;
     int32_t *order = call.order ? call.order + thread * vocab : nullptr;
