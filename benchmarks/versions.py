@@ -4,7 +4,8 @@
     python benchmarks/versions.py --before /tmp/before/src --after src
 
 Each version has its own process, which keeps its models loaded. One process generates at a time.
-The two take turns setting by setting, so that other load on the machine affects both alike. Prints
+Each round starts new processes, because processes of one version differ by some per cent. The two
+take turns setting by setting, so that other load on the machine affects both alike. Prints
 the median ratio of each setting and the geometric mean of the medians. Both versions must have the
 public interface that this script uses.
 """
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +37,10 @@ class Setting:
     policy: str
     batch_size: int
     temperature: float
+
+
+# Tokens per second of each turn of both versions.
+Rates = dict[Setting, tuple[list[float], list[float]]]
 
 
 class Version:
@@ -68,7 +74,7 @@ class Version:
 
 
 def _model_flags(arguments: argparse.Namespace) -> list[str]:
-    names = ("target", "draft", "companion", "prompts", "max_tokens")
+    names = ("target", "draft", "companion", "dtype", "prompts", "max_tokens")
     return [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in names]
 
 
@@ -88,7 +94,12 @@ def generate(arguments: argparse.Namespace, answers: IO[str]) -> None:
                 policy=policy,
                 num_speculative_tokens=4,
             )
-            llms[policy] = LLM(arguments.target, speculation, max_batch_size=max(BATCH_SIZES))
+            llms[policy] = LLM(
+                arguments.target,
+                speculation,
+                dtype=arguments.dtype,
+                max_batch_size=max(BATCH_SIZES),
+            )
         return llms[policy]
 
     print("ready", file=answers, flush=True)
@@ -124,8 +135,10 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", default=["fixed", "adaptive", "sv"])
     parser.add_argument("--prompts", default="examples/prompts.jsonl")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--warm-up-turns", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4, help="each with new processes")
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--warm-up-turns", type=int, default=2)
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--generate", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -138,6 +151,19 @@ def main() -> None:
     if arguments.before is None:
         parser.error("--before: missing")
     compare(arguments)
+
+
+def run_round(arguments: argparse.Namespace, settings: Sequence[Setting], rates: Rates) -> None:
+    """Start both versions, let them take turns, and add what they did to ``rates``."""
+    versions = [Version(source, arguments) for source in (arguments.before, arguments.after)]
+    for turn in range(arguments.warm_up_turns + arguments.turns):
+        for setting in settings:
+            for which in (0, 1) if turn % 2 else (1, 0):
+                rate = versions[which].tokens_per_second(setting)
+                if turn >= arguments.warm_up_turns:
+                    rates[setting][which].append(rate)
+    for version in versions:
+        version.close()
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -153,17 +179,10 @@ def compare(arguments: argparse.Namespace) -> None:
         for temperature in TEMPERATURES
         for batch_size in BATCH_SIZES
     ]
-    versions = [Version(source, arguments) for source in (arguments.before, arguments.after)]
-    rates: dict[Setting, tuple[list[float], list[float]]] = {each: ([], []) for each in settings}
-    for turn in range(arguments.warm_up_turns + arguments.turns):
-        for setting in settings:
-            for which in (0, 1) if turn % 2 else (1, 0):
-                rate = versions[which].tokens_per_second(setting)
-                if turn >= arguments.warm_up_turns:
-                    rates[setting][which].append(rate)
-        print(f"turn {turn} done", file=sys.stderr, flush=True)
-    for version in versions:
-        version.close()
+    rates: Rates = {each: ([], []) for each in settings}
+    for number in range(arguments.rounds):
+        run_round(arguments, settings, rates)
+        print(f"round {number + 1} of {arguments.rounds} done", file=sys.stderr, flush=True)
     table = Table(title="tokens/s, after / before")
     for column in ("policy", "requests", "temperature", "ratio", "±", "before", "after"):
         table.add_column(column, justify="right")

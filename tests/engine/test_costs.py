@@ -6,8 +6,7 @@ import pytest
 
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.types import StepTimes
-from draftwise.engine.costs import CostLearner
-from draftwise.engine.step import Step
+from draftwise.engine.step import CostLearner, Step
 
 
 def latency():

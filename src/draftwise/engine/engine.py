@@ -14,13 +14,12 @@ from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
 from draftwise.engine.assembly import Assembly, EngineOptions, Models
 from draftwise.engine.batch import HistoryStore
-from draftwise.engine.costs import CostLearner
 from draftwise.engine.grammars import GrammarCompiler
 from draftwise.engine.logprobs import token_logprobs
 from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.request import Request, check_params, check_prompt
 from draftwise.engine.scheduler import Scheduler
-from draftwise.engine.step import Step, Stopwatch
+from draftwise.engine.step import CostLearner, Step, Stopwatch
 from draftwise.engine.turns import Turns
 from draftwise.engine.verification import Acceptance, TargetVerifier
 from draftwise.errors import ClosedError, DraftwiseError, EngineError

@@ -16,7 +16,7 @@ from draftwise.engine.masks import next_masks
 from draftwise.engine.oracle import TargetOracle
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.transfer import upload
-from draftwise.policies.base import DraftPosition, Policy
+from draftwise.policies.base import DraftPosition, LazyPosition, Policy
 
 
 class DraftingBackend(Protocol):
@@ -276,6 +276,21 @@ class DraftingStep:
         """Whether only an end-of-sequence token may follow a request's drafted tokens."""
         matcher = self.batch.generating[request].matcher
         return matcher is not None and matcher.is_end(self._drafted[request])
+
+    def position(self, buffers: DraftBuffers, index: int, active: Sequence[int]) -> DraftPosition:
+        """A position that was written to the buffers."""
+        tokens = buffers.tokens[active, index]
+        if not self.signals:
+            return DraftPosition(index, active, tokens, None, None, None)
+        wide = buffers.draft_probs if self.own_draft_probs else buffers.probs
+        return LazyPosition(
+            index,
+            active,
+            tokens,
+            wide[:, index],
+            buffers.entropy[active, index],
+            buffers.token_probs[active, index],
+        )
 
     def collect(self, buffers: DraftBuffers, lengths: Sequence[int], num_tokens: int) -> Draft:
         """The draft that was written to the buffers."""

@@ -13,7 +13,7 @@ from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.native.drafting import DraftRun
-from draftwise.policies.base import DraftPosition, LazyPosition
+from draftwise.policies.base import DraftPosition
 
 
 class NativeBackend:
@@ -71,21 +71,9 @@ class NativeBackend:
 
     def position(self, index: int, active: list[int]) -> tuple[DraftPosition, list[bool]]:
         """A drawn position."""
-        buffers, step = self._buffers, self._step
-        tokens = buffers.tokens[active, index]
+        buffers = self._buffers
         is_nan: list[bool] = buffers.is_nan[active, index].bool().tolist()
-        if not step.signals:
-            return DraftPosition(index, active, tokens, None, None, None), is_nan
-        wide = buffers.draft_probs if step.own_draft_probs else buffers.probs
-        position = LazyPosition(
-            index,
-            active,
-            tokens,
-            wide[:, index],
-            buffers.entropy[active, index],
-            buffers.token_probs[active, index],
-        )
-        return position, is_nan
+        return self._step.position(buffers, index, active), is_nan
 
     def finish(self, lengths: list[int], num_tokens: int) -> Draft:
         """The draft, truncated to each request's length."""

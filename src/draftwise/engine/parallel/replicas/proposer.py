@@ -135,21 +135,8 @@ class ReplicaBackend:
 
     def position(self, index: int, active: list[int]) -> tuple[DraftPosition, list[bool]]:
         """A drawn position."""
-        buffers, step = self._buffers, self._step
         is_nan = [self._lengths[request] <= index for request in active]
-        tokens = buffers.tokens[active, index]
-        if not step.signals:
-            return DraftPosition(index, active, tokens, None, None, None), is_nan
-        wide = buffers.draft_probs if step.own_draft_probs else buffers.probs
-        position = DraftPosition(
-            index,
-            active,
-            tokens,
-            wide[active, index],
-            buffers.entropy[active, index],
-            buffers.token_probs[active, index],
-        )
-        return position, is_nan
+        return self._step.position(self._buffers, index, active), is_nan
 
     def finish(self, lengths: list[int], num_tokens: int) -> Draft:
         """The draft, truncated to each request's length."""
