@@ -1,24 +1,25 @@
-"""Goodput of the policies that price, simulated on recorded drafts with modelled step times.
+"""Simulated goodput of `adaptive`, `sv` and `sv-predictable` on recorded drafts.
 
     python benchmarks/pricing.py record drafts.npz --prompts gsm8k_test.jsonl humaneval.jsonl
     python benchmarks/pricing.py simulate drafts.npz --output pricing.json
 
-``record`` runs plain speculative decoding with the bundled models and keeps, for every drafted
-token, the signals and the probability that the target accepts it. ``simulate`` runs the policies
-themselves on these drafts: they see the signals one token after the other and are told what the
-target made of what they chose to verify. No model runs and no clock is read: a step takes what a
-modelled machine takes for its passes, so that the load of this machine does not matter.
+``record`` runs plain speculative decoding with the bundled models. For every drafted token it
+records the signals and the acceptance probability. ``simulate`` runs the policies themselves on
+these drafts. A policy gets the signals of one token at a time. After each step it gets the
+acceptance of the tokens that it selected for verification. The simulation runs no model and reads
+no clock. The duration of a step comes from a modelled machine, so the load of this machine has no
+effect.
 
-Reported is goodput, expected tokens per modelled second, over that of the best static draft length
-in hindsight, by machine, scenario, temperature and batch size. Counted are the steps after
-``--warm-up``. Scenarios are what a policy has to cope with beside an ordinary machine:
+The result is goodput (expected tokens per modelled second) relative to that of the best static
+draft length in hindsight, by machine, scenario, temperature and batch size. Only steps after
+``--warm-up`` count. The scenarios are:
 
-- ``steady``: step times scatter by 5 %, one step in 100 takes three times as long.
+- ``steady``: step times vary by 5 %, one step in 100 takes three times as long.
 - ``ragged``: passes in which requests have different numbers of tokens take 10 % longer.
 - ``pace``: the whole machine is 1.5 times as slow for 110 steps out of 220.
-- ``wrong``: a token in the target's pass costs twice what the latency profile says.
-- ``tiles``: passes take as long as the next multiple of 16 tokens, which no profile says.
-- ``change``: the workload changes in the middle, from the first file of prompts to the last.
+- ``wrong``: a token in the target's pass costs twice as much as the latency profile says.
+- ``tiles``: passes take as long as the next multiple of 16 tokens, which no profile contains.
+- ``change``: the workload changes in the middle, from the first prompt file to the last.
 """
 
 from __future__ import annotations

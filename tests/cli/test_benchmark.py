@@ -44,7 +44,7 @@ def command(models, monkeypatch, capsys, prompt_file, tmp_path):
     return run
 
 
-def test_files_and_tables(command, tmp_path):
+def test_files_and_tables_are_written(command, tmp_path):
     status, out, err = command("--policies", "fixed:2,heuristic")
     assert (status, err) == (0, "")
     report = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -52,7 +52,7 @@ def test_files_and_tables(command, tmp_path):
     for cell in report["cells"]:
         assert list(cell["contenders"]) == ["none", "fixed:2", "heuristic"]
         for own in cell["contenders"].values():
-            # In float32 all say the same.
+            # In float32 all texts are the same.
             assert own["identical_answers"] == own["answers"] == 2 * cell["batch_size"]
             assert own["num_tokens"] == 6 * own["answers"]
             assert own["tokens_per_second"]["median"] > 0
@@ -95,7 +95,7 @@ def test_answers_in_the_format_of_spec_bench(command, tmp_path):
         assert choice["wall_time"][0] > 0
 
 
-def test_sampling_with_a_companion(command, models, tmp_path):
+def test_sampled_workload_with_a_companion(command, models, tmp_path):
     status, out, _ = command(
         *("--policies", "sv-published,oracle", "--companion", models.folder(COMPANION)),
         *("--temperature", "1", "--top-p", "0.9"),
@@ -109,7 +109,7 @@ def test_sampling_with_a_companion(command, models, tmp_path):
     assert "same" in out
 
 
-def test_comparison_with_an_earlier_report(command, tmp_path):
+def test_changes_since_an_earlier_report_are_shown(command, tmp_path):
     command("--policies", "fixed")
     old = tmp_path / "out" / "results.json"
     report = json.loads(old.read_text())
@@ -132,7 +132,7 @@ def test_a_failing_peer_does_not_end_the_run(command, tmp_path):
     assert "cannot run" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_transformers_as_a_peer(command, tmp_path):
+def test_transformers_can_be_a_peer(command, tmp_path):
     """transformers in its own process on the same models gives the same greedy answers."""
     status, _, _ = command("--policies", "fixed", "--peers", "transformers", "--batch-sizes", "1")
     assert status == 0
@@ -159,13 +159,13 @@ def test_transformers_as_a_peer(command, tmp_path):
         (["--output", "/proc/here"], "--output"),
     ],
 )
-def test_invalid_input(command, arguments, field):
+def test_invalid_input_is_refused(command, arguments, field):
     status, _, err = command(*arguments)
     assert status == 2
     assert err.startswith(f"error {field}: ")
 
 
-def test_a_workload_with_only_too_long_prompts(command, tmp_path):
+def test_a_workload_with_only_too_long_prompts_is_refused(command, tmp_path):
     file = tmp_path / "long.jsonl"
     file.write_text(json.dumps({"prompt": "abcdef" * 8}))
     status, _, err = command("--longest-prompt", "3", workload=file)
@@ -173,7 +173,7 @@ def test_a_workload_with_only_too_long_prompts(command, tmp_path):
     assert err.startswith("error --workload: no prompt")
 
 
-def test_a_missing_workload(command, tmp_path):
+def test_a_missing_workload_is_refused(command, tmp_path):
     status, _, err = command(workload=tmp_path / "nothing.jsonl")
     assert status == 2
     assert "--workload" in err

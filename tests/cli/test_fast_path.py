@@ -1,4 +1,4 @@
-"""What a user of the command sees of a model that does not run on the fast path."""
+"""Warnings of commands about models that do not run on the fast path."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def expected(*names):
     return [f"{role}: '{LINE.format(name=name)}" for role, name in names]
 
 
-def test_generate():
+def test_generate_warns_of_a_model_that_is_not_on_the_fast_path():
     done = run("generate", "Once", "--max-tokens", "4", "--device", "cpu", "--json")
     lines = expected(("target", "target"), ("draft", "draft"))
     assert [line for line in done.stderr.splitlines() if "fast path" in line] == [
@@ -35,7 +35,7 @@ def test_generate():
     assert json.loads(done.stdout)["warnings"] == lines
 
 
-def test_benchmark_warns_once_of_a_model_that_many_contenders_use(tmp_path):
+def test_benchmark_warns_once_per_model(tmp_path):
     workload = tmp_path / "prompts.jsonl"
     workload.write_text('{"prompt": "Once upon a time"}\n')
     done = run(

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 TARGET = Recipe(vocab=300, context=4096, tokenizer=True, config={"eos_token_id": None})
 SENT_AFTER_STEPS = 8
 PATIENCE_SECONDS = 120
-# As a user who presses ctrl-C after some steps.
+# Simulates a user who presses ctrl-C after some steps.
 SCRIPT = """
 import os, signal, sys, time
 from draftwise.cli import main
@@ -81,7 +81,7 @@ def test_json_contains_the_generated_text(endless):
     assert output["text"]
 
 
-def test_with_drafts_and_several_prompts(endless, models, prompt_file):
+def test_every_started_text_is_printed(endless, models, prompt_file):
     """Two prompts run at once; the third has not started."""
     arguments = ["--draft", models.folder(TARGET.draft()), "--policy", "fixed", "--json"]
     arguments += ["--prompts", prompt_file, "--batch-size", "2"]

@@ -96,7 +96,7 @@ def test_benchmark_with_a_shorter_context(command, tmp_path):
 
 
 @pytest.mark.parametrize("named", [(), ("--draft", "OWN:draft")])
-def test_profile_latency(command, tmp_path, named):
+def test_profile_latency_of_own_models(command, tmp_path, named):
     arguments = ["profile-latency", "--target", "OWN:target", "--max-batch-size", "2", *named]
     status, _, err = command(*arguments, "--contexts", "16", "--max-model-len", "64")
     assert status == 0
@@ -120,7 +120,7 @@ def test_profile_latency_within_a_shorter_context(command):
         ("--draft", "OWN:draft", "--companion", "OWN:companion", "--policy", "staged"),
     ],
 )
-def test_chat(command, monkeypatch, named):
+def test_chat_with_own_models(command, monkeypatch, named):
     monkeypatch.setattr(sys, "stdin", io.StringIO("a bed\n"))
     status, out, err = command("chat", "OWN:target", "--max-tokens", "6", *named)
     assert (status, err) == (0, "")

@@ -50,7 +50,7 @@ def load(tmp_path):
     return AcceptanceProfile.load(tmp_path / "profile.safetensors")
 
 
-def test_a_profile_and_its_summary(command, tmp_path):
+def test_a_profile_and_its_summary_are_written(command, tmp_path):
     status, out, err = command()
     assert (status, err) == (0, "")
     profile = load(tmp_path)
@@ -76,7 +76,7 @@ def test_a_profile_and_its_summary(command, tmp_path):
     ]
 
 
-def test_without_companion(command, tmp_path):
+def test_a_profile_without_a_companion(command, tmp_path):
     status, out, _ = command("--temperature", "0", "--num-prompts", "2", companion=False)
     assert status == 0
     assert "S,A" not in out
@@ -95,7 +95,7 @@ def test_chat_changes_the_prompts(command, tmp_path):
     assert prompts[0] != prompts[1]
 
 
-def test_resumes_an_interrupted_run(command, tmp_path, monkeypatch):
+def test_an_interrupted_run_is_resumed(command, tmp_path, monkeypatch):
     assert command()[0] == 0
     whole = load(tmp_path).summary
     (tmp_path / "profile.safetensors").unlink()

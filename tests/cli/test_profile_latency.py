@@ -36,7 +36,7 @@ def command(models, monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_writes_and_prints_a_profile(command):
+def test_a_profile_is_written_and_printed(command):
     status, out, err, file = command("--dtype", "float32")
     assert (status, err) == (0, "")
     profile = LatencyProfile.load(file)
@@ -50,7 +50,7 @@ def test_writes_and_prints_a_profile(command):
     assert str(file) in out
 
 
-def test_prints_the_cost_of_verification(command):
+def test_the_cost_of_verification_is_printed(command):
     _, out, _, file = command("--dtype", "float32")
     cost = LatencyProfile.load(file).costs[Stage.TARGET]
     context = {1: 16, 2: 32}
@@ -74,7 +74,7 @@ def test_companion_and_interference_are_measured(command, models):
     assert f"the draft takes {profile.interference[Stage.DRAFT]:.2f} times as long" in out
 
 
-def test_without_a_draft(command):
+def test_a_profile_without_a_draft(command):
     status, _, _, file = command("--draft", "none", "--max-batch-size", "1")
     assert status == 0
     assert LatencyProfile.load(file).costs.keys() == {Stage.TARGET}

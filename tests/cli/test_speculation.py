@@ -125,7 +125,7 @@ def test_fixed_draft_lengths_get_advice(command):
         (48, "accepted 4.8 of 5 drafted tokens per step: longer drafts may be faster, try 10"),
     ],
 )
-def test_text_of_the_advice(num_accepted, text):
+def test_the_advice_names_a_draft_length(num_accepted, text):
     stats = SpeculationStats(
         num_steps=10, num_drafted=50, num_verified=50, num_accepted=num_accepted
     )
@@ -145,7 +145,7 @@ def test_target_only_decoding_has_no_speculation_summary(command):
     assert json.loads(out)["speculation"]["advised_num_speculative_tokens"] is None
 
 
-def test_text_of_lenience(command):
+def test_lenience_is_described(command):
     arguments = ["--policy", "fixed", "--temperature", "1", "--lenience"]
     summary = rows(command(*arguments, "0.5")[1])
     assert summary["lenience"] == "0.5"
@@ -165,7 +165,7 @@ def test_the_summary_names_a_biased_policy(command):
 
 
 @pytest.mark.parametrize("companion", [False, True])
-def test_comparison_with_policies_that_use_latencies(command, companion):
+def test_compare_works_with_policies_that_use_latencies(command, companion):
     status, out, _ = command("--compare", "--policy-option=explore_every=2", companion=companion)
     assert status == 0
     assert "all 4 texts are identical" in out

@@ -47,7 +47,7 @@ def command(models, monkeypatch, capsys, prompt_file, tmp_path):
     return run
 
 
-def test_files_and_output(command, tmp_path):
+def test_files_are_written_and_printed(command, tmp_path):
     status, out, err = command("oracle-length")
     assert (status, err) == (0, "")
     folder = tmp_path / "out" / "oracle-length"
@@ -58,7 +58,7 @@ def test_files_and_output(command, tmp_path):
     assert content["data"]["num_drafts"] > 0
     assert content["settings"]["max_tokens"] == 12
     assert content["command"].startswith("draftwise study ")
-    # The command names files, not where they lie here.
+    # The recorded command has the names of files without their folders.
     assert str(tmp_path) not in content["command"]
     assert content["text"].split()[0] in out
     assert "standard deviation" in out
@@ -78,7 +78,7 @@ def test_the_page_loads_no_external_resources(command, tmp_path):
     assert page.fetched == []
 
 
-def test_list(command):
+def test_list_describes_every_study(command):
     status, out, _ = command("list", prompts=None)
     assert status == 0
     for name in STUDIES:
@@ -101,7 +101,7 @@ def test_list(command):
         (["bounds", "--output", "/proc/here"], "--output"),
     ],
 )
-def test_invalid_input(command, arguments, field):
+def test_invalid_input_is_refused(command, arguments, field):
     status, _, err = command(*arguments)
     assert status == 2
     assert err.startswith(f"error {field}: ")

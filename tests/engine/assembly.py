@@ -11,7 +11,7 @@ from ..stand_ins import fixed_latency, profile
 
 
 def assemble(target, draft, companion, max_batch_size, overlaps=False, **speculation):
-    """An engine with a companion, a profile and a latency model where the policy uses them.
+    """An engine. It has a companion, a profile and a latency model if the policy uses them.
 
     Args:
         target: folder.
@@ -23,7 +23,7 @@ def assemble(target, draft, companion, max_batch_size, overlaps=False, **specula
     """
     policy = policy_class(speculation["policy"])
     names = {"draft": draft}
-    # A policy that needs nothing else, so that nothing is measured while the models are loaded.
+    # This policy needs no costs, so nothing is measured while the models are loaded.
     simple = "fixed"
     if policy.uses_companion():
         names["companion"], simple = companion, "staged"
@@ -81,7 +81,7 @@ def token_ids(outputs):
 
 
 def assert_same_with_cancellations(engine, expected):
-    """Requests that join one by one, some cancelled, give the same outputs as undisturbed ones."""
+    """Requests that join one by one give the same outputs, even if some are cancelled."""
     requests = []
     for index, (prompt, params) in enumerate(zip(*varied_work(len(expected)), strict=True)):
         requests.append(engine.add(None, prompt, params))

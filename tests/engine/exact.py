@@ -1,7 +1,7 @@
-"""The exact distribution of a request's first tokens, worked out without the code under test.
+"""The exact distribution of a request's first tokens, computed without the code under test.
 
-``transformers`` computes the logits of every possible beginning, and its own processors (with
-plain loops where it has none) turn them into probabilities.
+``transformers`` computes the logits after every possible prefix. Its own processors turn them into
+probabilities. Plain loops replace missing processors.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The exact law of texts that must follow a grammar, worked out without the engine."""
+"""The exact distribution of texts that must follow a grammar, computed without the engine."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from .exact import process
 
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.get_vocab()[EOS]
-# The last two entries of the embedding are no tokens.
+# The last two entries of the embedding are not tokens.
 RECIPE = Recipe(
     vocab=len(TOKENIZER) + 2,
     seed=3,
@@ -24,11 +24,11 @@ _NAMES = {index: name for name, index in TOKENIZER.get_vocab().items() if index 
 
 @dataclass(frozen=True)
 class Form:
-    """A grammar with few texts, in none of which more than one token in a row is forced.
+    """A grammar with few texts. It never forces more than one token in a row.
 
     Attributes:
-        asked: of a request.
-        words: all its texts.
+        asked: the constraint of a request.
+        words: all texts of the grammar.
     """
 
     asked: StructuredOutputs

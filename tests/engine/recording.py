@@ -1,4 +1,4 @@
-"""A policy that uses every signal, and a run that records what it saw."""
+"""A policy that uses every signal, and a run that records the signals."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ class Recorder(Policy):
     """Drafts and verifies random lengths that do not depend on any token."""
 
     name = "recorder"
-    summary = "remembers what it was shown"
+    summary = "records its inputs"
     source = "tests"
     signals = frozenset(Signal)
 
@@ -67,7 +67,7 @@ class Seen:
         tokens: its tokens before the step.
         drafted: what was drafted.
         entropy, q_drawn, q: the draft's signals, ``[width]``, ``[width]``, ``[width, vocab]``.
-        overlap, agreement, c: the companion's, or ``None`` if it was not asked.
+        overlap, agreement, c: the companion's, or ``None`` if it was not used.
     """
 
     request: Request
@@ -87,7 +87,7 @@ class RecordedEngine:
     Attributes:
         engine: the engine.
         recorder: its policy.
-        seen: all that was drafted, step after step.
+        seen: all drafts, step by step.
     """
 
     def __init__(self, target, draft, companion, gamma=4, options=None, **settings):
@@ -132,7 +132,7 @@ class RecordedEngine:
             )
 
     def run(self, prompts, params, per_step=3):
-        """Serve requests that arrive a few at a time; their outputs."""
+        """Serve requests that arrive a few at a time. Returns their outputs."""
         requests = []
         while len(requests) < len(prompts) or self.engine.num_unfinished:
             for index in range(len(requests), min(len(requests) + per_step, len(prompts))):

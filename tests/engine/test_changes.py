@@ -30,8 +30,8 @@ def finish(engine):
         engine.step()
 
 
-def test_every_request_its_own_policy(models, engine):
-    """All in one batch: greedy texts are the target's under every policy."""
+def test_requests_of_a_batch_use_different_policies(models, engine):
+    """Greedy texts in a mixed batch are the target's under every policy."""
     plain = LLM(models.folder(RECIPE), dtype="float32")
     requests = [
         (prompt, engine.add(None, prompt, GREEDY, RequestSpeculation(policy=name)))
@@ -54,7 +54,7 @@ def test_a_mixed_batch_is_lossless(models):
     add = engine.add
 
     def add_with_policy(prompt, ids, params):
-        # The four settings come in turn, and so do the policies, one step further each round.
+        # Settings alternate. Policies alternate too, shifted by one in each round.
         turn = (params.seed + params.seed // len(SETTINGS)) % len(names)
         return add(prompt, ids, params, RequestSpeculation(policy=names[turn]))
 
@@ -66,21 +66,21 @@ def test_a_mixed_batch_is_lossless(models):
     assert min(case.p_values(models, tokens)) > NOT_UNLIKELY
 
 
-def test_limits_of_a_request(engine):
+def test_a_request_limits_its_draft_length(engine):
     params = SamplingParams(max_tokens=30, temperature=0)
-    ways = [
+    settings = [
         RequestSpeculation(policy="fixed", enabled=False),
         RequestSpeculation(policy="fixed", num_speculative_tokens=1),
         RequestSpeculation(policy="fixed"),
     ]
-    requests = [engine.add(None, [1, 2], params, way) for way in ways]
+    requests = [engine.add(None, [1, 2], params, way) for way in settings]
     finish(engine)
     longest = [r.stats.num_drafted / r.stats.num_steps for r in requests]
     assert longest[0] == 0
     assert 0 < longest[1] <= 1 < longest[2] <= 4
 
 
-def test_lenience_of_a_request(engine):
+def test_a_request_sets_its_lenience(engine):
     params = SamplingParams(max_tokens=12, seed=1)
     requests = [
         engine.add(None, [1, 2], params, RequestSpeculation(policy="fixed", lenience=value))
@@ -90,32 +90,32 @@ def test_lenience_of_a_request(engine):
     assert [request.stats.lossless for request in requests] == [True, False, True]
 
 
-def test_a_published_rule_says_what_it_is(engine):
-    ways = RequestSpeculation(policy="tetris-published")
-    sampled = engine.add(None, [1, 2], SamplingParams(max_tokens=5, seed=1), ways)
-    greedy = engine.add(None, [1, 2], GREEDY, ways)
+def test_a_biased_policy_reports_that_it_is_not_lossless(engine):
+    settings = RequestSpeculation(policy="tetris-published")
+    sampled = engine.add(None, [1, 2], SamplingParams(max_tokens=5, seed=1), settings)
+    greedy = engine.add(None, [1, 2], GREEDY, settings)
     finish(engine)
     assert not sampled.stats.lossless
     assert greedy.stats.lossless
 
 
-def test_a_policy_that_cannot_be_had_fails_its_request_only(models):
+def test_an_unavailable_policy_fails_only_its_request(models):
     llm = LLM(
         models.folder(RECIPE),
         SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed"),
         dtype="float32",
     )
-    ways = [
+    settings = [
         RequestSpeculation(policy=name)
         for name in ("fixed", "sv", "staged", "disco", "oracle", "nothing like it", "svip")
     ]
-    outputs = llm.generate([[1, 2]] * len(ways), GREEDY, speculation=ways)
+    outputs = llm.generate([[1, 2]] * len(settings), GREEDY, speculation=settings)
     fields = [None if o.error is None else o.error.field for o in outputs]
     assert fields == [*(None, "latency_profile", "companion", "profile", "policy", "policy", None)]
 
 
 class TestChangingWhileItRuns:
-    def test_policy_and_draft_length(self, engine):
+    def test_policy_and_draft_length_change(self, engine):
         request = engine.add(None, [1, 2], SamplingParams(max_tokens=60, temperature=0))
         engine.step()
         engine.change_speculation(policy="fixed", num_speculative_tokens=2)
@@ -133,7 +133,7 @@ class TestChangingWhileItRuns:
         assert request.stats.num_drafted == drafted + 6
         finish(engine)
 
-    def test_the_text_stays_the_targets(self, models, engine):
+    def test_greedy_text_is_unchanged(self, models, engine):
         plain = LLM(models.folder(RECIPE), dtype="float32")
         params = SamplingParams(max_tokens=40, temperature=0)
         requests = [engine.add(None, prompt, params) for prompt in PROMPTS]
@@ -145,7 +145,7 @@ class TestChangingWhileItRuns:
         for prompt, request in zip(PROMPTS, requests, strict=True):
             assert request.output().token_ids == plain.generate([prompt], params)[0].token_ids
 
-    def test_lenience(self, engine):
+    def test_lenience_changes(self, engine):
         request = engine.add(None, [1, 2], SamplingParams(max_tokens=30, seed=1))
         engine.step()
         assert request.stats.lossless
@@ -165,14 +165,14 @@ class TestChangingWhileItRuns:
             ({"draft": "another"}, "speculation.draft"),
         ],
     )
-    def test_what_cannot_be(self, engine, changes, field):
+    def test_invalid_changes_are_refused(self, engine, changes, field):
         before = engine.policies.default
         with pytest.raises(InvalidParameterError) as caught:
             engine.change_speculation(**changes)
         assert caught.value.field == field
         assert engine.policies.default is before
 
-    def test_through_the_llm(self, models):
+    def test_change_by_the_llm(self, models):
         config = SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed")
         llm = LLM(models.folder(RECIPE), config, dtype="float32")
         expected = llm.generate([1, 2], GREEDY)[0].token_ids
@@ -194,13 +194,13 @@ class TestChangingWhileItRuns:
         ({"gamma": 3}, "speculation.gamma"),
     ],
 )
-def test_bad_ways_are_named(values, field):
+def test_invalid_request_speculation_names_the_field(values, field):
     with pytest.raises(InvalidParameterError) as caught:
         RequestSpeculation.from_dict(values)
     assert caught.value.field == field
 
 
-def test_what_the_engine_was_started_without_stays_missing(models):
+def test_models_missing_at_the_start_stay_missing(models):
     """An engine that drafts nothing has no cache for a draft, even if a draft model is loaded."""
     engine = assemble_recipe(models, RECIPE, 4, policy="none")
     with pytest.raises(InvalidParameterError) as caught:
@@ -212,10 +212,10 @@ def test_what_the_engine_was_started_without_stays_missing(models):
     assert caught.value.field == "companion"
 
 
-def test_what_the_companion_was_asked_about_is_counted(engine):
+def test_scored_tokens_are_counted(engine):
     params = SamplingParams(max_tokens=40, seed=1)
-    ways = (RequestSpeculation(policy="staged"), RequestSpeculation(policy="none"))
-    scored, plain = [engine.add(None, [1, 2], params, way) for way in ways]
+    settings = (RequestSpeculation(policy="staged"), RequestSpeculation(policy="none"))
+    scored, plain = [engine.add(None, [1, 2], params, way) for way in settings]
     finish(engine)
     assert scored.stats.num_scored == scored.stats.num_drafted > 0
     assert plain.stats.num_scored == 0

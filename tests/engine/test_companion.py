@@ -1,4 +1,4 @@
-"""Every signal of every drafted position equals what fresh forwards of the small models give."""
+"""The signals of every drafted position equal those of fresh forward passes of the models."""
 
 import functools
 
@@ -122,8 +122,8 @@ def test_signals_of_ragged_drafts(models, kinds, max_chunk_tokens):
 
 @pytest.mark.parametrize("asks", [lambda n: n % 3 == 0, lambda n: n > 12, lambda n: n % 11 < 3])
 @pytest.mark.parametrize("kinds", KINDS)
-def test_a_companion_that_is_not_always_asked(models, kinds, asks):
-    """It reads the tokens that it missed when it scores again."""
+def test_a_companion_that_skips_steps(models, kinds, asks):
+    """When the companion scores again, it first reads the tokens that it missed."""
     run = build(models, asks=asks)
     prompts, params = work(KINDS[kinds])
     outputs = run.run(prompts, params)
@@ -134,8 +134,8 @@ def test_a_companion_that_is_not_always_asked(models, kinds, asks):
 
 
 @pytest.mark.parametrize("longest_verified", [0, 1])
-def test_most_of_the_draft_is_dropped(models, longest_verified):
-    """Both small models have read more than what remains."""
+def test_signals_after_most_of_the_draft_is_dropped(models, longest_verified):
+    """Draft and companion have read more tokens than remain."""
     run = build(models, longest_verified=longest_verified)
     prompts, params = work(KINDS["mixed"])
     outputs = run.run(prompts, params)
@@ -147,8 +147,8 @@ def test_most_of_the_draft_is_dropped(models, longest_verified):
     ("kinds", "contexts"),
     [("mixed", (64, 20)), ("mixed", (20, 64)), ("greedy", (24, 16)), ("sampled", (64, 1))],
 )
-def test_shorter_contexts(models, kinds, contexts):
-    """A draft's context ends the draft, a companion's ends its scores: signals are 0 there."""
+def test_signals_with_shorter_contexts(models, kinds, contexts):
+    """Drafts end at the draft's context. Scores beyond the companion's context are 0."""
     draft = TARGET.draft(context=contexts[0])
     companion = TARGET.draft(0.2, noise_seed=2, context=contexts[1])
     run = build(models, draft=draft, companion=companion)
@@ -162,7 +162,7 @@ def test_shorter_contexts(models, kinds, contexts):
 
 
 @pytest.mark.parametrize(("draft_vocab", "companion_vocab"), [(24, 40), (40, 24), (24, 24)])
-def test_other_widths(models, draft_vocab, companion_vocab):
+def test_signals_with_other_logit_widths(models, draft_vocab, companion_vocab):
     """Logits are truncated or padded to the target's width before they become probabilities."""
     draft = Recipe(vocab=draft_vocab, seed=8)
     companion = Recipe(vocab=companion_vocab, seed=9)
@@ -175,7 +175,7 @@ def test_other_widths(models, draft_vocab, companion_vocab):
         assert not any(seen.c[:, companion_vocab:].any() for seen in run.seen)
 
 
-def test_signals_at_every_position_while_drafting(models):
+def test_signals_while_drafting_equal_those_at_the_end(models):
     """A policy sees the same signals after each token as at the end of the draft."""
     run = build(models)
     prompts, params = work(KINDS["mixed"])
@@ -236,7 +236,7 @@ class Passes:
 
 
 class TestPasses:
-    def test_no_logits_are_computed_for_prompts(self, monkeypatch, models):
+    def test_prompts_need_no_logits(self, monkeypatch, models):
         run = build(models, options={"max_batch_size": 4, "max_chunk_tokens": 6})
         passes = Passes(monkeypatch, run)
         run.engine.add(None, list(range(20)), SamplingParams(max_tokens=20))
@@ -258,7 +258,7 @@ class TestPasses:
             both += 1
         assert both > 0
 
-    def test_nothing_is_read_while_it_is_not_asked(self, monkeypatch, models):
+    def test_an_unused_companion_runs_no_passes(self, monkeypatch, models):
         asked = []
         run = build(models, asks=lambda _: bool(asked), gamma=2)
         passes = Passes(monkeypatch, run)
@@ -278,7 +278,7 @@ class TestPasses:
         assert missed > 9
         assert_signals(models, run)
 
-    def test_the_draft_never_reads_its_last_token_before_it_must(self, monkeypatch, models):
+    def test_the_draft_reads_its_last_token_in_the_next_step(self, monkeypatch, models):
         run = build(models)
         passes = Passes(monkeypatch, run)
         run.engine.add(None, [1, 2, 3], SamplingParams(max_tokens=40, seed=2))
@@ -290,7 +290,7 @@ class TestPasses:
                 assert len(companion) == 1
 
 
-class TestABrokenCompanion:
+class TestNanCompanion:
     """Missing scores are 0, never NaN, and the outputs do not change."""
 
     BROKEN = 17
@@ -304,12 +304,12 @@ class TestABrokenCompanion:
         return run, run.run(prompts, params)
 
     @pytest.mark.parametrize("kinds", KINDS)
-    def test_texts_stay_and_signals_are_numbers(self, models, kinds):
+    def test_texts_are_unchanged_and_signals_are_finite(self, models, kinds):
         prompts, params = work(KINDS[kinds])
         assert sum(self.BROKEN in prompt for prompt in prompts) > 2
         expected = build(models).run(prompts, params)
         run, outputs = self.run(models, prompts, params)
-        # The same lengths are drawn and the companion is not looked at.
+        # The lengths are drawn independently of the companion.
         assert [o.token_ids for o in outputs] == [o.token_ids for o in expected]
         assert_greedy_texts(models, outputs, prompts, params)
         spoilt = 0
@@ -323,7 +323,7 @@ class TestABrokenCompanion:
                 spoilt += len(seen.drafted)
         assert 0 < spoilt < sum(len(seen.drafted) for seen in run.seen)
 
-    def test_only_those_who_meet_it(self, models):
+    def test_other_requests_keep_their_scores(self, models):
         """Other requests, and later requests in the same slot, are scored as before."""
         prompts, _ = work([{}])
         params = [
@@ -337,7 +337,7 @@ class TestABrokenCompanion:
         assert_signals(models, run)
 
     @pytest.mark.parametrize("kinds", KINDS)
-    def test_a_broken_draft_has_no_signals(self, models, kinds):
+    def test_a_nan_draft_model_drafts_nothing(self, models, kinds):
         run = build(models)
         own = load_model(models.folder(DRAFT), "draft", torch.float32, torch.device("cpu"))
         break_token(own.model, self.BROKEN)
@@ -369,8 +369,8 @@ def open_llm(models, companion, policy="recorder", **options):
 
 
 @pytest.mark.usefixtures("register")
-class TestChoosing:
-    def test_a_model_of_its_own(self, models):
+class TestLoading:
+    def test_a_separate_model(self, models):
         llm = open_llm(models, models.folder(COMPANION))
         assert llm.companion.name == models.folder(COMPANION)
         (output,) = llm.generate([1, 2], SamplingParams(max_tokens=10, temperature=0))
@@ -380,7 +380,7 @@ class TestChoosing:
         assert output.token_ids == expected.token_ids
 
     @pytest.mark.parametrize("bits", ["int8", "int4"])
-    def test_the_draft_itself(self, models, bits):
+    def test_the_quantised_draft(self, models, bits):
         llm = open_llm(models, f"draft:{bits}")
         assert llm.companion.name == f"{models.folder(DRAFT)}:{bits}"
         assert llm.draft.name == models.folder(DRAFT)
@@ -390,7 +390,7 @@ class TestChoosing:
         _, companion_scores = llm.engine.policies.default.seen
         assert companion_scores is None or companion_scores.overlap.mean() > 0.5
 
-    def test_what_is_loaded_is_shared(self, models):
+    def test_loaded_models_are_shared(self, models):
         llm = open_llm(models, "draft:int8")
         again = llm.with_speculation(llm.speculation)
         assert again.draft is llm.draft
@@ -400,7 +400,7 @@ class TestChoosing:
         )
         assert other.draft is llm.draft
         assert other.companion.name.endswith(":int4")
-        # The same draft in another role.
+        # The same draft model as a companion.
         swapped = llm.with_speculation(
             SpeculationConfig(
                 models.folder(COMPANION), companion=models.folder(DRAFT), policy="recorder"
@@ -412,7 +412,7 @@ class TestChoosing:
         llm = open_llm(models, models.folder(DRAFT))
         assert llm.companion is llm.draft
 
-    def test_another_vocabulary(self, models, tmp_path):
+    def test_another_vocabulary_is_refused(self, models, tmp_path):
         COMPANION.build().save_pretrained(tmp_path)
         tokenizer = byte_tokenizer()
         tokenizer.add_tokens(["zz"])
@@ -421,7 +421,7 @@ class TestChoosing:
             open_llm(models, str(tmp_path))
         assert caught.value.field == "companion"
 
-    def test_the_quantised_draft_of_another_vocabulary(self, models):
+    def test_a_quantised_draft_with_another_vocabulary_is_refused(self, models):
         config = SpeculationConfig(
             models.folder(Recipe(vocab=8)), companion="draft:int8", policy="recorder"
         )
@@ -429,12 +429,12 @@ class TestChoosing:
             LLM(models.folder(Recipe(vocab=16)), config, dtype="float32")
 
     @pytest.mark.parametrize("name", ["/no/such/folder", "zoo:compagnon"])
-    def test_a_companion_that_is_not_there(self, models, name):
+    def test_a_companion_that_does_not_exist_is_refused(self, models, name):
         with pytest.raises(ModelNotFoundError) as caught:
             open_llm(models, name)
         assert caught.value.field == "companion"
 
-    def test_a_companion_of_nans(self, models, tmp_path):
+    def test_a_companion_with_nan_weights_is_refused(self, models, tmp_path):
         model = COMPANION.build()
         with torch.no_grad():
             model.lm_head.weight.fill_(torch.nan)
@@ -446,13 +446,13 @@ class TestChoosing:
 
     @pytest.mark.parametrize("policy", ["fixed", "none"])
     @pytest.mark.parametrize("companion", ["draft:int8", "zoo:companion"])
-    def test_a_companion_that_nobody_asks(self, models, companion, policy):
+    def test_a_companion_that_the_policy_does_not_use_is_refused(self, models, companion, policy):
         with pytest.raises(InvalidParameterError, match="leave it out or choose") as caught:
             open_llm(models, companion, policy)
         assert caught.value.field == "companion"
         assert repr(policy) in caught.value.message
 
-    def test_a_missing_companion(self, models, monkeypatch):
+    def test_a_missing_companion_is_refused(self, models, monkeypatch):
         monkeypatch.setattr(Recorder, "needs_companion", True)
         with pytest.raises(InvalidParameterError, match="needs a companion") as caught:
             open_llm(models, None)

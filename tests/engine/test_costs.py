@@ -1,4 +1,4 @@
-"""The steps of an engine from which the latency model learns."""
+"""Which steps of an engine update the latency model."""
 
 from types import SimpleNamespace
 
@@ -32,7 +32,7 @@ def times(draft, verify, companion=0.0):
     return StepTimes(draft, companion, 0.0, verify, 0.0, 0.0)
 
 
-def test_plain_steps_teach_what_passes_cost():
+def test_plain_steps_update_the_costs_of_passes():
     model = latency()
     learner, before = CostLearner(model), (model.target_seconds(16), model.draft_seconds(4))
     for _ in range(60):
@@ -41,8 +41,8 @@ def test_plain_steps_teach_what_passes_cost():
     assert model.draft_seconds(4) > 2 * before[1]
 
 
-def test_what_looking_at_a_draft_costs_is_not_put_down_to_the_passes():
-    """Picked tokens make irregular passes: other ways of running are no slower for that."""
+def test_steps_with_signals_do_not_update_the_costs_of_passes():
+    """Selected tokens make irregular passes. Other operating points do not become slower."""
     model = latency()
     learner, before = CostLearner(model), (model.target_seconds(16), model.draft_seconds(4))
     for _ in range(60):
@@ -51,7 +51,7 @@ def test_what_looking_at_a_draft_costs_is_not_put_down_to_the_passes():
     assert (model.target_seconds(16), model.draft_seconds(4)) == before
 
 
-def test_a_companion_that_was_asked_teaches_what_it_costs():
+def test_scored_steps_update_the_cost_of_the_companion():
     model = latency()
     learner, before = CostLearner(model), model.companion_seconds(12)
     for _ in range(60):
@@ -60,7 +60,7 @@ def test_a_companion_that_was_asked_teaches_what_it_costs():
     assert model.companion_seconds(12) > 2 * before
 
 
-def test_steps_with_prompts_teach_nothing():
+def test_steps_with_prompts_do_not_update_the_costs():
     model = latency()
     learner, before = CostLearner(model), model.target_seconds(16)
     with_prompt = step((3,) * 4, (3,) * 4)

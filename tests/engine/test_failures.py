@@ -64,7 +64,9 @@ def token_ids(outputs):
 @pytest.mark.parametrize("speculation", [True, False])
 @pytest.mark.parametrize("others", KINDS)
 @pytest.mark.parametrize("own", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_numbers_that_are_none_fail_one_request(models, own, others, speculation, max_chunk_tokens):
+def test_nan_logits_of_a_prompt_fail_one_request(
+    models, own, others, speculation, max_chunk_tokens
+):
     options = {"max_batch_size": 5, "max_chunk_tokens": max_chunk_tokens}
     prompts, params = work(16, KINDS[others])
     expected = token_ids(build(models, speculation, **options).generate(prompts, params))
@@ -80,12 +82,12 @@ def test_numbers_that_are_none_fail_one_request(models, own, others, speculation
     assert failed.error.field == "target"
     assert failed.token_ids == []
     assert token_ids(outputs) == expected
-    # The rows are used again, beside longer ones, and nothing is left in them.
+    # Later requests use the same cache slots. No NaN values remain in them.
     assert token_ids(llm.generate(*work(16, KINDS[others]))) == expected
 
 
 @pytest.mark.parametrize("others", KINDS)
-def test_numbers_that_become_none_in_the_middle_of_a_text(models, others):
+def test_nan_logits_during_generation_fail_one_request(models, others):
     prompts, params = work(16, KINDS[others])
     expected = token_ids(build(models, max_batch_size=5).generate(prompts, params))
     llm = build(models, max_batch_size=5)
@@ -121,8 +123,8 @@ def test_a_stream_reports_the_failure(models):
     assert last[1].finish_reason is FinishReason.LENGTH
 
 
-def test_a_cancelled_request_leaves_no_stale_numbers(models):
-    """Cancelled in the middle of its prompt, before anyone could see its logits."""
+def test_a_cancelled_request_leaves_no_nans_in_the_cache(models):
+    """The request is cancelled during its prompt, before its logits are checked."""
     work_after = work(10, [SAMPLED])
     expected = token_ids(build(models, max_batch_size=2).generate(*work_after))
     llm = build(models, max_batch_size=2, max_chunk_tokens=8)
@@ -133,11 +135,11 @@ def test_a_cancelled_request_leaves_no_stale_numbers(models):
     assert token_ids(llm.generate(*work_after)) == expected
 
 
-class TestABrokenDraft:
-    """Nothing is drafted from NaN logits, and nothing else changes."""
+class TestNanDraftModel:
+    """A draft model with NaN logits drafts nothing. The outputs do not change."""
 
     @pytest.mark.parametrize("max_chunk_tokens", [512, 10])
-    def test_greedy_texts_stay(self, models, max_chunk_tokens):
+    def test_greedy_texts_are_unchanged(self, models, max_chunk_tokens):
         prompts = [[1, BROKEN, 3], [4, 5], [BROKEN], list(range(25))]
         params = SamplingParams(max_tokens=30, temperature=0)
         expected = token_ids(build(models, False).generate(prompts, params))
@@ -148,7 +150,7 @@ class TestABrokenDraft:
     @pytest.mark.slow
     @pytest.mark.parametrize("method", ["block", "token"])
     def test_sampled_texts_follow_the_target(self, models, method, monkeypatch):
-        """A draft model with NaN logits in the middle of texts and of drafts."""
+        """The draft model's logits become NaN in the middle of texts and of drafts."""
         case = Case("fixed", method, 3, num_requests=24_000)
         build_engine = Case.engine
 
@@ -164,7 +166,7 @@ class TestABrokenDraft:
         for p_value in case.p_values(models, tokens):
             assert p_value > NOT_UNLIKELY
 
-    def test_later_requests_are_drafted_for_again(self, models):
+    def test_later_requests_get_drafts(self, models):
         """NaN values do not remain in the slots of the draft's cache."""
         prompts, params = work(12, [SAMPLED])
         fresh = build(models, max_batch_size=3).generate(prompts, params)
@@ -198,7 +200,7 @@ GOOD_PROMPTS = ["abc", [1, 2, 3], [{"role": "user", "content": "a b"}], "é€�
 
 
 @pytest.mark.parametrize("bad", BAD_PROMPTS.values(), ids=BAD_PROMPTS.keys())
-def test_one_bad_prompt_among_good_ones(models, bad):
+def test_an_invalid_prompt_does_not_affect_valid_ones(models, bad):
     llm = build(models)
     params = [SamplingParams(max_tokens=5, seed=seed) for seed in range(5)]
     expected = llm.generate(GOOD_PROMPTS, params[:2] + params[3:])
@@ -217,7 +219,7 @@ def test_one_bad_prompt_among_good_ones(models, bad):
 
 
 @pytest.mark.parametrize("bad", BAD_PROMPTS.values(), ids=BAD_PROMPTS.keys())
-def test_a_single_bad_prompt_raises(models, bad):
+def test_a_call_with_only_invalid_prompts_raises(models, bad):
     llm = build(models)
     with pytest.raises(PromptError) as caught:
         llm.generate([bad])
@@ -228,7 +230,7 @@ def test_a_single_bad_prompt_raises(models, bad):
 
 
 @pytest.mark.parametrize("prompts", [5, None, b"abc", {"role": "user", "content": "a"}])
-def test_prompts_of_another_kind(models, prompts):
+def test_invalid_types_of_prompts_are_refused(models, prompts):
     """A single message and bytes are iterable, but are not valid prompts."""
     llm = build(models)
     with pytest.raises(PromptError, match="must be a string, token ids, messages or a list"):
@@ -244,7 +246,7 @@ BAD_PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", BAD_PARAMETERS)
-def test_parameters_with_tokens_that_do_not_exist(models, name):
+def test_tokens_outside_the_vocabulary_are_refused(models, name):
     llm = build(models)
     outputs = llm.generate([[1], [2]], [BAD_PARAMETERS[name], SamplingParams(max_tokens=5)])
     assert isinstance(outputs[0].error, InvalidParameterError)
@@ -254,7 +256,7 @@ def test_parameters_with_tokens_that_do_not_exist(models, name):
         llm.generate([1], BAD_PARAMETERS[name])
 
 
-def test_stop_strings_without_a_tokenizer(models):
+def test_stop_strings_need_a_tokenizer(models):
     llm = LLM(models.folder(Recipe()), dtype="float32")
     with pytest.raises(InvalidParameterError, match="use stop_token_ids") as caught:
         llm.generate([1], SamplingParams(stop="a"))

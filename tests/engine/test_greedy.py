@@ -77,7 +77,7 @@ def sources(outputs):
 @pytest.mark.slow
 @pytest.mark.parametrize("max_chunk_tokens", [512, 9])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_alone(models, generated, family, max_chunk_tokens):
+def test_target_only(models, generated, family, max_chunk_tokens):
     llm = engine(models, Recipe(family, VOCAB), max_chunk_tokens=max_chunk_tokens)
     outputs = llm.generate(PROMPTS, GREEDY)
     assert token_ids(outputs) == generated(family)
@@ -111,7 +111,7 @@ def test_with_a_draft(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_with_a_draft_one_at_a_time(models, generated, family):
+def test_with_a_draft_at_batch_size_one(models, generated, family):
     recipe = Recipe(family, VOCAB)
     llm = engine(models, recipe, recipe.draft(), max_batch_size=1, num_speculative_tokens=4)
     for index in (0, 4, 7):
@@ -130,7 +130,7 @@ def test_with_every_policy(models, generated, policy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-def test_with_every_policy_among_sampled_requests(models, generated, policy):
+def test_with_every_policy_in_a_batch_with_sampled_requests(models, generated, policy):
     llm = assemble_recipe(models, RECIPE, 16, policy=policy, num_speculative_tokens=4)
     hot = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.3, top_p=0.9, seed=1)
     outputs = token_ids(generate(llm, PROMPTS, [GREEDY, hot] * (len(PROMPTS) // 2)))
@@ -138,7 +138,7 @@ def test_with_every_policy_among_sampled_requests(models, generated, policy):
 
 
 def test_with_an_unrelated_draft_of_another_family(models, generated):
-    """Hardly anything is accepted, and nothing changes."""
+    """Few tokens are accepted. The texts do not change."""
     llm = engine(models, Recipe("llama", VOCAB), Recipe("gpt2", VOCAB, seed=5))
     outputs = llm.generate(PROMPTS, GREEDY)
     assert token_ids(outputs) == generated("llama")
@@ -146,7 +146,7 @@ def test_with_an_unrelated_draft_of_another_family(models, generated):
 
 
 def test_with_itself_as_draft(models, generated):
-    """Everything is accepted."""
+    """Every drafted token is accepted."""
     recipe = Recipe("llama", VOCAB)
     llm = engine(models, recipe, recipe, num_speculative_tokens=3)
     outputs = llm.generate(PROMPTS, GREEDY)

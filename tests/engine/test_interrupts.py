@@ -1,4 +1,4 @@
-"""Real signals at random moments in one thread, while others generate."""
+"""Signals interrupt one thread at random moments while other threads generate."""
 
 import signal
 import subprocess
@@ -81,7 +81,7 @@ print(counts)
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no such signals")
 @pytest.mark.parametrize("overlap", [False, True])
-def test_nobody_else_notices(models, overlap):
+def test_signals_in_one_thread_do_not_affect_other_threads(models, overlap):
     folders = models.folder(RECIPE), models.folder(RECIPE.draft())
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *folders, str(overlap), str(NUM_SIGNALS)],

@@ -1,4 +1,4 @@
-"""Log-probabilities are the target's own, whatever the source of the token."""
+"""Log-probabilities are the target's own for tokens of every source."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ RECIPE = Recipe(vocab=32, seed=8, tokenizer=True, config={"eos_token_id": 1})
 
 
 def work(count):
-    """Every kind of request. Most of them want log-probabilities."""
+    """Every kind of request. Most of them request log-probabilities."""
     prompts, params = varied_work(count)
     asked = (0, None, 3, 20, 1)
     controls = (
@@ -67,7 +67,7 @@ def assert_all_right(models, outputs, params):
 @pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("overlaps", [False, True], ids=["whole", "halves"])
 @pytest.mark.parametrize("policy", ["none", "fixed", "svip", "sv", "staged", "tetris"])
-def test_they_are_those_of_a_plain_pass(models, monkeypatch, policy, overlaps, native):
+def test_logprobs_equal_those_of_one_forward_pass(models, monkeypatch, policy, overlaps, native):
     if overlaps and (shares() is None or policy in ("none", "tetris")):
         pytest.skip("nothing overlaps here")
     if not native:
@@ -90,7 +90,7 @@ def test_they_are_those_of_a_plain_pass(models, monkeypatch, policy, overlaps, n
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_alike_requests(models, temperature):
+def test_batches_of_one_kind_of_request(models, temperature):
     """All greedy or all sampled, without anything that changes logits."""
     params = [SamplingParams(12, temperature, logprobs=2, seed=i) for i in range(9)]
     engine = assemble_recipe(models, RECIPE, 4, policy="fixed", num_speculative_tokens=3)
@@ -99,7 +99,7 @@ def test_alike_requests(models, temperature):
 
 
 @pytest.mark.slow
-def test_replicas(models):
+def test_logprobs_with_replicas(models):
     speculation = SpeculationConfig(
         models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
     )
@@ -118,8 +118,8 @@ def build(models, **options):
     return LLM(models.folder(RECIPE), speculation, dtype="float32", **options)
 
 
-def test_texts_that_end_within_a_draft_have_one_for_each_token(models):
-    """The draft is the target itself, so that all its tokens are kept."""
+def test_texts_that_end_within_a_draft_have_logprobs_of_every_token(models):
+    """The draft model is the target itself, so all its tokens are accepted."""
     llm = build(models, max_batch_size=4)
     plain = SamplingParams(24, 1.0, logprobs=2)
     prompts = [[index % 30] for index in range(40)]
@@ -135,7 +135,7 @@ def test_texts_that_end_within_a_draft_have_one_for_each_token(models):
     assert_all_right(models, outputs, params)
 
 
-def test_a_structure_has_no_part_in_them(models):
+def test_a_grammar_does_not_change_logprobs(models):
     llm = build(models, max_batch_size=4)
     grammar = StructuredOutputs(regex="[a-h]{3,9}")
     params = [
@@ -147,7 +147,7 @@ def test_a_structure_has_no_part_in_them(models):
     assert any(told.rank > 8 for output in outputs for told in output.logprobs)
 
 
-def test_a_stream_tells_them_with_the_tokens(models):
+def test_a_stream_returns_logprobs_with_the_tokens(models):
     llm = build(models, max_batch_size=4)
     prompts, params = work(20)
     outputs = llm.generate(prompts, params)
@@ -162,7 +162,7 @@ def test_a_stream_tells_them_with_the_tokens(models):
         assert [t.rank for t in each] == [t.rank for t in output.logprobs or ()]
 
 
-def test_a_request_that_fails_has_those_of_its_tokens(models):
+def test_a_failed_request_has_logprobs_of_its_tokens(models):
     llm = build(models, max_batch_size=3)
     break_token(llm.target.model, BROKEN)
     biased = SamplingParams(30, logit_bias={BROKEN: 3.0}, seed=0, logprobs=1)
@@ -174,7 +174,7 @@ def test_a_request_that_fails_has_those_of_its_tokens(models):
     assert len(outputs[2].token_ids) > 0
 
 
-def test_nobody_pays_where_nobody_asks(models, monkeypatch):
+def test_no_logprobs_are_computed_unless_requested(models, monkeypatch):
     def fail(*_):
         raise AssertionError("numbers were moved")
 

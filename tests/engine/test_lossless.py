@@ -1,7 +1,7 @@
 """With every proposer and policy, the engine's texts have exactly the target's distribution.
 
-The joint distribution of the first tokens is worked out without the engine and compared with what
-tens of thousands of requests say that run through one engine together, joining and leaving.
+The joint distribution of the first tokens is computed without the engine. It is compared with the
+outputs of tens of thousands of requests that join and leave one engine.
 """
 
 import itertools
@@ -30,7 +30,7 @@ from .exact import exact_distribution
 pytestmark = pytest.mark.slow
 
 NUM_REQUESTS = 26_000
-# Of each way to verify, for policies other than the fixed length.
+# For each verification method, for policies other than the fixed length.
 NUM_REQUESTS_OF_EACH_POLICY = 10_000
 NOT_UNLIKELY = 1e-4
 IMPOSSIBLE = 1e-6
@@ -46,19 +46,19 @@ PENALISED = SamplingParams(
     frequency_penalty=0.4,
     logit_bias={1: 1.0, 3: -0.7},
 )
-# Each with a prompt of its own length: all of them share every batch.
+# Each setting has a prompt of its own length. All settings share every batch.
 SETTINGS = (([1, 2, 3], PLAIN), ([3, 0, 2, 2, 1], COLD), ([1], HOT), ([0, 3], PENALISED))
-# None of these needs what was said before, so native kernels draft for the whole batch in one call;
-# one request that does makes a batch draft position by position.
+# None of these depends on earlier tokens, so native kernels draft for the whole batch in one call.
+# One request that depends on them makes the batch draft position by position.
 FREE_OF_HISTORY = SETTINGS[:3]
 
-# With the default options tiny models would not make these decide anything.
+# With the default options this policy would never stop a draft of these tiny models.
 LIVELY_OPTIONS = {"disco": {"threshold": 0.75}}
 
 
 @dataclass(frozen=True)
 class Case:
-    """How to speculate, and how many tokens of how large a vocabulary are compared."""
+    """Speculation settings, the vocabulary size, and the number of tokens to compare."""
 
     policy: str
     verification: str
@@ -175,7 +175,7 @@ def test_texts_follow_the_target(models, case):
 
 @pytest.mark.skipif(shares() is None, reason="the machine has a single core")
 @pytest.mark.parametrize("case", CASES_IN_HALVES, ids=str)
-def test_texts_of_halves_follow_the_target(models, case):
+def test_texts_with_overlap_follow_the_target(models, case):
     """One half of the batch drafts while the target verifies the other half."""
     assert_texts_follow_the_target(models, case)
 
@@ -195,7 +195,7 @@ def assert_texts_follow_the_target(models, case):
 
 @pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
 @pytest.mark.parametrize("case", CASES_BY_KERNELS, ids=str)
-def test_texts_drafted_by_kernels_follow_the_target(models, case, monkeypatch):
+def test_texts_drafted_by_native_kernels_follow_the_target(models, case, monkeypatch):
     begin, num_drafts = NativeBackend.begin, [0]
 
     def counted(*arguments):
@@ -211,7 +211,7 @@ def test_texts_drafted_by_kernels_follow_the_target(models, case, monkeypatch):
 
 @pytest.fixture
 def no_kernels(monkeypatch):
-    """As on a machine without a compiler: PyTorch's operations do all the work."""
+    """Disable the native kernels, as on a machine without a compiler."""
     monkeypatch.setenv(compilation.NATIVE_VARIABLE, "0")
     library._load.cache_clear()
     assert kernel_in_use() != "native"
@@ -227,7 +227,7 @@ def no_kernels(monkeypatch):
     ],
     ids=str,
 )
-def test_texts_without_kernels_follow_the_target(models, no_kernels, case):
+def test_texts_without_native_kernels_follow_the_target(models, no_kernels, case):
     tokens, _ = case.sampled(models)
     for p_value in case.p_values(models, tokens):
         assert p_value > NOT_UNLIKELY
@@ -236,17 +236,17 @@ def test_texts_without_kernels_follow_the_target(models, no_kernels, case):
 @pytest.mark.covering("method", "max_batch_size")
 @pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 200), (3, 800), (16, 4000)])
 @pytest.mark.parametrize("method", ["block", "token"])
-def test_smaller_batches_say_the_same(models, method, max_batch_size, num_requests):
+def test_smaller_batches_give_the_same_texts(models, method, max_batch_size, num_requests):
     """Each request gives the same output as in the large batches of the test above."""
-    assert_smaller_batches_say_the_same(
+    assert_smaller_batches_give_the_same_texts(
         models, Case("fixed", method, 3), max_batch_size, num_requests
     )
 
 
-def assert_smaller_batches_say_the_same(models, case, max_batch_size, num_requests):
+def assert_smaller_batches_give_the_same_texts(models, case, max_batch_size, num_requests):
     large, _ = case.sampled(models, num_requests)
     small, _ = case.sampled(models, num_requests, max_batch_size)
-    # Matrix products round differently, which can tip a token once in a hundred thousand.
+    # Matrix products round differently. This changes about one token in a hundred thousand.
     assert int((large != small).any(dim=2).sum()) <= num_requests // 1000
 
 
@@ -256,15 +256,15 @@ DRAFTING = [name for name in LOSSLESS if POLICIES[name].needs_draft]
 @pytest.mark.covering("policy", "max_batch_size")
 @pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 60), (16, 800)])
 @pytest.mark.parametrize("policy", [n for n in DRAFTING if Signal.LOAD not in POLICIES[n].signals])
-def test_policies_that_ignore_the_others_say_the_same_in_smaller_batches(
+def test_policies_without_load_give_the_same_texts_in_smaller_batches(
     models, policy, max_batch_size, num_requests
 ):
     case = Case(policy, "block", 3)
-    assert_smaller_batches_say_the_same(models, case, max_batch_size, num_requests)
+    assert_smaller_batches_give_the_same_texts(models, case, max_batch_size, num_requests)
 
 
-# What the others of a batch do changes what these draft and verify: compared by distribution, in
-# cells large enough for fewer requests.
+# The drafts of these policies depend on the other requests of the batch, so distributions are
+# compared. The cells are large enough for fewer requests.
 SMALL_BATCHES = pytest.mark.parametrize(
     ("max_batch_size", "num_requests"), [(1, 800), (16, 16_000)]
 )
@@ -277,7 +277,7 @@ def small_case(policy):
 @pytest.mark.covering("policy", "max_batch_size")
 @SMALL_BATCHES
 @pytest.mark.parametrize("policy", [n for n in DRAFTING if Signal.LOAD in POLICIES[n].signals])
-def test_policies_that_look_at_the_load_follow_the_target_in_smaller_batches(
+def test_policies_with_load_follow_the_target_in_smaller_batches(
     models, policy, max_batch_size, num_requests
 ):
     case = small_case(policy)
@@ -287,7 +287,9 @@ def test_policies_that_look_at_the_load_follow_the_target_in_smaller_batches(
 
 
 @SMALL_BATCHES
-def test_smaller_batches_find_a_wrong_rule_out(models, monkeypatch, max_batch_size, num_requests):
+def test_a_wrong_acceptance_rule_is_detected_in_smaller_batches(
+    models, monkeypatch, max_batch_size, num_requests
+):
     apply_instead(monkeypatch, resample_from_p)
     case = small_case("tetris")
     tokens, _ = case.sampled(models, num_requests, max_batch_size)
@@ -295,13 +297,13 @@ def test_smaller_batches_find_a_wrong_rule_out(models, monkeypatch, max_batch_si
 
 
 def apply_instead(monkeypatch, rule):
-    """Make the engine use another rule than the acceptance law."""
+    """Replace the acceptance law of the engine by another rule."""
     monkeypatch.setattr(verification, "library_for", lambda _: None)
     monkeypatch.setattr(verification, "accept", rule)
 
 
 def resample_from_p(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):
-    """Accepts as it should, and draws the corrected token from p instead of the residual."""
+    """Accept correctly, but draw the corrected token from p instead of the residual."""
     accepted = right_accept(
         p, proposals, tokens, lengths, accept_uniforms, final_uniforms, method="token"
     )
@@ -310,25 +312,25 @@ def resample_from_p(p, proposals, tokens, lengths, accept_uniforms, final_unifor
 
 
 def one_position_late(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):
-    """Accepts each drafted token by the distribution after it."""
+    """Accept each drafted token by the distribution of the next position."""
     return right_accept(p.roll(-1, 0), proposals, tokens, lengths, accept_uniforms, final_uniforms)
 
 
 def same_number_twice(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):
-    """Draws the corrected token with the number that decided the first acceptance."""
+    """Draw the corrected token with the random number of the first acceptance test."""
     number = accept_uniforms[:, 0] if accept_uniforms.shape[1] else final_uniforms
     return right_accept(p, proposals, tokens, lengths, accept_uniforms, number, method="token")
 
 
 @pytest.mark.parametrize("wrong", [resample_from_p, one_position_late, same_number_twice])
-def test_a_wrong_acceptance_rule_is_found_out(models, monkeypatch, wrong):
+def test_a_wrong_acceptance_rule_is_detected(models, monkeypatch, wrong):
     apply_instead(monkeypatch, wrong)
     case = Case("fixed", "token", 2, num_requests=16_000)
     tokens, _ = case.sampled(models)
     assert min(case.p_values(models, tokens)) < IMPOSSIBLE
 
 
-def test_lenience_is_found_out(models):
+def test_lenience_is_detected(models):
     case = Case("fixed", "token", 2, num_requests=16_000, lenience=0.7)
     tokens, requests = case.sampled(models)
     assert not any(request.stats.lossless for request in requests)

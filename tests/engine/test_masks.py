@@ -1,4 +1,4 @@
-"""Bits of tokens as numbers that are added to logits."""
+"""Masks that are added to logits, made from bit sets of allowed tokens."""
 
 from types import SimpleNamespace
 
@@ -33,7 +33,7 @@ def request(num_tokens=None):
 
 
 @pytest.mark.parametrize("vocab", [8, 13, 32, 37, 64])
-def test_tokens_that_may_come_are_zero(vocab):
+def test_allowed_tokens_have_zero_and_others_minus_infinity(vocab):
     """Logits may be wider or narrower than the tokenizer's vocabulary."""
     places = [(request(32), []), (request(), [1, 2]), (request(32), [4, 5]), (request(24), [1])]
     masks = next_masks(places, vocab, CPU)
@@ -48,7 +48,7 @@ def test_tokens_that_may_come_are_zero(vocab):
         assert bool((mask[~torch.from_numpy(expected)] == -torch.inf).all())
 
 
-def test_along_drafts_each_place_has_what_comes_before_it():
+def test_masks_along_drafts_equal_those_of_each_prefix():
     requests = [request(16), request(), request(16)]
     drafted = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     masks = masks_along(requests, drafted, [3, 2, 1], 16, CPU)

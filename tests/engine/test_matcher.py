@@ -21,7 +21,8 @@ TOKENS = TOKENIZER.get_vocab()
 END = TOKENS[EOS]
 SPECIAL = 3
 NAMES = {index: name for name, index in TOKENS.items()}
-# In no grammar below is more than one token long forced: there the tokenizer's own spelling is.
+# No grammar below forces more than one token in a row. Otherwise only the tokenizer's own
+# tokenization would be allowed.
 LETTERS = ["".join(each) for n in (1, 2, 3) for each in itertools.product("abc", repeat=n)]
 WORDS = {text + end for text in LETTERS for end in ("", ".", ",")}
 REGEX = "[abc]{1,3}[.,]?"
@@ -42,7 +43,7 @@ def tokens_of(bits):
 
 
 def allowed_by(words, text):
-    """Tokens that may follow a text, worked out from all texts of a grammar."""
+    """Tokens that may follow a text, computed from all texts of a grammar."""
     allowed = {
         token
         for token, name in NAMES.items()
@@ -60,8 +61,8 @@ def is_whole(words, text):
     [({"regex": REGEX}, WORDS), ({"choice": CHOICE}, set(CHOICE))],
     ids=["regex", "choice"],
 )
-def test_exactly_the_beginnings_of_words_are_allowed(compiler, grammar, words):
-    """Along random drafts that are discarded, rejected in the middle, and continued."""
+def test_exactly_the_valid_next_tokens_are_allowed(compiler, grammar, words):
+    """Random drafts are discarded, rejected in the middle, and continued."""
     rng = np.random.default_rng(0)
     num_whole = 0
     for _ in range(60):
@@ -78,7 +79,7 @@ def test_exactly_the_beginnings_of_words_are_allowed(compiler, grammar, words):
                     if token == END:
                         break
                     ahead += NAMES[token]
-            # What was drafted last is kept to some length, and another token follows.
+            # Keep a prefix of the last draft and append another token.
             for token in drafted[: rng.integers(len(drafted) + 1)]:
                 if token == END:
                     break
@@ -98,12 +99,12 @@ def test_exactly_the_beginnings_of_words_are_allowed(compiler, grammar, words):
     assert num_whole
 
 
-def test_behind_an_end_there_is_only_the_end(compiler):
+def test_only_the_end_token_is_allowed_after_a_complete_text(compiler):
     matcher = begin(compiler, choice=("bd",))
     for drafted in ([TOKENS["b"], TOKENS["d"]], [TOKENS["b"], TOKENS["d"], END, END]):
         assert tokens_of(matcher.allowed(drafted)) == {END}
         assert matcher.is_end(drafted)
-    # A token that could not come leads nowhere, and a draft without it on.
+    # After a forbidden token only the end is allowed. A draft without it continues.
     assert tokens_of(matcher.allowed([TOKENS["h"], TOKENS["a"]])) == {END}
     assert tokens_of(matcher.allowed([TOKENS["b"]])) == {TOKENS["d"]}
     assert matcher.take(TOKENS["b"])
@@ -113,7 +114,7 @@ def test_behind_an_end_there_is_only_the_end(compiler):
     assert matcher.take(END)
 
 
-def test_the_end_is_taken(compiler):
+def test_the_end_token_is_accepted(compiler):
     matcher = begin(compiler, regex="a*")
     assert matcher.take(TOKENS["a"])
     assert END in tokens_of(matcher.allowed([]))
@@ -121,7 +122,7 @@ def test_the_end_is_taken(compiler):
     assert matcher.error is None
 
 
-def test_a_token_that_may_not_come_is_an_error(compiler):
+def test_a_forbidden_token_is_an_error(compiler):
     matcher = begin(compiler, regex="a+")
     assert not matcher.take(TOKENS["b"])
     assert isinstance(matcher.error, NumericalError)
@@ -129,20 +130,20 @@ def test_a_token_that_may_not_come_is_an_error(compiler):
     assert "structured_outputs.regex" in str(matcher.error)
 
 
-def test_a_form_that_the_tokens_cannot_say(compiler):
+def test_a_grammar_that_the_tokens_cannot_spell_is_refused(compiler):
     with pytest.raises(InvalidParameterError, match="no token") as caught:
         begin(compiler, choice=("z",))
     assert caught.value.field == "structured_outputs.choice"
     matcher = begin(compiler, choice=("az",))
     assert not matcher.take(TOKENS["a"])
     assert isinstance(matcher.error, InvalidParameterError)
-    # Of a forced word that the tokenizer cannot spell the grammar library skips what is missing.
+    # If the tokenizer cannot spell a forced word, the grammar library skips the missing bytes.
     matcher = begin(compiler, choice=("zebra",))
     assert not matcher.take(TOKENS["e"])
     assert isinstance(matcher.error, InvalidParameterError)
 
 
-def test_a_draft_into_what_cannot_be_said_is_taken_back(compiler):
+def test_a_draft_into_a_dead_end_is_rolled_back(compiler):
     matcher = begin(compiler, regex="a(z|b)|b")
     for _ in range(2):
         matcher.allowed([TOKENS["a"]])
@@ -151,8 +152,8 @@ def test_a_draft_into_what_cannot_be_said_is_taken_back(compiler):
     assert matcher.is_complete
 
 
-def test_a_draft_that_the_grammar_library_cannot_follow_is_taken_back(compiler):
-    """After an error the parser gives no more answers, so it is created again."""
+def test_a_draft_that_breaks_the_parser_is_rolled_back(compiler):
+    """After an error the parser stops responding, so it is created again."""
     matcher = begin(compiler, regex="[ab]zebra|[ab]c")
     assert matcher.take(TOKENS["a"])
     matcher._grammar.consume_token(TOKENS["h"])
@@ -172,8 +173,8 @@ def test_a_draft_that_the_grammar_library_cannot_follow_is_taken_back(compiler):
         ("a|b", "(a)", "[a]", "a*", "a", "abc"),
     ],
 )
-def test_choices_are_taken_literally(words):
-    """With a tokenizer that has every byte."""
+def test_choices_are_literal(words):
+    """Use a tokenizer that has every byte."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     plain = Tokenizer(models.BPE({each: index for index, each in enumerate(letters)}, []))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -191,8 +192,8 @@ def test_choices_are_taken_literally(words):
     assert not all(matcher.take(token) for token in wrong)
 
 
-def test_tokenizers_with_bytes_to_fall_back_on():
-    """With a tokenizer like those converted from SentencePiece."""
+def test_tokenizers_with_byte_fallback():
+    """Use a tokenizer like those converted from SentencePiece."""
     names = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "c", "ab", "▁c"]
     plain = Tokenizer(
         models.BPE(
@@ -215,7 +216,7 @@ def test_tokenizers_with_bytes_to_fall_back_on():
     assert allowed == {"</s>", "a", "ab", "<0x61>", "<0xC3>"}
 
 
-def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused():
+def test_a_tokenizer_without_byte_tokens_is_refused():
     plain = Tokenizer(models.Unigram([("</s>", 0.0), ("▁", -2.0), ("a", -2.0)], 0))
     plain.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>")
@@ -223,7 +224,7 @@ def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused():
         begin(GrammarCompiler(tokenizer, frozenset([0])), regex="a")
 
 
-def test_several_tokens_may_end_a_text():
+def test_several_end_tokens_are_allowed():
     compiler = GrammarCompiler(TOKENIZER, frozenset([END, 0]))
     assert tokens_of(begin(compiler, regex="(abc)?").allowed([])) >= {END, 0}
 
@@ -242,14 +243,14 @@ def test_several_tokens_may_end_a_text():
     ],
     ids=str,
 )
-def test_what_cannot_be_followed_is_named(compiler, grammar):
+def test_invalid_grammars_name_the_field(compiler, grammar):
     with pytest.raises(InvalidParameterError) as caught:
         begin(compiler, **grammar)
     assert caught.value.field == f"structured_outputs.{next(iter(grammar))}"
     assert "\n" not in str(caught.value)
 
 
-def test_grammars_are_made_once(compiler, monkeypatch):
+def test_grammars_are_compiled_once(compiler, monkeypatch):
     made = []
     compile_one = GrammarCompiler._compile
     monkeypatch.setattr(
@@ -271,8 +272,8 @@ def test_grammars_are_made_once(compiler, monkeypatch):
     assert len(fresh._grammars) == 3
 
 
-class TestWithout:
-    def test_the_library(self, monkeypatch):
+class TestMissingParts:
+    def test_without_the_library(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "llguidance.hf", None)
         with pytest.raises(InvalidParameterError, match=re.escape('"draftwise[serve]"')) as caught:
             begin(GrammarCompiler(TOKENIZER, frozenset([END])), regex="a")
@@ -286,7 +287,7 @@ class TestWithout:
             (object(), [END], "cannot be used"),
         ],
     )
-    def test_tokens(self, tokenizer, ends, match):
+    def test_without_a_usable_tokenizer(self, tokenizer, ends, match):
         with pytest.raises(InvalidParameterError, match=match) as caught:
             begin(GrammarCompiler(tokenizer, frozenset(ends)), regex="a")
         assert caught.value.field == "structured_outputs"
@@ -312,7 +313,7 @@ BETWEEN = {
 
 
 @pytest.mark.parametrize("what", BETWEEN)
-def test_what_stands_between_parts_of_json(what):
+def test_whitespace_between_parts_of_json(what):
     own, right, wrong = BETWEEN[what]
     tokenizer = with_all_bytes()
     compiler = GrammarCompiler(tokenizer, frozenset([END]))
@@ -326,7 +327,7 @@ def test_what_stands_between_parts_of_json(what):
         assert all(taken) == (between in right)
 
 
-def test_json_is_followed_whatever_is_drawn():
+def test_random_allowed_tokens_give_valid_json():
     """Random allowed tokens produce a text that the schema describes."""
     schema = {
         "type": "object",

@@ -1,4 +1,4 @@
-"""Finished requests leave no memory allocated."""
+"""Finished requests release their memory."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 TARGET = Recipe(vocab=32, context=64)
 
-# In a process of its own: what other tests have left in memory would hide a leak.
+# In a separate process, because memory that other tests left allocated would hide a leak.
 SCRIPT = """
 import gc, pathlib, sys, torch
 from draftwise import LLM, SamplingParams, SpeculationConfig
@@ -33,7 +33,7 @@ print(serve(1000), serve(2000), llm.engine.num_unfinished)
 """
 
 
-def test_two_thousand_requests_leave_memory_flat(models):
+def test_memory_does_not_grow_over_two_thousand_requests(models):
     folders = [models.folder(TARGET), models.folder(TARGET.draft())]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *folders], capture_output=True, text=True, check=True

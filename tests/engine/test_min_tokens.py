@@ -1,4 +1,4 @@
-"""No token ends a text before its time, and its distribution is the target's so far masked."""
+"""No token ends a text before ``min_tokens``. Texts follow the masked target."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ POLICIES = ["none", "fixed", "svip", "sv", "staged", "adaptive", "tetris"]
 
 
 def work(count):
-    """Requests that would often end early, greedy and drawn, beside some that may."""
+    """Greedy and sampled requests. Most would often end early; some may end early."""
     prompts, params = varied_work(count)
     stops = ((2,), (), (0, 3, 4, 5, 6, 7), (8,))
     return prompts, [
@@ -63,7 +63,7 @@ def reference(model, prompt, params, eos):
 @pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
 @pytest.mark.parametrize("overlaps", [False, True], ids=["whole", "halves"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_greedy_texts_are_the_targets_own(models, monkeypatch, policy, overlaps, native):
+def test_greedy_texts_are_those_of_the_masked_target(models, monkeypatch, policy, overlaps, native):
     if overlaps and (shares() is None or policy in ("none", "tetris")):
         pytest.skip("nothing overlaps here")
     if not native:
@@ -82,12 +82,12 @@ def test_greedy_texts_are_the_targets_own(models, monkeypatch, policy, overlaps,
         assert output.token_ids == reference(model, prompt, each, 1)
         without = reference(model, prompt, replace(each, min_tokens=0), 1)
         early += len(without) <= each.min_tokens
-    assert early > 8  # or the test would say little
+    assert early > 8  # otherwise the test would check little
     if policy != "none":
         assert sum(output.speculation.num_accepted for output in outputs) > 20
 
 
-def test_drawn_texts_are_as_long_as_they_must_be(models):
+def test_sampled_texts_have_the_minimum_length(models):
     engine = assemble_recipe(models, RECIPE, 7, policy="fixed", num_speculative_tokens=3)
     prompts, params = work(60)
     outputs = generate(engine, prompts, params)
@@ -102,7 +102,7 @@ def test_drawn_texts_are_as_long_as_they_must_be(models):
     assert token_ids(generate(engine, prompts, unmasked)) != token_ids(outputs)
 
 
-# Two tokens end the text, and may not among the first two tokens.
+# Two tokens end the text. They are masked for the first two tokens.
 STOP = {"stop_token_ids": (1, 6), "min_tokens": 2}
 SETTINGS = (
     ([1, 2, 3], SamplingParams(**STOP)),
@@ -117,7 +117,7 @@ SETTINGS = (
 @pytest.mark.parametrize("method", ["block", "token"])
 @pytest.mark.parametrize("policy", ["fixed", "svip", "sv", "staged"])
 def test_texts_follow_the_masked_target(models, policy, method):
-    """The first three tokens: two under the mask, and one that may end the text."""
+    """Compare three tokens: two with the mask, and one that may end the text."""
     case = Case(policy, method, 3, num_tokens=3, num_requests=10_000, settings=SETTINGS)
     tokens, requests = case.sampled(models)
     assert all(request.stats.lossless for request in requests)
@@ -128,8 +128,8 @@ def test_texts_follow_the_masked_target(models, policy, method):
 
 
 @pytest.mark.slow
-def test_a_draft_that_is_not_masked_changes_nothing_but_its_luck(models, monkeypatch):
-    """The mask of the target alone makes the text; the draft's only makes it likelier."""
+def test_an_unmasked_draft_only_lowers_the_acceptance_rate(models, monkeypatch):
+    """The target's mask determines the text. The draft's mask only raises acceptance."""
     case = Case("fixed", "token", 3, num_tokens=3, num_requests=10_000, settings=SETTINGS)
     masked = case.sampled(models)[1]
     monkeypatch.setattr(
@@ -145,12 +145,12 @@ def test_a_draft_that_is_not_masked_changes_nothing_but_its_luck(models, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draft", ["none", "perfect", "broken"])
-def test_stop_strings_are_looked_for_behind_them(folders, draft):  # noqa: F811
-    """As in vLLM: neither in the text of the first tokens, nor across its end."""
+def test_stop_strings_are_found_only_after_the_minimum_length(folders, draft):  # noqa: F811
+    """As in vLLM, they are not found in the text of the first tokens, nor across its end."""
     llm = build(folders, draft)
     whole = text_of(40)
     for num_tokens in range(1, 18):
-        # Half a character is no text yet.
+        # An incomplete character has no text yet.
         exempt = len(text_of(num_tokens).rstrip("\ufffd"))
         for stop in ("h", "gf", "€ed", "ñ", "\nh"):
             params = greedy(stop=stop, min_tokens=num_tokens)
@@ -160,7 +160,7 @@ def test_stop_strings_are_looked_for_behind_them(folders, draft):  # noqa: F811
             assert "".join(piece.text for piece in pieces) == output.text
 
 
-def test_a_form_ends_where_nothing_else_may_come(models):
+def test_a_complete_grammar_ends_a_text_before_the_minimum_length(models):
     recipe = Recipe(vocab=32, seed=8, tokenizer=True, config={"eos_token_id": 1})
     speculation = SpeculationConfig(models.folder(recipe.draft()), policy="fixed")
     llm = LLM(models.folder(recipe), speculation, dtype="float32")
@@ -177,6 +177,6 @@ def test_a_form_ends_where_nothing_else_may_come(models):
     assert 1 not in longer.token_ids[:12]
 
 
-def test_more_than_there_may_be_is_refused():
+def test_min_tokens_above_max_tokens_is_refused():
     with pytest.raises(InvalidParameterError, match="more than max_tokens"):
         SamplingParams(max_tokens=4, min_tokens=5)

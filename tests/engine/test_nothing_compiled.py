@@ -1,4 +1,4 @@
-"""While requests are served nothing is compiled any more."""
+"""The engine compiles nothing while it serves requests."""
 
 import subprocess
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 TARGET = Recipe(vocab=48, context=128)
 
 
-def test_five_hundred_mixed_steps(models, monkeypatch):
+def test_five_hundred_mixed_steps_compile_nothing(models, monkeypatch):
     speculation = SpeculationConfig(
         models.folder(TARGET.draft()), policy="svip", num_speculative_tokens=6
     )
@@ -30,7 +30,7 @@ def test_five_hundred_mixed_steps(models, monkeypatch):
     sizes, added = set(), 0
     generator = torch.Generator().manual_seed(0)
     for step in range(500):
-        # Requests come in bursts, with prompts and outputs of all lengths.
+        # Requests arrive in bursts, with prompts and outputs of all lengths.
         for _ in range(int(torch.randint(0, 3, (1,), generator=generator)) * (step % 20 < 12)):
             length = int(torch.randint(1, 60, (1,), generator=generator))
             params = SamplingParams(

@@ -21,7 +21,7 @@ RECIPE = Recipe(vocab=32, seed=8)
 
 
 @pytest.fixture
-def lively_prices(monkeypatch):
+def varying_prices(monkeypatch):
     """Drafts end early and tokens are dropped, in some steps and not in others."""
     thresholds = itertools.cycle([0.3, 0.0, 0.6, 0.1])
 
@@ -69,8 +69,8 @@ class Watch:
 
 
 @pytest.mark.parametrize("kinds", KINDS)
-def test_it_knows_every_verified_token(models, lively_prices, kinds):
-    """Temperatures, top-k, penalties, greedy, ragged drafts, requests that come and go."""
+def test_predictions_equal_the_acceptance_of_every_verified_token(models, varying_prices, kinds):
+    """With temperatures, top-k, penalties, greedy requests and ragged drafts."""
     engine = build(models)
     watch = Watch(engine)
     prompts, params = work(KINDS[kinds], 20)
@@ -89,8 +89,8 @@ def test_it_knows_every_verified_token(models, lively_prices, kinds):
         assert len(set(watch.acceptance)) > 50
 
 
-def test_what_it_scores_in_full_are_the_targets_distributions(models, lively_prices):
-    """A drafted token that the target's own draft draws is always accepted."""
+def test_a_draft_equal_to_the_target_is_always_accepted(models, varying_prices):
+    """The draft model has the same weights as the target."""
     engine = build(models, draft_noise=0.0)
     watch = Watch(engine)
     for seed in range(6):
@@ -129,10 +129,10 @@ def clock(monkeypatch):
     return clock
 
 
-def test_what_it_is_told_is_off_the_clock(models, lively_prices, clock, monkeypatch):
+def test_time_of_the_oracle_is_not_counted(models, varying_prices, clock, monkeypatch):
     engine = build(models)
     teller = engine._pipeline.oracle
-    # What the oracle does, in the middle of drafting and after it, takes ages.
+    # The oracle's own work, during and after drafting, takes very long.
     for name in ("read", "read_one"):
         monkeypatch.setattr(
             teller._cached_model, name, clock.slow(getattr(teller._cached_model, name), 1000.0)
@@ -160,7 +160,7 @@ def test_what_it_is_told_is_off_the_clock(models, lively_prices, clock, monkeypa
         times = engine.times
         assert times.verify == 2.0
         assert times.companion == times.select == times.accept == 0.0
-        # A pass of the draft for each token but the first, which comes with the text before it.
+        # One draft pass per token except the first, which the pass over the text gives.
         assert times.draft == pytest.approx(0.25 * round(times.draft / 0.25), abs=1e-6)
         assert 0 <= times.draft <= 0.75
         drafts.append(times.draft)
@@ -173,14 +173,14 @@ def test_what_it_is_told_is_off_the_clock(models, lively_prices, clock, monkeypa
     assert clock.now - start == pytest.approx(total + engine.uncounted_seconds)
 
 
-def test_without_an_oracle_everything_counts(models):
+def test_without_an_oracle_all_time_is_counted(models):
     engine = assemble_recipe(models, RECIPE, 2, policy="fixed", num_speculative_tokens=2)
     engine.add(None, [1, 2], SamplingParams(max_tokens=5))
     engine.step()
     assert engine.uncounted_seconds == 0
 
 
-def test_others_are_not_told(models, lively_prices):
+def test_other_policies_get_no_scores_of_the_target(models, varying_prices):
     """A request with its own policy gets no scores of the target."""
     engine = build(models)
     heard = []

@@ -69,7 +69,7 @@ def test_texts_are_the_same(models, expected, halves, max_batch_size):
     assert not any(prepared & verified for prepared, verified in halves)
 
 
-def test_they_run_at_the_same_time(models, monkeypatch):
+def test_drafting_and_verification_run_at_the_same_time(models, monkeypatch):
     """Each thread waits until the other has started."""
     begun = {name: threading.Event() for name in ("prepare", "verify")}
     threads = {name: set() for name in begun}
@@ -99,7 +99,7 @@ def test_they_run_at_the_same_time(models, monkeypatch):
     assert any(name.startswith("draft") for name in threads["prepare"])
 
 
-def test_requests_join_and_are_cancelled_meanwhile(models, expected):
+def test_requests_can_join_and_be_cancelled(models, expected):
     llm = build(models, max_batch_size=6)
     assert_same_with_cancellations(llm.engine, expected)
     scheduler = llm.engine._scheduler
@@ -107,8 +107,8 @@ def test_requests_join_and_are_cancelled_meanwhile(models, expected):
     assert len(scheduler._free_slots) == 6
 
 
-def test_what_is_said_is_reported_once(models):
-    """Including steps that are finished outside of :meth:`step` after a cancellation."""
+def test_every_finished_request_is_reported_once(models):
+    """This includes steps that finish outside of :meth:`step` after a cancellation."""
     llm = build(models, max_batch_size=6)
     engine = llm.engine
     params = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -124,7 +124,7 @@ def test_what_is_said_is_reported_once(models):
     assert sorted(set(ended)) == [r.request_id for r in requests[1:]]
 
 
-def test_the_policy_is_changed_between_two_steps(models, expected):
+def test_the_policy_can_change_between_steps(models, expected):
     llm = build(models, max_batch_size=6)
     changes = iter([{"policy": "svip"}, {"num_speculative_tokens": 1}, {"policy": "none"}] * 40)
     steps = []
@@ -141,16 +141,16 @@ def test_the_policy_is_changed_between_two_steps(models, expected):
             assert output.token_ids == said
 
 
-def test_each_request_may_have_its_own_policy(models, expected):
+def test_requests_of_a_batch_use_different_policies(models, expected):
     llm = build(models, max_batch_size=6)
-    ways = [RequestSpeculation(policy=("fixed", "svip", "none")[i % 3]) for i in range(40)]
-    outputs = llm.generate(*varied_work(40), speculation=ways)
+    settings = [RequestSpeculation(policy=("fixed", "svip", "none")[i % 3]) for i in range(40)]
+    outputs = llm.generate(*varied_work(40), speculation=settings)
     for output, said, params in zip(outputs, expected, varied_work(40)[1], strict=True):
         if params.temperature == 0:
             assert output.token_ids == said
 
 
-def test_a_failure_on_one_side_ends_the_step_and_not_the_engine(models, expected, monkeypatch):
+def test_a_failure_in_one_thread_ends_only_the_step(models, expected, monkeypatch):
     llm = build(models, max_batch_size=4)
     verify, calls = TargetVerifier.verify, []
 
@@ -167,8 +167,8 @@ def test_a_failure_on_one_side_ends_the_step_and_not_the_engine(models, expected
     assert token_ids(llm.generate(*varied_work(40))) == expected
 
 
-class TestDeciding:
-    """By costs: ``seconds(n)`` of the target, and so much for each token drafted."""
+class TestDecision:
+    """Costs are ``seconds(n)`` of the target, and a constant for each drafted token."""
 
     def overlap(self, target, draft, interference, lengths=(4,) * 16, tokens_each=5):
         latency = LatencyModel(target, StageCost((1, 4096), (draft, draft)))
@@ -180,22 +180,22 @@ class TestDeciding:
     LINEAR = StageCost((1, 4096), (0.0001, 0.4096))
     FLAT = StageCost((1, 4096), (0.010, 0.011))
 
-    def test_it_pays_where_drafting_is_dear_and_the_target_busy(self):
+    def test_overlap_is_faster_only_if_drafting_is_expensive_and_passes_scale(self):
         gpu = Interference(1.05, 1.2)
-        # 8 ms of the target and 4 times 1 ms of the draft; halves of 4 ms beside 4 of the draft.
+        # The target takes 8 ms and the draft 4 times 1 ms. Half a batch takes 4 ms and 4 ms.
         assert self.overlap(self.LINEAR, 0.001, gpu).is_faster(16)
-        # Halves of a target that reads its weights take as long as the whole.
+        # A target limited by reading weights takes as long for half a batch.
         assert not self.overlap(self.FLAT, 0.001, gpu).is_faster(16)
-        # A draft that costs nothing leaves nothing to hide.
+        # Overlap hides the time of the draft, and this draft takes almost none.
         assert not self.overlap(self.LINEAR, 0.00001, gpu).is_faster(16)
-        # Overlap is not worthwhile either if the passes slow each other down.
+        # Overlap is slower if the passes slow each other down.
         assert not self.overlap(self.LINEAR, 0.001, Interference(1.9, 1.9)).is_faster(16)
 
-    def test_a_single_request_has_no_halves(self):
+    def test_a_single_request_is_never_overlapped(self):
         assert not OverlapDecision(fixed_latency(), None).is_faster(1)
         assert OverlapDecision(fixed_latency(), None).is_faster(2)
 
-    def test_what_steps_look_like_is_followed(self):
+    def test_the_decision_follows_recent_draft_lengths(self):
         made = self.overlap(self.LINEAR, 0.001, Interference(1.05, 1.2), lengths=(0,) * 16)
         assert not made.is_faster(16)
         for _ in range(100):
@@ -204,7 +204,7 @@ class TestDeciding:
 
 
 class TestPinnedThreads:
-    def test_each_has_its_cores(self):
+    def test_each_thread_has_its_own_cores(self):
         large, small = shares()
         assert not set(large) & set(small)
         before = torch.get_num_threads()
@@ -217,20 +217,20 @@ class TestPinnedThreads:
         assert len(pinned_threads.usable_cores()) >= len(large) + 1
         thread.close()
 
-    def test_a_single_core_cannot_overlap(self, models, monkeypatch):
+    def test_a_single_core_is_refused(self, models, monkeypatch):
         monkeypatch.setattr(overlap, "shares", lambda: None)
         with pytest.raises(InvalidParameterError, match="two cores") as caught:
             build(models)
         assert caught.value.field == "overlap"
 
 
-class TestAsking:
-    def test_only_yes_no_or_by_the_profile(self, models):
+class TestOverlapOption:
+    def test_other_values_than_true_false_and_none_are_refused(self, models):
         with pytest.raises(InvalidParameterError, match="must be true, false or None") as caught:
             build(models, overlaps="yes")
         assert caught.value.field == "overlap"
 
-    def test_an_oracle_needs_the_target_itself(self, models):
+    def test_an_oracle_is_refused(self, models):
         llm = build(models, overlaps=False)
         speculation = SpeculationConfig(models.folder(RECIPE.draft()), policy="oracle")
         with pytest.raises(InvalidParameterError, match="leaves no target") as caught:
@@ -243,7 +243,7 @@ class TestAsking:
             )
         assert caught.value.field == "overlap"
 
-    def test_a_policy_that_is_made_is_one(self, models):
+    def test_a_policy_instance_is_refused(self, models):
         llm = build(models, overlaps=False)
         with pytest.raises(InvalidParameterError, match="for each half"):
             OverlappedEngine(
@@ -256,7 +256,7 @@ class TestAsking:
 
     @pytest.mark.filterwarnings("ignore:latency_profile")  # the machine may be busier by now
     @pytest.mark.parametrize("interference", [False, True])
-    def test_the_profile_decides(self, models, tmp_path, interference):
+    def test_the_latency_profile_decides_by_default(self, models, tmp_path, interference):
         path = tmp_path / "latency.json"
         plain = build(models, overlaps=False)
         loaded = plain.load_models(plain.speculation)
@@ -271,6 +271,6 @@ class TestAsking:
             llm = LLM(models.folder(RECIPE), speculation, dtype="float32", overlap=asked)
             assert isinstance(llm.engine, OverlappedEngine) == (interference and asked is None)
 
-    def test_without_a_draft_there_is_nothing_to_overlap(self, models):
+    def test_without_a_draft_nothing_overlaps(self, models):
         llm = LLM(models.folder(RECIPE), dtype="float32", overlap=True)
         assert not isinstance(llm.engine, OverlappedEngine)

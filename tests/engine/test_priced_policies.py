@@ -1,7 +1,7 @@
-"""Policies that price, under prices that make every kind of decision happen.
+"""Policies that price tokens, with prices that cause every kind of decision.
 
-On a tiny model nothing pays, so that a priced policy would do nothing at all; here prices change
-from step to step, and drafts are cut, filtered and verified whole, side by pipeline.
+With tiny models speculation gains nothing, so these policies would not draft. Here prices change
+from step to step. Some drafts are cut, some are filtered, and some are verified completely.
 """
 
 import itertools
@@ -28,7 +28,7 @@ PRICED = [name for name, p in POLICIES.items() if issubclass(p, PricedPolicy) an
 
 
 @pytest.fixture
-def lively_prices(monkeypatch):
+def varying_prices(monkeypatch):
     points = itertools.cycle([0.05, 0.2, 0.0, 0.35, 0.5, 0.7, 0.3, 0.45])
     lengths = itertools.cycle([3, 2, 4])
 
@@ -43,7 +43,9 @@ def lively_prices(monkeypatch):
 @pytest.mark.covering("policy", "method")
 @pytest.mark.parametrize(("method", "gamma"), [("block", 3), ("token", 2)])
 @pytest.mark.parametrize("policy", PRICED)
-def test_whatever_is_decided_texts_follow_the_target(models, lively_prices, policy, method, gamma):
+def test_texts_follow_the_target_for_every_kind_of_decision(
+    models, varying_prices, policy, method, gamma
+):
     case = Case(policy, method, gamma)
     tokens, requests = case.sampled(models)
     stats = [request.stats for request in requests]
@@ -55,7 +57,7 @@ def test_whatever_is_decided_texts_follow_the_target(models, lively_prices, poli
 
 
 def mixed_requests(engine, count):
-    """Sampled and greedy ones, none of which needs anything of the texts before."""
+    """Sampled and greedy requests that do not depend on earlier tokens of their texts."""
     params = [PLAIN, COLD, HOT, SamplingParams(temperature=0.0)]
     return [
         engine.add(
@@ -68,8 +70,8 @@ def mixed_requests(engine, count):
 
 
 @pytest.fixture
-def changing_ways(monkeypatch):
-    """Begin again with the first of some ways of running."""
+def reset_operating_points(monkeypatch):
+    """Restart a cycle of operating points."""
 
     def begin():
         points = itertools.cycle([(4, 0.3), (3, 0.0), (4, 0.15), (0, 0.0), (4, 0.5)])
@@ -81,16 +83,18 @@ def changing_ways(monkeypatch):
 
 
 @pytest.mark.parametrize("policy", ["adaptive", "sv", "sv-predictable"])
-def test_a_rule_says_what_asking_says(models, changing_ways, monkeypatch, policy):
-    """Kernels that apply the policy's rule stop where the policy would have stopped."""
+def test_rules_in_kernels_decide_like_the_policy(
+    models, reset_operating_points, monkeypatch, policy
+):
+    """Native kernels that apply the policy's rule stop at the same positions as the policy."""
     runs, num_followed, draft_rule = [], [], PolicyRouter.draft_rule
-    for asks in (False, True):
-        changing_ways()
+    for calls_policy in (False, True):
+        reset_operating_points()
         with monkeypatch.context() as patch:
             followed = []
 
-            def rule(self, asks=asks, followed=followed):
-                said = None if asks else draft_rule(self)
+            def rule(self, calls_policy=calls_policy, followed=followed):
+                said = None if calls_policy else draft_rule(self)
                 followed.append(said is not None)
                 return said
 
@@ -108,9 +112,11 @@ def test_a_rule_says_what_asking_says(models, changing_ways, monkeypatch, policy
     assert runs[0] == runs[1]
 
 
-@pytest.mark.skipif(kernel_in_use() != "native", reason="rules are followed by kernels only")
-def test_what_a_rule_notes_is_what_selecting_finds(models, changing_ways, monkeypatch):
-    """The kernels' ranges are those of the policy, up to the first token that is dropped."""
+@pytest.mark.skipif(kernel_in_use() != "native", reason="only native kernels apply rules")
+def test_ranges_of_the_kernels_equal_those_of_the_policy(
+    models, reset_operating_points, monkeypatch
+):
+    """They are compared up to the first dropped token."""
     select, lengths, bounds = Adaptive.select, [], []
 
     def both(self, draft, companion_scores):
@@ -136,7 +142,7 @@ def test_what_a_rule_notes_is_what_selecting_finds(models, changing_ways, monkey
         return plan
 
     monkeypatch.setattr(Adaptive, "select", both)
-    changing_ways()
+    reset_operating_points()
     engine = Case("adaptive", "block", 4).engine(models, 7)
     mixed_requests(engine, 400)
     while engine.num_unfinished:

@@ -34,7 +34,7 @@ def assert_right(model, output, count):
 
 
 def work(count):
-    """Some requests want prompt log-probabilities, and some generate no tokens."""
+    """Some requests request prompt log-probabilities, and some generate no tokens."""
     prompts, params = varied_work(count)
     asked = (0, None, 3, 20)
     params = [
@@ -51,7 +51,7 @@ def work(count):
 @pytest.mark.slow
 @pytest.mark.parametrize("overlaps", [False, True], ids=["whole", "halves"])
 @pytest.mark.parametrize("policy", ["none", "fixed", "sv"])
-def test_they_are_those_of_a_plain_pass(models, policy, overlaps):
+def test_prompt_logprobs_equal_those_of_one_forward_pass(models, policy, overlaps):
     if overlaps and (shares() is None or policy == "none"):
         pytest.skip("nothing overlaps here")
     engine = assemble_recipe(
@@ -62,7 +62,7 @@ def test_they_are_those_of_a_plain_pass(models, policy, overlaps):
     without = generate(engine, prompts, [replace(each, prompt_logprobs=None) for each in params])
     engine.close()
     for output, plain, each in zip(outputs, without, params, strict=True):
-        if policy != "sv" or each.temperature == 0:  # what "sv" learns changes what it verifies
+        if policy != "sv" or each.temperature == 0:  # "sv" verifies other tokens as it learns
             assert output.token_ids == plain.token_ids
         assert plain.prompt_logprobs is None
         if each.max_tokens == 0:
@@ -74,8 +74,8 @@ def test_they_are_those_of_a_plain_pass(models, policy, overlaps):
             assert_right(models.reference(RECIPE), output, each.prompt_logprobs)
 
 
-def test_a_prompt_is_read_chunk_by_chunk_and_only_who_asks_pays(models, monkeypatch):
-    """A pass gives at most one row per chunk token, and none for requests that want none."""
+def test_logits_are_computed_in_chunks_and_only_if_requested(models, monkeypatch):
+    """A pass computes at most one row of logits per token of the chunk."""
     rows = []
     verify = TargetVerifier.verify
 
@@ -104,7 +104,7 @@ def test_a_prompt_is_read_chunk_by_chunk_and_only_who_asks_pays(models, monkeypa
     assert rows == [0] * 6 + [1]
 
 
-def test_pieces_tell_of_the_prompt_once(models):
+def test_a_stream_returns_prompt_logprobs_once(models):
     llm = LLM(
         models.folder(RECIPE),
         SpeculationConfig(models.folder(RECIPE.draft()), policy="fixed"),
@@ -122,7 +122,7 @@ def test_pieces_tell_of_the_prompt_once(models):
     assert len(given[0]) == 10
 
 
-def test_a_prompt_of_one_token_has_nothing_to_tell(models):
+def test_a_prompt_of_one_token_has_no_logprobs(models):
     llm = LLM(models.folder(RECIPE), dtype="float32")
     output = llm.generate([3], SamplingParams(max_tokens=0, prompt_logprobs=2))[0]
     assert output.prompt_logprobs == [None]

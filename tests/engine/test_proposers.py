@@ -1,4 +1,4 @@
-"""A proposer that is one class works at every batch size and temperature, and stays lossless."""
+"""A proposer in one class is lossless at every batch size and temperature."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def registered():
 
 
 def build(models, recipe, policy, max_batch_size, draft=LastTokens.name, **speculation):
-    """An engine without a draft model. Policies that price get synthetic costs."""
+    """An engine without a draft model. Policies that price tokens get synthetic costs."""
     made = policy_class(policy)
     target = load_model(models.folder(recipe), "target", torch.float32, torch.device("cpu"), None)
     companion = None
@@ -122,8 +122,8 @@ def test_greedy_texts_are_the_targets(models, max_batch_size):
     assert sum(output.speculation.num_accepted for output in outputs) > 0
 
 
-def test_tokens_that_may_not_come_are_not_proposed(models):
-    """Beyond the vocabulary, or an end before ``min_tokens``: the draft ends before them."""
+def test_drafts_end_before_forbidden_tokens(models):
+    """A token beyond the vocabulary, or an end token before ``min_tokens``."""
 
     class Odd(TokenProposer):
         name, summary = "odd", "proposes a token that does not exist"
@@ -167,14 +167,14 @@ class TestLifecycle:
         PROPOSERS[LastTokens.name] = self.Recorder
         return build(models, VARIED, "fixed", max_batch_size)
 
-    def test_texts_are_followed_to_their_ends(self, models):
+    def test_proposers_see_every_token_until_the_end(self, models):
         engine = self.build(models)
         generate(engine, *varied_work(20))
         proposer = engine._pipeline.proposer
         assert sorted(proposer.ended) == list(range(20))
         assert not proposer.texts
 
-    def test_cancelled_and_broken_off(self, models, monkeypatch):
+    def test_requests_retire_after_cancellation_and_failure(self, models, monkeypatch):
         engine = self.build(models)
         requests = [engine.add(None, [1, 2], SamplingParams(max_tokens=30)) for _ in range(6)]
         for _ in range(3):
@@ -218,7 +218,7 @@ class TestSeveral:
     def test_texts_follow_the_target(self, models, policy):
         check_law(models, self.engine(models, policy, 64), SamplingParams(max_tokens=3))
 
-    def test_each_request_has_its_own(self, models):
+    def test_each_request_uses_its_own_proposer(self, models):
         outputs = generate(
             self.engine(models), [[1, 2, 3]] * 12, [SamplingParams(max_tokens=24, seed=1)] * 12
         )
@@ -227,7 +227,7 @@ class TestSeveral:
         assert steps[0] != steps[1]
 
 
-def test_a_name_is_given_once():
+def test_a_name_cannot_be_registered_twice():
     class Other(LastTokens):
         pass
 
@@ -235,6 +235,6 @@ def test_a_name_is_given_once():
         register(Other)
 
 
-def test_a_proposer_that_needs_a_model_gets_one(models):
+def test_the_model_proposer_needs_a_draft_model(models):
     with pytest.raises(InvalidParameterError, match="needs a draft model"):
         create_proposer("model", build(models, RECIPE, "fixed", 2)._pipeline.proposer.context)

@@ -1,7 +1,7 @@
-"""Selection rules as published bias the output; their lossless forms do not.
+"""Published selection rules bias the output. Their lossless versions do not.
 
-Three models whose next token depends on the last one only, so small that the distribution of what
-a request says is a product of three rows of a table.
+In the three models the next token depends on the last token only. The distribution of an output is
+therefore a product of three rows of a table.
 """
 
 import pytest
@@ -25,7 +25,7 @@ NOT_UNLIKELY = 1e-4
 IMPOSSIBLE = 1e-6
 VOCAB, FIRST = 4, 0
 
-# One row per last token. The draft is sure of itself where the target is not.
+# One row per last token. The draft is more certain than the target.
 TARGET = torch.tensor(
     [
         [0.45, 0.30, 0.15, 0.10],
@@ -51,8 +51,8 @@ COMPANION = torch.tensor(
     ]
 )
 
-# The published grammar, its lossless one, and the options of both.
-FORMS = [
+# The published rule, its lossless version, and the options of both.
+RULES = [
     ("tetris-published", "tetris", {}),
     ("sv-published", "sv", {}),
     ("sv-published", "sv-predictable", {}),
@@ -67,8 +67,8 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def dear_tokens(monkeypatch):
-    """Each verified token costs the same, so verifying unlikely tokens is not worthwhile."""
+def expensive_tokens(monkeypatch):
+    """Each verified token costs the same, so it is too expensive to verify unlikely tokens."""
     steep = FixedLatency(StageCost((1, 4096), (0.003, 0.700)), StageCost((1,), (1e-4,)))
     monkeypatch.setitem(assemble.__globals__, "fixed_latency", lambda: steep)
     price = Price(OperatingPoint(2, 0.72), 1.0, 0.72)
@@ -103,7 +103,7 @@ def p_value(folders, policy, method, options):
     assert {output.speculation.lossless for output in outputs} == {lossless}
     drafted = sum(output.speculation.num_drafted for output in outputs)
     verified = sum(output.speculation.num_verified for output in outputs)
-    # Tokens are dropped, and not all of them.
+    # Some tokens are dropped, but not all.
     assert 0.2 * drafted < verified < 0.95 * drafted
     said = torch.tensor([output.token_ids[:3] for output in outputs])
     return chi_square_p_value(sequence_counts(said, VOCAB), expected())
@@ -111,8 +111,8 @@ def p_value(folders, policy, method, options):
 
 @pytest.mark.covering("lossless", "method")
 @pytest.mark.parametrize("method", ["block", "token"])
-@pytest.mark.parametrize(("published", "lossless", "options"), FORMS)
-def test_the_published_form_is_found_out_and_ours_is_not(
+@pytest.mark.parametrize(("published", "lossless", "options"), RULES)
+def test_published_rules_are_biased_and_lossless_rules_are_not(
     folders, published, lossless, options, method
 ):
     assert p_value(folders, published, method, options) < IMPOSSIBLE

@@ -50,7 +50,7 @@ def replicated(models):
 
 @pytest.mark.parametrize("policy", ["fixed", "svip", "adaedl", "heuristic"])
 def test_texts_are_the_same(models, replicated, policy):
-    """Policies that never stop a draft, that stop by signals, and that stop by earlier steps."""
+    """The policies never stop a draft, stop it by signals, or stop it by earlier steps."""
     alone = build(models, 1, policy, max_batch_size=7, max_chunk_tokens=9)
     replicated.change_speculation(policy=policy)
     outputs = replicated.generate(*varied_work(40))
@@ -61,8 +61,8 @@ def test_texts_are_the_same(models, replicated, policy):
         assert mine.speculation.num_accepted == other.speculation.num_accepted
 
 
-def test_shares_are_drafted_elsewhere(replicated, monkeypatch):
-    """Requests in odd slots belong to the replica, which only gets the text changes it needs."""
+def test_each_replica_drafts_for_its_requests(replicated, monkeypatch):
+    """Requests in odd slots belong to the replica. It only gets their new tokens."""
     seen, send = [], Replicas.send
     monkeypatch.setattr(
         Replicas, "send", lambda self, value, rank: seen.append(value) or send(self, value, rank)
@@ -74,13 +74,13 @@ def test_shares_are_drafted_elsewhere(replicated, monkeypatch):
         assert all(not change.is_new and len(change.tail) <= 4 for change in share.texts)
 
 
-def test_requests_are_cancelled_meanwhile(models, replicated):
+def test_requests_can_join_and_be_cancelled(models, replicated):
     replicated.change_speculation(policy="fixed")
     expected = token_ids(build(models, 1, max_batch_size=7).generate(*varied_work(40)))
     assert_same_with_cancellations(replicated.engine, expected)
 
 
-def test_a_companion_scores_its_share(models):
+def test_companions_of_replicas_score_their_requests(models):
     """The staged policy uses the companion's scores in every step."""
     together, alone = (build(models, n, "staged", "yes", max_batch_size=5) for n in (2, 1))
     outputs, expected = (llm.generate(*varied_work(30)) for llm in (together, alone))
@@ -93,7 +93,7 @@ def test_a_companion_scores_its_share(models):
 
 @pytest.mark.parametrize("policy", ["adaptive", "sv"])
 def test_texts_follow_the_target(models, policy):
-    """By the rule in numbers where the kernels follow it; with a companion that is asked."""
+    """Replicas apply the policy's rule. With ``sv`` they also score drafts."""
     recipe = Recipe(vocab=8, seed=3, config={"num_hidden_layers": 1})
     draft, companion = recipe.draft(0.1), recipe.draft(noise=0.2, noise_seed=2)
     llm = LLM(models.folder(recipe), dtype="float32", max_batch_size=128, draft_replicas=2)
@@ -111,11 +111,11 @@ def test_texts_follow_the_target(models, policy):
     llm.close()
 
 
-def test_each_request_may_have_its_own_policy(replicated, models):
-    ways = [RequestSpeculation(policy=("fixed", "svip", "none")[i % 3]) for i in range(20)]
+def test_requests_of_a_batch_use_different_policies(replicated, models):
+    settings = [RequestSpeculation(policy=("fixed", "svip", "none")[i % 3]) for i in range(20)]
     replicated.change_speculation(policy="fixed")
-    outputs = replicated.generate(*varied_work(20), speculation=ways)
-    expected = build(models, 1, max_batch_size=7).generate(*varied_work(20), speculation=ways)
+    outputs = replicated.generate(*varied_work(20), speculation=settings)
+    expected = build(models, 1, max_batch_size=7).generate(*varied_work(20), speculation=settings)
     assert token_ids(outputs) == token_ids(expected)
 
 
@@ -132,21 +132,21 @@ class TestFailures:
         assert llm.engine.num_unfinished == 0
         llm.close()
 
-    def test_closing_ends_them(self, models):
+    def test_closing_ends_the_processes(self, models):
         llm = build(models, 2, max_batch_size=4)
         (process,) = llm.engine._pipeline.proposer._shares.replicas.close.peek()[2][1]
         llm.close()
         llm.close()
         assert process.poll() == 0
 
-    def test_a_model_that_cannot_be_loaded_there(self, models, monkeypatch):
+    def test_a_replica_that_cannot_load_its_model_is_reported(self, models, monkeypatch):
         from draftwise.engine.parallel.replicas import messages
 
         spec = messages.ModelSpec("/nowhere", "draft", torch.float32, 16, False, None)
         with pytest.raises(Exception, match="/nowhere"):
             Replicas([messages.ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["?"])
 
-    def test_another_model_is_refused(self, models):
+    def test_a_replica_with_another_model_is_refused(self, models):
         from draftwise.engine.parallel.replicas import messages
 
         folder = models.folder(RECIPE.draft())
@@ -154,7 +154,7 @@ class TestFailures:
         with pytest.raises(ReplicaError, match="other models"):
             Replicas([messages.ReplicaSpec(spec, None, "cpu", 2, 16, 1)], ["another"])
 
-    def test_what_cannot_be_shared(self, models):
+    def test_replicas_refuse_unsupported_policies_and_overlap(self, models):
         llm = build(models, 1)
         with pytest.raises(InvalidParameterError, match="uses the target while it drafts"):
             Engine(
@@ -168,13 +168,13 @@ class TestFailures:
             build(models, 2, overlap=True)
 
     @pytest.mark.parametrize("count", [0, -1, 1.5, True])
-    def test_a_number_of_replicas(self, models, count):
+    def test_invalid_numbers_of_replicas_are_refused(self, models, count):
         with pytest.raises(InvalidParameterError) as caught:
             build(models, count)
         assert caught.value.field == "draft_replicas"
 
 
-def test_a_cut_draft_has_nothing_behind_its_lengths():
+def test_a_cut_draft_is_zero_beyond_its_lengths():
     from draftwise.core.types import Draft, DraftSignals
     from draftwise.engine.parallel.replicas.replica import _cut
 

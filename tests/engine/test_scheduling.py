@@ -46,7 +46,7 @@ def assert_idle(llm):
 
 
 @pytest.mark.parametrize("max_batch_size", [1, 4, 7])
-def test_more_requests_than_rows_queue(models, expected, max_batch_size):
+def test_requests_beyond_the_batch_size_wait(models, expected, max_batch_size):
     llm = build(models, max_batch_size=max_batch_size, max_chunk_tokens=6)
     sizes = []
     outputs = llm.generate(*work(50), on_step=lambda requests: sizes.append(len(requests)))
@@ -68,7 +68,7 @@ def test_requests_are_admitted_in_order_of_arrival(models):
     ]
 
 
-def test_requests_that_arrive_later(models, expected):
+def test_late_requests_give_the_same_texts(models, expected):
     llm = build(models, max_batch_size=5)
     prompts, params = work(50)
     requests = []
@@ -120,8 +120,8 @@ def test_a_request_that_never_fits_is_refused(models, expected):
     assert_idle(llm)
 
 
-def test_the_context_limits_what_a_request_may_need(models):
-    """``max_tokens`` beyond the context costs nothing."""
+def test_a_request_reserves_no_more_than_the_context(models):
+    """``max_tokens`` beyond the context reserves no additional memory."""
     size = 64 * bytes_per_token(models) / GIB
     llm = build(models, cache_gib=size)
     (output,) = llm.generate([1], SamplingParams(max_tokens=10**6))
@@ -130,8 +130,8 @@ def test_the_context_limits_what_a_request_may_need(models):
 
 @pytest.mark.parametrize("after", [0, 1, 2, 5])
 @pytest.mark.parametrize("victims", [[0], [3, 4], [12], [0, 13, 14, 30], [49]])
-def test_cancelled_requests_do_not_disturb_the_others(models, expected, after, victims):
-    """Waiting, in the middle of their prompt, or in the middle of their text."""
+def test_cancelled_requests_do_not_affect_others(models, expected, after, victims):
+    """They are cancelled while they wait, during their prompt, or during generation."""
     llm = build(models, max_batch_size=12, max_chunk_tokens=8)
     requests = [llm.engine.add(None, *item) for item in zip(*work(50), strict=True)]
     for _ in range(after):
@@ -152,7 +152,7 @@ def test_cancelled_requests_do_not_disturb_the_others(models, expected, after, v
     assert_idle(llm)
 
 
-def test_cancelling_what_has_ended_changes_nothing(models):
+def test_cancelling_an_ended_request_has_no_effect(models):
     llm = build(models)
     request = llm.engine.add(None, [1, 2], SamplingParams(max_tokens=3))
     while llm.engine.num_unfinished:
@@ -162,7 +162,7 @@ def test_cancelling_what_has_ended_changes_nothing(models):
     assert_idle(llm)
 
 
-def test_cancelling_from_a_callback(models, expected):
+def test_a_callback_can_cancel_requests(models, expected):
     llm = build(models, max_batch_size=50)
 
     def cancel_odd(requests):
@@ -210,7 +210,7 @@ def test_an_exception_in_a_model_leaves_the_engine_usable(models, expected, monk
     assert token_ids(llm.generate(*work(50))) == expected
 
 
-def test_closing_a_stream_cancels_what_is_left(models, expected):
+def test_closing_a_stream_cancels_its_requests(models, expected):
     llm = build(models, max_batch_size=4)
     stream = llm.stream(*work(50))
     for _ in range(9):
@@ -221,7 +221,7 @@ def test_closing_a_stream_cancels_what_is_left(models, expected):
     assert token_ids(llm.generate(*work(50))) == expected
 
 
-def test_a_stream_that_is_never_read_costs_nothing(models):
+def test_a_stream_that_is_never_read_adds_no_requests(models):
     llm = build(models)
     llm.stream([[1, 2]])
     assert_idle(llm)
@@ -247,7 +247,7 @@ def test_two_streams_and_a_call_share_the_engine(models, expected):
     assert_idle(llm)
 
 
-def test_pieces_of_a_stream(models, expected):
+def test_pieces_of_a_stream_concatenate_to_the_texts(models, expected):
     llm = build(models, max_batch_size=4)
     tokens = [[] for _ in range(50)]
     ended = set()

@@ -1,4 +1,4 @@
-"""The same seed gives the same text, alone and among others."""
+"""The same seed gives the same text, alone and in a batch."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def build(models, speculation=True, **options):
 
 
 def others():
-    """31 requests of all kinds, some of them gone long before the last."""
+    """31 requests of all kinds. Some end long before the last one."""
     for index in range(31):
         prompt = [(7 * index + 3 * i) % 32 for i in range(1 + index % 13)]
         kind = [{}, {"temperature": 0}, {"temperature": 1.4, "top_k": 9}, EVERYTHING][index % 4]
@@ -39,7 +39,7 @@ def others():
 @pytest.mark.parametrize("kind", [{}, {"temperature": 0.7, "top_p": 0.9}, EVERYTHING], ids=len)
 @pytest.mark.parametrize("speculation", [True, False])
 @pytest.mark.parametrize("place", [0, 17, 31])
-def test_alone_and_among_others(models, kind, speculation, place):
+def test_a_seed_gives_the_same_text_alone_and_in_a_batch(models, kind, speculation, place):
     params = SamplingParams(max_tokens=30, seed=2**64 - 5, **kind)
     alone = build(models, speculation, max_batch_size=1).generate(PROMPT, params)[0]
     batch = list(others())
@@ -48,7 +48,7 @@ def test_alone_and_among_others(models, kind, speculation, place):
     among = llm.generate(*map(list, zip(*batch, strict=True)))[place]
     assert among.token_ids == alone.token_ids
     assert among.token_sources == alone.token_sources
-    # Again, in rows that others have left.
+    # Again, in a cache slot that another request has used.
     assert llm.generate(PROMPT, params)[0].token_ids == alone.token_ids
 
 
@@ -59,14 +59,14 @@ def test_other_seeds_give_other_texts(models):
     assert len(set(map(tuple, texts))) == 5
 
 
-def test_negative_seeds_are_those_of_the_same_bits(models):
+def test_negative_seeds_equal_unsigned_seeds_of_the_same_bits(models):
     llm = build(models)
     params = [SamplingParams(max_tokens=30, seed=seed) for seed in (-1, 2**64 - 1)]
     first, second = llm.generate([PROMPT] * 2, params)
     assert first.token_ids == second.token_ids
 
 
-def test_no_seed_draws_one(models):
+def test_requests_without_a_seed_get_random_seeds(models):
     llm = build(models)
     first, second = llm.generate([PROMPT] * 2, SamplingParams(max_tokens=30))
     assert first.token_ids != second.token_ids
@@ -80,8 +80,8 @@ def test_greedy_texts_need_no_seed(models):
 
 @pytest.mark.parametrize("kind", [{}, {"temperature": 0}, EVERYTHING], ids=len)
 @pytest.mark.parametrize("method", ["block", "token"])
-def test_a_draft_that_is_the_target_is_always_right(models, kind, method):
-    """The draft's tokens are drawn with the same parameters and after the same history."""
+def test_a_draft_equal_to_the_target_is_always_accepted(models, kind, method):
+    """Draft and target use the same sampling parameters and the same history."""
     folder = models.folder(RECIPE)
     config = SpeculationConfig(
         folder, num_speculative_tokens=4, verification=method, policy="fixed"
@@ -91,5 +91,5 @@ def test_a_draft_that_is_the_target_is_always_right(models, kind, method):
     outputs = llm.generate([PROMPT] * 30, params)
     verified = sum(output.speculation.num_verified for output in outputs)
     accepted = sum(output.speculation.num_accepted for output in outputs)
-    # Rounding may make p a little smaller than q, and then a token is rejected once in a million.
+    # Rounding may make p slightly smaller than q. Then one token in a million is rejected.
     assert accepted >= verified - 1 > 500

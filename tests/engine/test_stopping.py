@@ -1,4 +1,4 @@
-"""Where a text ends, also if the draft continues after its end."""
+"""Texts end at the right position, also if the draft continues after it."""
 
 import json
 
@@ -10,7 +10,7 @@ from draftwise.outputs import FinishReason, TokenSource
 from ..tiny_models import Recipe, bigram_model, byte_tokenizer, chain_logits, save
 
 TOKENIZER = byte_tokenizer()
-# No two of these characters share a byte, so that a chain of tokens can spell them.
+# No two of these characters share a byte, so a chain of tokens can spell them.
 TEXT = "hgf€ed.ñc,😀:a\n"
 CHAIN = [
     token
@@ -24,7 +24,7 @@ DRAFTS = ["none", "perfect", "broken"]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A target that repeats ``TEXT`` for ever, and drafts that know it well or badly."""
+    """A target that repeats ``TEXT`` forever, a draft equal to it, and a worse draft."""
     root = tmp_path_factory.mktemp("chains")
     vocab = len(TOKENIZER)
     right = chain_logits(vocab, CHAIN)
@@ -73,7 +73,7 @@ def streamed(llm, prompts, sampling):
     return texts, tokens, last
 
 
-def test_drafts_are_accepted_and_rejected_as_meant(folders):
+def test_the_drafts_of_this_module_are_accepted_and_rejected(folders):
     output = build(folders, "perfect").generate(PROMPT, greedy())[0]
     assert output.speculation.acceptance_rate == 1
     assert TokenSource.BONUS in output.token_sources
@@ -82,7 +82,7 @@ def test_drafts_are_accepted_and_rejected_as_meant(folders):
 
 
 def test_every_stop_string(llm):
-    """Inside one accepted block, across blocks, across the bytes of a character."""
+    """They occur inside an accepted block, across blocks, and across bytes of a character."""
     whole = text_of(40)
     stops = sorted({whole[i:j] for i in range(len(TEXT)) for j in range(i + 1, i + 5)})
     params = [greedy(stop=stop) for stop in stops]
@@ -101,7 +101,7 @@ def test_every_stop_string(llm):
     assert {piece.finish_reason for piece in last} == {FinishReason.STOP}
 
 
-def test_a_stop_string_that_almost_comes(llm):
+def test_partial_stop_strings_do_not_end_a_text(llm):
     params = greedy(stop=("gf€x", "hgfe", "ñc,😀a", "a\nhh"), max_tokens=30)
     outputs = llm.generate([PROMPT], params)
     assert outputs[0].text == text_of(30)
@@ -109,7 +109,7 @@ def test_a_stop_string_that_almost_comes(llm):
     assert streamed(llm, [PROMPT], params)[0] == [outputs[0].text]
 
 
-def test_the_first_of_several_stop_strings(llm):
+def test_the_first_of_several_stop_strings_ends_a_text(llm):
     (output,) = llm.generate(PROMPT, greedy(stop=("a", "d.ñ", "ed")))
     assert output.text == "hgf€"
 
@@ -133,7 +133,7 @@ def test_every_stop_token(llm):
     for index, output in enumerate(outputs):
         assert output.token_ids == CHAIN[: index + 1]
         assert output.finish_reason is FinishReason.STOP
-        # Its own text is left out; bytes that wait for it stay incomplete.
+        # The text of the stop token is omitted. Bytes before it may stay incomplete.
         assert output.text == TOKENIZER.decode(CHAIN[:index])
         assert "".join(output.token_texts) == output.text
 
@@ -141,15 +141,15 @@ def test_every_stop_token(llm):
 @pytest.mark.parametrize("position", [0, 1, 2, 7, 12])
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("where", ["generation_config.json", "config.json"])
-def test_end_of_sequence(folders, tmp_path, position, draft, where):
-    """Also inside a draft. With ``ignore_eos`` generation continues after it."""
+def test_end_of_sequence_tokens_end_a_text(folders, tmp_path, position, draft, where):
+    """They may occur inside a draft. With ``ignore_eos`` generation continues."""
     eos = CHAIN[position]
     save(bigram_model(chain_logits(len(TOKENIZER), CHAIN), CONTEXT), tmp_path, tokenizer=True)
     generation = tmp_path / "generation_config.json"
     if where == "config.json":
         generation.unlink()
     file = tmp_path / where
-    # A model may have several.
+    # A model may have several end-of-sequence tokens.
     settings = json.loads(file.read_text()) | {"eos_token_id": [0, eos]}
     file.write_text(json.dumps(settings))
     llm = build({**folders, "target": str(tmp_path)}, draft)
@@ -186,8 +186,8 @@ def test_a_lowered_context_ends_a_text_earlier(folders, draft):
 
 
 @pytest.mark.parametrize("context", [6, 20, 21, 22, 200])
-def test_a_draft_with_another_context_than_the_target(folders, tmp_path, context):
-    """Beyond a shorter one nothing is drafted and nothing else changes."""
+def test_drafts_end_at_the_context_of_the_draft(folders, tmp_path, context):
+    """Beyond a shorter context nothing is drafted. The texts do not change."""
     draft = save(
         bigram_model(chain_logits(len(TOKENIZER), CHAIN), context), tmp_path, tokenizer=True
     )
@@ -210,8 +210,8 @@ def test_a_draft_with_another_context_than_the_target(folders, tmp_path, context
             assert output.speculation.num_accepted > 0
 
 
-def test_stopping_while_sampling(models):
-    """The same seed with a stop string gives the same text up to it."""
+def test_stop_strings_do_not_change_sampled_texts(models):
+    """With a stop string, the same seed gives the same text up to the stop string."""
     recipe = Recipe(vocab=len(TOKENIZER), tokenizer=True, seed=4)
     llm = LLM(
         models.folder(recipe),
@@ -232,7 +232,7 @@ def test_stopping_while_sampling(models):
     assert streamed(llm, ["abc"] * 24, params)[0] == [output.text for output in outputs]
 
 
-def test_strings_need_a_tokenizer(models):
+def test_without_a_tokenizer_texts_are_empty(models):
     recipe = Recipe()
     llm = LLM(models.folder(recipe), dtype="float32")
     (output,) = llm.generate([1, 2], greedy(max_tokens=5))

@@ -1,4 +1,4 @@
-"""With a grammar, outputs have exactly the law that is computed token by token."""
+"""Outputs with a grammar have exactly the distribution of the masked target."""
 
 import collections
 import functools
@@ -34,7 +34,7 @@ BIASED = SamplingParams(
     max_tokens=8, top_p=0.95, repetition_penalty=1.2, logit_bias={11: 1.0, 20: 1.5, END: -0.5}
 )
 CUT = SamplingParams(max_tokens=2, temperature=1.4, min_p=0.02)
-# All of them share every batch, also with requests without a grammar.
+# All settings share every batch, including one without a grammar.
 SETTINGS = (
     ([3, 4, 5], PLAIN, LETTERS),
     ([7], COLD, LETTERS),
@@ -114,7 +114,7 @@ CASES += [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("policy", "method", "gamma", "overlaps"), CASES)
-def test_texts_follow_the_target_within_the_form(models, laws, policy, method, gamma, overlaps):
+def test_texts_follow_the_masked_target(models, laws, policy, method, gamma, overlaps):
     if overlaps and shares() is None:
         pytest.skip("the machine has a single core")
     outputs = sampled(
@@ -148,7 +148,9 @@ def test_texts_follow_the_target_within_the_form(models, laws, policy, method, g
 @pytest.mark.covering("policy", "max_batch_size")
 @pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 1200), (16, 6000)])
 @pytest.mark.parametrize("policy", ["fixed", "sv", "tetris", "staged"])
-def test_smaller_batches(models, laws, policy, max_batch_size, num_requests):
+def test_texts_follow_the_masked_target_in_smaller_batches(
+    models, laws, policy, max_batch_size, num_requests
+):
     outputs = sampled(models, policy, num_requests, max_batch_size)
     for p_value in p_values(models, outputs, laws):
         assert p_value > NOT_UNLIKELY
@@ -156,7 +158,7 @@ def test_smaller_batches(models, laws, policy, max_batch_size, num_requests):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fixed", "staged"])
-def test_without_our_kernels(models, laws, monkeypatch, policy):
+def test_texts_follow_the_masked_target_without_native_kernels(models, laws, monkeypatch, policy):
     monkeypatch.setattr(verification, "library_for", lambda _: None)
     monkeypatch.setattr(companion, "library_for", lambda _: None)
     outputs = sampled(models, policy, 5000, 256)
@@ -165,14 +167,14 @@ def test_without_our_kernels(models, laws, monkeypatch, policy):
 
 
 @pytest.mark.slow
-def test_another_law_is_found_out(models, laws):
+def test_another_distribution_is_detected(models, laws):
     """The target's law conditioned on the whole text matching the grammar is different."""
     model = models.reference(RECIPE)
     prompt, params, grammar = SETTINGS[0]
     given = {}
     with torch.no_grad():
         for text in laws[0]:
-            # Nothing follows the texts that end by themselves.
+            # No token follows a text that is complete.
             ids = torch.tensor([[*prompt, *text]])
             logp = model(input_ids=ids).logits[0].log_softmax(dim=-1)
             at = torch.arange(len(prompt) - 1, ids.shape[1] - 1)
@@ -187,7 +189,7 @@ def test_another_law_is_found_out(models, laws):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fixed", "svip", "staged"])
-def test_requests_without_a_form_say_what_they_say_alone(models, policy):
+def test_requests_without_a_grammar_are_not_affected(models, policy):
     def free(number):
         prompt = [(number * 5 + i * 3) % 16 for i in range(1 + number % 7)]
         return prompt, SamplingParams(
@@ -252,8 +254,8 @@ def build(models, policy="fixed", draft_noise=0.3, recipe=RECIPE, **options):
     return LLM(models.folder(recipe), speculation, dtype="float32", **options)
 
 
-def test_a_text_that_can_only_end_ends(models):
-    """Without another step for the forced end, also if the draft continued after it."""
+def test_a_complete_text_ends_immediately(models):
+    """No step is needed for the forced end, also if the draft continued after it."""
     llm = build(models, max_batch_size=4)
     grammar = StructuredOutputs(regex="[ab][gh]")
     outputs = llm.generate(
@@ -263,12 +265,12 @@ def test_a_text_that_can_only_end_ends(models):
     for output in outputs:
         assert output.finish_reason is FinishReason.STOP
         assert len(output.text) == len(output.token_ids) == 2
-    # The last token allowed completes the grammar: that is no text cut off.
+    # The last of max_tokens completes the grammar, so the text is not cut off.
     exact = llm.generate([[3]], SamplingParams(2, structured_outputs=grammar))[0]
     assert exact.finish_reason is FinishReason.STOP
 
 
-def test_the_end_is_said_where_more_could_follow(models):
+def test_the_end_token_ends_a_text_that_could_continue(models):
     llm = build(models, max_batch_size=8)
     grammar = StructuredOutputs(regex="[a-h]*")
     params = [SamplingParams(60, seed=index, structured_outputs=grammar) for index in range(40)]
@@ -281,7 +283,7 @@ def test_the_end_is_said_where_more_could_follow(models):
         assert END not in output.token_ids[:-1]
 
 
-def test_a_stop_string_ends_a_text_before_its_form(models):
+def test_a_stop_string_ends_a_text_before_the_grammar_is_complete(models):
     llm = build(models, draft_noise=0.0, max_batch_size=4)
     grammar = StructuredOutputs(regex="[a-h]{12}")
     params = [
@@ -295,8 +297,8 @@ def test_a_stop_string_ends_a_text_before_its_form(models):
     assert any(output.token_sources[-1] is TokenSource.DRAFT for output in stopped)
 
 
-def test_padding_is_never_said(models):
-    """The model's vocabulary is wider than its tokenizer's; the padding would be likely."""
+def test_padding_tokens_are_never_generated(models):
+    """The model's vocabulary is wider than its tokenizer's. Padding has a high bias."""
     llm = build(models, max_batch_size=4)
     padding = {len(TOKENIZER): 100.0, len(TOKENIZER) + 1: 100.0}
     grammar = StructuredOutputs(regex="(.|\n){8}")
@@ -307,8 +309,8 @@ def test_padding_is_never_said(models):
     assert set(free.token_ids) <= set(padding)
 
 
-def test_a_draft_that_knows_nothing_of_the_form(models):
-    """Its embedding is too narrow for the only letters that are allowed."""
+def test_a_draft_whose_vocabulary_has_no_allowed_token(models):
+    """Its embedding does not contain the only letters that are allowed."""
     target = Recipe(vocab=RECIPE.vocab, seed=4, tokenizer=True, config=RECIPE.config)
     draft = Recipe(vocab=20, seed=4, tokenizer=True, config=RECIPE.config)
     speculation = SpeculationConfig(models.folder(draft), num_speculative_tokens=3, policy="fixed")
@@ -323,7 +325,7 @@ def test_a_draft_that_knows_nothing_of_the_form(models):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_numbers_that_are_none_fail_one_request(models, temperature):
+def test_nan_logits_fail_one_request(models, temperature):
     broken = 8
     llm = build(models, max_batch_size=4)
     grammar = StructuredOutputs(regex="[a-c]{4}")
@@ -338,7 +340,7 @@ def test_numbers_that_are_none_fail_one_request(models, temperature):
     assert isinstance(failed.error, NumericalError)
     assert failed.token_ids == []
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
-    # And in the middle: the grammar leads over the broken token.
+    # NaN logits during generation: the grammar forces the broken token.
     name = TOKENIZER.decode([broken])
     through = StructuredOutputs(choice=(f"hg{name}hghghg",))
     middle = llm.generate([[3], [4]], [replace(fine, structured_outputs=through), fine])
@@ -347,8 +349,8 @@ def test_numbers_that_are_none_fail_one_request(models, temperature):
     assert middle[1].token_ids == expected[1].token_ids
 
 
-def test_a_target_without_any_allowed_token_fails_that_request(models, monkeypatch):
-    """Its logits are numbers, but minus infinity wherever a token is allowed."""
+def test_minus_infinity_for_all_allowed_tokens_fails_the_request(models, monkeypatch):
+    """The logits are not NaN, but minus infinity for every allowed token."""
     llm = build(models, max_batch_size=4)
     forward = llm.target.model.forward
 
@@ -371,7 +373,7 @@ def test_a_target_without_any_allowed_token_fails_that_request(models, monkeypat
         assert outputs[2].token_ids
 
 
-def test_a_form_that_cannot_be_followed_is_refused_before_it_is_queued(models):
+def test_an_invalid_grammar_is_refused_before_the_request_is_queued(models):
     llm = build(models, max_batch_size=4)
     bad = SamplingParams(6, structured_outputs=StructuredOutputs(regex="a("))
     with pytest.raises(InvalidParameterError) as caught:
@@ -383,13 +385,13 @@ def test_a_form_that_cannot_be_followed_is_refused_before_it_is_queued(models):
     assert outputs[1].error is None
 
 
-def test_a_target_without_a_tokenizer(models):
+def test_a_target_without_a_tokenizer_is_refused(models):
     llm = build(models, recipe=Recipe(vocab=16, config={"eos_token_id": 1}))
     with pytest.raises(InvalidParameterError, match="no tokenizer"):
         llm.generate([[1]], SamplingParams(4, structured_outputs=StructuredOutputs(regex="a")))
 
 
-def test_a_text_that_the_tokens_cannot_go_on_fails_that_request(models):
+def test_a_grammar_that_the_tokens_cannot_spell_fails_the_request(models):
     llm = build(models, max_batch_size=4)
     grammar = StructuredOutputs(choice=("hgz",))
     outputs = llm.generate([[1], [2]], [SamplingParams(6, structured_outputs=grammar), PLAIN])
@@ -397,7 +399,7 @@ def test_a_text_that_the_tokens_cannot_go_on_fails_that_request(models):
     assert outputs[1].error is None
 
 
-def test_nobody_pays_where_no_text_must_have_a_form(models, monkeypatch):
+def test_batches_without_grammars_use_the_fast_backends(models, monkeypatch):
     llm = build(models, max_batch_size=4)
     slow, fast = [], []
     for backend, seen in ((EagerBackend, slow), (NativeBackend, fast), (RecordedBackend, fast)):
@@ -416,8 +418,8 @@ def test_nobody_pays_where_no_text_must_have_a_form(models, monkeypatch):
     assert slow
 
 
-def test_replicas_leave_it_to_the_target(models, laws):
-    """Nothing is drafted for requests with a grammar. Others get drafts."""
+def test_replicas_draft_nothing_for_requests_with_a_grammar(models, laws):
+    """Other requests get drafts."""
     speculation = SpeculationConfig(
         models.folder(RECIPE.draft()), num_speculative_tokens=3, policy="fixed"
     )
@@ -426,7 +428,7 @@ def test_replicas_leave_it_to_the_target(models, laws):
     )
     try:
         prompts, params = zip(*map(asked, range(2000)), strict=True)
-        longer = [SamplingParams(12, ignore_eos=True)] * 8  # none ends before it is drafted for
+        longer = [SamplingParams(12, ignore_eos=True)] * 8  # long enough to get drafts
         outputs = llm.generate([*prompts, *[[2, 3]] * 8], [*params, *longer])
     finally:
         llm.close()
@@ -438,7 +440,7 @@ def test_replicas_leave_it_to_the_target(models, laws):
         assert p_value > NOT_UNLIKELY
 
 
-def test_masks_are_worked_out_once(models, monkeypatch):
+def test_masks_are_computed_once(models, monkeypatch):
     """Draft, companion and target use the same masks."""
     seen = []
     here = Matcher._here
@@ -450,7 +452,7 @@ def test_masks_are_worked_out_once(models, monkeypatch):
     assert len(seen) <= len(output.token_ids) + output.speculation.num_drafted + 2
 
 
-def test_json_of_the_small_models_is_json():
+def test_bundled_models_generate_valid_json():
     llm = LLM(
         "zoo:target",
         SpeculationConfig("zoo:draft", num_speculative_tokens=4, policy="fixed"),
@@ -490,8 +492,8 @@ def test_json_of_the_small_models_is_json():
             assert isinstance(json.loads(output.text), dict)
 
 
-def test_the_deepest_schemas_can_be_followed(models):
-    """Beyond this depth they are refused before anything has to read them."""
+def test_schemas_of_the_maximum_depth_are_supported(models):
+    """Deeper schemas are refused before they are parsed."""
     lists = {}
     constant = 1
     for _ in range(MAX_NESTING - 1):

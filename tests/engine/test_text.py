@@ -1,4 +1,4 @@
-"""Incremental detokenization: whole characters, stop strings, no released text is revoked."""
+"""Incremental detokenization: whole characters, stop strings, and no revoked text."""
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ property_test = settings(deadline=None, derandomize=True, max_examples=300)
 
 tokens = st.integers(0, len(TOKENIZER) - 1)
 texts = st.text("abcdh \n.,é€😀", min_size=1, max_size=12)
-# Random bytes, and whole characters, and both.
+# Random bytes, whole characters, or both.
 outputs = st.lists(
     st.one_of(tokens.map(lambda token: [token]), texts.map(lambda text: encode(text))), max_size=6
 ).map(lambda parts: [token for part in parts for token in part])
@@ -100,7 +100,7 @@ def test_holds_back_no_more_than_a_possible_stop_string(prompt, output, stop):
 
 @property_test
 @given(texts, outputs, stops)
-def test_released_text_is_told_apart_by_token(prompt, output, stop):
+def test_released_text_is_assigned_to_its_tokens(prompt, output, stop):
     builder = TextBuilder(TOKENIZER, encode(prompt), stop)
     by_token = [""] * (len(output) + 1)
     for token in output:
@@ -140,8 +140,8 @@ def test_a_leading_space_is_kept():
     assert builder.text == " d"
 
 
-def test_a_prompt_that_ends_inside_a_character():
-    """The missing byte alone is no character; the prompt's bytes are not repeated."""
+def test_a_prompt_may_end_inside_a_character():
+    """The output has no incomplete character and does not repeat bytes of the prompt."""
     euro = encode("€")
     builder = TextBuilder(TOKENIZER, encode("a") + euro[:2], ())
     for token in [*euro[2:], *encode("bc")]:
@@ -159,7 +159,7 @@ def test_special_tokens_have_no_text():
     assert "".join(released) == "bcd"
 
 
-def test_a_token_that_ends_the_text_is_silent():
+def test_a_silent_token_adds_no_text():
     builder = TextBuilder(TOKENIZER, encode("a"), ())
     builder.add(encode("b")[0])
     builder.add_silent(encode("c")[0])
@@ -168,7 +168,7 @@ def test_a_token_that_ends_the_text_is_silent():
     assert builder.pieces == ["b", ""]
 
 
-def test_a_stop_string_across_a_special_token():
+def test_a_stop_string_may_span_a_special_token():
     eos = TOKENIZER.convert_tokens_to_ids(EOS)
     builder, released, stopped = build(
         "a", [*encode("b"), eos, *encode("c"), *encode("d")], ("bc",)

@@ -1,4 +1,4 @@
-"""Several threads on one engine do not change each other's outputs, even after failures."""
+"""Threads that share an engine do not change each other's outputs, even after failures."""
 
 import gc
 import random
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 RECIPE = Recipe(vocab=32, seed=11, tokenizer=True, config={"eos_token_id": 1})
 LONG = SamplingParams(max_tokens=50, seed=1, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=10, seed=2, ignore_eos=True)
-SOON = 60.0  # a guard against hanging, not a measure
+SOON = 60.0  # a limit against hanging, not a measurement
 
 
 def build(models, **options):
@@ -80,7 +80,7 @@ def rest_of(stream):
     ],
     ids=["few rows", "small chunks", "overlap", "asked while drafting"],
 )
-def test_eight_threads_get_what_one_gets(models, options):
+def test_eight_threads_get_the_same_texts_as_one(models, options):
     llm = build(models, **options)
     work = varied_work(40)
     expected = [llm.generate([prompt], params)[0] for prompt, params in work]
@@ -125,7 +125,7 @@ def test_a_step_of_one_thread_advances_another(models):
     first = next(stream)
     together(lambda: llm.generate([3, 4], SHORT))
     second = next(stream)
-    assert len(second.token_ids) > 4  # more than a step gives
+    assert len(second.token_ids) > 4  # more than one step generates
     assert first.token_ids + second.token_ids + rest_of(stream) == alone
 
 
@@ -152,9 +152,9 @@ def test_requests_of_two_threads_are_in_one_batch(models):
     assert max(sizes) == 2
 
 
-class TestCancelling:
-    def test_inside_of_a_step_of_the_same_thread(self, models, monkeypatch):
-        """Cancel as a garbage collection does that closes a stream."""
+class TestClosingAStream:
+    def test_within_a_step_of_the_same_thread(self, models, monkeypatch):
+        """Garbage collection may close a stream at this point."""
         llm = build(models)
         expected = llm.generate([3, 4], LONG)[0].token_ids
         stream = llm.stream([1, 2], LONG)
@@ -170,7 +170,7 @@ class TestCancelling:
         monkeypatch.setattr(llm.engine._scheduler, "next_batch", closing)
         assert llm.generate([3, 4], LONG)[0].token_ids == expected
         assert llm.engine.num_unfinished == 0
-        assert seen[0] == 2  # the step that it is closed in is not disturbed
+        assert seen[0] == 2  # the current step still contains it
         assert seen[-1] == 1
 
     def test_in_another_thread(self, models):
@@ -201,7 +201,7 @@ PLACES = {
 
 
 class Interrupts:
-    """Raises an exception the first time that something is called, before or after it."""
+    """Raises an exception at the first call of a function, before or after the call."""
 
     def __init__(self, owner, name, error, after=False):
         self._run = getattr(owner, name)
@@ -225,7 +225,7 @@ class TestInterruptions:
     @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
     @pytest.mark.parametrize("place", PLACES)
     @pytest.mark.parametrize("options", [{}, {"overlap": True}], ids=["whole", "overlap"])
-    def test_at_any_place_of_a_step(self, models, monkeypatch, options, place, after):
+    def test_at_any_point_of_a_step(self, models, monkeypatch, options, place, after):
         llm = build(models, max_chunk_tokens=8, **options)
         work = varied_work(6)
         expected = [llm.generate([prompt], params)[0].token_ids for prompt, params in work]
@@ -245,7 +245,7 @@ class TestInterruptions:
         assert llm.engine._scheduler.num_reserved_tokens == 0
 
     @pytest.mark.parametrize("number", range(4))
-    def test_a_request_that_was_being_changed_says_so(self, models, monkeypatch, number):
+    def test_a_request_that_was_being_changed_fails(self, models, monkeypatch, number):
         """Its state may be inconsistent between two steps. All other requests continue."""
         llm = build(models)
         work = varied_work(12)[6:9]
@@ -280,7 +280,7 @@ class TestInterruptions:
         assert llm.engine.num_unfinished == 0
         assert llm.generate([work[0][0]], LONG)[0].token_ids == expected[0]
 
-    def test_in_a_callback(self, models):
+    def test_an_exception_in_a_callback_ends_only_its_call(self, models):
         llm = build(models)
         expected = rest_of(llm.stream([1, 2], LONG))
         stream = llm.stream([1, 2], LONG)
@@ -297,7 +297,7 @@ class TestInterruptions:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("options", [{}, {"overlap": True}], ids=["whole", "overlap"])
-def test_a_step_that_fails_is_everybodys(models, monkeypatch, options, place):
+def test_a_failed_step_ends_all_running_requests(models, monkeypatch, options, place):
     llm = build(models, **options)
     expected = llm.generate([3, 4], LONG)[0].token_ids
     stream = llm.stream([1, 2], LONG)
@@ -315,7 +315,7 @@ def test_a_step_that_fails_is_everybodys(models, monkeypatch, options, place):
     assert llm.generate([3, 4], LONG)[0].token_ids == expected
 
 
-def test_all_threads_hear_of_a_failure(models, monkeypatch):
+def test_all_threads_get_an_error_after_a_failed_step(models, monkeypatch):
     """No thread hangs, and the engine remains usable."""
     llm = build(models)
     all_in = threading.Barrier(4, timeout=SOON)
@@ -345,7 +345,7 @@ def test_all_threads_hear_of_a_failure(models, monkeypatch):
     assert llm.generate([1, 2], SHORT)[0].error is None
 
 
-def test_everything_else_beside_generate(models):
+def test_other_methods_run_concurrently_with_generate(models):
     llm = build(models, max_batch_size=4)
     grammars = [StructuredOutputs(regex=f"[ab]{{{n}}}") for n in range(1, 9)]
     stop = threading.Event()
@@ -393,7 +393,7 @@ def test_everything_else_beside_generate(models):
     )
 
 
-def test_siblings_share_a_target(models):
+def test_llms_that_share_a_target_share_the_lock(models):
     llm = build(models)
     plain = llm.with_speculation(None)
     work = varied_work(12)
@@ -410,7 +410,7 @@ def test_siblings_share_a_target(models):
     together(*(lambda i=i: caller((llm, plain)[i % 2], both[i % 2]) for i in range(6)))
 
 
-def test_two_llms_that_share_nothing(models):
+def test_independent_llms_run_concurrently(models):
     work = varied_work(16)
     expected = {}
     lock = threading.Lock()
@@ -427,7 +427,7 @@ def test_two_llms_that_share_nothing(models):
     assert list(expected.values()) == [texts] * 3
 
 
-def test_closing_ends_what_others_do(models):
+def test_closing_ends_the_calls_of_other_threads(models):
     llm = build(models)
     stream = llm.stream([1, 2], LONG)
     next(stream)
@@ -445,8 +445,8 @@ def test_closing_ends_what_others_do(models):
     assert isinstance(list(stream)[-1].error, ClosedError)
 
 
-def test_a_step_loop_of_ones_own(models):
-    """With other threads: a request holds its own result, whichever thread took the step."""
+def test_a_custom_step_loop_runs_beside_other_threads(models):
+    """A request holds its own result, whichever thread ran the step."""
     llm = build(models)
     expected = llm.generate([1, 2], LONG)[0].token_ids
 

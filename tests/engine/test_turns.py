@@ -1,4 +1,4 @@
-"""The lock around steps: order of arrival, but threads that need no step go first."""
+"""The lock around steps is first come, first served. Threads that need no step go first."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ import pytest
 
 from draftwise.engine.turns import Turns
 
-SOON = 20.0  # a guard against hanging, not a measure
+SOON = 20.0  # a limit against hanging, not a measurement
 
 
 def wait_until(condition):
@@ -18,7 +18,7 @@ def wait_until(condition):
 
 
 class Crowd:
-    """Threads that take a turn each, started one after the other while the turn is held."""
+    """Threads that take one turn each. They start in order while the turn is held."""
 
     def __init__(self, turns):
         self.turns, self.order, self.threads = turns, [], []
@@ -46,7 +46,7 @@ def never():
     return False
 
 
-def test_in_order_of_arrival():
+def test_threads_get_the_turn_in_order_of_arrival():
     turns = Turns()
     crowd = Crowd(turns)
     turns.acquire()
@@ -56,7 +56,7 @@ def test_in_order_of_arrival():
     assert crowd.finish() == list("abcdef")
 
 
-def test_those_who_need_no_step_go_first():
+def test_threads_that_need_no_step_go_first():
     turns, engine = Turns(), object()
     crowd = Crowd(turns)
     turns.acquire()
@@ -67,7 +67,7 @@ def test_those_who_need_no_step_go_first():
     assert crowd.finish() == ["has news", "short", "steps"]
 
 
-def test_a_thread_goes_on_stepping_for_all():
+def test_a_stepping_thread_keeps_the_turn_for_all():
     turns, engine = Turns(), object()
     crowd = Crowd(turns)
     turns.acquire(engine, never)
@@ -88,12 +88,12 @@ def test_engines_alternate():
     turns.acquire(mine, never)
     crowd.join_in("same engine", mine, never)
     crowd.join_in("other engine", other, never)
-    turns.pass_on(mine, never)  # the other engine's, then that of who waits longest
+    turns.pass_on(mine, never)  # the other engine goes first, then the thread that waits longest
     turns.release()
     assert crowd.finish() == ["other engine", "same engine"]
 
 
-def test_it_is_re_entrant():
+def test_the_lock_is_reentrant():
     turns = Turns()
     crowd = Crowd(turns)
     with turns:
@@ -107,14 +107,14 @@ def test_it_is_re_entrant():
     assert crowd.finish() == ["other"]
 
 
-class TestSoon:
-    def test_at_once_if_nobody_has_the_turn(self):
+class TestDoSoon:
+    def test_runs_immediately_if_the_turn_is_free(self):
         turns, done = Turns(), []
         turns.do_soon(lambda: done.append(turns.is_mine))
         assert done == [True]
         assert not turns.is_mine
 
-    def test_within_a_turn_it_waits_for_a_step_to_end(self):
+    def test_within_a_turn_runs_at_the_end_of_the_step(self):
         turns, done = Turns(), []
         with turns:
             turns.do_soon(lambda: done.append(1))
@@ -125,7 +125,7 @@ class TestSoon:
             assert done == [1]
         assert done == [1, 2]
 
-    def test_from_another_thread_without_waiting(self):
+    def test_another_thread_does_not_wait(self):
         turns, done = Turns(), []
         with turns:
             other = threading.Thread(target=turns.do_soon, args=(lambda: done.append(1),))
@@ -135,8 +135,8 @@ class TestSoon:
             assert done == []
         assert done == [1]
 
-    def test_in_the_middle_of_the_lock_itself(self):
-        """Run work as a finaliser at this point would."""
+    def test_runs_during_the_handover_of_the_lock(self):
+        """A finaliser may run at this point."""
         turns, done = Turns(), []
         crowd = Crowd(turns)
 
@@ -152,7 +152,7 @@ class TestSoon:
 
 
 class TestExceptions:
-    def test_a_turn_is_wound_back(self):
+    def test_unwind_restores_the_depth(self):
         turns = Turns()
         crowd = Crowd(turns)
         turns.acquire()
@@ -165,7 +165,7 @@ class TestExceptions:
         turns.unwind(0)
         assert crowd.finish() == ["other"]
 
-    def test_who_does_not_wait_any_more_gets_no_turn(self, monkeypatch):
+    def test_an_interrupted_thread_gets_no_turn(self, monkeypatch):
         turns = Turns()
         crowd = Crowd(turns)
         raised = []
@@ -190,14 +190,14 @@ class TestExceptions:
         turns.release()
         assert crowd.finish() == ["other"]
 
-    @pytest.mark.parametrize("owner", ["nobody", "the one that waits"])
-    def test_a_turn_that_nobody_was_woken_for_is_found(self, owner):
-        """An exception in the middle of handing over."""
+    @pytest.mark.parametrize("owner", ["none", "the waiting thread"])
+    def test_a_waiting_thread_finds_a_lost_turn(self, owner):
+        """An exception interrupted the handover."""
         turns = Turns()
         crowd = Crowd(turns)
         turns.acquire()
         crowd.join_in("other")
-        if owner == "nobody":
+        if owner == "none":
             turns._owner, turns._depth = None, 0
         else:
             waiter = turns._waiting.popleft()

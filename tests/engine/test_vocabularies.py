@@ -1,4 +1,4 @@
-"""Embeddings are padded to round numbers: logits may be wider than the tokenizer, or narrower."""
+"""Logits may be wider or narrower than the tokenizer, because embeddings are padded."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ DRAFTS = {
     "narrower": Recipe(vocab=32, seed=5, tokenizer=True),
     "same": TARGET.draft(),
 }
-# Tokens beyond the tokenizer's and beyond the narrower draft's are nothing special to the target.
+# Some tokens are beyond the vocabularies of the tokenizer and of the narrower draft.
 PROMPTS = [[1, 40, 3], [47], [2, 3, 4], [31, 32, 33, 45]]
 
 
@@ -32,7 +32,7 @@ def build(models, draft, **options):
 
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("max_chunk_tokens", [512, 3])
-def test_greedy_texts_stay(models, draft, max_chunk_tokens):
+def test_greedy_texts_are_unchanged(models, draft, max_chunk_tokens):
     params = SamplingParams(max_tokens=40, temperature=0)
     expected = build(models, None).generate(PROMPTS, params)
     assert max(token for output in expected for token in output.token_ids) >= 32

@@ -38,7 +38,7 @@ from draftwise.policies.base import Policy, Signal
 
 
 class ByAgreement(Policy):
-    """Drops tokens from the first that the companion would not draw on: not lossless."""
+    """Drops all tokens from the first that the companion would not draw. Not lossless."""
 
     name = "by-agreement"
     summary = source = "for a test"
@@ -61,7 +61,7 @@ class ByAgreement(Policy):
 
 
 class ByOverlap(ByAgreement):
-    """The same by overlap, which is known before the token is drawn: lossless."""
+    """Decides by overlap, which is known before the token is drawn. Lossless."""
 
     name = "by-overlap"
 
@@ -73,7 +73,7 @@ RULES = {rule.name: rule for rule in (ByAgreement, ByOverlap)}
 
 
 class FixedCosts(LatencyModel):
-    """Costs that are given and never change."""
+    """Constant costs."""
 
     def observe_target(self, *_):
         pass

@@ -56,7 +56,7 @@ def expected(engine, prompts):
 
 
 @pytest.mark.exhaustive
-def test_svip(engine, zoo, prompts, expected):
+def test_texts_with_svip_equal_the_targets(engine, zoo, prompts, expected):
     settings = {"policy": "svip", "policy_options": {"threshold": 0.8}}
     answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY)
     assert answers.tokens == expected
@@ -65,7 +65,7 @@ def test_svip(engine, zoo, prompts, expected):
 
 
 @pytest.mark.exhaustive
-def test_a_companion_that_is_the_draft(engine, zoo, prompts, expected):
+def test_texts_with_the_draft_as_companion_equal_the_targets(engine, zoo, prompts, expected):
     settings = {"policy": "sv", "companion": zoo["draft"]}
     answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY)
     assert answers.tokens == expected
@@ -73,7 +73,7 @@ def test_a_companion_that_is_the_draft(engine, zoo, prompts, expected):
     assert answers.smallest_overlap > 1 - 1e-3
 
 
-def test_a_companion(engine, zoo, prompts, expected):
+def test_texts_with_a_companion_equal_the_targets(engine, zoo, prompts, expected):
     settings = {"policy": "sv", "companion": zoo["companion"]}
     answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY)
     assert answers.tokens == expected
@@ -83,7 +83,7 @@ def test_a_companion(engine, zoo, prompts, expected):
 
 
 @pytest.mark.exhaustive
-def test_prompts_in_chunks(engine, zoo, prompts, expected):
+def test_texts_of_prompts_in_chunks_equal_the_targets(engine, zoo, prompts, expected):
     small = {**engine, "max_num_batched_tokens": 48, "max_num_seqs": 8}
     settings = {"policy": "sv", "companion": zoo["companion"]}
     answers = answer(steered(small, zoo["draft"], settings, 3), prompts, GREEDY)
@@ -91,7 +91,7 @@ def test_prompts_in_chunks(engine, zoo, prompts, expected):
 
 
 @pytest.mark.exhaustive
-def test_prefix_caching(engine, zoo, prompts, expected):
+def test_texts_with_prefix_caching_equal_the_targets(engine, zoo, prompts, expected):
     cached = {**engine, "enable_prefix_caching": True}
     settings = {"policy": "sv", "companion": zoo["companion"]}
     answers = answer(steered(cached, zoo["draft"], settings), prompts + prompts, GREEDY)
@@ -99,7 +99,7 @@ def test_prefix_caching(engine, zoo, prompts, expected):
 
 
 @pytest.mark.exhaustive
-def test_expensive_tokens(engine, zoo, prompts, expected):
+def test_texts_with_dropped_tokens_equal_the_targets(engine, zoo, prompts, expected):
     """At these costs many drafted tokens are not verified."""
     settings = {"policy": "sv", "companion": zoo["companion"]}
     answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, costs=0.2)
@@ -108,8 +108,8 @@ def test_expensive_tokens(engine, zoo, prompts, expected):
 
 
 @pytest.mark.exhaustive
-def test_compiled(engine, zoo, prompts, expected):
-    """The default configuration: compiled, with the default policy."""
+def test_texts_of_compiled_models_equal_the_targets(engine, zoo, prompts, expected):
+    """This is the default configuration, with the default policy."""
     compiled = {**engine, "enforce_eager": False}
     settings = {"companion": zoo["companion"]}
     answers = answer(steered(compiled, zoo["draft"], settings), prompts, GREEDY)

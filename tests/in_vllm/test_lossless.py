@@ -69,21 +69,21 @@ def p_value(shelf, settings, rule=None, samples=True, **extra_arguments):
 
 
 @pytest.mark.exhaustive
-def test_a_rule_that_does_not_look_at_dropped_tokens(shelf):
+def test_a_rule_that_ignores_dropped_tokens_is_lossless(shelf):
     p, answers = p_value(shelf, {"policy": "sv-predictable"}, rule="by-overlap")
     assert answers.sent < answers.drafted
     assert p > NOT_UNLIKELY
 
 
 @pytest.mark.exhaustive
-def test_a_rule_that_looks_at_dropped_tokens(shelf):
+def test_a_rule_that_looks_at_dropped_tokens_is_biased(shelf):
     """The test detects the bias of the published rule."""
     p, answers = p_value(shelf, {"policy": "sv-predictable"}, rule="by-agreement")
     assert answers.sent < answers.drafted
     assert p < IMPOSSIBLE
 
 
-def test_speculative_verification_of_sampled_drafts(shelf):
+def test_the_default_policy_is_lossless_with_sampled_drafts(shelf):
     p, answers = p_value(shelf, {}, costs=0.1)
     assert answers.sent < answers.drafted
     assert p > NOT_UNLIKELY
@@ -91,7 +91,7 @@ def test_speculative_verification_of_sampled_drafts(shelf):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", [None, "by-agreement"])
-def test_any_rule_with_greedy_drafts(shelf, rule):
+def test_every_rule_is_lossless_with_greedy_drafts(shelf, rule):
     p, answers = p_value(shelf, {"policy": "sv"}, rule, samples=False, costs=0.1)
     assert answers.sent < answers.drafted
     assert p > NOT_UNLIKELY

@@ -42,26 +42,26 @@ def refused(shelf, settings, **changes):
     return str(caught.value)
 
 
-def test_an_unknown_key(shelf):
+def test_an_unknown_key_is_refused(shelf):
     assert "draftwise.companon: unknown key; did you mean 'companion'?" in refused(
         shelf, {"companon": "x"}
     )
 
 
 @pytest.mark.exhaustive
-def test_an_unknown_policy(shelf):
+def test_an_unknown_policy_is_refused(shelf):
     assert "policy: unknown policy 'svp'" in refused(shelf, {"policy": "svp"})
 
 
 @pytest.mark.exhaustive
-def test_a_missing_profile(shelf):
+def test_a_missing_profile_is_refused(shelf):
     assert "there is no file '/nowhere/p.safetensors'" in refused(
         shelf, {"profile": "/nowhere/p.safetensors"}
     )
 
 
 @pytest.mark.exhaustive
-def test_a_profile_of_other_models(shelf, tmp_path):
+def test_a_profile_of_other_models_is_refused(shelf, tmp_path):
     path = tmp_path / "p.safetensors"
     AcceptanceProfile({"target": "a", "draft": "b", "companion": "c"}).save(path)
     said = refused(shelf, {"profile": str(path)})
@@ -69,7 +69,7 @@ def test_a_profile_of_other_models(shelf, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_a_profile_of_another_companion(shelf, tmp_path):
+def test_a_profile_of_another_companion_is_refused(shelf, tmp_path):
     path = tmp_path / "p.safetensors"
     made_for = {
         "target": checkpoint_fingerprint(shelf.folder(MODEL)),
@@ -84,24 +84,24 @@ def test_a_profile_of_another_companion(shelf, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_a_companion_with_heads_that_vllm_cannot_serve(shelf):
+def test_a_companion_with_unsupported_heads_is_refused(shelf):
     other = Recipe(vocab=8, config={**SIZES, "hidden_size": 16})
     assert "head" in refused(shelf, {"companion": shelf.folder(other)}).lower()
 
 
 @pytest.mark.exhaustive
-def test_a_companion_with_another_vocabulary(shelf):
+def test_a_companion_with_another_vocabulary_is_refused(shelf):
     other = Recipe(vocab=9, config=SIZES)
     assert "draftwise.companion" in refused(shelf, {"companion": shelf.folder(other)})
 
 
 @pytest.mark.exhaustive
-def test_a_companion_that_does_not_exist(shelf):
+def test_a_companion_that_does_not_exist_is_refused(shelf):
     assert "draftwise.companion" in refused(shelf, {"companion": "/nowhere/model"})
 
 
 @pytest.mark.exhaustive
-def test_a_rule_that_would_bias_sampled_drafts(shelf):
+def test_a_biased_rule_is_refused_with_sampled_drafts(shelf):
     changes = {
         "speculative_config": {
             "method": "draft_model",
@@ -125,7 +125,7 @@ def test_a_rule_that_would_bias_sampled_drafts(shelf):
         ("parallel_config", "data_parallel_size", 2, "data_parallel_size"),
     ],
 )
-def test_unsupported_settings_of_vllm(part, key, value, named):
+def test_unsupported_settings_of_vllm_are_refused(part, key, value, named):
     from draftwise.integrations.vllm.worker import check_config
 
     parts = {

@@ -68,13 +68,13 @@ def server(tmp_path_factory):
         process.wait(60)
 
 
-# Tokens asked for, one number for each request.
+# Requested number of tokens of each request.
 LENGTHS = [5 + 11 * (number % 7) for number in range(NUM_REQUESTS)]
 
 
 @pytest.fixture(scope="module")
 def answers(server, prompts):
-    """Tokens of many requests at once, ``None`` for those that left."""
+    """Tokens of many concurrent requests, ``None`` for those that disconnected."""
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
     left = threading.Event()
 
@@ -103,7 +103,7 @@ def answers(server, prompts):
     return answers
 
 
-def test_the_texts_of_the_target_alone(answers, zoo, prompts):
+def test_texts_equal_those_of_the_target_alone(answers, zoo, prompts):
     engine = {
         "model": zoo["target"],
         "dtype": "float32",
@@ -119,7 +119,7 @@ def test_the_texts_of_the_target_alone(answers, zoo, prompts):
 
 
 @pytest.mark.usefixtures("answers")
-def test_metrics(server):
+def test_metrics_are_consistent(server):
     with urllib.request.urlopen(f"{server}/metrics") as reply:
         text = reply.read().decode()
     assert "vllm:spec_decode_num_draft_tokens" in text

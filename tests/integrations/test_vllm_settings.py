@@ -33,7 +33,7 @@ def test_default_policies(nothing):
     assert settings.policy_for(samples_drafts=True).name == "sv-predictable"
 
 
-def test_with_a_companion():
+def test_default_policies_with_a_companion():
     settings = VllmSettings.of({"draftwise": {"companion": "c"}})
     assert settings.policy_for(samples_drafts=False).name == "sv"
     assert settings.policy_for(samples_drafts=True).name == "sv-predictable"
@@ -66,14 +66,14 @@ def test_policies_that_look_at_dropped_tokens_are_refused_with_sampled_drafts():
 
 class TestVersions:
     @pytest.mark.parametrize("short", TESTED)
-    def test_tested(self, short):
+    def test_tested_versions_are_accepted(self, short):
         check_version(f"{short}.0")
 
-    def test_not_tested(self):
+    def test_untested_versions_cause_a_warning(self):
         with pytest.warns(DraftwiseWarning, match="9.1.0 was not tested"):
             check_version("9.1.0")
 
     @pytest.mark.parametrize("version", ["0.11.2", "0.31.1", "dev"])
-    def test_too_old(self, version):
+    def test_old_versions_are_refused(self, version):
         with pytest.raises(InvalidParameterError, match=version):
             check_version(version)

@@ -82,7 +82,7 @@ histories = st.lists(st.tuples(feeds, rollbacks), min_size=1, max_size=8)
 @pytest.mark.parametrize("family", RECIPES)
 @property_test
 @given(histories, st.integers(0, 10**6))
-def test_only_surviving_tokens_count(models, family, history, seed):
+def test_logits_depend_only_on_kept_tokens(models, family, history, seed):
     folder = models.folder(RECIPES[family])
     machine = Machine(_loaded(folder), models.reference(RECIPES[family]))
     generator = torch.Generator().manual_seed(seed)
@@ -109,29 +109,29 @@ def machine(models):
     return Machine(_loaded(models.folder(recipe)), models.reference(recipe))
 
 
-def test_a_cache_slot_filled_to_the_last_position(machine):
+def test_a_cache_slot_can_be_filled_completely(machine):
     machine.forward({2: [3] * (CAPACITY - 1), 3: [1, 2]})
     machine.forward({2: [5], 3: [4]})
     machine.truncate(2, CAPACITY - 3)
     machine.forward({2: [7, 8, 9]})
 
 
-def test_a_cache_slot_cleared_for_a_shorter_text_beside_a_longer_one(machine):
+def test_a_shorter_text_ignores_stale_keys_of_a_cleared_slot(machine):
     machine.forward({0: [1] * 20, 1: [2] * 21})
     machine.clear(1)
-    # Padded to the length of slot 0, the read includes stale keys of slot 1, which must not count.
+    # Slot 1 is read with the length of slot 0. Its stale keys must have no effect.
     machine.forward({0: [3], 1: [4] * 11})
     machine.forward({0: [5], 1: [6]})
 
 
-def test_no_logits_are_computed_without_logit_rows(machine):
+def test_without_logit_rows_no_logits_are_computed(machine):
     segments = [Segment(0, 0, 3)]
     assert machine.model.forward(machine.cache, [1, 2, 3], segments, None) is None
     machine.texts[0] = [1, 2, 3]
     machine.forward({0: [4]})
 
 
-def test_logits_of_chosen_tokens_only(machine):
+def test_logits_of_selected_tokens(machine):
     with torch.inference_mode():
         segments = [Segment(1, 0, 3), Segment(4, 0, 2)]
         logits = machine.model.forward(machine.cache, [1, 2, 3, 4, 5], segments, [4, 0])
@@ -152,7 +152,7 @@ def test_a_cleared_cache_slot_holds_no_stale_nans(machine):
     machine.forward({0: [4], 1: [5] * 7, 2: [6]})
 
 
-def test_a_model_of_nans_is_refused(models, tmp_path):
+def test_a_model_with_nan_weights_is_refused(models, tmp_path):
     model = Recipe(vocab=VOCAB).build()
     with torch.no_grad():
         model.lm_head.weight.fill_(float("nan"))

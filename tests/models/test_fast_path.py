@@ -1,4 +1,4 @@
-"""Which models do not run on the fast path, and what is said of them."""
+"""Models that do not run on the fast path, and their warnings."""
 
 import warnings
 
@@ -25,7 +25,7 @@ def load(models, recipe, dtype=torch.float32):
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_nothing_is_said_of_a_model_on_the_fast_path(models, dtype):
+def test_a_model_on_the_fast_path_has_no_warning(models, dtype):
     model = load(models, Recipe("llama", 32), dtype)
     assert model.native is not None
     assert model.slow_path is None
@@ -68,7 +68,7 @@ def test_nothing_is_said_of_a_model_on_the_fast_path(models, dtype):
     ],
     ids=["architecture", "dtype", "activation", "bias", "rotary"],
 )
-def test_the_reason_names_what_the_kernels_leave_out(models, recipe, dtype, reason, slowdown):
+def test_the_reason_names_the_unsupported_feature(models, recipe, dtype, reason, slowdown):
     model = load(models, recipe, dtype)
     assert model.native is None
     assert reason in model.slow_path.reason
@@ -76,7 +76,7 @@ def test_the_reason_names_what_the_kernels_leave_out(models, recipe, dtype, reas
     assert str(model.slow_path).endswith(f"expect passes to take about {slowdown} times as long")
 
 
-def test_without_kernels_the_reason_is_why_there_are_none(models, monkeypatch):
+def test_without_kernels_the_reason_is_the_missing_compiler(models, monkeypatch):
     monkeypatch.setattr(suitability, "native_library", lambda: None)
     monkeypatch.setattr(suitability, "why_unavailable", lambda: "no C++ compiler found")
     model = load(models, Recipe("llama", 32))
@@ -85,14 +85,14 @@ def test_without_kernels_the_reason_is_why_there_are_none(models, monkeypatch):
 
 
 class TestLargeModels:
-    """Only in bfloat16, and only where the processor multiplies it fast."""
+    """Large models need bfloat16 and a processor that multiplies it fast."""
 
     @pytest.fixture(autouse=True)
     def _everything_is_large(self, monkeypatch):
         monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
 
     @needs_kernel
-    def test_float32(self, models, monkeypatch):
+    def test_float32_weights(self, models, monkeypatch):
         monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
         monkeypatch.setattr(fast_path, "multiplies_large_models", lambda: True)
         model = load(models, Recipe("llama", 32))
@@ -101,8 +101,8 @@ class TestLargeModels:
         assert model.slow_path.slowdown == "4"
 
     @needs_kernel
-    def test_a_processor_without_the_instructions(self, models, monkeypatch):
-        """What another processor would gain was not measured."""
+    def test_a_processor_without_bfloat16_instructions(self, models, monkeypatch):
+        """The loss of speed was not measured for this processor."""
         missing = "a processor with AVX512-BF16"
         monkeypatch.setattr(suitability, "_missing_instructions", lambda _: missing)
         library = native_library()
@@ -114,7 +114,7 @@ class TestLargeModels:
             assert str(model.slow_path).endswith("what that costs was not measured")
 
     @needs_kernel
-    def test_sizes_that_are_no_whole_tiles(self, models, monkeypatch):
+    def test_sizes_that_are_not_multiples_of_a_tile(self, models, monkeypatch):
         monkeypatch.setattr(native_library(), "multiplies_tiles", True)
         recipe = Recipe("llama", 32, config={"hidden_size": 48})
         model = load(models, recipe, torch.bfloat16)
@@ -123,13 +123,13 @@ class TestLargeModels:
 
 
 class _OnCuda(torch.nn.Module):
-    """A model whose weights are said to be on a GPU."""
+    """A model that reports a GPU as the device of its weights."""
 
     def parameters(self, recurse=True):
         yield type("Weight", (), {"device": torch.device("cuda"), "dtype": torch.bfloat16})()
 
 
-def test_on_cuda_steps_of_other_architectures_are_not_recorded():
+def test_on_cuda_other_architectures_are_not_captured():
     assert slow_path(type("LlamaForCausalLM", (_OnCuda,), {})()) is None
     found = slow_path(type("GPT2LMHeadModel", (_OnCuda,), {})())
     assert "GPT2LMHeadModel" in found.reason
@@ -137,7 +137,7 @@ def test_on_cuda_steps_of_other_architectures_are_not_recorded():
 
 
 def test_a_warning_for_each_model_and_role(models):
-    """From Python, too; what is on the fast path is not mentioned."""
+    """In Python, too. A model on the fast path has no warning."""
     gpt2, llama = (models.folder(Recipe(family, 32)) for family in ("gpt2", "llama"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -20,7 +20,7 @@ def fingerprint(models, recipe, **options):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_model_under_another_name(models, tmp_path, family):
+def test_the_name_does_not_matter(models, tmp_path, family):
     folder = models.folder(Recipe(family))
     moved = shutil.copytree(folder, tmp_path / "moved")
     assert load(moved).fingerprint == load(folder).fingerprint
@@ -33,7 +33,7 @@ def test_role_type_and_context_do_not_matter(models):
     assert load_model(folder, "target", torch.bfloat16, CPU).fingerprint == expected
 
 
-def test_other_models(models):
+def test_other_models_differ(models):
     others = [
         RECIPE,
         RECIPE.draft(0.001),
@@ -45,29 +45,29 @@ def test_other_models(models):
     assert len(prints) == len(others)
 
 
-def test_quantised_it_is_another(models):
+def test_a_quantised_model_differs(models):
     plain = fingerprint(models, RECIPE)
     quantised = {fingerprint(models, RECIPE, quantization=bits) for bits in ("int8", "int4")}
     assert len(quantised | {plain}) == 3
 
 
-def test_the_configuration_counts(models, tmp_path):
+def test_another_configuration_differs(models, tmp_path):
     folder = shutil.copytree(models.folder(RECIPE), tmp_path / "edited")
     edit_config(folder, rms_norm_eps=1e-3)
     assert load(folder).fingerprint != fingerprint(models, RECIPE)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_from_files_alone(models, family):
+def test_fingerprint_of_files_equals_that_of_the_loaded_model(models, family):
     folder = models.folder(Recipe(family))
     assert checkpoint_fingerprint(folder) == load(folder).fingerprint
 
 
 @pytest.mark.parametrize("name", ["zoo:target", "zoo:draft"])
-def test_of_the_zoo_from_files_alone(name):
+def test_fingerprint_of_zoo_files_equals_that_of_the_loaded_model(name):
     assert checkpoint_fingerprint(locate(name, "model")) == load(name).fingerprint
 
 
-def test_no_files(tmp_path):
+def test_a_folder_without_weights_is_refused(tmp_path):
     with pytest.raises(ModelNotFoundError, match="safetensors"):
         checkpoint_fingerprint(tmp_path)

@@ -19,13 +19,13 @@ def resident():
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("needs /proc")
-    gc.collect()  # so that garbage of earlier tests is not counted
+    gc.collect()  # exclude garbage of earlier tests
     return int(re.search(r"VmRSS:\s+(\d+)", status.read_text())[1]) << 10
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("num_bytes", [LARGE, 3 * LARGE, 2 * LARGE + 4096])
-def test_a_copy_has_the_same_numbers(num_bytes, dtype):
+def test_a_copy_has_the_same_values(num_bytes, dtype):
     tensor = torch.arange(num_bytes // dtype.itemsize).to(dtype).view(-1, 32).t()
     copy = in_large_pages(tensor)
     assert torch.equal(copy, tensor)
@@ -40,13 +40,13 @@ def test_small_tensors_are_not_copied():
     assert in_large_pages(torch.zeros(32, 64).t()).is_contiguous()
 
 
-def test_a_system_without_huge_pages(monkeypatch):
+def test_systems_without_huge_pages(monkeypatch):
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     tensor = torch.zeros(LARGE)
     assert in_large_pages(tensor) is tensor
 
 
-def test_a_system_that_refuses_huge_pages(monkeypatch):
+def test_systems_that_refuse_huge_pages(monkeypatch):
     class Refusing(mmap.mmap):
         def madvise(self, *_):
             raise OSError(22, "Invalid argument")
@@ -56,7 +56,7 @@ def test_a_system_that_refuses_huge_pages(monkeypatch):
     assert torch.equal(in_large_pages(tensor), tensor)
 
 
-def test_zeros_take_no_memory_before_they_are_written():
+def test_zeros_use_no_memory_before_they_are_written():
     before, size = resident(), 64 * LARGE
     zeros = host_zeros((size // 4,), torch.float32)
     assert resident() - before < 0.1 * size
@@ -66,7 +66,7 @@ def test_zeros_take_no_memory_before_they_are_written():
 
 
 def test_the_memory_of_a_copy_is_released():
-    """It is kept as long as a view of the tensor exists, and is as large as the tensor."""
+    """It lives as long as a view of the tensor, and it is as large as the tensor."""
     before, size = resident(), 64 * LARGE
     copy = in_large_pages(torch.ones(size, dtype=torch.uint8))
     part = copy[LARGE:]

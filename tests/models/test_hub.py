@@ -68,7 +68,7 @@ def cached(models):
     return put
 
 
-def test_the_hub_is_asked_once(hub):
+def test_one_request_is_sent_to_the_hub(hub):
     with pytest.raises(
         ModelNotFoundError, match=r"'org/m' .*local cache.* responds with status 503"
     ):
@@ -76,20 +76,20 @@ def test_the_hub_is_asked_once(hub):
     assert hub.asked == ["/"]
 
 
-def test_the_hub_is_asked_once_for_a_draft(hub, models):
+def test_one_request_is_sent_for_a_draft(hub, models):
     with pytest.raises(ModelNotFoundError, match=r"'org/m' .*local cache") as caught:
         LLM(models.folder(TARGET), SpeculationConfig("org/m"))
     assert caught.value.field == "draft"
     assert hub.asked == ["/"]
 
 
-def test_a_hub_that_cannot_be_reached(hub, monkeypatch):
+def test_an_unreachable_hub_is_reported(hub, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ModelNotFoundError, match=r"127\.0\.0\.1:9 cannot be reached \("):
         find_on_hub("org/m", "target")
 
 
-def test_the_hub_is_not_asked_offline(hub, monkeypatch, cached):
+def test_no_request_is_sent_offline(hub, monkeypatch, cached):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFoundError, match="HF_HUB_OFFLINE"):
         LLM("org/m")
@@ -109,14 +109,14 @@ def test_a_cached_model_loads_without_the_hub(hub, cached):
     assert quantised.name == "org/m:int8"
 
 
-def test_a_hub_that_responds_is_left_to_transformers(hub, cached):
+def test_transformers_handles_a_hub_that_responds(hub, cached):
     hub.status = 404
     cached("org/m")
     assert find_on_hub("org/m", "target") == "org/m"
     assert find_on_hub("org/other", "target") == "org/other"
 
 
-def test_the_hub_is_not_asked_for_an_invalid_id(hub):
+def test_no_request_is_sent_for_an_invalid_id(hub):
     with pytest.raises(ModelNotFoundError, match=r"'a b/c' is neither a folder nor a hub id"):
         find_on_hub("a b/c", "target")
     assert hub.asked == []

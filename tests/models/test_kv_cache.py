@@ -26,13 +26,13 @@ def numbers(count, shape, start=1.0):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_of_a_token(dtype):
+def test_bytes_per_token(dtype):
     cache = new_cache(dtype=dtype)
     assert cache.bytes_per_token == dtype.itemsize * (2 * (4 + 6) + 1 * (8 + 8))
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_what_is_written_is_read(layer):
+def test_written_values_are_read_back(layer):
     cache = new_cache()
     keys, values = numbers(3, LAYERS[layer])
     token_slots = torch.tensor([1 * 5 + 0, 1 * 5 + 1, 2 * 5 + 0])
@@ -44,7 +44,7 @@ def test_what_is_written_is_read(layer):
     assert not read_keys[1, :, 1].any()
 
 
-def test_other_cache_slots_are_not_changed():
+def test_writing_does_not_change_other_cache_slots():
     cache = new_cache()
     keys, values = numbers(5, LAYERS[0])
     cache.write(0, torch.arange(5, 10), keys, values)
@@ -61,7 +61,7 @@ def test_truncating_changes_the_length():
     assert cache.lengths == [0, 2, 0]
 
 
-def test_clearing_zeroes_rolled_back_tokens_too():
+def test_clearing_also_zeroes_rolled_back_tokens():
     cache = new_cache()
     for layer, shape in enumerate(LAYERS):
         keys, values = numbers(15, shape)
@@ -78,7 +78,7 @@ def test_clearing_zeroes_rolled_back_tokens_too():
             assert all(part.all() for part in cache.read(layer, slot, slot + 1, 5))
 
 
-def test_a_cache_larger_than_memory():
+def test_a_cache_larger_than_memory_is_refused():
     with pytest.raises(CacheExhaustedError) as caught:
         new_cache(capacity=10**15)
     assert caught.value.field == "max_model_len"

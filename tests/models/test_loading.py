@@ -1,4 +1,4 @@
-"""What can be loaded, and the typed errors that refuse everything else at load."""
+"""Models that can be loaded, and the typed errors for all others."""
 
 import json
 
@@ -48,25 +48,25 @@ def test_end_of_sequence_tokens(llama, eos, expected):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_are_converted(models, dtype):
+def test_weights_are_converted_to_the_dtype(models, dtype):
     loaded = load_model(models.folder(Recipe()), "target", dtype, CPU)
     assert loaded.model.dtype == dtype
 
 
 class TestNotFound:
     @pytest.mark.parametrize("name", ["/no/such/folder", "./nothing/here", "~/nobody", "a/b/c"])
-    def test_no_such_folder(self, name):
+    def test_a_folder_that_does_not_exist(self, name):
         error = refused(name, ModelNotFoundError, role="draft")
         assert error.field == "draft"
         assert f"there is no folder {name!r}" in error.message
 
-    def test_folder_without_config(self, tmp_path):
+    def test_a_folder_without_a_config(self, tmp_path):
         error = refused(tmp_path, ModelNotFoundError)
         assert error.field == "target"
         assert "has no config.json" in error.message
 
-    def test_only_pickled_weights(self, llama):
-        """Reading them could run code."""
+    def test_pickled_weights_are_refused(self, llama):
+        """Unpickling could run code."""
         weights = models_weights(llama)
         torch.save(weights, llama / "pytorch_model.bin")
         (llama / "model.safetensors").unlink()
@@ -74,7 +74,7 @@ class TestNotFound:
         assert error.field == "target"
         assert "safetensors" in error.message
 
-    def test_no_weights_at_all(self, llama):
+    def test_a_folder_without_weights(self, llama):
         (llama / "model.safetensors").unlink()
         assert "safetensors" in refused(llama, ModelNotFoundError).message
 
@@ -102,25 +102,25 @@ def models_weights(folder):
 
 class TestDamaged:
     @pytest.mark.parametrize("content", ["", "{", "[1]", '"text"', "{}", '{"model_type": "nope"}'])
-    def test_config(self, llama, content):
+    def test_damaged_config(self, llama, content):
         (llama / "config.json").write_text(content)
         assert refused(llama, DraftwiseError).field == "target"
 
-    def test_weights(self, llama):
+    def test_damaged_weights(self, llama):
         (llama / "model.safetensors").write_bytes(b"not safetensors")
         assert refused(llama, DraftwiseError).field == "target"
 
     @pytest.mark.parametrize("content", ["", "{", "{}", "[]"])
-    def test_tokenizer(self, llama, content):
+    def test_damaged_tokenizer(self, llama, content):
         (llama / "tokenizer.json").write_text(content)
         assert refused(llama, DraftwiseError).field == "target"
 
-    def test_weights_of_another_shape(self, llama):
+    def test_weights_with_another_shape(self, llama):
         edit_config(llama, intermediate_size=40)
         assert refused(llama, DraftwiseError).field == "target"
 
     def test_missing_weights(self, llama):
-        """Part of the model would be random numbers."""
+        """Otherwise a part of the model would have random weights."""
         edit_config(llama, num_hidden_layers=3)
         error = refused(llama)
         assert error.field == "target"
@@ -142,15 +142,15 @@ class TestVocabularies:
             assert repr(folder) in caught.value.message
         return caught.value.message
 
-    def test_other_widths_without_tokenizers(self, models):
+    def test_different_widths_without_tokenizers_are_refused(self, models):
         message = self.build(models, Recipe(vocab=8), Recipe(vocab=16))
         assert "8" in message
         assert "16 tokens" in message
 
-    def test_other_widths_with_one_tokenizer(self, models):
+    def test_different_widths_with_one_tokenizer_are_refused(self, models):
         self.build(models, Recipe(vocab=32, tokenizer=True), Recipe(vocab=48))
 
-    def test_other_tokens(self, models, llama):
+    def test_different_tokens_are_refused(self, models, llama):
         vocab = json.loads((llama / "tokenizer.json").read_text())
         tokens = vocab["model"]["vocab"]
         tokens["g"], tokens["h"] = tokens["h"], tokens["g"]
@@ -165,24 +165,24 @@ class TestVocabularies:
 
 
 class TestDeviceAndDtype:
-    def test_types(self):
+    def test_supported_dtypes(self):
         assert resolve_dtype("float16", CPU) is torch.float16
         assert resolve_dtype("auto", CPU) in (torch.bfloat16, torch.float32)
         assert resolve_dtype("auto", torch.device("cuda")) is torch.bfloat16
 
     @pytest.mark.parametrize("dtype", ["int8", "", "float64", "BFLOAT16"])
-    def test_unknown_types(self, dtype):
+    def test_unknown_dtypes_are_refused(self, dtype):
         with pytest.raises(InvalidParameterError) as caught:
             resolve_dtype(dtype, CPU)
         assert caught.value.field == "dtype"
         assert "bfloat16" in caught.value.message
 
-    def test_devices(self):
+    def test_supported_devices(self):
         assert resolve_device("cpu") == CPU
         assert resolve_device("auto").type in ("cpu", "cuda")
 
     @pytest.mark.parametrize("device", ["gpu", "", "cuda:99", "meta:x"])
-    def test_unavailable_devices(self, device):
+    def test_unavailable_devices_are_refused(self, device):
         with pytest.raises(InvalidParameterError) as caught:
             resolve_device(device)
         assert caught.value.field == "device"

@@ -57,7 +57,7 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @needs_linux
-def test_most_of_a_large_model_is_released():
+def test_most_memory_of_a_large_model_is_released():
     large = "zoo:target@200m"
     for before, full, after in figures(f"{large} del fixed -", f"{large} close fixed -"):
         assert full - before > 500 * 1024
@@ -65,7 +65,7 @@ def test_most_of_a_large_model_is_released():
 
 
 @needs_linux
-def test_one_model_after_the_other_needs_no_more_memory():
+def test_models_loaded_in_sequence_do_not_accumulate_memory():
     uses = ["del fixed -", "close fixed -", "del sv zoo:companion", "close sv draft:int8"]
     runs = figures(*(f"zoo:target {use}" for use in uses * 3))
     settled, last = runs[3], runs[-1]
@@ -81,7 +81,7 @@ def build(models):
 
 
 class TestClosed:
-    def test_every_use_raises(self, models):
+    def test_every_use_of_a_closed_llm_raises(self, models):
         llm = build(models)
         stream = llm.stream("ab", GREEDY)
         engine = llm.engine
@@ -109,7 +109,7 @@ class TestClosed:
         engine.close()
         assert engine.num_unfinished == 0
 
-    def test_at_the_end_of_a_with_block(self, models):
+    def test_a_with_block_closes_the_llm(self, models):
         with build(models) as llm:
             (output,) = llm.generate("ab", GREEDY)
         assert len(output.token_ids) == 12
@@ -117,7 +117,7 @@ class TestClosed:
             llm.generate("ab", GREEDY)
 
     @pytest.mark.parametrize("first", [0, 1])
-    def test_an_llm_with_shared_models_goes_on(self, models, first):
+    def test_an_llm_with_shared_models_stays_usable(self, models, first):
         both = [build(models)]
         both.append(both[0].with_speculation(None))
         expected = both[0].generate("ab", GREEDY)[0].token_ids
@@ -133,7 +133,7 @@ class TestClosed:
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_memory_of_a_gpu(monkeypatch, captures):
+def test_memory_of_a_gpu_is_released(monkeypatch, captures):
     """The cache cannot be emptied while a CUDA graph is being captured."""
     calls = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

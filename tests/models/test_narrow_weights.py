@@ -1,4 +1,4 @@
-"""Weights stored in fewer bits than the kernels compute with."""
+"""Weights that are stored in fewer bits than the kernels use for computation."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ class TestTwelveBits:
     @WITH_TILES
     @pytest.mark.parametrize("num_tokens", [1, 16, 17, 48, 49, 64, 100, 150, 200, 450])
     @pytest.mark.parametrize("recipe", [TILED, LARGE], ids=lambda r: str(r.vocab))
-    def test_the_same_to_the_last_bit(self, models, monkeypatch, recipe, num_tokens):
+    def test_results_are_the_same_bit_by_bit(self, models, monkeypatch, recipe, num_tokens):
         tokens = some_tokens(recipe.vocab, num_tokens)
         narrow_model, wide_model = (
             self.load(models.folder(recipe), bits, monkeypatch) for bits in (12, 16)
@@ -72,7 +72,7 @@ class TestTwelveBits:
     @WITH_TILES
     @pytest.mark.parametrize("num_tokens", [1, 40, 120])
     @pytest.mark.parametrize("recipe", [TILED], ids=lambda r: str(r.vocab))
-    def test_rare_exponents_are_kept(self, tmp_path, monkeypatch, recipe, num_tokens):
+    def test_rare_exponents_are_stored_exactly(self, tmp_path, monkeypatch, recipe, num_tokens):
         model = recipe.build()
         for parameter in model.parameters():
             if parameter.dim() == 2:
@@ -86,7 +86,7 @@ class TestTwelveBits:
         assert torch.equal(logits_of(narrow_model, tokens), logits_of(wide_model, tokens))
 
     def test_every_bfloat16_value_survives_the_format(self):
-        """Written by the kernels, and read by a reader in Python."""
+        """The kernels write the format, and Python code reads it."""
         numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
         common = torch.randn(2**17, generator=torch.Generator().manual_seed(0)).bfloat16()
         weight = torch.cat([common, numbers]).view(-1, 64)
@@ -104,7 +104,7 @@ class TestTwelveBits:
         assert header_of(stored)["num_exceptions"] < weight.numel() / 2000
         assert len(stored) < 0.76 * 2 * weight.numel() + 256
 
-    def test_compressible_weights(self):
+    def test_which_weights_are_compressible(self):
         library = native_library()
         usual = torch.randn(64, 64).bfloat16()
         odd = (torch.rand(64, 64) * 2.0 ** torch.randint(-60, 1, (64, 64))).bfloat16()
@@ -159,7 +159,7 @@ class TestEightBits:
         return model
 
     @pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: f"{recipe.vocab}")
-    def test_the_same_model(self, models, recipe):
+    def test_logits_equal_those_of_pytorch(self, models, recipe):
         ours, theirs = (self.load(models, recipe, native) for native in (True, False))
         assert ours.native.bits == 8
         generator = torch.Generator().manual_seed(2)
@@ -185,7 +185,7 @@ class TestEightBits:
             row = model.forward(alone, [token], [Segment(0, at, 1)], [0])
             assert torch.equal(row[0], whole[at])
 
-    def test_integers_and_scales_are_kept(self):
+    def test_integers_and_scales_are_unchanged(self):
         library = native_library()
         width = 2 * library.lanes
         numbers = torch.randint(-127, 128, (45, 8), dtype=torch.int8)

@@ -1,4 +1,4 @@
-"""Whether there is a kernel, and where it comes from."""
+"""Compilation, caching and loading of the native kernels."""
 
 import ctypes
 import multiprocessing
@@ -17,7 +17,7 @@ from draftwise.models.native import library as native
 
 pytestmark = pytest.mark.slow
 
-# Compiled once for this module: a compiler takes several seconds.
+# Compiled once for this module, because compilation takes several seconds.
 COMPILED = compilation.compiled_library() if native.native_library() is not None else None
 needs_kernel = pytest.mark.skipif(COMPILED is None, reason="no kernel on this machine")
 
@@ -32,7 +32,7 @@ cp {compiled} "$2"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """A cache folder of its own, and a process that has looked for no kernel yet."""
+    """A separate cache folder, and a process that has not loaded a kernel yet."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("DRAFTWISE_CACHE", str(folder))
     monkeypatch.delenv("DRAFTWISE_NATIVE", raising=False)
@@ -43,7 +43,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def calls(tmp_path, monkeypatch):
-    """The calls of a compiler that takes a second and then gives the library that there is."""
+    """Calls of a fake compiler, which takes a second and copies an existing library."""
     compiler, lines = tmp_path / "slow", tmp_path / "calls"
     compiler.write_text(SLOW_COMPILER.format(calls=lines, compiled=COMPILED))
     compiler.chmod(0o755)
@@ -56,8 +56,8 @@ def built(folder):
 
 
 @needs_kernel
-def test_built_once(cache, monkeypatch):
-    """With the machine's own compiler."""
+def test_the_library_is_built_once(cache, monkeypatch):
+    """Use the machine's own compiler."""
     assert native.kernel_in_use() == "native"
     [library] = built(cache)
     made = library.stat().st_mtime_ns
@@ -68,7 +68,7 @@ def test_built_once(cache, monkeypatch):
 
 
 @needs_kernel
-def test_the_folder_is_the_users_alone(cache, calls):
+def test_only_the_user_can_access_the_folder(cache, calls):
     native.native_library()
     assert (cache / "native").stat().st_mode & 0o777 == 0o700
     native._load.cache_clear()
@@ -78,7 +78,7 @@ def test_the_folder_is_the_users_alone(cache, calls):
 
 
 @needs_kernel
-def test_other_options_make_another_library(cache, calls, monkeypatch):
+def test_other_options_build_another_library(cache, calls, monkeypatch):
     for flags in ("", "-DONE", "-DONE -DTWO"):
         monkeypatch.setenv("DRAFTWISE_NATIVE_FLAGS", flags)
         native._load.cache_clear()
@@ -92,7 +92,7 @@ def test_options_reach_the_compiler(monkeypatch):
     assert "/there/is/no/such/file" in native.kernel_in_use()
 
 
-def test_switched_off(cache, monkeypatch):
+def test_kernels_can_be_disabled(cache, monkeypatch):
     monkeypatch.setenv("DRAFTWISE_NATIVE", "0")
     assert native.native_library() is None
     assert native.kernel_in_use() == "PyTorch (DRAFTWISE_NATIVE is 0)"
@@ -100,7 +100,7 @@ def test_switched_off(cache, monkeypatch):
 
 
 @needs_kernel
-def test_no_name_without_our_prefix_is_exported():
+def test_exported_names_have_the_prefix():
     listing = subprocess.run(
         ["nm", "-D", "--defined-only", COMPILED], capture_output=True, text=True, check=True
     ).stdout
@@ -111,8 +111,8 @@ def test_no_name_without_our_prefix_is_exported():
 
 @needs_kernel
 @pytest.mark.parametrize("processor", ["native", "x86-64", "x86-64-v3", "sapphirerapids"])
-def test_compiles_without_warnings(processor):
-    """For processors with every kind of vectors, and with and without a matrix unit."""
+def test_sources_compile_without_warnings(processor):
+    """For processors with every vector width, with and without a matrix unit."""
     if processor != "native" and platform.machine() != "x86_64":
         pytest.skip("not a processor of this kind")
     options = ["-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-march={processor}"]
@@ -127,7 +127,7 @@ class TestStructures:
     """Structures are declared in Python and in C++."""
 
     @needs_kernel
-    def test_one_of_another_size_is_refused(self, calls, monkeypatch):
+    def test_a_structure_of_another_size_is_refused(self, calls, monkeypatch):
         class Sampling(ctypes.Structure):
             _fields_ = (*structures.Sampling._fields_, ("added", ctypes.c_int64))
 
@@ -139,14 +139,14 @@ class TestStructures:
         )
 
     @needs_kernel
-    def test_one_that_python_does_not_know_is_refused(self, calls, monkeypatch):
+    def test_an_unknown_structure_is_refused(self, calls, monkeypatch):
         known = [each for each in structures._CALLS if each is not structures.Threads]
         monkeypatch.setattr(structures, "_CALLS", known)
         assert "structure Threads has None bytes in Python" in native.kernel_in_use()
 
     @pytest.mark.parametrize("structure", structures._CALLS, ids=lambda each: each.__name__)
     def test_fields_have_the_same_names_in_the_same_order(self, structure):
-        """Two fields of one size that changed places would pass the comparison of sizes."""
+        """A comparison of sizes does not detect two swapped fields of the same size."""
         sources = "".join(path.read_text() for path in compilation.SOURCES.glob("*.h"))
         [body] = re.findall(rf"^struct {structure.__name__} {{\n(.*?)^}};", sources, re.M | re.S)
         body = re.sub(r"//.*", "", body)
@@ -157,12 +157,12 @@ class TestStructures:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="compiled on Linux only")
 class TestWithoutCompiler:
-    def test_none_found(self, monkeypatch, tmp_path):
+    def test_no_compiler_is_found(self, monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("CXX", raising=False)
         assert native.kernel_in_use() == "PyTorch (no C++ compiler found)"
 
-    def test_one_that_fails(self, cache, monkeypatch, tmp_path):
+    def test_a_compiler_that_fails(self, cache, monkeypatch, tmp_path):
         compiler = tmp_path / "broken"
         compiler.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo "no way" >&2; exit 1; }\n')
         compiler.chmod(0o755)
@@ -170,21 +170,21 @@ class TestWithoutCompiler:
         assert native.kernel_in_use() == f"PyTorch ({compiler} failed: no way)"
         assert not built(cache)
 
-    def test_one_that_makes_no_library(self, monkeypatch, tmp_path):
+    def test_a_compiler_without_output(self, monkeypatch, tmp_path):
         compiler = tmp_path / "broken"
         compiler.write_text("#!/bin/sh\nexit 0\n")
         compiler.chmod(0o755)
         monkeypatch.setenv("CXX", str(compiler))
         assert native.native_library() is None
 
-    def test_one_that_is_no_program(self, monkeypatch, tmp_path):
+    def test_a_compiler_that_is_not_executable(self, monkeypatch, tmp_path):
         compiler = tmp_path / "broken"
         compiler.write_bytes(b"\x00\x01")
         compiler.chmod(0o755)
         monkeypatch.setenv("CXX", str(compiler))
         assert native.native_library() is None
 
-    def test_a_cache_that_is_no_folder(self, cache):
+    def test_a_cache_path_that_is_a_file(self, cache):
         cache.write_text("")
         assert native.native_library() is None
         assert native.kernel_in_use().startswith("PyTorch (")
@@ -227,16 +227,16 @@ def test_threads_that_start_together_load_one_library(calls):
 
 
 @needs_kernel
-def test_a_compiler_that_was_killed_keeps_nobody_waiting(cache, calls):
-    """Its lock file is still there, but nobody holds the lock."""
+def test_a_killed_compiler_does_not_block_others(cache, calls):
+    """Its lock file still exists, but no process holds the lock."""
     (cache / "native").mkdir(mode=0o700, parents=True)
     (cache / "native" / "compile.lock").touch()
     assert native.kernel_in_use() == "native"
 
 
 @needs_kernel
-def test_one_openmp_runtime(calls):
-    """The kernel brings no threads of its own."""
+def test_only_one_openmp_runtime_is_loaded(calls):
+    """The kernels use PyTorch's OpenMP runtime."""
     script = """
 import torch
 from pathlib import Path

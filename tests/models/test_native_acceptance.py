@@ -1,4 +1,4 @@
-"""The acceptance law by our own kernels decides what the one in PyTorch's operations decides."""
+"""The native acceptance law makes the same decisions as the one in PyTorch."""
 
 import pytest
 import torch
@@ -32,13 +32,13 @@ class Step:
         keep.scatter_(2, self.tokens.unsqueeze(2), True)
         self.proposals = torch.zeros(batch, WIDTH + 1, vocab)
         self.proposals[:, :WIDTH] = torch.where(keep, q, 0.0)
-        # Behind the verified part: nothing, or what was left of a filtered position.
+        # Proposals after the verified part are zero, or the rest of a filtered position.
         cut = torch.arange(WIDTH + 1) >= self.lengths.unsqueeze(1)
         cut[::2] &= torch.arange(WIDTH + 1) != self.lengths[::2].unsqueeze(1)
         self.proposals.masked_fill_(cut.unsqueeze(2), 0.0)
         between = None
         if ranges:
-            # Each drawn token stays that is verified.
+            # Every verified token is within its range.
             drawn = q.gather(2, self.tokens.unsqueeze(2)).squeeze(2)
             between = drawn * random(batch, WIDTH), drawn + random(batch, WIDTH) * (1 - drawn)
         self.plan = Plan(self.tokens, tuple(self.lengths.tolist()), self.proposals, between=between)
@@ -80,7 +80,7 @@ class Step:
 @pytest.mark.parametrize("lenient", [False, True])
 @pytest.mark.parametrize("ranges", [False, True])
 @pytest.mark.parametrize("method", ["block", "token"])
-def test_decisions(method, ranges, lenient, vocab):
+def test_decisions_equal_those_of_pytorch(method, ranges, lenient, vocab):
     total = differing = 0
     for seed in range(40):
         is_nan, ours, theirs = Step(seed, 50, vocab, lenient, ranges).both(method)
@@ -97,7 +97,7 @@ def test_decisions(method, ranges, lenient, vocab):
     assert differing <= total // 500
 
 
-def test_nothing_verified():
+def test_requests_without_verified_tokens():
     step = Step(0, 20, 30)
     logits = torch.randn(20, 30)
     is_nan, accepted = accept(
@@ -122,7 +122,7 @@ def test_nothing_verified():
 
 
 @pytest.mark.parametrize("method", ["block", "token"])
-def test_what_is_not_a_number_is_told(method):
+def test_nan_logits_are_reported(method):
     step = Step(1, 30, 40)
     spoilt = torch.tensor([0, 5, len(step.logits) - 1])
     step.logits[spoilt, 7] = float("nan")
@@ -135,8 +135,8 @@ def test_what_is_not_a_number_is_told(method):
 
 
 @pytest.mark.parametrize("method", ["block", "token"])
-def test_equal_distributions_are_kept(method):
-    """p = q′ leaves no residual; all is kept and the bonus token drawn from p."""
+def test_drafts_from_equal_distributions_are_accepted(method):
+    """p = q′ leaves no residual. All tokens are accepted, and p gives the bonus token."""
     step = Step(2, 40, 50)
     step.lengths[:] = WIDTH
     logits = torch.randn(40, WIDTH + 1, 50)

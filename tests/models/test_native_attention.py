@@ -1,4 +1,4 @@
-"""Attention of ragged segments, by the native kernel and without it, against float64."""
+"""Attention over ragged segments with the native kernel and with PyTorch, against float64."""
 
 import math
 
@@ -17,11 +17,11 @@ CAPACITY = 340
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 needs_kernel = pytest.mark.skipif(native_library() is None, reason="no kernel on this machine")
-WAYS = [pytest.param("native", marks=needs_kernel), "PyTorch"]
+KERNELS = [pytest.param("native", marks=needs_kernel), "PyTorch"]
 
 
-@pytest.fixture(params=WAYS)
-def way(request, monkeypatch):
+@pytest.fixture(params=KERNELS)
+def kernel(request, monkeypatch):
     if request.param == "PyTorch":
         monkeypatch.setattr(attention_module, "native_attention", lambda *_: None)
     return request.param
@@ -100,7 +100,7 @@ def ragged(draw):
     st.sampled_from([(64, 64), (128, 128), (32, 96), (1, 1), (20, 20), (64, 7), (33, 80)]),
     st.integers(0, 10**6),
 )
-@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("kind", KERNELS)
 def test_equals_float64(kind, dtype, segments, kv_heads, repeat, sizes, seed):
     with pytest.MonkeyPatch.context() as patch:
         if kind == "PyTorch":
@@ -110,7 +110,7 @@ def test_equals_float64(kind, dtype, segments, kv_heads, repeat, sizes, seed):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_threads(way, dtype, num_threads):
+def test_any_number_of_threads(kernel, dtype, num_threads):
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -119,13 +119,13 @@ def test_threads(way, dtype, num_threads):
         torch.set_num_threads(before)
 
 
-def test_a_chunk_of_a_prompt_beside_decoding_requests(way):
+def test_a_prompt_chunk_in_a_pass_with_decoding_requests(kernel):
     case = Case([(0, 100, 2), (1, 20, 50), (2, 0, 33), (3, 7, 1)])
     case.check()
 
 
-def test_strided_queries_keys_and_values(way):
-    """As they come out of one joined projection, or with the last dimension not contiguous."""
+def test_strided_queries_keys_and_values(kernel):
+    """They are views of one joined projection, or not contiguous in the last dimension."""
     case = Case([(0, 40, 3), (1, 9, 1)])
     joined = torch.cat([case.q, case.k, case.v], dim=1)
     case.q, case.k, case.v = joined.split([6, 2, 2], dim=1)
@@ -134,15 +134,15 @@ def test_strided_queries_keys_and_values(way):
     case.check()
 
 
-def test_large_scores_do_not_overflow(way):
+def test_large_scores_do_not_overflow(kernel):
     case = Case([(0, 150, 2)])
     case.q *= 1e4
     case.check()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_scores_that_grow_from_block_to_block(way, dtype):
-    """What was added up before counts for less and less."""
+def test_scores_that_grow_with_each_block(kernel, dtype):
+    """The weight of earlier sums decreases with each block."""
     case = Case([(0, 290, 3), (1, 70, 50)], sizes=(64, 64), dtype=dtype)
     growing = torch.arange(case.keys.shape[2]).to(dtype).view(1, 1, -1) / 8
     case.q[:, :, 0] = 1
@@ -152,9 +152,9 @@ def test_scores_that_grow_from_block_to_block(way, dtype):
 
 
 @needs_kernel
-class TestNotANumber:
+class TestNonFiniteNumbers:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_nothing_beyond_the_length_is_read(self, dtype):
+    def test_keys_beyond_the_length_are_not_read(self, dtype):
         case = Case([(0, 100, 2), (1, 33, 1)], dtype=dtype)
         for row, start, count in case.segments:
             case.keys[row, :, start + count :] = float("nan")
@@ -164,7 +164,7 @@ class TestNotANumber:
     @pytest.mark.parametrize("number", [float("nan"), float("inf")])
     @pytest.mark.parametrize("position", [0, 40, 99])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_in_a_key(self, dtype, position, number):
+    def test_nan_or_infinity_in_a_key(self, dtype, position, number):
         case = Case([(0, 100, 2), (1, 100, 2)], sizes=(64, 64), dtype=dtype)
         # Both queries have a positive score with an infinite key.
         case.q[:, :, 3] = 1
@@ -174,7 +174,7 @@ class TestNotANumber:
         assert result[2:].isfinite().all()
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_in_a_value(self, dtype):
+    def test_nan_in_a_value(self, dtype):
         case = Case([(0, 100, 2), (1, 100, 2)], sizes=(64, 64), dtype=dtype)
         case.values[0, 1, 70, 5] = float("nan")
         result = case.actual()
@@ -182,22 +182,21 @@ class TestNotANumber:
         assert int(result.isnan().sum()) == 2 * 3
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_in_a_query(self, dtype):
+    def test_nan_in_a_query(self, dtype):
         case = Case([(0, 100, 2)], dtype=dtype)
         case.q[1, 2, 0] = float("nan")
         result = case.actual()
         assert result[1, 2].isnan().all()
         assert int(result.isnan().sum()) == result.shape[2]
 
-    def test_a_key_that_no_query_looks_at(self):
-        """A score of minus infinity has no weight, wherever it comes."""
+    def test_a_score_of_minus_infinity_has_no_weight(self):
         for position in (0, 40, 99):
             case = Case([(0, 100, 2)])
             case.q[:, :, 3] = 1
             case.keys[0, :, position, 3] = float("-inf")
             case.check()
 
-    def test_no_weight_at_all(self):
+    def test_minus_infinity_for_all_keys_gives_nan(self):
         case = Case([(0, 0, 1)])
         case.q[:, :, 3] = 1
         case.k[:, :, 3] = float("-inf")
@@ -206,13 +205,13 @@ class TestNotANumber:
 
 @needs_kernel
 class TestRefusals:
-    def test_a_place_outside_the_cache(self):
+    def test_a_position_outside_the_cache(self):
         case = Case([(0, 100, 2)])
         for segment in [Segment(1, 0, 1), Segment(0, CAPACITY, 1), Segment(0, -1, 1)]:
             with pytest.raises(ValueError, match="have no place"):
                 pack(case.cache, [segment], case.dtype, CPU)
 
-    def test_other_shapes_than_the_cache_has(self):
+    def test_shapes_that_do_not_match_the_cache(self):
         case = Case([(0, 100, 2)])
         packed = pack(case.cache, case.segments, case.dtype, CPU)
         for q, k, v in [
@@ -225,7 +224,7 @@ class TestRefusals:
             with pytest.raises(ValueError, match="other shapes or types"):
                 attend(packed, 0, q, k, v, None)
 
-    def test_types_without_a_kernel_go_to_pytorch(self):
+    def test_types_without_a_kernel_use_pytorch(self):
         case = Case([(0, 100, 2)], dtype=torch.float16)
         assert pack(case.cache, case.segments, torch.float16, CPU).native is None
         assert pack(case.cache, case.segments, torch.float16, CPU).groups

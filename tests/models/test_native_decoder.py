@@ -1,4 +1,4 @@
-"""Whole passes by our own kernels, against the same models in PyTorch's operations."""
+"""Whole passes with native kernels, compared with PyTorch's operations."""
 
 from dataclasses import replace
 
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.1}
-# Nothing here is a multiple of a vector.
+# No size is a multiple of the vector width.
 ODD = {"hidden_size": 45, "intermediate_size": 37, "num_attention_heads": 3, "head_dim": 6}
-# Whole tiles of a matrix unit.
+# All sizes are multiples of a tile of the matrix unit.
 TILED = Recipe("llama", 71, config={"hidden_size": 128, "head_dim": 64, "intermediate_size": 192})
 RECIPES = [
     Recipe("llama", 32),
@@ -51,8 +51,8 @@ def load(models, recipe, dtype, native=True):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_any_number_of_threads_computes_the_same(models, dtype):
-    """Columns are shared out in pieces, and who is done takes pieces of others' shares."""
+def test_work_stealing_does_not_change_results(models, dtype):
+    """A thread that has finished its share takes pieces of the other shares."""
     recipe = Recipe(
         "llama", 2048, config={"hidden_size": 128, "head_dim": 64, "intermediate_size": 1344}
     )
@@ -64,7 +64,7 @@ def test_any_number_of_threads_computes_the_same(models, dtype):
     try:
         for num_threads in (1, 2, 3, 5):
             torch.set_num_threads(num_threads)
-            for _ in range(20):  # who takes what is chance
+            for _ in range(20):  # the assignment of pieces is random
                 cache = model.new_cache(2, 64)
                 results.append(model.forward(cache, tokens, segments, list(range(40))))
     finally:
@@ -75,8 +75,8 @@ def test_any_number_of_threads_computes_the_same(models, dtype):
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: f"{recipe.family}-{recipe.vocab}")
-def test_logits_of_all_sorts_of_steps(models, recipe, dtype):
-    """Rows with holes, one token and many, lengths that go back."""
+def test_logits_of_steps_of_every_shape(models, recipe, dtype):
+    """Any subset of slots, one or more tokens per slot, and rollbacks."""
     ours, theirs = (load(models, recipe, dtype, native) for native in (True, False))
     caches = [model.new_cache(6, 64) for model in (ours, theirs)]
     lengths = [0] * 6
@@ -106,8 +106,8 @@ def test_logits_of_all_sorts_of_steps(models, recipe, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("recipe", [*RECIPES[1:4], TILED], ids=lambda recipe: f"{recipe.vocab}")
-def test_a_token_is_the_same_in_any_company(models, recipe, dtype):
-    """Bit by bit: what is decoded does not depend on what else a pass computes."""
+def test_results_of_a_token_do_not_depend_on_the_batch(models, recipe, dtype):
+    """Its results are the same bit by bit, whichever other tokens are in the pass."""
     model = load(models, recipe, dtype)
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(0, recipe.vocab, (30, 39), generator=generator).tolist()
@@ -124,7 +124,7 @@ def test_a_token_is_the_same_in_any_company(models, recipe, dtype):
         assert torch.equal(torch.cat(parts), together[row])
 
 
-def test_threads_do_not_matter(models):
+def test_results_do_not_depend_on_the_number_of_threads(models):
     model = load(models, RECIPES[2], torch.float32)
     text = torch.randint(0, 70, (24,), generator=torch.Generator().manual_seed(0)).tolist()
     before = torch.get_num_threads()
@@ -140,7 +140,7 @@ def test_threads_do_not_matter(models):
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_no_logits_wanted(models):
+def test_a_pass_without_logits(models):
     model = load(models, RECIPES[0], torch.float32)
     cache = model.new_cache(1, 16)
     assert model.forward(cache, [1, 2, 3], [Segment(0, 0, 3)], None) is None
@@ -151,7 +151,7 @@ def test_no_logits_wanted(models):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_prompts_of_any_length(models, dtype):
-    """Also such that do not stay in the cache at once."""
+    """Some prompts are too long for one block of rows in the processor's cache."""
     recipe = replace(TILED, context=700)
     ours, theirs = (load(models, recipe, dtype, native) for native in (True, False))
     text = torch.randint(0, 71, (600,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -177,7 +177,7 @@ def test_prompts_of_any_length(models, dtype):
         ([1], Segment(-1, 0, 1), ValueError),
     ],
 )
-def test_nothing_is_touched_outside_of_memory(models, tokens, segment, error):
+def test_positions_outside_the_cache_are_refused(models, tokens, segment, error):
     model = load(models, RECIPES[0], torch.float32)
     with pytest.raises(error):
         model.native(model.new_cache(1, 16), tokens, [segment], [0])
@@ -193,13 +193,12 @@ def test_nothing_is_touched_outside_of_memory(models, tokens, segment, error):
     ],
     ids=lambda config: next(iter(config)),
 )
-def test_what_the_kernels_leave_out(models, config):
-    """Such models are computed in PyTorch's operations."""
+def test_unsupported_models_use_pytorch(models, config):
     recipe = Recipe("llama", 32, config=config)
     assert load_model(models.folder(recipe), "target", torch.float32, CPU).model.native is None
 
 
-def test_a_model_that_is_not_a_number(models, tmp_path):
+def test_a_model_with_nan_weights_is_refused(models, tmp_path):
     model = Recipe("llama", 32).build()
     model.lm_head.weight.data.fill_(float("nan"))
     model.save_pretrained(tmp_path)
@@ -208,7 +207,7 @@ def test_a_model_that_is_not_a_number(models, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_panels_hold_the_weight(dtype):
+def test_panels_contain_the_weight(dtype):
     library = native_library()
     weight = torch.randn(45, 7).to(dtype)
     laid_out = panels(weight, library)

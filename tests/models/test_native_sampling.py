@@ -1,4 +1,4 @@
-"""Distributions, draws and signals by our own kernels, against those in PyTorch's operations."""
+"""Distributions, draws and signals of the native kernels, compared with PyTorch's."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def cases(draw):
     generator = np.random.default_rng(seed)
     sharpness = draw(st.sampled_from([0.0, 1.0, 4.0, 30.0]))
     logits = torch.from_numpy(generator.normal(size=(6, vocab)) * sharpness).float()
-    if draw(st.booleans()):  # ties, as bfloat16 has them
+    if draw(st.booleans()):  # ties, which occur in bfloat16
         logits = logits.bfloat16().float()
     if draw(st.booleans()):
         logits[:, vocab // 2 + 1 :] = float("-inf")
@@ -57,13 +57,13 @@ OWNER = torch.tensor([0, 0, 1, 1, 2, 2])
 @pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(cases(), st.booleans())
-def test_distributions(case, softens_greedy):
+def test_distributions_and_draws_equal_those_of_pytorch(case, softens_greedy):
     logits, parameters = case
     function = plain.soft_probabilities if softens_greedy else plain.probabilities
     expected = function(logits, parameters.rows(OWNER))
     actual = distributions(native_library(), logits, parameters, OWNER, softens_greedy)
     torch.testing.assert_close(actual.sum(dim=1), torch.ones(6), atol=1e-5, rtol=0)
-    # A token at the edge of the nucleus may fall on either side of it.
+    # Rounding may put a token at the edge of the nucleus on either side.
     at_edge = torch.zeros(6, dtype=torch.bool)
     if parameters.top_p is not None:
         at_edge = ((actual > 0) != (expected > 0)).sum(dim=1) == 1
@@ -73,7 +73,7 @@ def test_distributions(case, softens_greedy):
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_not_a_number(number, temperature):
+def test_nan_and_infinite_logits(number, temperature):
     logits = torch.zeros(2, 40)
     logits[0, 37] = number
     p = distributions(native_library(), logits, controls([temperature]), torch.zeros(2).long())
@@ -89,7 +89,7 @@ def test_what_is_not_a_number(number, temperature):
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([33, 700]), st.sampled_from([0, 5]))
-def test_scores(seed, vocab, missing):
+def test_companion_scores_equal_those_of_pytorch(seed, vocab, missing):
     generator = torch.Generator().manual_seed(seed)
     lengths = [3, 0, 2]
     q = torch.rand(3, 5, vocab, generator=generator).softmax(dim=-1)[:, :4]

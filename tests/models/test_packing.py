@@ -20,7 +20,7 @@ def test_rows_are_padded_to_few_sizes():
 
 @needs_packing
 @pytest.mark.parametrize("shape", [(1,), (5,), (2, 3), (33,), (1, 64)])
-def test_filling_up_changes_nothing(shape):
+def test_padding_rows_does_not_change_results(shape):
     torch.manual_seed(0)
     linear = nn.Linear(24, 40)
     inputs = torch.randn(*shape, 24)

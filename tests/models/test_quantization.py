@@ -33,8 +33,8 @@ def logits_of(loaded):
 
 
 @pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("int4", 4)])
-def test_the_weights_are_rounded(quantization, bits):
-    """To the nearest of ``2**bits`` levels over each group's range."""
+def test_weights_are_rounded(quantization, bits):
+    """The levels are the nearest of ``2**bits`` over each group's range."""
     plain, model = RECIPE.build(), RECIPE.build()
     quantize_linear_layers(model, quantization)
     assert has_quantized_weights(model)
@@ -75,7 +75,7 @@ def test_equals_transformers_on_the_rounded_weights(models, family, quantization
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_by_name(models, quantization):
+def test_quantisation_by_the_suffix_of_a_name(models, quantization):
     folder = models.folder(RECIPE)
     named, explicit = load(f"{folder}:{quantization}"), load(folder, quantization=quantization)
     assert named.name == explicit.name == f"{folder}:{quantization}"
@@ -93,7 +93,7 @@ def test_fewer_bits_have_a_larger_error(models):
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_weights_that_stay_quantised(models, monkeypatch, quantization):
-    """As on a GPU, the model's own modules compute with torchao's tensors."""
+    """The model's own modules compute with torchao's tensors, as on a GPU."""
     folder = models.folder(RECIPE)
     expanded = load(folder, "companion", quantization=quantization)
     monkeypatch.setattr(loading, "expand_weights", lambda model: None)
@@ -103,7 +103,7 @@ def test_weights_that_stay_quantised(models, monkeypatch, quantization):
     torch.testing.assert_close(logits_of(kept), logits_of(expanded), rtol=1e-3, atol=1e-3)
 
 
-def test_weights_that_are_nan(tmp_path):
+def test_nan_weights_are_refused(tmp_path):
     model = RECIPE.build()
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight.fill_(float("nan"))
@@ -113,7 +113,7 @@ def test_weights_that_are_nan(tmp_path):
     assert caught.value.field == "companion"
 
 
-def test_an_unknown_number_of_bits():
+def test_an_unknown_number_of_bits_is_refused():
     with pytest.raises(ValueError, match="int7"):
         quantize_linear_layers(RECIPE.build(), "int7")
 

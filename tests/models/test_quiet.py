@@ -28,7 +28,7 @@ except draftwise.errors.PromptError:
         ("from transformers import AutoModelForCausalLM", "zoo:target", "draft:int4"),
     ],
 )
-def test_nothing_is_written(before, target, companion):
+def test_nothing_is_written_to_the_terminal(before, target, companion):
     program = PROGRAM.format(before=before, target=target, companion=companion)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Code that comes with a model runs only if the user says so."""
+"""Code that comes with a model runs only if the user allows it."""
 
 import json
 
@@ -15,7 +15,7 @@ from .loading_tools import CPU, load, refused
 class TestCodeOfTheModel:
     @pytest.fixture
     def evil(self, llama):
-        """A model in which every file that may contain code does, and would write a trace."""
+        """A model in which every possible file contains code. The code would leave a trace."""
         trace = llama / "trace"
         code = f"open({str(trace)!r}, 'w').write('ran')\n"
         for module in ("configuration_evil", "modeling_evil", "tokenization_evil"):
@@ -31,19 +31,19 @@ class TestCodeOfTheModel:
         file.write_text(json.dumps(settings))
         return llama
 
-    def test_an_architecture_of_its_own(self, evil):
+    def test_a_custom_architecture_is_refused(self, evil):
         edit_config(evil, model_type="evil", architectures=["EvilForCausalLM"])
         error = refused(evil)
         assert not (evil / "trace").exists()
         assert error.field == "target"
         assert "trust_remote_code" in error.message
 
-    def test_a_known_architecture(self, evil):
+    def test_code_for_a_known_architecture_does_not_run(self, evil):
         """It is loaded with the code of ``transformers`` instead."""
         assert load(evil).max_model_len == 64
         assert not (evil / "trace").exists()
 
-    def test_a_tokenizer_of_its_own(self, evil):
+    def test_a_custom_tokenizer_is_refused(self, evil):
         edit_config(evil, auto_map=None)
         file = evil / "tokenizer_config.json"
         settings = json.loads(file.read_text()) | {"tokenizer_class": "EvilTokenizer"}
@@ -68,11 +68,11 @@ class TestTrustedCode:
             transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules")
         )
 
-    def test_runs_if_trusted(self, llama):
+    def test_trusted_code_runs(self, llama):
         self.write(llama, "    pass\n")
         assert load(llama, trust_remote_code=True).model.vocab_size == 32
 
-    def test_that_ignores_logits_to_keep(self, llama):
+    def test_code_that_ignores_logits_to_keep(self, llama):
         """It would return the first logits in place of the last."""
         self.write(
             llama,
@@ -82,7 +82,7 @@ class TestTrustedCode:
         error = refused(llama, trust_remote_code=True)
         assert "other logits" in error.message
 
-    def test_that_reads_the_weights_of_its_layers(self, llama):
+    def test_code_that_reads_the_weights_of_its_layers(self, llama):
         """It may read their shape and dtype, but packed weights have no values."""
         forward = (
             "    def forward(self, *args, **kwargs):\n"
@@ -96,12 +96,12 @@ class TestTrustedCode:
         if can_pack(torch.float32, CPU):
             assert "packed" in refused(llama, trust_remote_code=True).message
 
-    def test_that_fails(self, llama):
+    def test_code_that_fails(self, llama):
         self.write(llama, "    def forward(self, *args, **kwargs):\n        raise KeyError(5)\n")
         error = refused(llama, trust_remote_code=True)
         assert "llama fails in its own forward pass: 5" in error.message
 
-    def test_that_mixes_tokens_outside_attention(self, llama):
+    def test_code_that_mixes_tokens_outside_attention(self, llama):
         self.write(
             llama,
             "    def forward(self, input_ids, **kwargs):\n"

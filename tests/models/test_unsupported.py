@@ -94,7 +94,7 @@ class TestUnsupported:
         error = refused(folder)
         assert "softcap" in error.message
 
-    def test_longer_than_the_model(self, models):
+    def test_a_context_longer_than_the_models(self, models):
         error = refused(models.folder(Recipe()), max_model_len=65)
         assert error.field == "max_model_len"
         assert "65 exceeds the target's context of 64 tokens" in error.message
@@ -115,7 +115,7 @@ WINDOWS = {
 
 class TestSlidingWindow:
     @pytest.mark.parametrize("class_name", WINDOWS)
-    def test_shorter_than_the_context(self, tmp_path, class_name):
+    def test_a_window_shorter_than_the_context(self, tmp_path, class_name):
         folder = tiny(tmp_path, class_name, **WINDOWS[class_name])
         error = refused(folder, role="draft")
         assert error.field == "draft"
@@ -125,7 +125,7 @@ class TestSlidingWindow:
         assert load(folder, max_model_len=20).max_model_len == 20
 
     @pytest.mark.parametrize("class_name", WINDOWS)
-    def test_texts_up_to_the_window(self, tmp_path, class_name):
+    def test_texts_up_to_the_window_equal_those_of_transformers(self, tmp_path, class_name):
         folder = tiny(tmp_path, class_name, **WINDOWS[class_name])
         llm = LLM(folder, dtype="float32", max_model_len=20)
         (output,) = llm.generate([1, 2, 3], SamplingParams(temperature=0))
@@ -136,7 +136,7 @@ class TestSlidingWindow:
         )
         assert [1, 2, 3, *output.token_ids] == expected[0].tolist()
 
-    def test_of_a_draft(self, models, tmp_path):
+    def test_the_window_of_a_draft(self, models, tmp_path):
         """The context of the target limits the draft's too."""
         draft = tiny(tmp_path, "Mistral", **WINDOWS["Mistral"])
         target = models.folder(Recipe(vocab=16))
@@ -151,7 +151,7 @@ class TestSlidingWindow:
         greedy = SamplingParams(temperature=0)
         assert llm.generate([1], greedy)[0].text == alone.generate([1], greedy)[0].text
 
-    def test_disabled(self, tmp_path):
+    def test_a_disabled_window_is_supported(self, tmp_path):
         folder = tiny(tmp_path, "Qwen2", sliding_window=20, use_sliding_window=False)
         assert load(folder).max_model_len == 64
 
@@ -167,7 +167,7 @@ LONG = {
 
 
 class TestPositionScaling:
-    def test_dynamic_within_the_original_context(self, tmp_path):
+    def test_dynamic_scaling_within_the_original_context(self, tmp_path):
         rope = {**DYNAMIC, "original_max_position_embeddings": 32}
         folder = tiny(tmp_path, "Llama", rope_parameters=rope)
         error = refused(folder)
@@ -175,7 +175,7 @@ class TestPositionScaling:
         assert "set max_model_len to 32 or less" in error.message
         assert load(folder, max_model_len=32).max_model_len == 32
 
-    def test_long(self, tmp_path):
+    def test_scaling_for_long_contexts(self, tmp_path):
         folder = tiny(
             tmp_path,
             "Phi3",

@@ -13,7 +13,7 @@ from draftwise.serving.schemas import ChatBody, CompletionBody, DetokenizeBody, 
 from draftwise.serving.validation_errors import explain
 
 CHAT = [{"role": "user", "content": "Hello"}]
-# Far more than any error may take to be found.
+# A list of this length must not slow down the detection of an error.
 MANY = 500_000
 
 

@@ -48,7 +48,7 @@ def test_an_allowed_origin_can_read_answers_and_errors(shared, body, headers, st
             assert allowed(answer) == expected
 
 
-def test_preflight_requests(shared):
+def test_preflight_requests_are_answered(shared):
     asked = {
         "Origin": PAGE,
         "Access-Control-Request-Method": "POST",
@@ -72,7 +72,7 @@ def test_cross_origin_requests_are_denied_by_default(client):
 
 
 @pytest.mark.parametrize("origin", ["page.example", "https://page.example/path", "", "https://"])
-def test_invalid_origins(origin):
+def test_invalid_origins_are_refused(origin):
     with pytest.raises(InvalidParameterError, match="allowed_origins"):
         ServerSettings(allowed_origins=(origin,))
 

@@ -33,7 +33,7 @@ def remote(server):
     model.close()
 
 
-def test_both_give_the_same_answer(local, remote):
+def test_local_and_remote_chats_give_the_same_answer(local, remote):
     answers = []
     for model in (local, remote):
         reply = Reply()
@@ -96,7 +96,7 @@ def test_a_failed_message_is_shown_and_dropped(local, monkeypatch):
     assert shown.count("tokens, ") == 1
 
 
-def test_unreachable_servers(server):
+def test_unreachable_servers_are_reported(server):
     with pytest.raises(EngineUnavailableError, match="server"):
         ServerChatModel("http://127.0.0.1:9", None, {})
     with pytest.raises(InvalidParameterError, match="server"):

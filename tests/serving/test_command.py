@@ -20,7 +20,7 @@ SMALL = ["--dtype", "float32", "--max-batch-size", "4", "--max-model-len", "512"
 
 
 def start(*arguments, seen=None):
-    """A running command and the address that it prints; earlier lines go to ``seen``."""
+    """A running command and the address that it prints. Earlier lines go to ``seen``."""
     process = subprocess.Popen(
         [*COMMAND, *arguments, "--port", "0"], stderr=subprocess.PIPE, text=True
     )
@@ -167,7 +167,7 @@ def test_logs_do_not_contain_prompts(tmp_path):
 
 
 def test_a_model_that_is_not_on_the_fast_path_is_named_once(tmp_path, monkeypatch):
-    """On the terminal, and in the log that may lie elsewhere."""
+    """It is named on the terminal and in the log file."""
     monkeypatch.setenv("DRAFTWISE_NATIVE", "0")
     log = tmp_path / "log"
     seen = []

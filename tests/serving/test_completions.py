@@ -157,7 +157,7 @@ def test_logit_bias_and_penalties_reach_the_engine(client, offline):
     assert answer.json()["choices"][0]["text"] == expected
 
 
-def test_tokens_and_text(client, offline):
+def test_tokenize_and_detokenize(client, offline):
     tokens = ask(client, "/tokenize", prompt=PROMPT).json()
     assert tokens["tokens"] == offline.tokenize(PROMPT)
     assert ask(client, "/detokenize", tokens=tokens["tokens"]).json() == {"prompt": PROMPT}
@@ -211,7 +211,7 @@ def test_errors_name_the_field(client, path, body, status, param, stream):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": 1e999}'])
-def test_bodies_that_are_not_json(client, content):
+def test_bodies_that_are_not_json_are_refused(client, content):
     response = client.post(
         "/v1/completions", content=content, headers={"Content-Type": "application/json"}
     )
@@ -219,7 +219,7 @@ def test_bodies_that_are_not_json(client, content):
     openapi.ErrorBody.model_validate(response.json())
 
 
-def test_health_version_and_metrics(client):
+def test_health_version_and_metrics_are_served(client):
     ask(client, prompt=PROMPT, max_tokens=8)
     assert client.get("/health").json() == {"status": "ok", "reason": None}
     assert client.get("/version").json()["version"]
@@ -237,7 +237,7 @@ def test_health_version_and_metrics(client):
     assert stats.uptime_seconds > 0
 
 
-def test_min_tokens(client, offline):
+def test_min_tokens_is_the_minimum_length(client, offline):
     """Neither a stop token nor a stop string ends the answer early, streamed or not."""
     whole = ask(client, prompt=PROMPT, max_tokens=24, temperature=0).json()["choices"][0]["text"]
     token = offline.tokenize(whole)[3]

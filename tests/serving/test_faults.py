@@ -32,7 +32,7 @@ TWO_AT_ONCE = replace(ZOO, max_batch_size=2)
 
 
 def until(condition):
-    """Wait for a condition; the timeout only ends a failing test."""
+    """Wait for a condition. The timeout only ends a failing test."""
     give_up = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < give_up
@@ -80,7 +80,7 @@ def test_a_killed_engine_is_restarted():
         for each in parts:
             events = each.result(PATIENCE_SECONDS)
             assert events[-1]["error"]["param"] == "engine"
-        # Whoever asks now waits for the next engine, which is as the last one was.
+        # New requests wait for the next engine, which has the same settings.
         after = client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"]
         assert after == before
         assert server.service.client.pid != first_pid
@@ -124,14 +124,14 @@ def test_a_client_that_does_not_read_delays_no_other():
         address = server.url.removeprefix("http://").split(":")
         body = json.dumps({**LONG, "stream": True, "return_tokens": True}).encode()
         with socket.socket() as connection:
-            # A window of a few bytes: the server's writes soon wait.
+            # With a window of a few bytes, the server's writes block soon.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             connection.connect((address[0], int(address[1])))
             head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
             kind = "Content-Type: application/json\r\n\r\n"
             connection.sendall((head + kind).encode() + body)
             until(lambda: "vllm:time_to_first_token_seconds_count 1.0" in metrics(server))
-            # The engine is done with it although nothing was read, and after a while it is over.
+            # The engine finishes although the client reads nothing. The server gives up later.
             until(lambda: num_inside(server) == 0)
             until(lambda: server.service.num_inside == 0)
             with server.client() as client:
@@ -164,7 +164,7 @@ def test_a_full_queue_gives_a_retry_time():
         assert 'draftwise:refused_requests_total{reason="queue"} 2.0' in metrics(server)
 
 
-def test_request_timeout():
+def test_a_request_times_out():
     settings = ServerSettings(request_timeout=0.05)
     with running(replace(ZOO, max_batch_size=1), settings) as server, server.client() as client:
         late = client.post("/v1/completions", json=LONG)
@@ -175,7 +175,7 @@ def test_request_timeout():
         until(lambda: num_inside(server) == 0)
 
 
-def test_more_tokens_than_the_cache_holds():
+def test_a_request_larger_than_the_cache_is_refused():
     speculation = SpeculationConfig("zoo:draft", policy="fixed")
     # Room for about 170 tokens.
     small = replace(ZOO, speculation=speculation, cache_gib=0.001)
@@ -231,12 +231,12 @@ def test_a_full_disk_loses_only_log_lines(tmp_path):
         for each, handlers, level, propagate in before:
             each.handlers, each.propagate = handlers, propagate
             each.setLevel(level)
-        # What could not be written is still in the buffer, and cannot be.
+        # Unwritten lines are still in the buffer and cannot be flushed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), handler._stream.fileno())
         handler._stream.close()
 
 
-def test_api_keys():
+def test_a_valid_api_key_is_required():
     with running(ZOO, ServerSettings(api_keys=("one", "two"))) as server:
         with server.client() as client:
             for headers in ({}, {"Authorization": "Bearer three"}, {"Authorization": "one"}):
@@ -249,7 +249,7 @@ def test_api_keys():
             assert client.post("/v1/completions", json=SHORT).status_code == 200
 
 
-def test_too_large_bodies():
+def test_too_large_bodies_are_refused():
     with running(ZOO, ServerSettings(max_body_bytes=1000)) as server, server.client() as client:
         declared = client.post("/v1/completions", json={"prompt": "a" * 2000})
         undeclared = client.post(
@@ -263,12 +263,12 @@ def test_too_large_bodies():
         assert client.post("/v1/completions", json=SHORT).status_code == 200
 
 
-def test_a_target_that_does_not_exist():
+def test_a_target_that_does_not_exist_is_refused():
     with pytest.raises(ModelNotFoundError), running(replace(ZOO, target="zoo:nothing")):
         pass
 
 
-def test_an_address_in_use():
+def test_an_address_in_use_is_reported():
     with open_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidParameterError, match="port"):
@@ -287,7 +287,7 @@ def test_an_address_in_use():
         ({"draft": "zoo:mid"}, "draft"),
     ],
 )
-def test_invalid_changes_of_speculation(client, changes, param):
+def test_invalid_changes_of_speculation_are_refused(client, changes, param):
     before = client.get("/v1/speculation").json()
     refused = client.patch("/v1/speculation", json=changes)
     assert refused.status_code == 400

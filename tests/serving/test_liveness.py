@@ -44,7 +44,7 @@ def test_an_unresponsive_engine_is_stalled_within_two_seconds(clock, is_busy):
     clock.now += 1.0
     assert not liveness.is_stalled(is_busy)
     clock.now += 0.4
-    # The ping left at most half a second after the engine's last report.
+    # The ping was sent at most half a second after the engine's last report.
     assert module.PING_SECONDS + 1.4 < 2
     assert liveness.is_stalled(is_busy)
     liveness.reported(None)

@@ -67,7 +67,7 @@ def health(server):
 
 
 def until_health_is(server, *expected):
-    """How soon that is follows from `test_liveness.py`, whatever else the machine does."""
+    """Wait for a status. `test_liveness.py` tests how soon it is reported."""
     until(lambda: health(server) in expected)
 
 

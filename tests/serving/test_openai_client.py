@@ -31,7 +31,7 @@ def tools():
         yield client
 
 
-def test_chat(tools):
+def test_chat_completion(tools):
     answer = tools.chat.completions.create(messages=ASKED, **SHORT, store=False, user="me")
     assert answer.object == "chat.completion"
     assert answer.choices[0].message.role == "assistant"
@@ -39,7 +39,7 @@ def test_chat(tools):
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 32
 
 
-def test_developer_messages_and_parts(tools):
+def test_developer_messages_and_parts_are_accepted(tools):
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "What is 2 "}]},
@@ -47,7 +47,7 @@ def test_developer_messages_and_parts(tools):
     assert tools.chat.completions.create(messages=messages, **SHORT).choices[0].message.content
 
 
-def test_streamed_chat(tools):
+def test_chat_completion_stream(tools):
     expected = tools.chat.completions.create(messages=ASKED, **SHORT).choices[0].message.content
     stream = tools.chat.completions.create(
         messages=ASKED, **SHORT, stream=True, stream_options={"include_usage": True}
@@ -58,7 +58,7 @@ def test_streamed_chat(tools):
     assert chunks[-1].usage.completion_tokens == 32
 
 
-def test_streaming_helper(tools):
+def test_streaming_helper_of_the_client(tools):
     form = {"structured_outputs": {"choice": ["The sum is five."]}}
     with tools.chat.completions.stream(messages=ASKED, **SHORT, extra_body=form) as stream:
         content = "".join(event.delta for event in stream if event.type == "content.delta")
@@ -66,7 +66,7 @@ def test_streaming_helper(tools):
     assert final.choices[0].message.content == content == "The sum is five."
 
 
-def test_logprobs(tools):
+def test_logprobs_of_a_chat(tools):
     answer = tools.chat.completions.create(messages=ASKED, **SHORT, logprobs=True, top_logprobs=3)
     content = answer.choices[0].logprobs.content
     assert "".join(each.token for each in content) == answer.choices[0].message.content
@@ -77,7 +77,7 @@ def add(a, b):
     return a + b
 
 
-def test_a_full_round_of_tools(tools):
+def test_a_conversation_with_a_tool_call(tools):
     """The model calls, the client computes, and the model answers with the result."""
     messages = list(ASKED)
     first = tools.chat.completions.create(
@@ -96,7 +96,7 @@ def test_a_full_round_of_tools(tools):
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
 
-def test_streamed_calls(tools):
+def test_tool_calls_in_a_stream(tools):
     text = 'One moment.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
     stream = tools.chat.completions.create(
         messages=ASKED,
@@ -127,7 +127,7 @@ class Sum(BaseModel):
     digit: int
 
 
-def test_json_schema(tools):
+def test_an_answer_matches_a_json_schema(tools):
     schema = {"name": "sum", "strict": True, "schema": ADD["function"]["parameters"]}
     answer = tools.chat.completions.create(
         messages=ASKED,
@@ -160,7 +160,7 @@ def test_parse_calls_into_pydantic_models(tools):
     assert isinstance(call.function.parsed_arguments, Add)
 
 
-def test_models(tools):
+def test_the_served_model_is_listed(tools):
     assert [model.id for model in tools.models.list()] == [MODEL]
     assert tools.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):

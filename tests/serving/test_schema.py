@@ -29,7 +29,7 @@ CHECKS = [
 ]
 
 
-# Nobody can ask for much here.
+# Generated requests must be small.
 SMALL = replace(ZOO, max_model_len=32)
 SETTINGS = ServerSettings(max_choices=4)
 
@@ -48,7 +48,7 @@ schema = schemathesis.openapi.from_dict(create_app(Service(SMALL)).openapi())
 @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 def test_responses_match_the_schema(case, server):
     if case.path == "/v1/speculation" and isinstance(case.body, dict):
-        # The server is everybody's: let it refuse, and change nothing.
+        # Other tests share the server, so the request must be refused and must not change anything.
         case.body["policy"] = "none such"
     case.call_and_validate(base_url=server.url, checks=CHECKS)
 

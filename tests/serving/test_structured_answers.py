@@ -56,7 +56,7 @@ def test_logprobs_are_those_of_the_target(client, offline):
         assert sum(math.exp(each) for each in top.values()) < 1.0001
 
 
-def test_streamed_logprobs_are_the_same(client):
+def test_streamed_logprobs_equal_those_of_the_answer(client):
     body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "logprobs": 1}
     whole = ask(client, **body).json()["choices"][0]["logprobs"]
     with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
@@ -83,7 +83,7 @@ def test_openai_client_parses_logprobs(server):
     content = choice.logprobs.content
     assert bytes(byte for each in content for byte in each.bytes).decode() == choice.message.content
     for each in content:
-        # Greedy: the likeliest is the one that was taken.
+        # Greedy decoding takes the most likely token.
         assert each.top_logprobs[0].token == each.token
         assert each.top_logprobs[0].logprob == pytest.approx(each.logprob)
         assert len(each.top_logprobs) == 2

@@ -42,7 +42,7 @@ def test_a_server_uses_the_given_template(templated):
 
 
 @pytest.mark.slow
-def test_template_variables_of_a_request(templated):
+def test_a_request_sets_template_variables(templated):
     kwargs = {"mood": "gladly"}
     text = "(gladly) user said Hello.\nanswer:"
     assert written(templated, messages=CHAT, chat_template_kwargs=kwargs) == text

@@ -104,19 +104,19 @@ LLAMA = [
     ('<|python_tag|>print("a")', '<|python_tag|>print("a")', []),
     ("<|python", "<|python", []),
     (f"{ADD_3} and on ", " and on", [ADDED]),
-    (f"So {ADD_3}", f"So {ADD_3}", []),  # a call stands alone, or behind the tag
+    (f"So {ADD_3}", f"So {ADD_3}", []),  # a call is the whole text, or follows the tag
     ("{ }", "{ }", []),
     ('{"name": ' + "[" * 5000, '{"name": ' + "[" * 5000, []),
 ]
 
 
 @pytest.mark.parametrize(("answer", "text", "calls"), HERMES)
-def test_hermes(answer, text, calls):
+def test_calls_in_hermes_format(answer, text, calls):
     assert parsed(HermesReader(NAMES), answer) == (text, calls)
 
 
 @pytest.mark.parametrize(("answer", "text", "calls"), LLAMA)
-def test_llama3_json(answer, text, calls):
+def test_calls_in_llama3_json_format(answer, text, calls):
     assert parsed(Llama3JsonReader(NAMES), answer) == (text, calls)
 
 
@@ -150,7 +150,7 @@ def test_pieces_give_the_same_result_as_the_whole(new, case):
 
 @pytest.mark.parametrize("new", PARSERS.values())
 @pytest.mark.parametrize("depth", [*range(880, 1000, 3), 100_000])
-def test_too_deeply_nested_calls(new, depth):
+def test_too_deeply_nested_calls_cause_no_error(new, depth):
     """The nesting limits of decoding and encoding differ."""
     reader = new(["add"])
     deep = "[" * depth + "]" * depth
@@ -166,7 +166,7 @@ def test_text_without_calls_is_kept(new, answer):
     text, calls = read(new(NAMES), [answer])
     if not calls:
         assert text == answer
-    for part in ("Hello", '{"a": 1}'):  # neither is part of a call, nor does a call follow in one
+    for part in ("Hello", '{"a": 1}'):  # neither belongs to a call or contains one
         assert text.count(part) == answer.count(part)
 
 
@@ -178,7 +178,7 @@ def test_unpaired_surrogates_stay_escaped():
     assert json.loads(arguments) == {"a": "\ud800é"}
 
 
-def test_a_list_of_calls():
+def test_a_list_of_calls_is_parsed():
     answer = f"[{ADD_3}, {WEATHER_3}]"
     assert parsed(CallListReader(NAMES), answer) == ("", [ADDED, ASKED])
     assert parsed(CallListReader(NAMES), answer[:-10]) == (WEATHER_3[:-9], [ADDED])
@@ -245,7 +245,7 @@ NODE = {
 TEXTS = {**NODE, "$defs": {"value": {"type": "string"}}}
 
 
-def test_references_within_schemas_of_functions():
+def test_references_stay_within_the_schema_of_their_function():
     """Two functions whose definitions have the same name, one of them recursive."""
     schema = calls_schema([("count", NODE), ("write", TEXTS), ("stop", None)], True)
     good = [
@@ -281,5 +281,5 @@ def test_references_within_schemas_of_functions():
         ({"default": "<tool_call>"}, "hermes"),
     ],
 )
-def test_detection_of_the_parser(template, parser):
+def test_the_parser_is_detected_from_the_template(template, parser):
     assert detect_parser(template) == parser

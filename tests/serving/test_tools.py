@@ -16,7 +16,7 @@ from .test_completions import CHAT, ask, events
 pytestmark = pytest.mark.slow
 
 PATH = "/v1/chat/completions"
-# What Hermes' and Qwen's templates do, in short.
+# A short version of Hermes' and Qwen's templates.
 TEMPLATE = (
     "{% for tool in tools or [] %}"
     "Tool {{ tool.function.name }}: {{ tool | tojson }}{{ '\\n' }}"

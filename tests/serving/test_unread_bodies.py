@@ -92,7 +92,7 @@ def test_the_engine_accepts_the_maximum_nesting(client):
         (b'{"seed": ' + b"1" * 5000 + b"}", "is not JSON"),
     ],
 )
-def test_errors_of_invalid_json(client, content, message):
+def test_invalid_json_is_rejected(client, content, message):
     answer = client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "body"
@@ -113,7 +113,7 @@ def test_other_content_types_are_rejected(client, kind):
 @pytest.mark.parametrize(
     "kind", ["application/json", "application/json; charset=utf-8", "APPLICATION/vnd.api+json"]
 )
-def test_content_types_of_json(client, kind):
+def test_content_types_of_json_are_accepted(client, kind):
     answer = client.post(
         COMPLETIONS, content=json.dumps(SHORT).encode(), headers={"Content-Type": kind}
     )

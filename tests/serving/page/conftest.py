@@ -9,7 +9,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from .fake_server import FakeServer, serving
 
-# Before they are first imported: a failure in them is then as telling as in a test.
+# Before their first import, so that a failed assertion in them shows its values.
 pytest.register_assert_rewrite(f"{__package__}.visit", f"{__package__}.walks")
 
 from .visit import Visit  # noqa: E402
@@ -39,13 +39,13 @@ def chromium():
 
 
 def missing(what):
-    """Skip, but never where the tests are the gate."""
+    """Skip the tests, but fail in continuous integration."""
     if os.environ.get("CI"):
         pytest.fail(f"the page cannot be tested: {what}")
     pytest.skip(what)
 
 
-# A browser's event loop runs until it is closed: not beyond these modules.
+# A browser's event loop runs until the browser is closed. It must end with these modules.
 @pytest.fixture(scope="module")
 def browser():
     path = chromium()

@@ -13,7 +13,7 @@ def brightness(visit, selector, what):
     return sum(int(part) for part in colour.strip("rgb()").split(","))
 
 
-def test_keyboard_navigation(visit):
+def test_the_page_can_be_used_by_keyboard(visit):
     walks.by_keyboard(visit, "def gcd")
 
 
@@ -79,7 +79,7 @@ def test_nothing_overflows_a_phone_in_a_chat(new_visit):
     walks.fits(visit)
 
 
-def test_dark_mode(new_visit):
+def test_dark_mode_is_supported(new_visit):
     light = new_visit(color_scheme="light").open().ready()
     dark = new_visit(color_scheme="dark").open().ready()
     for selector in ("body", ".card.answer", "#send", "#own-policy"):

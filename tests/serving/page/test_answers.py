@@ -13,7 +13,7 @@ def test_tokens_are_marked_and_counted_by_source(visit, fake):
     assert visit.counts() == {"draft": 6, "correction": 2, "bonus": 1, "target": 1}
 
 
-def test_an_answer_on_any_server(visit):
+def test_an_answer_has_consistent_marks_and_counts(visit):
     walks.one_answer(visit, "def gcd")
 
 
@@ -127,7 +127,7 @@ def test_the_status_of_a_response_without_json_is_shown(visit):
     expect(visit.at("[role=alert]")).to_contain_text("The server responded with 413")
 
 
-def test_an_incomplete_stream_is_shown(visit):
+def test_an_incomplete_stream_is_reported(visit):
     piece = '{"choices": [{"text": "a", "tokens": [{"text": "a", "source": "draft"}]}]}'
     visit.page.route(
         "**/v1/completions",

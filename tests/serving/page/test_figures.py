@@ -84,7 +84,7 @@ def test_samples_older_than_two_minutes_are_dropped(new_visit, fake):
     poll(visit, fake)
     poll(visit, fake)
     assert points(visit, "Goodput") == 3
-    visit.page.clock.fast_forward(200_000)  # the page asks once, and draws the response
+    visit.page.clock.fast_forward(200_000)  # the page polls once and draws the response
     visit.page.wait_for_function(
         """() => document.querySelector(".chart path.line")
             .getAttribute("d").split("L").length < 3"""
@@ -106,7 +106,7 @@ def test_values_of_a_chart_can_be_selected_by_keyboard(new_visit, fake):
     expect(chart(visit, "Goodput").locator(".value")).to_have_text("456")
 
 
-def test_time_per_step_by_phase(visit):
+def test_time_per_step_is_shown_by_phase(visit):
     parts = visit.at(".split li").all_inner_texts()
     assert [re.sub(r"\s+", " ", each).strip() for each in parts] == [
         "draft 20 %",

@@ -31,12 +31,12 @@ def test_an_answer_equals_that_of_the_api(visit, client, mode):
     assert visit.text() == expected
 
 
-def test_keyboard_navigation(visit):
+def test_the_page_can_be_used_by_keyboard(visit):
     walks.by_keyboard(visit, "def gcd")
 
 
-def test_content_security_policy(visit, client):
-    """Only the server itself may be contacted."""
+def test_the_page_contacts_only_its_server(visit, client):
+    """The content security policy forbids all other hosts."""
     answer = client.get("/")
     assert "default-src 'self'" in answer.headers["content-security-policy"]
     walks.fits(visit)

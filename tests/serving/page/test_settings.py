@@ -156,7 +156,7 @@ def test_changes_can_be_discarded(visit, fake):
     assert fake.asked == []
 
 
-def test_lenience_by_load(visit, fake):
+def test_lenience_by_load_can_be_set(visit, fake):
     visit.at(f"{OPERATOR} input[value=rule]").check(force=True)
     visit.at(f"{OPERATOR} [data-part=add]").click()
     start, value = visit.at(f"{OPERATOR} .rule li").last.locator("input").all()

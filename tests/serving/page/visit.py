@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import expect
 
-# What Chromium itself reports of every reply that is an error.
+# Chromium reports this for every response with an error status.
 _REPLY = re.compile(r"Failed to load resource: the server responded with a status of [45]\d\d")
 SOURCES = ("draft", "correction", "bonus", "target")
 

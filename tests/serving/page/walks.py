@@ -1,6 +1,6 @@
 """Checks of the page that apply to the fake server and the real one.
 
-Each takes a visit to an open page. Nothing here knows what the server will answer.
+Each takes a visit to an open page. They do not depend on the answers of the server.
 """
 
 import re
