@@ -1,4 +1,4 @@
-"""What a GPU runs is tried on a CPU too, where kernels of our own would take its place."""
+"""CUDA paths also run on the CPU, without the native kernels that would replace them there."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Forms and log-probabilities are the same on every device, however steps are run."""
+"""Structured outputs and log-probabilities are the same on every device and in every step mode."""
 
 import pytest
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("policy", ["fixed", "sv", "staged"])
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_texts_follow_the_target_within_the_form(models, place, policy):
+def test_outputs_follow_the_target_within_the_grammar(models, place, policy):
     engine = assemble(place, models, RECIPE, 60, 0.3, policy=policy, num_speculative_tokens=3)
     outputs = generate(engine, *zip(*map(asked, range(4000)), strict=True))
     model = models.reference(RECIPE)
