@@ -84,4 +84,4 @@ test-sanitizers: setup
 		tests/models/test_narrow_weights.py tests/models/test_cache_rollback.py \
 		tests/engine/test_companion.py \
 		tests/engine/test_priced_policies.py::test_a_rule_says_what_asking_says \
-		tests/engine/test_priced_policies.py::test_what_a_rule_notes_is_what_selecting_finds
+		tests/engine/test_priced_policies.py::test_rule_results_equal_the_policys_selection

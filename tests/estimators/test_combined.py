@@ -234,7 +234,7 @@ def test_what_is_likely_enough_lies_between_two_values(weights, bends, h, histor
     excess = log_odds - np.log(needed / (1 - needed))
     least, most = (
         float(each[0])
-        for each in model.range_of_likely(*(np.array([v]) for v in (h, history, place, needed)))
+        for each in model.likely_range(*(np.array([v]) for v in (h, history, place, needed)))
     )
     likely, inside = excess >= 0, (q >= least) & (q <= most)
     clear = np.abs(excess) > 1e-6
@@ -249,8 +249,8 @@ def test_what_is_likely_enough_lies_between_two_values(weights, bends, h, histor
 
 def test_what_else_is_seen_of_a_token_is_no_range():
     one = np.ones(1)
-    with pytest.raises(ValueError, match="no function of"):
-        SignalModel(Inputs.COMBINED).range_of_likely(one, one, one, 0.5 * one)
+    with pytest.raises(ValueError, match="through q.x. alone"):
+        SignalModel(Inputs.COMBINED).likely_range(one, one, one, 0.5 * one)
 
 
 def test_what_is_predictable_knows_no_token():

@@ -350,7 +350,7 @@ class TestLearning:
             assert expected[row, :drafted] == pytest.approx(free[row], abs=1e-3)
             prefix_acceptance_prob = outcome.prefix_acceptance_prob[row, :known].tolist()
             assert np.cumprod(acceptance[row, :known]) == pytest.approx(prefix_acceptance_prob)
-            guess = policy.believed[row, known:drafted]
+            guess = policy.acceptance_estimate[row, known:drafted]
             assert acceptance[row, known:drafted] == pytest.approx(guess)
 
     @pytest.mark.parametrize(

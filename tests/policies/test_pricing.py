@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from draftwise.core.goodput import OperatingPoint, kind_of
+from draftwise.core.goodput import OperatingPoint, point_kind
 from draftwise.core.latency import StageCost
 from draftwise.policies.pricing import Price, Pricing, PricingOptions
 
@@ -255,7 +255,7 @@ def test_every_kind_is_tried_once_even_if_no_step_tells_its_time():
     points = [made.price(4, 0).point for _ in range(1000)]
     for kind in ((False, False), (True, False), (True, True)):
         trial = made.options.trial_steps // 2
-        assert [kind_of(point) for point in points].count(kind) in (trial, 1000 - 2 * trial)
+        assert [point_kind(point) for point in points].count(kind) in (trial, 1000 - 2 * trial)
 
 
 def test_an_estimate_is_compared_with_the_work_that_was_done():

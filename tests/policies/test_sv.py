@@ -121,17 +121,17 @@ def test_information_is_worth_what_it_changes():
     gains = []
     world = World.random(4, 3, seed=1)
     policy.draft_lengths(world.states())
-    policy._worth_now().observe = gains.append
+    policy._companion_value().observe = gains.append
     policy.prices.companion_price = lambda *_: 0.25
     step = take_step(policy, world, asked=True)
-    policy._value_information(step.draft, policy._expected[:, : step.draft.tokens.shape[1]])
+    policy._update_companion_value(step.draft, policy._expected[:, : step.draft.tokens.shape[1]])
     assert gains[-1] == pytest.approx(-0.25)
     # Of four tokens that the draft would verify the companion rejects one, of those it would not it
     # likes one.
     policy._expected = np.array([[0.9], [0.9], [0.3], [0.9]])
     scored = np.array([[0.9], [0.2], [0.8], [0.7]])
     draft = take_step(fix_price(make("sv", 1), 0.5), World.random(4, 1)).draft
-    policy._value_information(draft, scored)
+    policy._update_companion_value(draft, scored)
     assert gains[-1] == pytest.approx((0.5 - 0.2) + (0.8 - 0.5) - 0.25)
 
 

@@ -202,7 +202,7 @@ class Steering:
         """Accepted tokens that the policy expects of each request; ``None`` without an estimate."""
         if not isinstance(self.policy, PricedPolicy) or not self._draft_probs:
             return None
-        prefix_acceptance_prob = np.cumprod(self.policy.believed, axis=1)
+        prefix_acceptance_prob = np.cumprod(self.policy.acceptance_estimate, axis=1)
         return [
             float(prefix_acceptance_prob[row, :length].sum()) for row, length in enumerate(lengths)
         ]

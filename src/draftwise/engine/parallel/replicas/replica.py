@@ -71,7 +71,7 @@ class Replica:
         slots = {*share.cache_slots, *(slot for slot, _, _ in share.chunks)}
         return Drafted(
             replace(draft, stage_uniforms=None),
-            None if rule is None else rule.notes,
+            None if rule is None else rule.results,
             {slot: self._draft.cache.lengths[slot] for slot in slots},
         )
 
