@@ -249,7 +249,7 @@ def test_what_is_likely_enough_lies_between_two_values(weights, bends, h, histor
 
 def test_what_else_is_seen_of_a_token_is_no_range():
     one = np.ones(1)
-    with pytest.raises(ValueError, match="through q.x. alone"):
+    with pytest.raises(ValueError, match=r"through q\(x\) alone"):
         SignalModel(Inputs.COMBINED).likely_range(one, one, one, 0.5 * one)
 
 

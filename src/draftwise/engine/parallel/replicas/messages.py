@@ -110,7 +110,8 @@ class DraftShare:
         chunks: cache slot, start and end of each prompt chunk.
         cache_slots: cache slots of the generating requests.
         limits: ``[requests]`` maximum draft lengths.
-        controls, history, uniforms: ``[requests]``, as in :class:`~draftwise.engine.batch.Batch`.
+        controls, token_history, uniforms: ``[requests]``, as in
+            :class:`~draftwise.engine.batch.Batch`.
         signals: whether the draft's signals are computed.
         rule: the stopping rule; ``None`` to draft to the limits.
     """
@@ -120,7 +121,7 @@ class DraftShare:
     cache_slots: list[int]
     limits: list[int]
     controls: LogitControls
-    history: TokenHistory | None
+    token_history: TokenHistory | None
     uniforms: StepUniforms | None
     signals: bool
     rule: DraftRule | None

@@ -188,7 +188,7 @@ class ReplicaBackend:
             [request.cache_slot for request in part.generating],
             limits,
             part.controls,
-            part.history,
+            part.token_history,
             part.uniforms,
             step.signals,
             None if step.rule is None else part_of_rule(step.rule, own),
