@@ -125,7 +125,7 @@ class TestFitting:
         model = SignalModel.fit(records_of(signals, labels), inputs)
         assert np.isfinite(model.weights).all()
         records = records_of(signals, labels)
-        weights = records.reached()
+        weights = records.reach_probability()
 
         def penalised_loss(theta):
             p = SignalModel(inputs, theta).predict(signals)

@@ -161,7 +161,7 @@ class SignalModel:
         model = cls(inputs, strength=1.0)
         features = model.formula.features(Signals.of(records).variables()).T
         labels = np.asarray(records.acceptance, dtype=np.float64)
-        weights = np.asarray(records.reached(), dtype=np.float64)
+        weights = np.asarray(records.reach_probability(), dtype=np.float64)
         theta = model._start.copy()
         for _ in range(50):
             predicted = _logistic(features @ theta)

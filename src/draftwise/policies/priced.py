@@ -128,7 +128,7 @@ class PricedPolicy(Policy):
         """Whether this step's decisions use signals, or whether the policy learns from it."""
         return self._uses_signals
 
-    def asks_while_drafting(self) -> bool:
+    def may_stop_drafting(self) -> bool:
         """Whether this step uses signals."""
         return self._uses_signals
 

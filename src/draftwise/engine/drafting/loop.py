@@ -76,7 +76,7 @@ def run_drafting(
     """
     if backend.follows_rules and oracle is None:
         step.rule = policy.draft_rule()
-    asks_policy = oracle is not None or (step.rule is None and policy.asks_while_drafting())
+    asks_policy = oracle is not None or (step.rule is None and policy.may_stop_drafting())
     backend.begin(step)
     progress = DraftProgress(step.limits)
     while progress.active:

@@ -161,7 +161,7 @@ class Steering:
             self._entropy.append(entropy(draft_probs))
             self._token_probs.append(token_probabilities(draft_probs, tokens))
         active, wanted = self._progress.active, None
-        if active and self.policy.asks_while_drafting():
+        if active and self.policy.may_stop_drafting():
             wanted = answer(self.policy, self._position(index, active))
         self._progress.advance(self._agree(wanted))
         return bool(self._progress.active)
