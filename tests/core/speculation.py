@@ -1,6 +1,6 @@
-"""One step of speculation on a :class:`Tree`: simulated on many requests, or computed exactly.
+"""One step of speculation on a :class:`Tree`, simulated on many requests or computed exactly.
 
-The exact law is that of the code under test: its acceptance thresholds and the boundaries of its
+The exact law is that of the code under test. Its acceptance thresholds and the boundaries of its
 last draw are found by bisection over the uniform numbers, for every draft that can be drawn.
 """
 
@@ -26,7 +26,7 @@ BISECTIONS = 48
 
 @dataclass(frozen=True)
 class Speculation:
-    """The draft distribution, and which drafted tokens are dropped.
+    """The draft's distribution, and the drafted tokens that are dropped.
 
     Attributes:
         target: p, one position deeper than the draft.
@@ -140,10 +140,10 @@ def simulate(
     limits: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[Tensor, Accepted]:
-    """Run one step for each request, then let the target finish the sequence alone.
+    """Run one step for each request, then complete the sequence with the target alone.
 
     Returns:
-        ``[num_requests, depth]`` the tokens of each request, and what the rule answered.
+        ``[num_requests, depth]`` the tokens of each request, and the result of the rule.
     """
     draft = speculation.draft
     width = draft.depth
@@ -235,12 +235,12 @@ def exact_law(
 
 
 def _bisect(holds: Callable[[Tensor], Tensor], size: int, dtype: torch.dtype) -> Tensor:
-    """``[size]`` float64: the length of the interval [0, t) of [0, 1) in which ``holds``."""
+    """``[size]`` float64, the length t of the interval [0, t) in which ``holds`` is true."""
     low = torch.zeros(size, dtype=torch.float64)
     high = torch.ones(size, dtype=torch.float64)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        # In float32 the middle may round up to 1, which is no number of [0, 1).
+        # In float32 the middle may round up to 1, which is not in [0, 1).
         number = middle.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
         true = holds(number)
         low, high = torch.where(true, middle, low), torch.where(true, high, middle)

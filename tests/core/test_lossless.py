@@ -152,14 +152,14 @@ def test_block_verification_accepts_at_least_as_much(speculation):
 @exact_test
 @given(speculations())
 def test_expected_number_of_accepted_tokens(speculation):
-    """Token: the sum over prefixes of Π min(p, q′). Block: of q′(prefix)·p_i(prefix)."""
+    """The sum over prefixes: of Π min(p, q′) for token, of q′(prefix)·p_i(prefix) for block."""
     target, proposals = speculation.target.conditionals, speculation.proposals().conditionals
     joint_p = joint_q = both = torch.ones(1, dtype=torch.float64)
     token = block = 0.0
     for p, q in zip(target, proposals, strict=False):
         both = (both.unsqueeze(1) * torch.minimum(p, q)).flatten()
         token += float(both.sum())
-        # q′(prefix)·p_i is the smaller of q′(prefix) and q′·p_{i−1} carried on with p.
+        # q′(prefix)·p_i is the minimum of q′(prefix) and q′·p_{i−1} multiplied by p.
         joint_q = (joint_q.unsqueeze(1) * q).flatten()
         joint_p = torch.minimum((joint_p.unsqueeze(1) * p).flatten(), joint_q)
         block += float(joint_p.sum())
@@ -206,7 +206,7 @@ def disagreement():
     return Speculation(target, draft, keep_all(draft))
 
 
-# The exact law is only worked out for rules that use each number once.
+# The exact law can be computed only for rules that use each number once.
 @pytest.mark.parametrize("name", sorted(WRONG_RULES.keys() - {"one number for everything"}))
 def test_exact_law_detects_wrong_rules(name):
     speculation = disagreement()

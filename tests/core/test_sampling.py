@@ -196,7 +196,7 @@ def test_equals_hugging_face(case):
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 5, 9])
 def test_top_k_keeps_ties_like_hugging_face(top_k):
-    """Logits in bfloat16 tie often; which of the tied tokens come first must not matter."""
+    """Logits in bfloat16 are often equal. The order of equal logits must not matter."""
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, -1.0, 2.0, 3.0]])
     expected = hugging_face(logits, Row(top_k=top_k), [0])
     actual = Case([Row(top_k=top_k)], logits, [[0]], [[]]).probabilities()
@@ -338,7 +338,7 @@ def test_a_disabled_parameter_changes_nothing(name):
 
 
 def test_top_p_of_one_keeps_even_the_least_likely_token():
-    """Beside a row that uses top-p, and although the sum of the others rounds to 1."""
+    """It is kept beside a row that uses top-p, although the sum of the others rounds to 1."""
     logits = torch.zeros(2, 50)
     logits[:, 0] = 25.0
     controls = LogitControls(torch.ones(2), all_greedy=False, top_p=torch.tensor([1.0, 0.9]))

@@ -1,4 +1,4 @@
-"""Signals against their definitions, brute force and the inequalities that bound acceptance."""
+"""Signals, compared with definitions, brute force and the bounds on acceptance."""
 
 import math
 
@@ -19,7 +19,7 @@ from draftwise.core.signals import (
 
 property_test = settings(deadline=None, derandomize=True, max_examples=150)
 
-# Many zeros, and weights many orders of magnitude apart.
+# Many weights are 0, and others differ by many orders of magnitude.
 weights = st.one_of(st.just(0.0), st.floats(0.01, 1.0), st.floats(1e-12, 1e-3))
 SIZES = st.integers(1, 12)
 
