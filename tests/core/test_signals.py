@@ -98,7 +98,7 @@ class TestOverlapAndAgreement:
     @property_test
     @given(distributions())
     def test_agreement_of_a_token(self, drawn):
-        """From the probabilities of the tokens alone, as the engine computes it."""
+        """The engine computes it from the probabilities of the tokens alone."""
         q, c = drawn
         for token in range(len(q)):
             index = torch.tensor(token)

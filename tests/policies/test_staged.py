@@ -10,7 +10,7 @@ from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.core.types import CompanionScores, Draft
 from draftwise.policies import PolicyContext, RequestState, create_policy
 
-from ..core.speculation import Question, uniforms_for
+from ..core.speculation import DraftBatch, uniforms_for
 from ..core.statistics_tools import chi_square_p_value, prefix_codes, random_tree, sequence_counts
 from ..stand_ins import draft_signals
 
@@ -97,10 +97,10 @@ def test_proposals_are_the_mid_models_distributions(simulated):
 def test_the_verified_text_has_the_targets_distribution(simulated, method):
     target, _, _, plan = simulated
     uniforms = uniforms_for(NUM_REQUESTS, WIDTH)
-    question = Question(
+    batch = DraftBatch(
         target.along(plan.tokens), plan.proposals, plan.tokens, torch.tensor(plan.lengths)
     )
-    accepted = question.ask(partial(accept, method=method), uniforms.accept, uniforms.final)
+    accepted = batch.apply(partial(accept, method=method), uniforms.accept, uniforms.final)
     verified = torch.cat([plan.tokens, torch.zeros(NUM_REQUESTS, 1, dtype=torch.int64)], dim=1)
     verified[torch.arange(NUM_REQUESTS), accepted.num_accepted] = accepted.next_tokens
     generator = torch.Generator().manual_seed(0)

@@ -13,7 +13,7 @@ from draftwise.core.rejection import accept
 from draftwise.core.types import Draft
 from draftwise.policies import PolicyContext, RequestState, create_policy
 
-from ..core.speculation import Question, Speculation, exact_law, keep_all
+from ..core.speculation import DraftBatch, Speculation, exact_law, keep_all
 from ..core.statistics_tools import integer_tree, random_tree, total_variation
 from ..stand_ins import draft_signals
 
@@ -156,7 +156,7 @@ class Planned(Speculation):
     policy_name: str = "tetris"
     threshold: float = 0.0
 
-    def question(self, tokens, limits=None):
+    def draft_batch(self, tokens, limits=None):
         assert limits is None
         width = tokens.shape[1]
         probs = self.draft.along(tokens)
@@ -173,7 +173,7 @@ class Planned(Speculation):
             policy = create(self.policy_name, width, extra=1)
         plan = policy.select(draft, None)
         lengths = torch.tensor(plan.lengths)
-        return Question(self.target.along(tokens), plan.proposals, tokens, lengths)
+        return DraftBatch(self.target.along(tokens), plan.proposals, tokens, lengths)
 
 
 def planned(seed, threshold, vocab, width, name="tetris"):

@@ -1,4 +1,4 @@
-"""Lossless TETRIS: selects the most promising tokens of the batch by filtered proposals."""
+"""Lossless TETRIS: selects the most likely tokens of the batch by filtered proposals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tetris(EarlyStop):
     """
 
     name = "tetris"
-    summary = "the batch's likeliest tokens within a capacity, by a threshold carried over"
+    summary = "the batch's most likely tokens within a capacity, by a threshold carried over"
     source = "Wu et al. 2025, TETRIS: Optimal Draft Token Selection, with filtered proposals"
     signals = frozenset({Signal.TOKEN_PROBABILITY, Signal.LOAD})
     filters = True

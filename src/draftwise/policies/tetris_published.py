@@ -22,7 +22,7 @@ class TetrisPublished(EarlyStop):
     """
 
     name = "tetris-published"
-    summary = "exactly the batch's likeliest tokens; biased at temperature above 0"
+    summary = "exactly the batch's most likely tokens; biased at temperature above 0"
     source = "Wu et al. 2025, TETRIS: Optimal Draft Token Selection"
     signals = frozenset({Signal.TOKEN_PROBABILITY, Signal.LOAD})
     filters = True
