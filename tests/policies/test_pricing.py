@@ -16,11 +16,6 @@ INFORMATIVE = [0.02, 0.05, 0.98, 0.99, 0.99, 0.99]
 ORDINARY = [0.2, 0.4, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99]
 FLAT = StageCost((1, 4096), (0.010, 0.0101))
 LINEAR = StageCost((1, 2, 4096), (0.010, 0.011, 4.105))
-# Eight tokens cost as much as one, nine as much as sixteen.
-STAIRS = StageCost(
-    (1, *(edge for step in range(1, 40) for edge in (8 * step, 8 * step + 0.01))),
-    (0.010, *(round(0.006 * step + more, 6) for step in range(1, 40) for more in (0.004, 0.01))),
-)
 DRAFT = StageCost((1, 4096), (0.0008, 0.002))
 
 
