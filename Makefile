@@ -83,5 +83,5 @@ test-sanitizers: setup
 	$(RUN_SANITIZED) -m pytest --capture=sys tests/models/test_native_*.py \
 		tests/models/test_narrow_weights.py tests/models/test_cache_rollback.py \
 		tests/engine/test_companion.py \
-		tests/engine/test_priced_policies.py::test_a_rule_says_what_asking_says \
-		tests/engine/test_priced_policies.py::test_what_a_rule_notes_is_what_selecting_finds
+		tests/engine/test_priced_policies.py::test_rules_in_kernels_decide_like_the_policy \
+		tests/engine/test_priced_policies.py::test_rule_results_equal_the_policys_selection

@@ -136,7 +136,7 @@ def information(arguments: argparse.Namespace, console: Console) -> None:
             num_speculative_tokens=5,
         ).records
         gain = information_gains(records)["S,A adaptive"]
-        weight = records.reached()
+        weight = records.reach_probability()
         table.add_row(
             name,
             f"{records.overlap.mean():.3f}",

@@ -302,7 +302,7 @@ class Simulation:
         """How many tokens each request drafts, and how many requests draft at each position."""
         lengths, counts = [0] * self._batch_size, []
         active = [row for row, limit in enumerate(limits) if limit > 0]
-        asks = policy.asks_while_drafting()
+        asks = policy.may_stop_drafting()
         place = 0
         while active:
             counts.append(len(active))

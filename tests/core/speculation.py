@@ -1,6 +1,6 @@
-"""One step of speculation on a :class:`Tree`: simulated on many requests, or computed exactly.
+"""One step of speculation on a :class:`Tree`, simulated on many requests or computed exactly.
 
-The exact law is that of the code under test: its acceptance thresholds and the boundaries of its
+The exact law is that of the code under test. Its acceptance thresholds and the boundaries of its
 last draw are found by bisection over the uniform numbers, for every draft that can be drawn.
 """
 
@@ -26,22 +26,22 @@ BISECTIONS = 48
 
 @dataclass(frozen=True)
 class Speculation:
-    """The draft distribution, and which drafted tokens are dropped.
+    """The draft's distribution, and the drafted tokens that are dropped.
 
     Attributes:
         target: p, one position deeper than the draft.
         draft: q.
         keep: one ``[vocab ** i, vocab]`` bool table per drafted position: whether a token drawn
-            there is verified. The first that is not ends the verified draft.
-        honest: whether the rule is told the proposal q′ = q·keep. If not, it is told q and, where
-            a token was dropped, that nothing was proposed, which biases the output unless a row
-            of ``keep`` is all true or all false.
+            there is verified. The first token that is not verified ends the verified draft.
+        passes_filter: whether the rule gets the proposals q′ = q·keep. Otherwise it gets q, and
+            zeros where a token was dropped. This biases the output unless every row of ``keep`` is
+            all true or all false.
     """
 
     target: Tree
     draft: Tree
     keep: tuple[Tensor, ...]
-    honest: bool = True
+    passes_filter: bool = True
 
     def proposals(self) -> Tree:
         """q′ after every prefix."""
@@ -54,19 +54,19 @@ class Speculation:
         kept = [self.keep[i][codes[:, i], tokens[:, i]] for i in range(tokens.shape[1])]
         return torch.stack(kept, dim=1).long().cumprod(dim=1).sum(dim=1)
 
-    def question(self, tokens: Tensor, limits: Tensor | None = None) -> Question:
-        """Verification length of each draft, at most ``limits`` (``[n]``)."""
+    def draft_batch(self, tokens: Tensor, limits: Tensor | None = None) -> DraftBatch:
+        """The rule's input for drafts with verification lengths of at most ``limits`` (``[n]``)."""
         lengths = self.lengths(tokens)
-        told = self.proposals().along(tokens)
-        if not self.honest:
-            told = self.draft.along(tokens)
-            told[torch.arange(len(tokens)), lengths] = 0.0
+        passed = self.proposals().along(tokens)
+        if not self.passes_filter:
+            passed = self.draft.along(tokens)
+            passed[torch.arange(len(tokens)), lengths] = 0.0
         if limits is not None:
             # At the limit, the filter is not applied to the next token.
             cut = limits <= lengths
-            told[cut, limits[cut]] = 0.0
+            passed[cut, limits[cut]] = 0.0
             lengths = torch.minimum(lengths, limits)
-        return Question(self.target.along(tokens), told, tokens, lengths)
+        return DraftBatch(self.target.along(tokens), passed, tokens, lengths)
 
 
 def keep_all(draft: Tree) -> tuple[Tensor, ...]:
@@ -90,8 +90,8 @@ def drop_by_own_acceptance(draft: Tree, companion: Tree, threshold: float) -> tu
 
 
 @dataclass(frozen=True)
-class Question:
-    """A batch of drafts for the acceptance rule, not packed yet.
+class DraftBatch:
+    """A batch of drafts, as input of an acceptance rule. The target's rows are not packed.
 
     Attributes:
         p: ``[n, width + 1, vocab]`` the target's distributions.
@@ -105,12 +105,12 @@ class Question:
     tokens: Tensor
     lengths: Tensor
 
-    def take(self, index: Tensor) -> Question:
-        return Question(
+    def take(self, index: Tensor) -> DraftBatch:
+        return DraftBatch(
             self.p[index], self.proposals[index], self.tokens[index], self.lengths[index]
         )
 
-    def ask(
+    def apply(
         self, rule: AcceptanceRule, accept_uniforms: Tensor, final_uniforms: Tensor
     ) -> Accepted:
         """Pack the target's rows and apply the rule, in the type of the uniform numbers."""
@@ -140,10 +140,10 @@ def simulate(
     limits: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[Tensor, Accepted]:
-    """Run one step for each request, then let the target finish the sequence alone.
+    """Run one step for each request, then complete the sequence with the target alone.
 
     Returns:
-        ``[num_requests, depth]`` the tokens of each request, and what the rule answered.
+        ``[num_requests, depth]`` the tokens of each request, and the result of the rule.
     """
     draft = speculation.draft
     width = draft.depth
@@ -153,12 +153,12 @@ def simulate(
     for i in range(width):
         tokens[:, i] = sample(draft.conditionals[i][code].float(), uniforms.draft[:, i])
         code = code * draft.vocab + tokens[:, i]
-    question = speculation.question(tokens, limits)
-    accepted = question.ask(rule, uniforms.accept, uniforms.final)
-    said = torch.cat([tokens, torch.zeros(num_requests, 1, dtype=torch.int64)], dim=1)
-    said[torch.arange(num_requests), accepted.num_accepted] = accepted.next_tokens
+    batch = speculation.draft_batch(tokens, limits)
+    accepted = batch.apply(rule, uniforms.accept, uniforms.final)
+    output = torch.cat([tokens, torch.zeros(num_requests, 1, dtype=torch.int64)], dim=1)
+    output[torch.arange(num_requests), accepted.num_accepted] = accepted.next_tokens
     generator = torch.Generator().manual_seed(seed)
-    return speculation.target.complete(said, accepted.num_accepted + 1, generator), accepted
+    return speculation.target.complete(output, accepted.num_accepted + 1, generator), accepted
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def exact_law(
     drafts = torch.cartesian_prod(*[torch.arange(vocab)] * width).reshape(-1, width)
     weight = draft.joint()
     drafts, weight = drafts[weight > 0], weight[weight > 0]
-    question = speculation.question(drafts)
+    batch = speculation.draft_batch(drafts)
     num_drafts = len(drafts)
 
     # One row per draft and position: bisect the acceptance number of that position.
@@ -196,11 +196,11 @@ def exact_law(
     position = torch.arange(width).repeat(num_drafts)
     below_one = 1 - torch.finfo(dtype).eps
     others = torch.where(torch.arange(width) < position.unsqueeze(1), 0.0, below_one).to(dtype)
-    asked = question.take(row)
+    selected = batch.take(row)
 
     def reaches(number: Tensor) -> Tensor:
         numbers = others.scatter(1, position.unsqueeze(1), number.unsqueeze(1))
-        return asked.ask(rule, numbers, torch.zeros_like(number)).num_accepted > position
+        return selected.apply(rule, numbers, torch.zeros_like(number)).num_accepted > position
 
     threshold = _bisect(reaches, num_drafts * width, dtype).reshape(num_drafts, width)
 
@@ -211,14 +211,14 @@ def exact_law(
     numbers = torch.where(succeeds, threshold[row] / 2, (1 + threshold[row]) / 2)
     weight = weight[row] * torch.where(succeeds, threshold[row], 1 - threshold[row]).prod(dim=1)
     row, numbers, weight = row[weight > 0], numbers[weight > 0], weight[weight > 0]
-    num_accepted = question.take(row).ask(rule, numbers.to(dtype), numbers[:, 0].to(dtype) * 0)[0]
+    num_accepted = batch.take(row).apply(rule, numbers.to(dtype), numbers[:, 0].to(dtype) * 0)[0]
 
     each = torch.arange(len(row)).repeat_interleave(vocab)
     token = torch.arange(vocab).repeat(len(row))
-    asked, numbers_of_each = question.take(row[each]), numbers[each].to(dtype)
+    selected, numbers_of_each = batch.take(row[each]), numbers[each].to(dtype)
 
     def at_most(number: Tensor) -> Tensor:
-        return asked.ask(rule, numbers_of_each, number).next_tokens <= token
+        return selected.apply(rule, numbers_of_each, number).next_tokens <= token
 
     cumulative = _bisect(at_most, len(each), dtype).reshape(len(row), vocab)
     p_next = cumulative.diff(dim=1, prepend=torch.zeros(len(row), 1, dtype=torch.float64))
@@ -229,18 +229,18 @@ def exact_law(
         here = num_accepted == i
         ended = torch.zeros(vocab**i, vocab, dtype=torch.float64)
         ended.index_add_(0, codes[here], weight[here].unsqueeze(1) * p_next[here])
-        going_on = mass[i].unsqueeze(1) * target.conditionals[i]
-        mass[i + 1] = (ended + going_on).flatten()
+        continued = mass[i].unsqueeze(1) * target.conditionals[i]
+        mass[i + 1] = (ended + continued).flatten()
     return ExactLaw(mass[-1], float((weight * num_accepted).sum()))
 
 
 def _bisect(holds: Callable[[Tensor], Tensor], size: int, dtype: torch.dtype) -> Tensor:
-    """``[size]`` float64: the length of the interval [0, t) of [0, 1) in which ``holds``."""
+    """``[size]`` float64, the length t of the interval [0, t) in which ``holds`` is true."""
     low = torch.zeros(size, dtype=torch.float64)
     high = torch.ones(size, dtype=torch.float64)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        # In float32 the middle may round up to 1, which is no number of [0, 1).
+        # In float32 the middle may round up to 1, which is not in [0, 1).
         number = middle.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
         true = holds(number)
         low, high = torch.where(true, middle, low), torch.where(true, high, middle)

@@ -1,4 +1,4 @@
-"""Exact distributions, and a statistical test whether samples come from them.
+"""Exact distributions, and a statistical test of whether samples come from them.
 
 A :class:`Tree` is the mock of a language model here: a distribution for every prefix, over a
 vocabulary small enough that every continuation can be counted. A prefix is numbered by reading its
@@ -132,7 +132,7 @@ def random_tree(
     sharpness: float = 1.0,
     p_zero: float = 0.0,
 ) -> Tree:
-    """A random :class:`Tree`: softmax of normal logits, some tokens of every prefix impossible.
+    """A random :class:`Tree`: softmax of normal logits, with some impossible tokens per prefix.
 
     Args:
         vocab: number of tokens.
@@ -152,7 +152,7 @@ def random_tree(
 
 
 def integer_tree(vocab: int, depth: int, generator: torch.Generator, largest: int = 3) -> Tree:
-    """A :class:`Tree` of small fractions: zeros, ties and one-hot rows are frequent."""
+    """A :class:`Tree` of small fractions with many zeros, ties and one-hot rows."""
     tables = []
     for i in range(depth):
         weights = torch.randint(0, largest + 1, (vocab**i, vocab), generator=generator).double()

@@ -1,4 +1,4 @@
-"""What operating points gain and take, against simulations and closed forms."""
+"""Step estimates, draft memory and step-time corrections, against simulations and formulas."""
 
 import itertools
 import math
@@ -24,8 +24,8 @@ probabilities = st.floats(0.0, 1.0)
 
 @property_test
 @given(probabilities, st.integers(0, 8))
-def test_expected_accepted(acceptance, num_tokens):
-    """All ways in which a draft can fare, each with its probability."""
+def test_expected_accepted_equals_the_sum_over_all_outcomes(acceptance, num_tokens):
+    """Each combination of accepted and rejected tokens counts by its probability."""
     expected = 0.0
     for kept in itertools.product([True, False], repeat=num_tokens):
         probability = math.prod(acceptance if each else 1 - acceptance for each in kept)
@@ -42,7 +42,7 @@ def test_advised_draft_length(mean_accepted, num_drafted, advised):
 
 
 @pytest.mark.parametrize(("mean", "num"), [(-0.1, 3), (3.1, 3), (0, 0), (math.nan, 3)])
-def test_what_cannot_have_been_seen(mean, num):
+def test_impossible_statistics_are_refused(mean, num):
     with pytest.raises(ValueError, match="mean_accepted"):
         advised_draft_length(mean, num)
 
@@ -53,24 +53,24 @@ VALUES = np.array([0.05, 0.3, 0.6, 0.8, 0.9, 0.99])
 
 
 def estimate(point, num_requests, expected, acceptance, costs):
-    """Of one operating point alone."""
+    """The step estimate of one operating point."""
     return step_estimates([point], num_requests, expected, acceptance, costs)[0]
 
 
 def simulated_goodput(point, num_requests, costs, values, num_steps):
-    """Tokens per second, and tokens in a target pass, of many steps of many requests."""
+    """Tokens per second and tokens per target pass, over many simulated steps."""
     random = np.random.default_rng(0)
     tokens = seconds = size = 0.0
     for _ in range(num_steps):
-        going, verified = [1.0] * num_requests, 0
+        active, verified = [1.0] * num_requests, 0
         for _ in range(point.max_length):
-            if not going:
+            if not active:
                 break
-            seconds += costs.draft(len(going))
-            going = [reached * random.choice(values) for reached in going]
-            going = [reached for reached in going if reached >= point.threshold]
-            verified += len(going)
-            tokens += sum(going)
+            seconds += costs.draft(len(active))
+            active = [probability * random.choice(values) for probability in active]
+            active = [probability for probability in active if probability >= point.threshold]
+            verified += len(active)
+            tokens += sum(active)
         seconds += costs.target(num_requests + verified)
         tokens += num_requests
         size += num_requests + verified
@@ -80,7 +80,7 @@ def simulated_goodput(point, num_requests, costs, values, num_steps):
 class TestStepEstimates:
     @pytest.mark.parametrize("num_requests", [1, 7, 32])
     @pytest.mark.parametrize("threshold", [0.0, 0.1, 0.4, 0.75])
-    def test_is_what_a_simulation_gains(self, num_requests, threshold):
+    def test_estimates_equal_a_simulation(self, num_requests, threshold):
         point = OperatingPoint(4, threshold)
         drafts = np.array(list(itertools.product(VALUES, repeat=4)))
         estimated = estimate(point, num_requests, drafts, drafts, LINEAR)
@@ -88,8 +88,8 @@ class TestStepEstimates:
         simulated = simulated_goodput(point, num_requests, LINEAR, VALUES, num_steps)
         assert (estimated.goodput, estimated.size) == pytest.approx(simulated, rel=0.02)
 
-    def test_expectations_decide_and_acceptance_counts(self):
-        """A threshold keeps what is expected to be kept and gains what is."""
+    def test_predictions_select_tokens_and_acceptance_gives_the_gain(self):
+        """The threshold applies to the predictions, the gain to the acceptance probabilities."""
         drafts = np.array([[0.9, 0.9], [0.2, 0.9]]), np.array([[0.5, 0.4], [1.0, 1.0]])
         kept = estimate(OperatingPoint(2, 0.5), 2, *drafts, LINEAR)
         assert kept.tokens == pytest.approx(2 * (1 + (0.5 + 0.5 * 0.4) / 2))
@@ -107,7 +107,7 @@ class TestStepEstimates:
 
     @property_test
     @given(st.floats(0.0, 1.0), st.integers(0, 6), st.integers(1, 40))
-    def test_static_lengths_in_closed_form(self, acceptance, length, num_requests):
+    def test_fixed_lengths_equal_the_closed_form(self, acceptance, length, num_requests):
         drafts = np.full((8, 6), acceptance)
         for costs in (LINEAR, STAIRS):
             made = estimate(OperatingPoint(length), num_requests, drafts, drafts, costs)
@@ -121,12 +121,12 @@ class TestStepEstimates:
 
 class TestDraftMemory:
     @pytest.mark.parametrize("guess", [0.1, 0.6, 0.9])
-    def test_it_begins_around_its_guess(self, guess):
+    def test_synthetic_drafts_have_the_mean_of_the_guess(self, guess):
         memory = DraftMemory(256, 5, guess)
         assert memory.expected.mean() == pytest.approx(guess, abs=0.01)
         assert np.array_equal(memory.expected, memory.acceptance)
 
-    def test_recorded_drafts_are_kept_as_they_are(self):
+    def test_recorded_drafts_are_not_changed(self):
         memory, random = DraftMemory(6, 3, 0.5), np.random.default_rng(0)
         expected, acceptance = random.random((2, 6, 3))
         memory.observe(expected, acceptance, np.full(6, 3))
@@ -141,7 +141,7 @@ class TestDraftMemory:
         memory.complete()
         assert sorted(memory.expected[:, 0]) == [0.2, 0.2, 0.3, 0.3]
 
-    def test_drafts_that_end_early_go_on_like_the_others(self):
+    def test_short_drafts_are_extended_like_the_others(self):
         memory, random = DraftMemory(2000, 3, 0.5), np.random.default_rng(0)
         values = random.choice([0.3, 0.9], (2000, 3))
         lengths = random.choice([1, 3], 2000)
@@ -149,14 +149,14 @@ class TestDraftMemory:
         memory.complete()
         known = np.arange(3) < lengths[:, None]
         assert np.array_equal(memory.expected[known], values[known])
-        made_up = memory.expected[~known]
-        assert set(made_up.tolist()) <= {0.3, 0.9}
-        # Tokens count as far as they are reached: the first counts once, the third less.
+        synthetic = memory.expected[~known]
+        assert set(synthetic.tolist()) <= {0.3, 0.9}
+        # Each token is weighted by the probability that it is reached.
         weight = np.cumprod(np.hstack([np.ones((2000, 1)), values[:, :-1]]), axis=1)[known]
         share = weight[values[known] > 0.5].sum() / weight.sum()
-        assert (made_up > 0.5).mean() == pytest.approx(share, abs=0.03)
+        assert (synthetic > 0.5).mean() == pytest.approx(share, abs=0.03)
 
-    def test_without_room_to_draft(self):
+    def test_a_draft_length_of_zero(self):
         memory = DraftMemory(4, 0, 0.6)
         memory.observe(np.zeros((2, 0)), np.zeros((2, 0)), np.zeros(2, dtype=np.int64))
         memory.complete()
@@ -165,36 +165,39 @@ class TestDraftMemory:
 
 class TestStepTimeCorrections:
     SHORT, LONG, NONE = OperatingPoint(1), OperatingPoint(5), OperatingPoint(0)
-    SELECTING, ALIKE = OperatingPoint(5, 0.3), OperatingPoint(5, 0.5)
+    SELECTING, SAME_KIND = OperatingPoint(5, 0.3), OperatingPoint(5, 0.5)
 
     def factors(self, *runs):
-        """Of all points after ``(point, steps, ratio)`` in turn; the first is the incumbent."""
-        seen, step = StepTimeCorrections(8, 512), 0
-        points = [self.SHORT, self.LONG, self.NONE, self.SELECTING, self.ALIKE]
+        """Factors of all points after runs of ``(point, steps, ratio)``.
+
+        The point of the first run is the incumbent.
+        """
+        corrections, step = StepTimeCorrections(8, 512), 0
+        points = [self.SHORT, self.LONG, self.NONE, self.SELECTING, self.SAME_KIND]
         for point, num_steps, ratio in runs:
             for _ in range(num_steps):
                 step += 1
-                seen.observe(step, point, ratio, point == runs[0][0])
-            seen.update(step, points, runs[0][0])
-        return {point: seen.factor(point) for point in points}
+                corrections.observe(step, point, ratio, point == runs[0][0])
+            corrections.update(step, points, runs[0][0])
+        return {point: corrections.factor(point) for point in points}
 
-    def test_a_slower_machine_is_slower_at_all_points(self):
+    def test_a_slower_machine_affects_all_points(self):
         factors = self.factors((self.SHORT, 60, 1.4))
         assert list(factors.values()) == pytest.approx([1.4] * 5)
 
-    def test_points_are_told_apart(self):
+    def test_each_point_has_its_own_correction(self):
         few = self.factors((self.SHORT, 60, 1.0), (self.LONG, 4, 1.2))
         many = self.factors((self.SHORT, 60, 1.0), (self.LONG, 100, 1.2))
         assert 1.02 < few[self.LONG] / few[self.SHORT] < 1.12
         assert 1.15 < many[self.LONG] / many[self.SHORT] < 1.22
 
-    def test_a_trial_is_compared_with_the_machine_as_it_is_now(self):
+    def test_a_trial_is_compared_with_the_current_pace(self):
         factors = self.factors(
             (self.SHORT, 100, 1.0), (self.SHORT, 20, 1.25), (self.LONG, 12, 1.25)
         )
         assert factors[self.LONG] == pytest.approx(factors[self.SHORT], rel=0.02)
 
-    def test_points_learn_from_others_of_their_kind_alone(self):
+    def test_points_learn_only_from_points_of_their_kind(self):
         factors = self.factors((self.SHORT, 60, 1.0), (self.SELECTING, 40, 1.2))
-        assert factors[self.ALIKE] > 1.1
+        assert factors[self.SAME_KIND] > 1.1
         assert factors[self.NONE] == pytest.approx(1.0)

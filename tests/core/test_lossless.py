@@ -1,7 +1,7 @@
 """For any filter and any draft length, the output has the target's distribution.
 
-First exactly, by working out the law of the code under test; then by counting what many simulated
-requests say. Each kind of test is also shown rules that are wrong, and must find them out.
+This is tested exactly, by computing the law of the code under test, and by statistics of many
+simulated requests. Each kind of test is also applied to wrong rules, and must detect them.
 """
 
 from functools import partial
@@ -152,14 +152,14 @@ def test_block_verification_accepts_at_least_as_much(speculation):
 @exact_test
 @given(speculations())
 def test_expected_number_of_accepted_tokens(speculation):
-    """Token: the sum over prefixes of Π min(p, q′). Block: of q′(prefix)·p_i(prefix)."""
+    """The sum over prefixes: of Π min(p, q′) for token, of q′(prefix)·p_i(prefix) for block."""
     target, proposals = speculation.target.conditionals, speculation.proposals().conditionals
     joint_p = joint_q = both = torch.ones(1, dtype=torch.float64)
     token = block = 0.0
     for p, q in zip(target, proposals, strict=False):
         both = (both.unsqueeze(1) * torch.minimum(p, q)).flatten()
         token += float(both.sum())
-        # q′(prefix)·p_i is the smaller of q′(prefix) and q′·p_{i−1} carried on with p.
+        # q′(prefix)·p_i is the minimum of q′(prefix) and q′·p_{i−1} multiplied by p.
         joint_q = (joint_q.unsqueeze(1) * q).flatten()
         joint_p = torch.minimum((joint_p.unsqueeze(1) * p).flatten(), joint_q)
         block += float(joint_p.sum())
@@ -167,13 +167,13 @@ def test_expected_number_of_accepted_tokens(speculation):
     assert exact_law(speculation, RULES["block"]).num_accepted == pytest.approx(block)
 
 
-def counterexample(honest):
+def counterexample(passes_filter):
     """Drop if A < 0.5 with q = (½, ½) and p = c = (0.9, 0.1): b is always dropped."""
     half = Tree((torch.tensor([[0.5, 0.5]], dtype=torch.float64),))
     skewed = torch.tensor([[0.9, 0.1]], dtype=torch.float64)
     target = Tree((skewed, skewed.expand(2, 2)))
     keep = drop_by_own_acceptance(half, Tree((skewed,)), 0.5)
-    return Speculation(target, half, keep, honest)
+    return Speculation(target, half, keep, passes_filter)
 
 
 @both_methods
@@ -181,8 +181,8 @@ def test_dropping_a_token_by_its_own_acceptance_biases_the_output(rule):
     def p_first(speculation):
         return float(exact_law(speculation, rule).joint.reshape(2, 2)[0].sum())
 
-    assert p_first(counterexample(honest=False)) == pytest.approx(0.95, abs=1e-9)
-    assert p_first(counterexample(honest=True)) == pytest.approx(0.9, abs=1e-9)
+    assert p_first(counterexample(passes_filter=False)) == pytest.approx(0.95, abs=1e-9)
+    assert p_first(counterexample(passes_filter=True)) == pytest.approx(0.9, abs=1e-9)
 
 
 def example(vocab=4, depth=4, seed=0):
@@ -206,7 +206,7 @@ def disagreement():
     return Speculation(target, draft, keep_all(draft))
 
 
-# The exact law is only worked out for rules that use each number once.
+# The exact law can be computed only for rules that use each number once.
 @pytest.mark.parametrize("name", sorted(WRONG_RULES.keys() - {"one number for everything"}))
 def test_exact_law_detects_wrong_rules(name):
     speculation = disagreement()
@@ -286,16 +286,16 @@ def test_simulation_detects_unfiltered_dropping(cut, rule):
     """The same filter, without passing the filtered proposals to the acceptance law."""
     target, draft, companion, generator = example()
     keep, _ = cut(draft, companion, generator)
-    assert p_value(Speculation(target, draft, keep, honest=False), rule) < IMPOSSIBLE
+    assert p_value(Speculation(target, draft, keep, passes_filter=False), rule) < IMPOSSIBLE
 
 
 @both_methods
 def test_simulated_counterexample(rule):
-    for honest, expected in ((True, 0.9), (False, 0.95)):
-        tokens, _ = simulate(counterexample(honest), rule, NUM_REQUESTS)
+    for passes_filter, expected in ((True, 0.9), (False, 0.95)):
+        tokens, _ = simulate(counterexample(passes_filter), rule, NUM_REQUESTS)
         counts = torch.bincount(tokens[:, 0], minlength=2)
         assert chi_square_p_value(counts, [expected, 1 - expected]) > NOT_UNLIKELY
-        assert (chi_square_p_value(counts, [0.9, 0.1]) < IMPOSSIBLE) == (not honest)
+        assert (chi_square_p_value(counts, [0.9, 0.1]) < IMPOSSIBLE) == (not passes_filter)
 
 
 def test_simulated_block_verification_accepts_more():

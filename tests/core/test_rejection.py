@@ -36,7 +36,7 @@ class Batch:
             flat = self.proposals[:, :width].reshape(-1, vocab)
             drawn = torch.multinomial(flat, 1, generator=generator)
             self.tokens = drawn.reshape(batch, width)
-        nothing = torch.rand(batch, generator=generator) < 0.5  # not a filter but a cut
+        nothing = torch.rand(batch, generator=generator) < 0.5  # a cut instead of a filter
         self.proposals[torch.arange(batch)[nothing], self.lengths[nothing]] = 0.0
         double = {"generator": generator, "dtype": torch.float64}
         self.accept_uniforms = torch.rand(batch, width, **double)
@@ -86,7 +86,7 @@ def test_results_do_not_depend_on_the_batch(batch, method):
 @property_test
 @given(batches(), methods, st.integers(0, 10**6))
 def test_entries_beyond_the_length_are_ignored(batch, method, seed):
-    """Even if they are NaN."""
+    """They are ignored even if they are NaN."""
     expected = accept(*batch.arguments(), method=method)
     generator = torch.Generator().manual_seed(seed)
     vocab = batch.p.shape[1]
@@ -105,7 +105,7 @@ def test_entries_beyond_the_length_are_ignored(batch, method, seed):
 @given(batches(), methods, st.sampled_from([0.0, 0.5, 1.0]))
 def test_results_have_positive_probability(batch, method, p_zero):
     """Accepted tokens and the next token have p > 0, and only verified tokens are accepted."""
-    batch.accept_uniforms *= batch.accept_uniforms > p_zero  # 0 is a number like any other
+    batch.accept_uniforms *= batch.accept_uniforms > p_zero  # 0 is a valid uniform number
     num_accepted, next_tokens, *probabilities = accept(*batch.arguments(), method=method)
     for each in probabilities:
         assert bool(((each >= 0) & (each <= 1)).all())
@@ -186,7 +186,7 @@ def test_a_draft_with_the_target_distribution_is_always_accepted(method, uniform
 @pytest.mark.parametrize("method", ["token", "block"])
 @pytest.mark.parametrize("final", [0.0, 0.3, 0.7, BELOW_ONE])
 def test_a_rejection_by_rounding_still_gives_a_possible_token(method, final):
-    """p ≤ q′ everywhere, by one rounding error: the residual is empty."""
+    """By one rounding error p ≤ q′ everywhere, so the residual is empty."""
     p = torch.tensor([[0.0, 0.5 - 2.0**-24, 0.5], [0.0, 0.5, 0.5]])
     proposals = torch.tensor([[[0.0, 0.5, 0.5], [0.0, 0.0, 0.0]]])
     accepted = accept(
@@ -227,7 +227,7 @@ def test_greedy_accepts_tokens_equal_to_the_argmax(requests, data):
         assert int(greedy.num_accepted[i]) == count
         assert int(greedy.next_tokens[i]) == target[count]
 
-    # At temperature 0 the general law with one-hot distributions says the same.
+    # At temperature 0 the general law with one-hot distributions gives the same result.
     p = torch.nn.functional.one_hot(target_tokens, 3).float()
     proposals = torch.zeros(len(drafts), width + 1, 3)
     proposals[:, :width] = torch.nn.functional.one_hot(tokens, 3)
@@ -246,10 +246,10 @@ def test_greedy_accepts_tokens_equal_to_the_argmax(requests, data):
 @pytest.mark.parametrize("method", ["token", "block"])
 @pytest.mark.parametrize("lenience", [None, 0.7])
 def test_prefix_acceptance_prob_is_the_acceptance_frequency(method, lenience):
-    """Its mean over drafts from q equals the frequency with which as many tokens are accepted."""
+    """Its mean over drafts from q equals the frequency of accepting at least this many tokens."""
     generator = torch.Generator().manual_seed(3)
     vocab, width, count = 5, 4, 60_000
-    # One distribution for every prefix of the same length is enough: the law knows no more.
+    # One distribution per prefix length is enough, because the law does not use the prefix itself.
     p, q = (distributions(generator, width + 1, vocab, p_zero=0.0) for _ in range(2))
     tokens = torch.multinomial(q[:width].repeat(count, 1), 1, generator=generator)
     proposals = q.repeat(count, 1, 1).clone()
@@ -314,7 +314,7 @@ def test_drawing_has_the_exact_frequencies(vocab, dtype):
 
 @pytest.mark.parametrize("num_zeros", [0, 1, 5])
 def test_the_largest_uniform_draws_a_possible_token(num_zeros):
-    """Many small weights: the rounded total must not push the draw past the end."""
+    """With many small weights, the rounded total must not push the draw past the end."""
     table = torch.full((1, 3000), 1 / 3000)
     table[:, 3000 - num_zeros :] = 0.0
     drawn = int(sample(table, torch.tensor([BELOW_ONE])))

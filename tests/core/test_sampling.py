@@ -55,14 +55,14 @@ class Case:
     def controls(self):
         return controls_of(self.rows, self.vocab)
 
-    def history(self):
-        return history_of(self.prompts, self.outputs, self.vocab)
+    def token_history(self):
+        return token_history_of(self.prompts, self.outputs, self.vocab)
 
     def row(self, i):
         return Case([self.rows[i]], self.logits[i : i + 1], [self.prompts[i]], [self.outputs[i]])
 
     def probabilities(self):
-        return probabilities(self.logits, self.controls(), self.history())
+        return probabilities(self.logits, self.controls(), self.token_history())
 
 
 def controls_of(rows, vocab):
@@ -92,7 +92,7 @@ def controls_of(rows, vocab):
     )
 
 
-def history_of(prompts, outputs, vocab):
+def token_history_of(prompts, outputs, vocab):
     seen = torch.zeros(len(prompts), vocab, dtype=torch.bool)
     counts = torch.zeros(len(prompts), vocab)
     for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
@@ -196,7 +196,7 @@ def test_equals_hugging_face(case):
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 5, 9])
 def test_top_k_keeps_ties_like_hugging_face(top_k):
-    """Logits in bfloat16 tie often; which of the tied tokens come first must not matter."""
+    """Logits in bfloat16 are often equal. The order of equal logits must not matter."""
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, -1.0, 2.0, 3.0]])
     expected = hugging_face(logits, Row(top_k=top_k), [0])
     actual = Case([Row(top_k=top_k)], logits, [[0]], [[]]).probabilities()
@@ -222,7 +222,7 @@ def reference(case):
 @given(cases(max_rows=1))
 def test_bias_and_penalties_equal_a_direct_loop(case):
     expected = torch.tensor([reference(case)])
-    actual = control_logits(case.logits, case.controls(), case.history())
+    actual = control_logits(case.logits, case.controls(), case.token_history())
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -270,7 +270,7 @@ def test_every_row_is_a_distribution(case):
 @given(cases())
 def test_greedy_rows_are_one_hot_at_the_largest_controlled_logit(case):
     p = case.probabilities()
-    tokens = greedy_tokens(case.logits, case.controls(), case.history())
+    tokens = greedy_tokens(case.logits, case.controls(), case.token_history())
     for i, row in enumerate(case.rows):
         scores = reference(case.row(i))
         assert scores[int(tokens[i])] == pytest.approx(max(scores), abs=1e-5)
@@ -285,7 +285,7 @@ def test_greedy_rows_are_one_hot_at_the_largest_controlled_logit(case):
 def test_rows_can_be_repeated_and_reordered(case, index):
     index = torch.tensor([i % len(case.rows) for i in index])
     taken = probabilities(
-        case.logits[index], case.controls().rows(index), case.history().rows(index)
+        case.logits[index], case.controls().rows(index), case.token_history().rows(index)
     )
     torch.testing.assert_close(taken, case.probabilities()[index], rtol=1e-5, atol=1e-7)
 
@@ -297,14 +297,14 @@ def test_history_after_one_token_more(case, data):
         st.lists(st.integers(0, case.vocab - 1), min_size=len(case.rows), max_size=len(case.rows))
     )
     valid = data.draw(st.lists(st.booleans(), min_size=len(case.rows), max_size=len(case.rows)))
-    before = case.history()
+    before = case.token_history()
     seen, counts = before.seen.clone(), before.counts.clone()
     after = before.after(torch.tensor(tokens), torch.tensor(valid))
     outputs = [
         output + [token] * said
         for output, token, said in zip(case.outputs, tokens, valid, strict=True)
     ]
-    expected = history_of(case.prompts, outputs, case.vocab)
+    expected = token_history_of(case.prompts, outputs, case.vocab)
     assert torch.equal(after.seen, expected.seen)
     assert torch.equal(after.counts, expected.counts)
     # The history before is still needed when a drafted token is rejected.
@@ -327,18 +327,18 @@ TEMPERATURE = torch.tensor([0.7, 0.0, 1.3])
 @pytest.mark.parametrize("name", OFF)
 def test_a_disabled_parameter_changes_nothing(name):
     logits = random_logits(3, 3, 11, 3.0)
-    history = history_of([[1, 2], [3], [4]], [[1], [], [5, 5]], 11)
+    token_history = token_history_of([[1, 2], [3], [4]], [[1], [], [5, 5]], 11)
     plain = LogitControls(TEMPERATURE, all_greedy=False)
     off = LogitControls(TEMPERATURE, all_greedy=False, **{name: OFF[name]})
-    assert not plain.uses_history
-    assert off.uses_history == name.endswith("penalty")
+    assert not plain.uses_token_history
+    assert off.uses_token_history == name.endswith("penalty")
     torch.testing.assert_close(
-        probabilities(logits, off, history), probabilities(logits, plain), rtol=1e-6, atol=0
+        probabilities(logits, off, token_history), probabilities(logits, plain), rtol=1e-6, atol=0
     )
 
 
 def test_top_p_of_one_keeps_even_the_least_likely_token():
-    """Beside a row that uses top-p, and although the sum of the others rounds to 1."""
+    """It is kept beside a row that uses top-p, although the sum of the others rounds to 1."""
     logits = torch.zeros(2, 50)
     logits[:, 0] = 25.0
     controls = LogitControls(torch.ones(2), all_greedy=False, top_p=torch.tensor([1.0, 0.9]))
@@ -367,7 +367,7 @@ def test_the_logits_of_the_caller_are_not_modified():
     )
     before = case.logits.clone()
     case.probabilities()
-    greedy_tokens(case.logits, case.controls(), case.history())
+    greedy_tokens(case.logits, case.controls(), case.token_history())
     assert torch.equal(case.logits, before)
 
 
@@ -405,18 +405,18 @@ class TestMasks:
         logits, keep = random_logits(3, 3, 11, 2.0), torch.tensor([1, 2, 5, 6, 9])
         mask = torch.full((3, 11), -torch.inf)
         mask[:, keep] = 0.0
-        history = TokenHistory(torch.zeros(3, 11, dtype=torch.bool), (logits > 0).float())
+        token_history = TokenHistory(torch.zeros(3, 11, dtype=torch.bool), (logits > 0).float())
         controls = LogitControls(torch.tensor([0.7, 0.0, 1.3]), all_greedy=False, **parts)
         small = {name: part[:, keep] if name == "bias" else part for name, part in parts.items()}
-        p = probabilities(logits, controls.masked(mask), history)
+        p = probabilities(logits, controls.masked(mask), token_history)
         expected = probabilities(
             logits[:, keep],
             LogitControls(controls.temperature, all_greedy=False, **small),
-            TokenHistory(history.seen[:, keep], history.counts[:, keep]),
+            TokenHistory(token_history.seen[:, keep], token_history.counts[:, keep]),
         )
         torch.testing.assert_close(p[:, keep], expected)
         assert p.sum(dim=1).tolist() == pytest.approx([1.0] * 3)
-        greedy = greedy_tokens(logits, controls.masked(mask), history)
+        greedy = greedy_tokens(logits, controls.masked(mask), token_history)
         assert greedy[1] == p[1].argmax()
 
     def test_rows_without_a_mask_do_not_change(self):

@@ -1,4 +1,4 @@
-"""Signals against their definitions, brute force and the inequalities that bound acceptance."""
+"""Signals, compared with definitions, brute force and the bounds on acceptance."""
 
 import math
 
@@ -19,7 +19,7 @@ from draftwise.core.signals import (
 
 property_test = settings(deadline=None, derandomize=True, max_examples=150)
 
-# Many zeros, and weights many orders of magnitude apart.
+# Many weights are 0, and others differ by many orders of magnitude.
 weights = st.one_of(st.just(0.0), st.floats(0.01, 1.0), st.floats(1e-12, 1e-3))
 SIZES = st.integers(1, 12)
 
@@ -98,7 +98,7 @@ class TestOverlapAndAgreement:
     @property_test
     @given(distributions())
     def test_agreement_of_a_token(self, drawn):
-        """From the probabilities of the tokens alone, as the engine computes it."""
+        """The engine computes it from the probabilities of the tokens alone."""
         q, c = drawn
         for token in range(len(q)):
             index = torch.tensor(token)

@@ -1,4 +1,4 @@
-"""Records whose acceptance follows a known law."""
+"""Synthetic records whose acceptance follows a known law."""
 
 import numpy as np
 
@@ -6,9 +6,9 @@ from draftwise.estimators.records import Records
 
 
 def records_of(overlap, agreement, acceptance, seed=0, chain_length=1):
-    """Records with given signals and acceptance probabilities, chains of one length.
+    """Records with given signals and acceptance probabilities, in chains of one length.
 
-    Whether a token was kept is drawn, until the first of its chain is rejected.
+    Whether a token is accepted is sampled. All tokens after the first rejection are rejected.
     """
     random = np.random.default_rng(seed)
     size = len(overlap)
@@ -34,12 +34,12 @@ def records_of(overlap, agreement, acceptance, seed=0, chain_length=1):
 
 
 def smooth_law(overlap, agreement):
-    """P(accept | S, A), rising in both."""
+    """P(accept | S, A), which increases in both."""
     return 0.05 + 0.3 * overlap + 0.6 * agreement**2
 
 
 def smooth_records(size, seed=0, chain_length=1):
-    """S and A denser at the top, and some A exactly 0 or 1, as with real models."""
+    """Records with many large S and A, and with some A exactly 0 or 1, as with real models."""
     random = np.random.default_rng(seed)
     overlap = random.beta(4, 2, size).astype(np.float32)
     agreement = random.beta(1, 1, size).astype(np.float32)

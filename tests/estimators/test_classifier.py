@@ -30,7 +30,7 @@ def test_predicts_the_acceptance_of_held_out_tokens(head):
     assert log_loss(p, y) < 0.9 * log_loss(np.full_like(y, y.mean()), y)
     unexplained = ((p - y) ** 2).mean() / y.var()
     assert unexplained < 0.5
-    # Calibrated: among tokens with like predictions the mean is what was predicted.
+    # The head is calibrated: tokens with similar predictions have that mean acceptance.
     for part in np.array_split(np.argsort(p), 5):
         assert p[part].mean() == pytest.approx(y[part].mean(), abs=0.05)
 
@@ -81,14 +81,14 @@ def test_features_are_finite_at_the_edges():
     assert bool(features(zero, zero, zero, zero, zero).isfinite().all())
 
 
-def test_constant_features_are_harmless():
+def test_constant_features_do_not_break_the_head():
     records = random_records(length=1)
     head = AcceptanceHead.fit(records)
     far = columns(records)
-    far[:, 3] = 9.0  # a position that was never seen
+    far[:, 3] = 9.0  # a position that does not occur in the training data
     assert bool(head.predict(far).isfinite().all())
 
 
-def test_no_records():
+def test_training_without_records_is_refused():
     with pytest.raises(ValueError, match="no records"):
         AcceptanceHead.fit(random_records().take(np.zeros(0, dtype=np.int64)))

@@ -1,4 +1,4 @@
-"""The model of acceptance from all signals: what it learns, and how it says it of every token."""
+"""The acceptance model from several signals: its fits, online updates and vocabulary estimates."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ property_test = settings(deadline=None, derandomize=True, max_examples=60)
 each_kind = pytest.mark.parametrize("inputs", Inputs)
 NUM_WEIGHTS = {Inputs.FREE: 8, Inputs.COMBINED: 15, Inputs.PREDICTABLE: 8}
 
-# Not the general start: laws that it does not know beforehand.
+# Laws that differ from the built-in weights.
 LAWS = {
     Inputs.FREE: [1.0, 0.3, -0.05, 0.4, -0.1, 0.1, -0.5, -0.8],
     Inputs.COMBINED: [
@@ -65,17 +65,17 @@ def error(model, other, signals):
 
 class TestFitting:
     @each_kind
-    def test_finds_the_law(self, inputs):
+    def test_fits_recover_the_law(self, inputs):
         truth = law(inputs)
         signals = random_signals(200_000)
         fitted = SignalModel.fit(records_of(signals, truth.predict(signals)), inputs)
         assert error(fitted, truth, random_signals(1000, seed=1)) < 0.01
-        # Weights that the data decide, not the ridge.
+        # The data determine the weights, not the regularisation.
         assert fitted.weights == pytest.approx(truth.weights, abs=0.15)
 
     @each_kind
-    def test_labels_may_be_soft(self, inputs):
-        """The mean of noisy acceptance probabilities is what is found."""
+    def test_labels_may_be_probabilities(self, inputs):
+        """With noisy acceptance probabilities, the fit estimates their mean."""
         truth = law(inputs)
         signals = random_signals(8000)
         mean = truth.predict(signals)
@@ -84,7 +84,7 @@ class TestFitting:
         assert error(fitted, truth, random_signals(1000, seed=1)) < 0.025
 
     @each_kind
-    def test_tokens_that_are_never_reached_do_not_count(self, inputs):
+    def test_tokens_that_are_never_reached_are_ignored(self, inputs):
         signals = random_signals(4000)
         first = signals.position == 0
         acceptance = np.where(first, 0.0, 1.0)
@@ -93,7 +93,7 @@ class TestFitting:
         assert fitted.weights == pytest.approx(expected.weights, abs=1e-6)
 
     @each_kind
-    def test_few_records_hardly_move_it(self, inputs):
+    def test_few_records_hardly_change_the_weights(self, inputs):
         signals = random_signals(4)
         start = SignalModel(inputs)
         few = SignalModel.fit(records_of(signals, np.zeros(4)), inputs)
@@ -103,7 +103,7 @@ class TestFitting:
 
     @each_kind
     @pytest.mark.parametrize("acceptance", [0.0, 1.0])
-    def test_certainty(self, inputs, acceptance):
+    def test_constant_acceptance(self, inputs, acceptance):
         signals = random_signals(3000)
         fitted = SignalModel.fit(records_of(signals, np.full(3000, acceptance)), inputs)
         first = signals.position == 0
@@ -111,21 +111,21 @@ class TestFitting:
 
     @property_test
     @given(st.integers(0, 10**6), st.sampled_from(list(Inputs)), st.integers(1, 200))
-    def test_nothing_makes_it_diverge(self, seed, inputs, size):
-        """Hard labels that a threshold on one signal separates, at extreme signals."""
+    def test_separable_labels_do_not_diverge(self, seed, inputs, size):
+        """A threshold on one signal separates the labels, and some signals are extreme."""
         random = np.random.default_rng(seed)
         signals = random_signals(size, seed)
-        sharp = {
+        extreme = {
             name: np.where(random.random(size) < 0.5, np.round(values), values)
             for name, values in vars(signals).items()
         }
-        signals = Signals(**{**sharp, "entropy": sharp["entropy"] * 3})
+        signals = Signals(**{**extreme, "entropy": extreme["entropy"] * 3})
         column = random.choice(["token_prob", "entropy", "history", "overlap", "agreement"])
         labels = (getattr(signals, column) > np.median(getattr(signals, column))) * 1.0
         model = SignalModel.fit(records_of(signals, labels), inputs)
         assert np.isfinite(model.weights).all()
         records = records_of(signals, labels)
-        weights = records.reached()
+        weights = records.reach_probability()
 
         def penalised_loss(theta):
             p = SignalModel(inputs, theta).predict(signals)
@@ -153,7 +153,7 @@ def distributions(generator, rows, vocab, sharpness=2.0):
     st.booleans(),
     st.lists(st.floats(-2, 2), min_size=15, max_size=15),
 )
-def test_it_says_the_same_of_every_token_of_the_vocabulary(
+def test_vocabulary_estimates_equal_predictions_of_single_tokens(
     seed, inputs, position, has_companion, weights
 ):
     generator = torch.Generator().manual_seed(seed)
@@ -192,7 +192,7 @@ def test_it_says_the_same_of_every_token_of_the_vocabulary(
             assert np.clip(p, 0.01, 0.995) == pytest.approx(model.predict(signals)[0], abs=2e-4)
 
 
-def test_it_leaves_distributions_as_they_are():
+def test_vocabulary_estimates_do_not_modify_the_distributions():
     generator = torch.Generator().manual_seed(0)
     q, c = (distributions(generator, 2, 6).float() for _ in range(2))
     before = q.clone(), c.clone()
@@ -214,15 +214,12 @@ WEIGHT = st.floats(-3, 3, allow_subnormal=False)
     st.integers(0, 6),
     st.floats(0.01, 0.99),
 )
-def test_what_is_likely_enough_lies_between_two_values(weights, bends, h, history, place, needed):
-    """Where the log-odds rise and fall only once or never; of two ranges it is the upper one."""
+def test_likely_range_contains_the_likely_tokens(weights, bends, h, history, place, required):
+    """If the likely tokens form two ranges, it is the upper one."""
     if not bends:
         weights[2] = 0.0
     model = SignalModel(Inputs.FREE, np.array(weights))
     q = np.concatenate([[1e-9, 1e-4], np.geomspace(1.1e-4, 1.0, 400)])
-
-    def all_of(value):
-        return np.full(len(q), value)
 
     log_odds = model.log_odds_over_vocabulary(
         torch.from_numpy(q)[None],
@@ -231,29 +228,29 @@ def test_what_is_likely_enough_lies_between_two_values(weights, bends, h, histor
         torch.tensor([place]),
         None,
     )[0].numpy()
-    excess = log_odds - np.log(needed / (1 - needed))
+    excess = log_odds - np.log(required / (1 - required))
     least, most = (
         float(each[0])
-        for each in model.range_of_likely(*(np.array([v]) for v in (h, history, place, needed)))
+        for each in model.likely_range(*(np.array([v]) for v in (h, history, place, required)))
     )
     likely, inside = excess >= 0, (q >= least) & (q <= most)
-    clear = np.abs(excess) > 1e-6
-    assert not (inside & ~likely & clear).any()
-    missing = likely & ~inside & clear
-    # Only below what is kept, with something unlikely between.
+    unambiguous = np.abs(excess) > 1e-6
+    assert not (inside & ~likely & unambiguous).any()
+    missing = likely & ~inside & unambiguous
+    # Missing tokens lie below the range, with unlikely tokens between.
     for index in np.flatnonzero(missing):
         assert weights[2] > 0
         assert (~likely[index:]).any()
         assert (q[inside] > q[index]).all()
 
 
-def test_what_else_is_seen_of_a_token_is_no_range():
+def test_likely_range_needs_a_model_of_the_drafts_signals():
     one = np.ones(1)
-    with pytest.raises(ValueError, match="no function of"):
-        SignalModel(Inputs.COMBINED).range_of_likely(one, one, one, 0.5 * one)
+    with pytest.raises(ValueError, match=r"through q\(x\) alone"):
+        SignalModel(Inputs.COMBINED).likely_range(one, one, one, 0.5 * one)
 
 
-def test_what_is_predictable_knows_no_token():
+def test_predictable_models_do_not_depend_on_the_token():
     q = torch.full((1, 4), 0.25)
     with pytest.raises(ValueError, match="token"):
         SignalModel(Inputs.PREDICTABLE).log_odds_over_vocabulary(q, q[:, 0], q[:, 0], q[:, 0], q)
@@ -275,7 +272,7 @@ def follow(model, truth, num_steps, batch=8, seed=0):
 @pytest.mark.slow
 class TestLearning:
     @each_kind
-    def test_it_follows_a_workload_and_its_change(self, inputs):
+    def test_updates_follow_a_workload_and_its_change(self, inputs):
         model = SignalModel(inputs)
         signals = random_signals(1000, seed=9)
         first, second = law(inputs), law(inputs)
@@ -287,8 +284,8 @@ class TestLearning:
             assert model.calibration_error < 0.03
 
     @each_kind
-    def test_a_fit_is_worth_more_than_a_guess(self, inputs):
-        """A profile is left more slowly."""
+    def test_fitted_weights_change_more_slowly_than_built_in_ones(self, inputs):
+        """Weights from a profile have more strength."""
         truth = law(inputs)
         signals = random_signals(1000, seed=9)
         guess = SignalModel(inputs)
@@ -297,22 +294,22 @@ class TestLearning:
         follow(fitted, truth, 20)
         assert error(guess, truth, signals) < error(fitted, truth, signals)
 
-    def test_weights_say_how_much_a_token_counts(self):
+    def test_tokens_count_by_their_weight(self):
         signals = random_signals(64)
-        nothing, little, all_ = (SignalModel(Inputs.FREE) for _ in range(3))
-        for model, weight in ((nothing, 0.0), (little, 0.1), (all_, 1.0)):
+        zero, small, full = (SignalModel(Inputs.FREE) for _ in range(3))
+        for model, weight in ((zero, 0.0), (small, 0.1), (full, 1.0)):
             model.observe(signals, np.zeros(64), np.full(64, weight))
         start = SignalModel(Inputs.FREE).predict(signals).mean()
-        assert nothing.predict(signals).mean() == start
-        assert all_.predict(signals).mean() < little.predict(signals).mean() < start
+        assert zero.predict(signals).mean() == start
+        assert full.predict(signals).mean() < small.predict(signals).mean() < start
 
     @each_kind
-    def test_what_is_not_seen_any_more_falls_back_to_the_start(self, inputs):
+    def test_weights_without_recent_evidence_return_to_the_start(self, inputs):
         start = SignalModel(inputs)
         model = SignalModel(inputs)
         follow(model, law(inputs), 400)
         moved = np.abs(model.weights - start.weights)
-        # From now on every token is of one kind, as the start expects it: nothing else is told.
+        # From now on all tokens have the same signals, and the initial weights predict them well.
         one = Signals(
             *(np.full(8, value) for value in (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)),
         )
@@ -322,19 +319,19 @@ class TestLearning:
         assert moved.max() > 0.4
         assert left.max() < 0.15 * moved.max()
 
-    def test_nothing_seen_nothing_learnt(self):
+    def test_an_update_without_tokens_changes_nothing(self):
         model = SignalModel(Inputs.COMBINED)
         before = model.weights.copy()
         model.observe(random_signals(0), np.zeros(0), np.zeros(0))
         assert np.array_equal(model.weights, before)
         assert model.calibration_error == 0
 
-    def test_calibration_error(self):
+    def test_calibration_error_is_the_error_of_the_predictions(self):
         model = law(Inputs.FREE)
         signals = random_signals(500)
-        promised = model.predict(signals)
+        predicted = model.predict(signals)
         model.observe(signals, np.zeros(500), np.ones(500))
-        assert model.calibration_error == pytest.approx(promised.mean())
+        assert model.calibration_error == pytest.approx(predicted.mean())
 
     @settings(property_test, max_examples=40)
     @given(
@@ -355,7 +352,7 @@ class TestLearning:
         ),
         st.integers(1, 60),
     )
-    def test_extremes_do_no_harm(self, inputs, tokens, repeats):
+    def test_extreme_signals_do_not_break_the_model(self, inputs, tokens, repeats):
         *columns, acceptance, weights = np.array(tokens).T
         signals = Signals(*columns)
         model = SignalModel(inputs)
@@ -364,14 +361,14 @@ class TestLearning:
         p = model.predict(signals)
         assert ((p >= 0.01) & (p <= 0.995)).all()
         assert 0 <= model.calibration_error <= 1
-        # It did not run away: what is usual is still learnt.
+        # The weights did not diverge: ordinary tokens are still learnt.
         follow(model, SignalModel(inputs), 300)
         assert error(model, SignalModel(inputs), random_signals(200)) < 0.1
 
 
 class TestFiles:
     @each_kind
-    def test_the_way_through_a_file(self, inputs):
+    def test_round_trip_through_tensors(self, inputs):
         model = law(inputs)
         follow(model, SignalModel(inputs), 5)
         again = SignalModel.from_tensors(inputs, model.to_tensors())
@@ -382,14 +379,14 @@ class TestFiles:
         assert np.array_equal(tensors["weights"].numpy(), again.weights)
 
     @each_kind
-    def test_wrong_sizes(self, inputs):
+    def test_a_wrong_number_of_weights_is_refused(self, inputs):
         with pytest.raises(ValueError, match=f"{inputs.value} needs {NUM_WEIGHTS[inputs]} weights"):
             SignalModel(inputs, np.zeros(3))
         with pytest.raises(ValueError, match="weights"):
             SignalModel.from_tensors(inputs, {"weights": torch.zeros(NUM_WEIGHTS[inputs] + 1)})
 
 
-def test_probabilities_below_the_smallest_are_all_alike():
+def test_token_probabilities_are_clipped_at_the_smallest():
     model = law(Inputs.FREE)
     low = [
         Signals(*(np.array([value]) for value in (probability, 1.0, 0.5, 0.0, 0.0, 0.0)))

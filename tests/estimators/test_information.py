@@ -28,7 +28,7 @@ def test_a_deterministic_signal_has_the_full_gain():
     assert gain.num_cells == 2
 
 
-def test_a_known_mixture():
+def test_the_gain_of_a_known_mixture():
     """X is 1 with probability 0.9 in one half of the records and 0.3 in the other."""
     random = np.random.default_rng(0)
     cells = random.integers(0, 2, 40_000)
@@ -37,7 +37,7 @@ def test_a_known_mixture():
     gain = information_gain(fates, cells)
     assert gain.plain == pytest.approx(expected, abs=0.01)
     assert gain.corrected == pytest.approx(expected, abs=0.01)
-    # The same signal in a hundred needless cells seems to tell more; the correction sees through.
+    # The same signal split into 100 random cells seems to gain more. The correction removes that.
     split = information_gain(fates, 100 * cells + random.integers(0, 100, 40_000))
     assert split.plain > gain.plain + 0.002
     assert split.corrected == pytest.approx(expected, abs=0.01)
@@ -72,7 +72,7 @@ def test_informative_signals_have_the_largest_gain():
         assert abs(gains[unrelated].corrected) < 0.005
 
 
-def test_acceptance_probabilities_have_more_than_a_bit():
+def test_binned_acceptance_probabilities_have_more_than_one_bit():
     assert information_gains(smooth_records(2000), "acceptance")["A"].entropy > 2
 
 
@@ -88,13 +88,13 @@ def test_only_tested_tokens_count():
     ]
 
 
-def test_no_records():
+def test_no_records_have_no_gain():
     for gain in information_gains(smooth_records(0)).values():
         assert gain.plain == gain.corrected == gain.entropy == gain.num_cells == 0
 
 
 class TestPearson:
-    def test_a_line(self):
+    def test_points_on_a_line(self):
         x = np.linspace(0, 1, 50, dtype=np.float32)
         assert pearson(x, 3 * x + 1) == pytest.approx(1)
         assert pearson(x, -x) == pytest.approx(-1)

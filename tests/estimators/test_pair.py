@@ -13,7 +13,7 @@ def signals(token_prob):
     return Signals(token_prob, zeros + 1.0, zeros + 0.6, zeros, zeros, zeros)
 
 
-def test_each_kind_has_its_own_model():
+def test_sampled_and_greedy_requests_have_their_own_model():
     pair = ModelPair.of(Inputs.FREE, {})
     pair[True].weights = pair[True].weights + 1.0
     some = signals([0.1, 0.5, 0.9])
@@ -24,21 +24,21 @@ def test_each_kind_has_its_own_model():
     assert mixed.tolist() == [sampled[0], greedy[1], sampled[2]]
 
 
-def test_each_kind_learns_from_its_own():
+def test_each_model_learns_from_its_own_requests():
     pair, alone = ModelPair.of(Inputs.FREE, {}), SignalModel(Inputs.FREE)
-    some, reached = signals([0.1, 0.5, 0.9]), np.array([1.0, 0.4, 1.0])
+    some, reach_probability = signals([0.1, 0.5, 0.9]), np.array([1.0, 0.4, 1.0])
     acceptance, greedy = np.array([0.2, 0.9, 0.4]), np.array([True, False, True])
     start = pair[False].weights.copy()
-    pair.observe(some, greedy, acceptance, reached)
-    alone.observe(signals([0.1, 0.9]), acceptance[greedy], reached[greedy])
+    pair.observe(some, greedy, acceptance, reach_probability)
+    alone.observe(signals([0.1, 0.9]), acceptance[greedy], reach_probability[greedy])
     assert np.array_equal(pair[True].weights, alone.weights)
     assert not np.array_equal(pair[False].weights, start)
     before = pair[False].weights.copy()
-    pair.observe(some, np.ones(3, bool), acceptance, reached)
+    pair.observe(some, np.ones(3, bool), acceptance, reach_probability)
     assert np.array_equal(pair[False].weights, before)
 
 
-def test_a_profile_is_where_both_begin():
+def test_both_models_start_from_the_profile():
     model = SignalModel(Inputs.FREE, np.arange(8.0))
     pair = ModelPair.of(Inputs.FREE, {"free": model.to_tensors()})
     assert all(np.array_equal(each.weights, model.weights) for each in pair.values())
@@ -47,7 +47,7 @@ def test_a_profile_is_where_both_begin():
 
 
 @pytest.mark.parametrize("tensors", [{}, {"weights": torch.zeros(3)}])
-def test_a_profile_of_another_version_is_refused(tensors):
+def test_a_profile_that_does_not_fit_is_refused(tensors):
     with pytest.raises(InvalidParameterError) as caught:
         ModelPair.of(Inputs.FREE, {"free": tensors})
     assert caught.value.field == "profile"

@@ -58,7 +58,7 @@ class TestFitting:
         by_position = summary.acceptance_by_position
         assert len(by_position) == 3
         assert by_position[0] == pytest.approx(RECORDS.acceptance[first].mean())
-        weight = RECORDS.reached()[RECORDS.position == 1]
+        weight = RECORDS.reach_probability()[RECORDS.position == 1]
         second = (weight * RECORDS.acceptance[RECORDS.position == 1]).sum() / weight.sum()
         assert by_position[1] == pytest.approx(second, rel=1e-5)
         assert min(by_position) < summary.mean_acceptance < max(by_position)

@@ -36,7 +36,7 @@ each_table = pytest.mark.parametrize("name", TABLES)
 def test_the_threshold_is_exactly_where_predictions_reach_the_probability(name, triples):
     table = TABLES[name]
     overlap, agreement, probability = torch.tensor(triples).T
-    # The table's own values and edges are where it could go wrong.
+    # Errors are most likely at the table's own values and edges.
     values, edges = table.values.flatten(), table.grid.agreement_edges.flatten()
     edges = edges[edges.isfinite()]
     everything = torch.cartesian_prod(
@@ -45,8 +45,8 @@ def test_the_threshold_is_exactly_where_predictions_reach_the_probability(name, 
     s, a = everything.T
     for wanted in torch.cat([probability, values[:: max(1, len(values) // 9)]]):
         wanted = wanted.expand(len(s))
-        reached = table.predict(s, a) >= wanted
-        assert torch.equal(reached, a >= table.threshold(s, wanted))
+        is_likely = table.predict(s, a) >= wanted
+        assert torch.equal(is_likely, a >= table.threshold(s, wanted))
 
 
 @each_table
@@ -98,7 +98,7 @@ def test_adaptive_cells_hold_about_as_many_records_each():
     counts = counts[counts > 0]
     assert len(counts) == grid.num_cells
     fair = len(records) / 400
-    # A = 1 is one value that many records share: it is a cell of its own, however large.
+    # Many records have A = 1, so this value has its own cell of any size.
     ordinary = counts[counts < 3 * fair]
     assert len(ordinary) >= grid.num_cells - grid.shape[0]
     assert ordinary.mean() == pytest.approx(fair, rel=0.3)
@@ -112,13 +112,13 @@ def test_frequent_values_have_their_own_bins():
     for value, neighbour in ((0.0, 1e-6), (1.0, 1 - 1e-6)):
         own = grid.columns_of(rows, torch.full((len(rows),), value))
         other = grid.columns_of(rows, torch.full((len(rows),), neighbour))
-        # In the rows of little overlap A = 1 is too rare.
+        # In rows with a small overlap A = 1 is too rare for its own bin.
         assert (own != other).float().mean() > 0.7
 
 
 @each_binning
 def test_records_are_weighted_by_reach_probability(binning):
-    """If the first token of all chains is always rejected, only first tokens count."""
+    """If the first token of every chain is always rejected, only first tokens count."""
     size = 4000
     acceptance = np.tile([0.0, 1.0], size // 2)
     records = records_of([0.55] * size, [0.55] * size, acceptance, chain_length=2)
@@ -128,7 +128,7 @@ def test_records_are_weighted_by_reach_probability(binning):
 
 @each_binning
 @pytest.mark.parametrize("size", [0, 1, 3, 30])
-def test_few_records(binning, size):
+def test_few_records_give_a_coarse_grid(binning, size):
     table = AcceptanceTable.fit(smooth_records(size), binning)
     assert bool(table.values.isfinite().all())
     assert table.predict(torch.tensor(0.9), torch.tensor(1.0)) > table.predict(
@@ -139,7 +139,7 @@ def test_few_records(binning, size):
 @each_binning
 @pytest.mark.parametrize("level", [0.1, 0.9])
 def test_empty_cells_fall_back_to_coarser_tables(binning, level):
-    """With all data in one corner, distant cells are still updated, and never undefined."""
+    """With all data in one corner, distant cells are still updated and stay defined."""
     random = np.random.default_rng(0)
     size = 3000
     overlap, agreement = 0.5 + 0.1 * random.random((2, size))
@@ -161,7 +161,7 @@ def test_values_are_monotone_along_agreement():
         assert predicted == pytest.approx(0.5, abs=0.02)
 
 
-def test_unknown_binning():
+def test_an_unknown_binning_is_refused():
     with pytest.raises(InvalidParameterError, match="5x5, 10x10, 20x20, adaptive") as caught:
         AcceptanceTable.fit(smooth_records(10), "6x6")
     assert caught.value.field == "binning"
@@ -196,7 +196,7 @@ def test_tensors_hold_the_whole_table(name):
         ("agreement_edges", lambda t: t[0]),
     ],
 )
-def test_invalid_tensors(key, change):
+def test_invalid_tensors_are_refused(key, change):
     tensors = TABLES["10x10"].to_tensors()
     with pytest.raises(ValueError, match=r"must|needs"):
         AcceptanceTable.from_tensors(tensors | {key: change(tensors[key])})

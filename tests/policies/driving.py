@@ -1,4 +1,4 @@
-"""Steps of a policy without models: distributions and drawn tokens are given."""
+"""Runs steps of a policy without models, on given distributions and drawn tokens."""
 
 from dataclasses import dataclass, replace
 
@@ -18,9 +18,9 @@ class World:
     """The distributions, and the tokens drafted without any early stop.
 
     Attributes:
-        q, c, p: ``[requests, width, vocab]`` draft_probs of draft and companion, and the target's.
+        q, c, p: ``[requests, width, vocab]`` distributions of draft, companion and target.
         tokens: ``[requests, width]`` the tokens that the draft draws.
-        greedy: which requests are decoded at temperature 0; their tokens are the likeliest.
+        greedy: which requests are decoded at temperature 0; their tokens are the most likely ones.
     """
 
     q: torch.Tensor
@@ -30,12 +30,12 @@ class World:
     greedy: tuple[bool, ...]
 
     @classmethod
-    def random(cls, num_requests, width, vocab=8, seed=0, greedy=(), likeness=2.0):
-        """Beliefs that agree more or less; requests of ``greedy`` are decoded greedily."""
+    def random(cls, num_requests, width, vocab=8, seed=0, greedy=(), similarity=2.0):
+        """Random distributions that agree partly; requests in ``greedy`` are decoded greedily."""
         generator = torch.Generator().manual_seed(seed)
         shape = num_requests, width, vocab
         sharpness = 3 * torch.rand(num_requests, width, 1, generator=generator)
-        shared = torch.randn(shape, generator=generator) * sharpness * likeness
+        shared = torch.randn(shape, generator=generator) * sharpness * similarity
         q, c, p = (
             (shared + torch.randn(shape, generator=generator)).softmax(dim=2) for _ in range(3)
         )
@@ -45,12 +45,12 @@ class World:
         tokens = torch.where(is_greedy.unsqueeze(1), q.argmax(dim=2), tokens)
         return cls(q, c, p, tokens, tuple(is_greedy.tolist()))
 
-    def otherwise_from(self, row, place, token, seed):
-        """The same until one token is drawn; after it nothing in its request is as it was."""
+    def diverging_at(self, row, place, token, seed):
+        """A copy with another token at one position and random distributions after it."""
         new = World.random(*self.q.shape, seed=seed)
         q, c, p, tokens = (each.clone() for each in (self.q, self.c, self.p, self.tokens))
-        for ours, other in ((q, new.q), (c, new.c), (p, new.p)):
-            ours[row, place + 1 :] = other[row, place + 1 :]
+        for copy, random in ((q, new.q), (c, new.c), (p, new.p)):
+            copy[row, place + 1 :] = random[row, place + 1 :]
         tokens[row, place + 1 :] = new.tokens[row, place + 1 :]
         tokens[row, place] = token
         return World(q, c, p, tokens, self.greedy)
@@ -69,12 +69,12 @@ class World:
 
 @dataclass(frozen=True)
 class Step:
-    """What a policy made of a world.
+    """The result of a policy's step in a world.
 
     Attributes:
-        q: ``[requests, width + 1, vocab]`` the draft's distributions as they were drawn from.
+        q: ``[requests, width + 1, vocab]`` the distributions that drafted tokens were drawn from.
         draft, companion_scores, plan: as in the engine; ``companion_scores`` is ``None`` if the
-            companion was not asked.
+            companion did not score the draft.
     """
 
     q: torch.Tensor
@@ -83,14 +83,14 @@ class Step:
     plan: Plan
 
 
-def take_step(policy, world, states=None, asked=None):
-    """One step, up to the plan.
+def take_step(policy, world, states=None, scores=None):
+    """Run one step of a policy, up to the plan.
 
     Args:
-        policy: to drive.
-        world: what is drafted.
-        states: of the requests.
-        asked: whether the companion scores; ``None`` if the policy is to say.
+        policy: the policy.
+        world: the distributions and the drafted tokens.
+        states: states of the requests; ``None`` for the world's own.
+        scores: whether the companion scores the draft; ``None`` if the policy decides.
     """
     states = states or world.states()
     limits = policy.draft_lengths(states)
@@ -106,20 +106,22 @@ def take_step(policy, world, states=None, asked=None):
         if not policy.uses_draft_signals():
             position = DraftPosition(place, active, position.tokens, None, None, None)
         wanted = policy.keep_drafting(position)
-        going = [True] * len(active) if wanted is None else wanted.tolist()
+        continues = [True] * len(active) if wanted is None else wanted.tolist()
         place += 1
-        active = [r for r, goes in zip(active, going, strict=True) if goes and limits[r] > place]
+        active = [
+            r for r, goes_on in zip(active, continues, strict=True) if goes_on and limits[r] > place
+        ]
     draft, q = written(world, lengths, place)
     if not policy.uses_draft_signals():
         draft = replace(draft, signals=None)
     companion_scores = None
-    if any(lengths) and (policy.wants_companion() if asked is None else asked):
+    if any(lengths) and (policy.wants_companion() if scores is None else scores):
         companion_scores = scored(world, draft)
     return Step(q, draft, companion_scores, policy.select(draft, companion_scores).filtered())
 
 
 def written(world, lengths, width):
-    """The draft of a world up to given lengths, and what its tokens were drawn from."""
+    """The draft of a world with given lengths, and the distributions of its tokens."""
     inside = torch.arange(width) < torch.tensor(lengths).unsqueeze(1)
     tokens = world.tokens[:, :width] * inside
     draft_probs = world.q[:, :width] * inside.unsqueeze(2)
@@ -142,7 +144,7 @@ def scored(world, draft):
 
 
 def outcome_of(world, step, failed=()):
-    """What the target makes of a plan, coins aside."""
+    """The outcome of verifying a plan: acceptance probabilities, without sampled decisions."""
     width = step.plan.tokens.shape[1]
     verified = torch.arange(width) < torch.tensor(step.plan.lengths).unsqueeze(1)
     p = token_probabilities(world.p[:, :width], step.plan.tokens)
@@ -172,7 +174,7 @@ def make(name, gamma, latency=None, has_companion=True, **options):
 
 
 def fix_price(policy, threshold, max_length=None, verify=None):
-    """From now on the policy runs at this price, whatever it learns."""
+    """Make the policy use this price in every step, whatever it learns."""
     length = policy.num_speculative_tokens if max_length is None else max_length
     price = Price(OperatingPoint(length, threshold), 1.0, threshold if verify is None else verify)
     policy.prices.price = lambda *_: price
@@ -181,7 +183,7 @@ def fix_price(policy, threshold, max_length=None, verify=None):
 
 
 def signals_at(world, row, place, token=None):
-    """H, q and with the companion S and A of a token, the drawn one unless another is given."""
+    """H, q(x), S and A of a token; of the drawn token by default."""
     q, c = world.q[row, place], world.c[row, place]
     x = world.tokens[row, place] if token is None else token
     return float(entropy(q)), float(q[x]), float(overlap(q, c)), float(agreement(q[x], c[x]))

@@ -1,4 +1,4 @@
-"""Policies that price, driven without models: what they draft, filter, cut, explore and learn."""
+"""Priced policies without models: what they draft, filter, cut, explore and learn."""
 
 import itertools
 from dataclasses import replace
@@ -35,14 +35,14 @@ thresholds = st.sampled_from([0.0, 0.05, 0.2, 0.35, 0.5, 0.7, 0.9])
 
 
 def p_of(model, world, row, place, token=None, history=0.5):
-    """P of one token by one model."""
+    """P of one token, by one model."""
     h, q, s, a = signals_at(world, row, place, token)
     columns = (np.array([value]) for value in (q, h, history, float(place), s, a))
     return float(model.predict(Signals(*columns))[0])
 
 
-def always_watching(policy):
-    """From now on signals are looked at in every step."""
+def learning_always(policy):
+    """Make the policy use signals and learn in every step."""
     policy.options = replace(policy.options, learn_every=1, warm_up=0)
     return policy
 
@@ -64,13 +64,13 @@ class TestOptions:
             *(("acceptance_guess", value) for value in (0, 1, True)),
         ],
     )
-    def test_bad_ones(self, name, option, value):
+    def test_invalid_values_are_refused(self, name, option, value):
         with pytest.raises(InvalidParameterError) as caught:
             make(name, 3, **{option: value})
         assert caught.value.field == f"policy_options.{option}"
 
     @each_name
-    def test_every_option_is_listed_and_taken(self, name):
+    def test_every_option_is_listed_and_accepted(self, name):
         listed = options_of(POLICIES[name])
         assert listed == vars(PricingOptions())
         assert len(listed) <= 10
@@ -80,7 +80,7 @@ class TestOptions:
         )
 
     @each_name
-    def test_a_profile_gives_the_first_estimate(self, name):
+    def test_models_start_from_the_profile(self, name):
         known = PolicyContext(3, fixed_latency(), profile(), has_companion=True)
         policy = create_policy(name, known, {})
         for greedy in (False, True):
@@ -93,7 +93,7 @@ class TestOptions:
 
 @pytest.mark.slow
 class TestLosslessness:
-    """The proposal at a position is a function of what precedes it, for every token alike."""
+    """The proposal at a position depends on the tokens before it only."""
 
     @each_name
     @settings(property_test, max_examples=25)
@@ -105,17 +105,17 @@ class TestLosslessness:
         st.integers(0, 2),
         st.integers(0, 2),
     )
-    def test_another_token_leaves_its_own_position_as_it_is(
-        self, name, seed, threshold, asked, explores, row, place
+    def test_the_drawn_token_does_not_change_the_proposal_at_its_position(
+        self, name, seed, threshold, scores, explore_every, row, place
     ):
         world = World.random(4, 3, seed=seed, greedy=(3,))
-        worlds = [world, *(world.otherwise_from(row, place, x, seed + x) for x in range(8))]
+        worlds = [world, *(world.diverging_at(row, place, x, seed + x) for x in range(8))]
         steps = []
         for each in worlds:
-            policy = make(name, 3, explore_every=explores)
+            policy = make(name, 3, explore_every=explore_every)
             fix_price(policy, threshold, verify=0.3)
-            policy.draft_lengths(world.states())  # so that the second step explores
-            steps.append(take_step(policy, each, asked=asked))
+            policy.draft_lengths(world.states())  # because the second step explores
+            steps.append(take_step(policy, each, scores=scores))
         for request in range(4):
             for position in range(place + 1):
                 is_open = {
@@ -139,18 +139,18 @@ class TestLosslessness:
     def test_predictable_cuts_need_no_filter(self, seed, threshold):
         world = World.random(4, 3, seed=seed, greedy=(1,))
         policy = fix_price(make("sv-predictable", 3), threshold, None, 0.3)
-        step = take_step(policy, world, asked=True)
+        step = take_step(policy, world, scores=True)
         for row, length in enumerate(step.plan.lengths):
             assert torch.equal(step.plan.proposals[row, :length], step.q[row, :length])
             assert not step.plan.proposals[row, length:].any()
 
     @each_name
-    def test_both_occur(self, name):
-        """Tokens are dropped and kept, and where it is a filter's work vocabularies are split."""
+    def test_tokens_are_both_kept_and_dropped(self, name):
+        """Policies that filter also drop a part of the vocabulary at some positions."""
         dropped = kept = partial = 0
         for seed in range(20):
             policy = fix_price(make(name, 3), 0.5)
-            step = take_step(policy, World.random(6, 3, seed=seed), asked=True)
+            step = take_step(policy, World.random(6, 3, seed=seed), scores=True)
             kept += sum(step.plan.lengths)
             dropped += sum(step.draft.lengths) - sum(step.plan.lengths)
             q, proposals = step.q[:, : step.plan.tokens.shape[1]], step.plan.proposals
@@ -168,11 +168,11 @@ class TestFiltering:
         st.integers(0, 10**6),
         st.sampled_from([0.15, 0.3, 0.5, 0.7]),
     )
-    def test_every_token_of_the_vocabulary_is_asked(self, name, seed, threshold):
-        """keep(x) = [w·P(x) ≥ c], by P of one token at a time."""
+    def test_the_filter_applies_to_every_token_of_the_vocabulary(self, name, seed, threshold):
+        """keep(x) = [w·P(x) ≥ c], with P computed for one token at a time."""
         world = World.random(3, 3, seed=seed, greedy=(1,))
         policy = fix_price(make(name, 3), threshold)
-        step = take_step(policy, world, asked=True)
+        step = take_step(policy, world, scores=True)
         models = policy.combined if name == "sv" else policy.models
         for row, (drafted, verified) in enumerate(
             zip(step.draft.lengths, step.plan.lengths, strict=True)
@@ -191,7 +191,7 @@ class TestFiltering:
                 assert (verified > place) == bool(keep[drawn])
                 prefix_acceptance_prob *= by_token[drawn]
 
-    def test_what_is_almost_free_is_not_filtered(self):
+    def test_positions_with_a_low_threshold_are_not_filtered(self):
         world = World.random(6, 3, seed=1)
         step = take_step(fix_price(make("adaptive", 3), 0.01), world)
         before = torch.tensor(step.draft.lengths)
@@ -199,7 +199,7 @@ class TestFiltering:
         assert torch.equal(step.plan.proposals, step.q)
 
     @pytest.mark.parametrize("name", ["adaptive", "sv", "sv-predictable"])
-    def test_greedy_batches_decide_alike_without_proposals(self, name):
+    def test_greedy_requests_have_the_same_lengths_in_batches_without_proposals(self, name):
         for seed in range(10):
             world = World.random(5, 3, seed=seed, greedy=range(5))
             mixed = World(
@@ -209,30 +209,30 @@ class TestFiltering:
                 ),
                 (*world.greedy, False),
             )
-            alone = take_step(fix_price(make(name, 3), 0.5), world, asked=True)
-            among = take_step(fix_price(make(name, 3), 0.5), mixed, asked=True)
-            assert alone.plan.proposals is None
-            assert among.plan.lengths[:5] == alone.plan.lengths
+            without = take_step(fix_price(make(name, 3), 0.5), world, scores=True)
+            mixed_step = take_step(fix_price(make(name, 3), 0.5), mixed, scores=True)
+            assert without.plan.proposals is None
+            assert mixed_step.plan.lengths[:5] == without.plan.lengths
 
     @pytest.mark.parametrize("name", ["adaptive", "sv-predictable"])
-    def test_static_lengths_are_verified_whole(self, name):
+    def test_drafts_of_a_fixed_length_are_verified_completely(self, name):
         world = World.random(6, 4, seed=2)
         policy = fix_price(make(name, 4), 0.0, max_length=2)
-        step = take_step(policy, world, asked=False)
+        step = take_step(policy, world, scores=False)
         assert step.plan.lengths == step.draft.lengths == (2,) * 6
         assert torch.equal(step.plan.proposals, step.q)
 
-    def test_a_judged_static_length_is_held_against_the_price_of_a_place(self):
+    def test_scored_drafts_of_a_fixed_length_are_filtered_by_the_price(self):
         world = World.random(8, 3, seed=3)
         policy = fix_price(make("sv", 3), 0.0, verify=0.6)
-        step = take_step(policy, world, asked=True)
+        step = take_step(policy, world, scores=True)
         assert sum(step.plan.lengths) < sum(step.draft.lengths) == 24
 
 
 class TestDrafting:
     @property_test
     @given(st.integers(0, 10**6), thresholds)
-    def test_it_ends_below_the_threshold(self, seed, threshold):
+    def test_drafting_stops_below_the_threshold(self, seed, threshold):
         assume(threshold > 0)
         world = World.random(4, 4, seed=seed, greedy=(0,))
         policy = fix_price(make("adaptive", 4), threshold)
@@ -248,14 +248,14 @@ class TestDrafting:
                 expected += 1
             assert length == expected
 
-    def test_a_way_without_a_draft(self):
+    def test_an_operating_point_without_drafting(self):
         policy = fix_price(make("adaptive", 4), 0.0, max_length=0)
         assert policy.draft_lengths(World.random(3, 4).states()) == [0, 0, 0]
 
 
 class TestExploring:
     @each_name
-    def test_turns_depend_on_the_number_of_the_step_alone(self, name):
+    def test_turns_depend_on_the_number_of_the_step_only(self, name):
         turns = []
         for seed in (0, 1):
             policy = fix_price(make(name, 4, explore_every=5), 0.9, max_length=0)
@@ -270,20 +270,20 @@ class TestExploring:
         explored = [each for each in turns[0] if any(each)]
         assert explored == [(0, 2, 0), (0, 0, 4), (4, 0, 0)] * 2 + [(0, 2, 0), (0, 0, 4)]
 
-    def test_those_who_cannot_draft_are_not_in_turn(self):
+    def test_requests_that_cannot_draft_do_not_explore(self):
         policy = fix_price(make("adaptive", 4, explore_every=2), 0.9, max_length=0)
         states = World.random(3, 4).states(limits=[0, 4, 0])
         assert [policy.draft_lengths(states) for _ in range(4)] == [[0] * 3, [0, 4, 0]] * 2
 
     @each_name
-    @pytest.mark.parametrize("asked", [True, False])
-    def test_the_one_in_turn_is_never_filtered(self, name, asked):
+    @pytest.mark.parametrize("scores", [True, False])
+    def test_the_explorer_is_never_filtered(self, name, scores):
         filtered = 0
         for seed in range(10):
             policy = fix_price(make(name, 4, explore_every=2), 0.8)
             world = World.random(3, 4, seed=seed)
             policy.draft_lengths(world.states())
-            step = take_step(policy, world, asked=asked)
+            step = take_step(policy, world, scores=scores)
             assert step.draft.lengths[1] == step.plan.lengths[1] == 4
             assert torch.equal(step.plan.proposals[1], step.q[1])
             filtered += sum(step.plan.lengths) - 4
@@ -292,9 +292,9 @@ class TestExploring:
 
 @pytest.mark.slow
 class TestLearning:
-    def steps(self, policy, count, likeness=2.0, times=None):
+    def steps(self, policy, count, similarity=2.0, times=None):
         for seed in range(count):
-            world = World.random(4, 3, seed=seed, likeness=likeness, greedy=(3,))
+            world = World.random(4, 3, seed=seed, similarity=similarity, greedy=(3,))
             step = take_step(policy, world)
             yield world, step
             policy.observe(outcome_of(world, step), times or one_second())
@@ -302,12 +302,12 @@ class TestLearning:
     @each_name
     @pytest.mark.parametrize("threshold", [0.0, 0.4])
     def test_estimates_follow_the_target(self, name, threshold):
-        policy = always_watching(fix_price(make(name, 3), threshold, verify=0.3))
+        policy = learning_always(fix_price(make(name, 3), threshold, verify=0.3))
         policy.prices.companion_price = lambda *_: -1.0
-        for _ in self.steps(policy, 1000, likeness=0.3):
+        for _ in self.steps(policy, 1000, similarity=0.3):
             pass
         assert policy.calibration_error < 0.05
-        worlds = [World.random(4, 1, seed=10_000 + seed, likeness=0.3) for seed in range(60)]
+        worlds = [World.random(4, 1, seed=10_000 + seed, similarity=0.3) for seed in range(60)]
         pairs = [
             (p_of(policy.models[False], world, row, 0), min(1.0, float(p / q)))
             for world in worlds
@@ -318,8 +318,8 @@ class TestLearning:
         predicted, happened = np.array(pairs).T
         assert predicted.mean() == pytest.approx(happened.mean(), abs=0.06)
 
-    def test_greedy_and_sampled_requests_are_learnt_apart(self):
-        policy = always_watching(fix_price(make("adaptive", 3), 0.0))
+    def test_greedy_and_sampled_requests_have_separate_models(self):
+        policy = learning_always(fix_price(make("adaptive", 3), 0.0))
         before = {greedy: model.weights.copy() for greedy, model in policy.models.items()}
         world = World.random(2, 3, seed=0)
         policy.observe(outcome_of(world, take_step(policy, world)), one_second())
@@ -327,15 +327,15 @@ class TestLearning:
         assert not np.array_equal(policy.models[False].weights, before[False])
 
     @each_name
-    @pytest.mark.parametrize("asked", [True, False])
+    @pytest.mark.parametrize("scores", [True, False])
     @pytest.mark.parametrize("most_known", [3, 1])
-    def test_drafts_are_recorded_as_they_went(self, name, asked, most_known):
-        """What the target thinks of tokens if that is known, and the best guess of the others."""
-        policy = always_watching(fix_price(make(name, 3), 0.4))
+    def test_recorded_drafts_have_known_acceptance_or_the_estimate(self, name, scores, most_known):
+        """Known acceptance is that of the target. Other tokens get the acceptance estimate."""
+        policy = learning_always(fix_price(make(name, 3), 0.4))
         recorded = []
         policy.prices.drafts.observe = lambda *each: recorded.append(each)
         world = World.random(4, 3, seed=1, greedy=(3,))
-        step = take_step(policy, world, asked=asked)
+        step = take_step(policy, world, scores=scores)
         assert max(step.plan.lengths) > 1
         lengths_known = tuple(min(length, most_known) for length in step.plan.lengths)
         outcome = replace(outcome_of(world, step), num_known=lengths_known)
@@ -350,26 +350,26 @@ class TestLearning:
             assert expected[row, :drafted] == pytest.approx(free[row], abs=1e-3)
             prefix_acceptance_prob = outcome.prefix_acceptance_prob[row, :known].tolist()
             assert np.cumprod(acceptance[row, :known]) == pytest.approx(prefix_acceptance_prob)
-            guess = policy.believed[row, known:drafted]
-            assert acceptance[row, known:drafted] == pytest.approx(guess)
+            estimate = policy.acceptance_estimate[row, known:drafted]
+            assert acceptance[row, known:drafted] == pytest.approx(estimate)
 
     @pytest.mark.parametrize(
         "times",
         [replace(one_second(), num_prompt_tokens=3), replace(one_second(), shared=True)],
         ids=["prompts", "shared"],
     )
-    def test_steps_that_are_not_its_own_cost_nothing_it_could_learn(self, times):
+    def test_steps_with_prompts_or_other_policies_do_not_change_prices(self, times):
         policy = fix_price(make("adaptive", 3), 0.4)
         policy.prices.observe = None
-        always_watching(policy)
+        learning_always(policy)
         before = policy.models[False].weights.copy()
         for _ in self.steps(policy, 5, times=times):
             pass
         assert not np.array_equal(policy.models[False].weights, before)
 
     @pytest.mark.parametrize(("threshold", "counted"), [(0.0, 10), (0.3, 15)])
-    def test_steps_with_something_to_learn_are_not_typical(self, threshold, counted):
-        """Neither those that explore nor those in which only learning looks at signals."""
+    def test_prices_ignore_steps_that_do_extra_work_to_learn(self, threshold, counted):
+        """Such steps explore, or compute signals only to learn."""
         policy = fix_price(make("adaptive", 3, explore_every=4), threshold)
         policy.options = replace(policy.options, learn_every=2)
         seen = []
@@ -379,16 +379,16 @@ class TestLearning:
             policy.observe(outcome_of(world, take_step(policy, world)), one_second())
         assert len(seen) == counted
 
-    def test_the_companions_time_is_no_property_of_a_way(self):
+    def test_step_times_exclude_the_companions_time(self):
         policy = fix_price(make("sv", 3), 0.4)
         seen = []
         policy.prices.observe = lambda seconds, *_: seen.append(seconds)
         world = World.random(2, 3)
-        step = take_step(policy, world, asked=True)
+        step = take_step(policy, world, scores=True)
         policy.observe(outcome_of(world, step), replace(one_second(), companion=0.5))
         assert seen == [pytest.approx(one_second().total)]
 
-    def test_steps_without_a_price_count_for_nothing(self):
+    def test_steps_without_a_price_are_ignored(self):
         policy = fix_price(make("adaptive", 3), 0.4)
         seen = []
         policy.prices.observe = lambda *each: seen.append(each)
@@ -399,50 +399,50 @@ class TestLearning:
             assert len(seen) == priced
 
     @each_name
-    def test_failed_requests_teach_nothing(self, name):
-        alone, among = (
-            always_watching(fix_price(make(name, 3), 0.0, verify=0.01)) for _ in range(2)
+    def test_failed_requests_are_ignored(self, name):
+        alone, with_failed = (
+            learning_always(fix_price(make(name, 3), 0.0, verify=0.01)) for _ in range(2)
         )
         gained = []
-        for policy in (alone, among):
+        for policy in (alone, with_failed):
             policy.prices.drafts.observe = lambda *each: gained.append(each)
         world = World.random(3, 3, seed=1)
         part = World(
             *(each[:2] for each in (world.q, world.c, world.p, world.tokens)), (False, False)
         )
-        for policy, each, failed in ((alone, part, ()), (among, world, (2,))):
-            step = take_step(policy, each, asked=True)
+        for policy, each, failed in ((alone, part, ()), (with_failed, world, (2,))):
+            step = take_step(policy, each, scores=True)
             policy.observe(outcome_of(each, step, failed), one_second())
         for one, other in zip(*gained, strict=True):
             assert np.asarray(one)[:2] == pytest.approx(np.asarray(other)[:2])
         assert gained[1][2].tolist() == [3, 3, 0]
-        assert among.models[False].weights == pytest.approx(alone.models[False].weights)
+        assert with_failed.models[False].weights == pytest.approx(alone.models[False].weights)
 
     @pytest.mark.parametrize("threshold", [0.0, 0.3])
-    def test_it_learns_now_and_then_and_looks_at_signals_while_they_matter(self, threshold):
+    def test_signals_are_used_with_a_threshold_and_in_steps_to_learn_from(self, threshold):
         policy = fix_price(make("adaptive", 3, explore_every=1000), threshold)
-        weights, looked = [policy.models[False].weights.copy()], []
+        weights, used = [policy.models[False].weights.copy()], []
         for _ in self.steps(policy, 164):
-            looked.append(policy.uses_draft_signals())
+            used.append(policy.uses_draft_signals())
             weights.append(policy.models[False].weights.copy())
-        due = [step % (2 if step <= 64 else 8) == 0 for step in range(1, 165)]
-        assert looked == ([True] * 164 if threshold else due)
+        learning = [step % (2 if step <= 64 else 8) == 0 for step in range(1, 165)]
+        assert used == ([True] * 164 if threshold else learning)
         learnt = [not np.array_equal(*pair) for pair in itertools.pairwise(weights)]
-        # Steps are learnt from before the next is taken note of.
-        assert learnt == [False, *due[:-1]]
+        # The generator yields a step before the policy learns from it.
+        assert learnt == [False, *learning[:-1]]
 
 
 class TestPricesOfAStep:
-    """Nothing drawn in a step changes what it costs."""
+    """Tokens drawn in a step do not change its prices."""
 
     @each_name
-    def test_they_are_fixed_before_it_is_drafted(self, name):
-        dear = FixedLatency(
+    def test_prices_are_fixed_before_drafting(self, name):
+        expensive = FixedLatency(
             StageCost((1, 2, 4096), (0.010, 0.011, 4.1)),
             StageCost((1, 4096), (0.0005, 0.001)),
             StageCost((1, 4096), (0.0005, 0.001)),
         )
-        policies = [make(name, 3, dear) for _ in range(2)]
+        policies = [make(name, 3, expensive) for _ in range(2)]
         for seed in range(30):
             worlds = World.random(4, 3, seed=seed), World.random(4, 3, seed=seed + 1000)
             steps = [
@@ -451,7 +451,7 @@ class TestPricesOfAStep:
             assert policies[0]._price == policies[1]._price
             assert policies[0]._max_lengths == policies[1]._max_lengths
             assert (steps[0].companion_scores is None) == (steps[1].companion_scores is None)
-            # What happened is the same again for both.
+            # Both policies learn from the same step.
             for policy in policies:
                 step = take_step(policy, worlds[0])
                 policy.observe(outcome_of(worlds[0], step), StepTimes(0.01, 0, 0, 0.02, 0, 0))

@@ -1,4 +1,4 @@
-"""Which operating point is chosen, when it is reviewed, and what step times do to it."""
+"""The choice of the operating point, its reviews, and the effect of step times."""
 
 import itertools
 import math
@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from draftwise.core.goodput import OperatingPoint, kind_of
+from draftwise.core.goodput import OperatingPoint, point_kind
 from draftwise.core.latency import StageCost
 from draftwise.policies.pricing import Price, Pricing, PricingOptions
 
@@ -16,17 +16,11 @@ INFORMATIVE = [0.02, 0.05, 0.98, 0.99, 0.99, 0.99]
 ORDINARY = [0.2, 0.4, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99]
 FLAT = StageCost((1, 4096), (0.010, 0.0101))
 LINEAR = StageCost((1, 2, 4096), (0.010, 0.011, 4.105))
-# Eight tokens cost as much as one, nine as much as sixteen.
-STAIRS = StageCost(
-    (1, *(edge for step in range(1, 40) for edge in (8 * step, 8 * step + 0.01))),
-    (0.010, *(round(0.006 * step + more, 6) for step in range(1, 40) for more in (0.004, 0.01))),
-)
-DEAR = StageCost((1, 100), (0.1, 10.0))
 DRAFT = StageCost((1, 4096), (0.0008, 0.002))
 
 
 def pricing_for(target, values, gamma=6, draft=DRAFT, **options):
-    """Pricing that has seen drafts of independent tokens."""
+    """Pricing with recorded drafts of independent tokens."""
     made = Pricing(FixedLatency(target, draft), gamma, PricingOptions(**options))
     count = made.options.memory
     drafts = np.random.default_rng(0).choice(values, (count, gamma))
@@ -35,20 +29,20 @@ def pricing_for(target, values, gamma=6, draft=DRAFT, **options):
 
 
 def simulated(made, point, num_requests, values, num_steps=1500):
-    """Tokens per second of an operating point, by running it."""
+    """Tokens per second of an operating point in a simulation."""
     random = np.random.default_rng(0)
     costs = made._latency
     tokens = seconds = 0.0
     for _ in range(num_steps):
-        going, verified = [1.0] * num_requests, 0
+        active, verified = [1.0] * num_requests, 0
         for _ in range(point.max_length):
-            if not going:
+            if not active:
                 break
-            seconds += costs.draft_seconds(len(going))
-            going = [reached * random.choice(values) for reached in going]
-            going = [reached for reached in going if reached >= point.threshold]
-            verified += len(going)
-            tokens += sum(going)
+            seconds += costs.draft_seconds(len(active))
+            active = [probability * random.choice(values) for probability in active]
+            active = [probability for probability in active if probability >= point.threshold]
+            verified += len(active)
+            tokens += sum(active)
         seconds += costs.target_seconds(num_requests + verified)
         tokens += num_requests
     return tokens / seconds
@@ -58,7 +52,7 @@ def simulated(made, point, num_requests, values, num_steps=1500):
 @pytest.mark.parametrize("num_requests", [1, 3, 16])
 @pytest.mark.parametrize("values", [INFORMATIVE, ORDINARY], ids=["informative", "ordinary"])
 @pytest.mark.parametrize("target", [FLAT, LINEAR], ids=["flat", "linear"])
-def test_the_best_point_is_chosen(target, values, num_requests):
+def test_the_point_with_the_best_goodput_is_chosen(target, values, num_requests):
     made = pricing_for(target, values)
     price = made.price(num_requests, 0)
     steps = 1500 // num_requests
@@ -70,15 +64,15 @@ def test_the_best_point_is_chosen(target, values, num_requests):
     assert goodput >= 0.95 * max(others)
 
 
-def test_what_is_free_is_done():
+def test_a_draft_without_cost_drafts_to_the_maximum_length():
     free = StageCost((1,), (1e-6,))
     assert pricing_for(FLAT, [0.8], draft=free).price(1, 0).point == OperatingPoint(6)
 
 
 @pytest.mark.parametrize("num_requests", [1, 20])
-def test_what_is_dear_is_left(num_requests):
-    dear = StageCost((1, 100), (0.1, 0.2))
-    price = pricing_for(LINEAR, ORDINARY, draft=dear).price(num_requests, 0)
+def test_an_expensive_draft_is_not_used(num_requests):
+    expensive = StageCost((1, 100), (0.1, 0.2))
+    price = pricing_for(LINEAR, ORDINARY, draft=expensive).price(num_requests, 0)
     assert price.point.max_length == 0
     assert price.goodput == pytest.approx(num_requests / LINEAR(num_requests))
     assert price.verify == pytest.approx(price.goodput * 0.001, rel=0.01)
@@ -89,19 +83,19 @@ def test_informative_signals_lead_to_a_threshold():
     assert price.point.threshold > 0
 
 
-def test_steps_that_lead_down_again_are_crossed():
-    """One token more costs a stair; seven more cost the same stair."""
+def test_a_step_in_the_cost_does_not_stop_the_choice():
+    """One more token costs as much as seven more tokens."""
     stair = StageCost((1, 1.01, 8), (0.010, 0.018, 0.018))
     cheap = StageCost((1,), (1e-4,))
     made = pricing_for(stair, [0.9], gamma=7, draft=cheap)
     assert made.price(1, 0).point == OperatingPoint(7)
 
 
-def test_without_room_to_draft():
+def test_a_maximum_draft_length_of_zero():
     assert Pricing(FixedLatency(LINEAR, DRAFT), 0).price(4, 0).point == OperatingPoint(0)
 
 
-def test_batch_sizes_have_choices_of_their_own():
+def test_each_batch_size_has_its_own_choice():
     made = pricing_for(LINEAR, ORDINARY)
     goodput = [made.price(num_requests, 0).goodput for num_requests in (1, 2, 7, 8, 30)]
     assert goodput == sorted(set(goodput))
@@ -133,9 +127,9 @@ def test_goodput_follows_costs():
 
 
 class Reality:
-    """A machine on which steps at some operating points take another time than estimated.
+    """A machine on which steps at some operating points take longer or shorter than estimated.
 
-    Its pace may change over time, by a factor of the step's number.
+    Its pace may change over time, by a factor that depends on the number of the step.
     """
 
     def __init__(
@@ -156,7 +150,7 @@ class Reality:
         self._num_steps = 0
 
     def run(self, num_steps, num_requests=8):
-        """The operating points in use, step by step."""
+        """Run steps, and return the operating point of each."""
         points = []
         random, noise = self._noise
         for _ in range(num_steps):
@@ -178,14 +172,14 @@ def selects(points):
     return [point.threshold > 0 for point in points]
 
 
-def test_points_whose_steps_take_longer_are_left():
+def test_points_with_long_steps_are_abandoned():
     kinds = selects(Reality(lambda point: 0.4 if point.threshold else 1.0).run(1500))
     assert kinds[0]
     assert not all(kinds[:100])
     assert sum(kinds[500:]) < 0.06 * 1000
 
 
-def test_corrected_goodput_is_what_is_realised():
+def test_corrected_goodput_equals_observed_goodput():
     reality = Reality(lambda point: 0.9 if point.threshold else 0.5)
     points = reality.run(1500)
     assert all(selects(points[-100:]))
@@ -197,12 +191,12 @@ def test_corrected_goodput_is_what_is_realised():
 @pytest.mark.parametrize("share", [0.85, 0.9])
 @pytest.mark.parametrize("best", [0, 1, 2, 4])
 def test_a_point_that_is_better_than_estimated_is_found(best, share):
-    """All are estimated alike; one is quicker than the others."""
+    """All points have the same estimate, and one is faster than the others."""
     gained = [8 * sum(0.5**i for i in range(length + 1)) for length in range(7)]
-    even = StageCost((1, *range(8, 57, 8)), (0.010, *(0.002 * each for each in gained)))
+    equal = StageCost((1, *range(8, 57, 8)), (0.010, *(0.002 * each for each in gained)))
     reality = Reality(
         lambda point: 1.0 if point == OperatingPoint(best) else share,
-        even,
+        equal,
         [0.5],
         noise=0.05,
         draft=StageCost((1, 4096), (1e-9, 1e-9)),
@@ -222,8 +216,8 @@ def test_trials_cost_little():
 
 
 @pytest.mark.parametrize("period", [40, 110, 300])
-def test_a_machine_that_changes_its_pace_does_not_mislead(period):
-    """Target-only steps are a little quicker than anything else; all are half as slow at times."""
+def test_a_change_of_the_machines_pace_does_not_change_the_choice(period):
+    """Target-only steps are 10% faster than estimated. At times all steps take 50% longer."""
     reality = Reality(
         lambda point: 1.0 if point.max_length else 1.1,
         StageCost((1, 4096), (0.001, 4.096)),
@@ -250,15 +244,15 @@ def test_the_challenger_begins_and_takes_turns():
     assert reality.choice.challenger is None
 
 
-def test_every_kind_is_tried_once_even_if_no_step_tells_its_time():
+def test_every_kind_is_tried_once_even_without_observed_times():
     made = pricing_for(LINEAR, ORDINARY, exploration_bonus=0.0)
     points = [made.price(4, 0).point for _ in range(1000)]
     for kind in ((False, False), (True, False), (True, True)):
         trial = made.options.trial_steps // 2
-        assert [kind_of(point) for point in points].count(kind) in (trial, 1000 - 2 * trial)
+        assert [point_kind(point) for point in points].count(kind) in (trial, 1000 - 2 * trial)
 
 
-def test_an_estimate_is_compared_with_the_work_that_was_done():
+def test_observed_times_are_divided_by_the_cost_of_the_passes():
     made = pricing_for(LINEAR, ORDINARY)
     price = made.price(4, 0)
     drafted, verified = (3, 0, 2, 1), (2, 0, 2, 1)
@@ -271,7 +265,7 @@ def test_an_estimate_is_compared_with_the_work_that_was_done():
     assert seen == [(1, price.point, pytest.approx(2.0), True)]
 
 
-def test_a_disappointment_is_forgotten():
+def test_a_point_that_was_slow_is_tried_again():
     shares = {True: 0.4, False: 1.0}
     reality = Reality(lambda point: shares[point.threshold > 0])
     assert sum(selects(reality.run(1000)[-50:])) <= reality.pricing.options.trial_steps
@@ -289,7 +283,7 @@ def test_pauses_of_the_machine_are_ignored():
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
-def test_a_clock_that_stands_still(seconds):
+def test_invalid_times_are_ignored(seconds):
     made = pricing_for(LINEAR, INFORMATIVE)
     before = made.price(8, 0)
     for _ in range(30):
@@ -304,7 +298,7 @@ def test_steps_that_were_not_priced_are_ignored():
     assert made.price(8, 0).goodput == pricing_for(LINEAR, INFORMATIVE).price(8, 0).goodput
 
 
-def test_the_companions_price():
+def test_the_companions_price_is_its_seconds_times_goodput():
     latency = FixedLatency(LINEAR, DRAFT, StageCost((1, 11), (0.001, 0.011)))
     price = Price(OperatingPoint(3), 200.0, 0.0)
     assert Pricing(latency, 3).companion_price(price, 6) == pytest.approx(200 * 0.006)

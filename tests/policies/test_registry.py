@@ -35,7 +35,7 @@ def context(gamma):
 
 
 @each_policy
-def test_a_policy_introduces_itself(name):
+def test_every_policy_describes_itself(name):
     policy = POLICIES[name]
     assert policy.name == name
     assert issubclass(policy, Policy)
@@ -49,7 +49,7 @@ def test_a_policy_introduces_itself(name):
 @each_policy
 @property_test
 @given(states, st.integers(0, 10))
-def test_draft_lengths_keep_to_the_limits(name, requests, gamma):
+def test_draft_lengths_respect_the_limits(name, requests, gamma):
     lengths = create_policy(name, context(gamma), {}).draft_lengths(requests)
     assert len(lengths) == len(requests)
     for length, request in zip(lengths, requests, strict=True):
@@ -59,7 +59,7 @@ def test_draft_lengths_keep_to_the_limits(name, requests, gamma):
 
 
 @each_policy
-def test_a_plan_proposes_no_more_than_was_drafted(name):
+def test_proposals_do_not_exceed_the_drafts_distributions(name):
     generator = torch.Generator().manual_seed(0)
     probs = torch.rand(3, 3, 5, generator=generator).softmax(dim=2)
     lengths = (2, 0, 1)
@@ -83,7 +83,7 @@ def test_a_plan_proposes_no_more_than_was_drafted(name):
     ("name", "hint"),
     [("fixd", "did you mean 'fixed'?"), ("nothing like it", "policies are none, fixed")],
 )
-def test_unknown_policies(name, hint):
+def test_unknown_policies_are_refused(name, hint):
     with pytest.raises(InvalidParameterError) as caught:
         policy_class(name)
     assert caught.value.field == "policy"
@@ -91,14 +91,14 @@ def test_unknown_policies(name, hint):
 
 
 @each_policy
-def test_unknown_options(name):
+def test_unknown_options_are_refused(name):
     with pytest.raises(InvalidParameterError) as caught:
         create_policy(name, context(3), {"no_such_option": 1})
     assert caught.value.field == "policy_options.no_such_option"
 
 
 @pytest.mark.parametrize("name", ["self", "context"])
-def test_options_that_are_none_of_the_users(name):
+def test_internal_parameters_are_refused_as_options(name):
     with pytest.raises(InvalidParameterError):
         create_policy("fixed", context(3), {name: 1})
 
@@ -112,7 +112,7 @@ CUTTING = [n for n, p in POLICIES.items() if not (p.filters or p.replaces_tokens
 
 
 @pytest.mark.parametrize("name", CUTTING)
-def test_who_says_that_it_does_not_filter_only_cuts(name):
+def test_policies_without_filters_only_cut(name):
     policy = create_policy(name, context(4), {})
     num_cut = 0
     for seed in range(60):

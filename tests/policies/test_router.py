@@ -1,4 +1,4 @@
-"""Each policy of a mixed batch sees its own part of it, as if it were alone."""
+"""Each policy of a mixed batch sees its own part of the batch, as if it were alone."""
 
 from dataclasses import replace
 
@@ -20,18 +20,18 @@ CONTEXT = PolicyContext(3, fixed_latency(), profile(), has_companion=True)
 property_test = settings(deadline=None, derandomize=True, max_examples=40)
 
 
-class Notes(Policy):
+class Recorder(Policy):
     """Records its inputs. Drafts and verifies given lengths."""
 
-    name = "notes"
+    name = "recorder"
     summary = source = "tests"
 
     def __init__(self, stops=None, wants=False, signals=True, keeps=3):
         super().__init__(CONTEXT)
         self.stops, self.wants, self.keeps = stops, wants, keeps
         self.signals = frozenset({Signal.ENTROPY} if signals else ())
-        self.states, self.positions, self.seen = [], [], []
-        self.asked = 0
+        self.states, self.positions, self.calls = [], [], []
+        self.num_calls = 0
 
     def draft_lengths(self, requests):
         self.states.append(requests)
@@ -42,16 +42,16 @@ class Notes(Policy):
         return None if self.stops is None else position.tokens != self.stops
 
     def wants_companion(self):
-        self.asked += 1
+        self.num_calls += 1
         return self.wants
 
     def select(self, draft, companion_scores):
-        self.seen.append((draft, companion_scores))
+        self.calls.append((draft, companion_scores))
         lengths = tuple(min(self.keeps, length) for length in draft.lengths)
         return Plan(draft.tokens, lengths, draft.probs)
 
     def observe(self, outcome, times):
-        self.seen.append((outcome, times))
+        self.calls.append((outcome, times))
 
 
 def mixture_of(default, **others):
@@ -74,14 +74,14 @@ def replace_policy(state, name):
 class TestDrafting:
     @property_test
     @given(st.integers(0, 10**6), st.lists(st.sampled_from([None, "b", "c"]), min_size=2))
-    def test_each_decides_as_it_would_alone(self, seed, names):
-        """With requests that stop at different places."""
+    def test_each_policy_decides_as_if_alone(self, seed, names):
+        """Requests stop at different positions."""
         world = World.random(len(names), 3, seed=seed)
         generator = torch.Generator().manual_seed(seed)
         limits = torch.randint(0, 4, (len(names),), generator=generator).tolist()
 
         def policies():
-            return {None: Notes(1), "b": Notes(2), "c": Notes()}
+            return {None: Recorder(1), "b": Recorder(2), "c": Recorder()}
 
         made = policies()
         mixture = mixture_of(made[None], b=made["b"], c=made["c"])
@@ -98,68 +98,69 @@ class TestDrafting:
             expected = take_step(alone, part, part.states(limits=[limits[row] for row in rows]))
             assert [step.draft.lengths[row] for row in rows] == list(expected.draft.lengths)
             assert len(made[name].positions) == len(alone.positions)
-            for ours, its in zip(made[name].positions, alone.positions, strict=True):
-                assert (ours.index, list(ours.requests)) == (its.index, list(its.requests))
+            for actual, reference in zip(made[name].positions, alone.positions, strict=True):
+                assert actual.index == reference.index
+                assert list(actual.requests) == list(reference.requests)
                 for field in ("tokens", "draft_probs", "entropy", "token_probs"):
-                    assert torch.equal(getattr(ours, field), getattr(its, field))
+                    assert torch.equal(getattr(actual, field), getattr(reference, field))
 
-    def test_what_the_target_thinks_is_handed_on(self):
-        made = Notes(), Notes()
+    def test_each_policy_gets_the_targets_agreement_with_its_tokens(self):
+        made = Recorder(), Recorder()
         mixture = mixture_of(made[0], b=made[1])
         world = World.random(3, 1)
         mixture.draft_lengths(states_of(world, [None, "b", None]))
         position = draft_position(0, [0, 1, 2], world.q[:, 0], world.tokens[:, 0])
         mixture.keep_drafting(replace(position, agreement=torch.tensor([0.1, 0.2, 0.3])))
-        told = [policy.positions[0].agreement.tolist() for policy in made]
-        assert told == [pytest.approx([0.1, 0.3]), pytest.approx([0.2])]
+        seen = [policy.positions[0].agreement.tolist() for policy in made]
+        assert seen == [pytest.approx([0.1, 0.3]), pytest.approx([0.2])]
 
-    def test_signals_are_computed_if_anybody_in_the_step_looks(self):
-        made = Notes(signals=False), Notes(signals=True)
+    def test_signals_are_computed_if_any_policy_of_the_step_uses_them(self):
+        made = Recorder(signals=False), Recorder(signals=True)
         mixture = mixture_of(made[0], b=made[1])
         world = World.random(2, 2)
-        for names, looks in (([None, None], False), ([None, "b"], True), (["b", "b"], True)):
+        for names, uses in (([None, None], False), ([None, "b"], True), (["b", "b"], True)):
             mixture.draft_lengths(states_of(world, names))
-            assert mixture.uses_draft_signals() == looks
+            assert mixture.uses_draft_signals() == uses
 
-    def test_who_does_not_look_sees_nothing(self):
-        made = Notes(signals=False), Notes(signals=True)
+    def test_policies_that_use_no_signals_get_none(self):
+        made = Recorder(signals=False), Recorder(signals=True)
         mixture = mixture_of(made[0], b=made[1])
         world = World.random(3, 2)
         take_step(mixture, world, states_of(world, [None, "b", None]))
-        assert made[0].seen[0][0].signals is None
-        assert made[1].seen[0][0].signals is not None
+        assert made[0].calls[0][0].signals is None
+        assert made[1].calls[0][0].signals is not None
 
 
 class TestCompanionScores:
-    @pytest.mark.parametrize("wishes", [(True, False), (False, True), (True, True)])
-    def test_who_asked_hears_of_its_own(self, wishes):
-        made = [Notes(wants=wants) for wants in wishes]
+    @pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)])
+    def test_policies_that_want_scores_get_their_own_part(self, wanted):
+        made = [Recorder(wants=wants) for wants in wanted]
         mixture = mixture_of(made[0], b=made[1])
         world = World.random(4, 2, seed=1)
         step = take_step(mixture, world, states_of(world, ["b", None, "b", None]))
         assert step.companion_scores is not None
-        for policy, wants, rows in zip(made, wishes, ([1, 3], [0, 2]), strict=True):
-            ((_, companion_scores),) = policy.seen
+        for policy, wants, rows in zip(made, wanted, ([1, 3], [0, 2]), strict=True):
+            ((_, companion_scores),) = policy.calls
             assert (companion_scores is not None) == wants
             if wants:
                 for field in ("probs", "overlap", "agreement"):
-                    ours = getattr(companion_scores, field)
-                    assert torch.equal(ours, getattr(step.companion_scores, field)[rows])
+                    part = getattr(companion_scores, field)
+                    assert torch.equal(part, getattr(step.companion_scores, field)[rows])
 
-    def test_nobody_asked(self):
-        made = Notes(), Notes()
+    def test_no_policy_wants_scores(self):
+        made = Recorder(), Recorder()
         mixture = mixture_of(made[0], b=made[1])
         world = World.random(2, 2)
         assert take_step(mixture, world, states_of(world, [None, "b"])).companion_scores is None
-        # Every policy was asked, because some policies count their steps.
-        assert [policy.asked for policy in made] == [1, 1]
+        # Every policy was called, because some policies count their steps.
+        assert [policy.num_calls for policy in made] == [1, 1]
 
 
 class TestPlans:
     @property_test
     @given(st.integers(0, 10**6), st.booleans())
-    def test_staged_beside_others(self, seed, has_greedy):
-        """It puts other tokens in the place of the drafted ones, in its own rows only."""
+    def test_staged_replaces_tokens_of_its_own_requests_only(self, seed, has_greedy):
+        """The other requests keep their drafted tokens."""
         greedy = (0, 3) if has_greedy else ()
         world = World.random(6, 3, seed=seed, greedy=greedy)
         names = ["staged", None, "b", "staged", None, "staged"]
@@ -170,7 +171,7 @@ class TestPlans:
         companion_scores = scored(world, draft)
 
         mixture = mixture_of(
-            Notes(keeps=1), b=Notes(keeps=2), staged=create_policy("staged", CONTEXT, {})
+            Recorder(keeps=1), b=Recorder(keeps=2), staged=create_policy("staged", CONTEXT, {})
         )
         mixture.draft_lengths(states_of(world, names))
         assert mixture.wants_companion()
@@ -200,23 +201,23 @@ class TestPlans:
 
     def test_greedy_batches_have_no_proposals(self):
         world = World.random(2, 2, greedy=(0, 1))
-        mixture = mixture_of(Notes(), b=Notes())
+        mixture = mixture_of(Recorder(), b=Recorder())
         step = take_step(mixture, world, states_of(world, [None, "b"]))
         assert step.plan.proposals is None
         assert step.plan.lengths == (2, 2)
 
-    def test_parts_do_not_share_memory_with_the_whole(self):
-        """A policy may filter in place."""
-        filters, notes = Notes(), Notes()
+    def test_parts_do_not_share_memory_with_the_batch(self):
+        """A policy may filter its part in place."""
+        filters, recorder = Recorder(), Recorder()
         select = filters.select
 
-        def spoil(draft, companion_scores):
+        def overwrite(draft, companion_scores):
             plan = select(draft, companion_scores)
             draft.probs.zero_()
             return plan
 
-        filters.select = spoil
-        mixture = mixture_of(filters, b=notes)
+        filters.select = overwrite
+        mixture = mixture_of(filters, b=recorder)
         world = World.random(2, 2)
         step = take_step(mixture, world, states_of(world, [None, "b"]))
         assert not step.plan.proposals[0].any()
@@ -237,15 +238,15 @@ class TestLearning:
             (2, 1, 1, 0),
         )
 
-    def test_each_sees_what_became_of_its_own(self):
-        made = Notes(), Notes()
+    def test_each_policy_observes_the_outcome_of_its_own_requests(self):
+        made = Recorder(), Recorder()
         mixture = mixture_of(made[0], b=made[1])
         world = World.random(4, 2)
         mixture.draft_lengths(states_of(world, [None, "b", None, "b"]))
         outcome = self.outcome()
         mixture.observe(outcome, one_second())
         for policy, rows, failed in ((made[0], [0, 2], {1}), (made[1], [1, 3], {0})):
-            ((part, times),) = policy.seen
+            ((part, times),) = policy.calls
             for field in (
                 "num_drafted",
                 "num_verified",
@@ -260,24 +261,24 @@ class TestLearning:
             assert part.failed == failed
             assert not times.is_typical
 
-    def test_a_step_of_one_policy_is_its_own(self):
-        made = Notes(), Notes()
+    def test_a_step_with_one_policy_is_passed_on_unchanged(self):
+        made = Recorder(), Recorder()
         mixture = mixture_of(made[0], b=made[1])
         world = World.random(4, 2)
         mixture.draft_lengths(states_of(world, ["b"] * 4))
         outcome, times = self.outcome(), one_second()
         mixture.observe(outcome, times)
-        assert made[1].seen == [(outcome, times)]
-        assert not made[0].seen
+        assert made[1].calls == [(outcome, times)]
+        assert not made[0].calls
 
-    def test_a_step_without_gains(self):
-        made = Notes(), Notes()
+    def test_a_step_without_generated_tokens_is_ignored(self):
+        made = Recorder(), Recorder()
         mixture = mixture_of(made[0], b=made[1])
         mixture.draft_lengths(states_of(World.random(2, 1), [None, "b"]))
         mixture.observe(Outcome((), (), (), (), None), StepTimes(0, 0, 0, 0, 0, 0, 5))
-        assert made[0].seen == made[1].seen == []
+        assert made[0].calls == made[1].calls == []
 
-    def test_priced_policies_side_by_side_learn_estimates_and_no_costs(self):
+    def test_priced_policies_in_one_batch_learn_estimates_but_no_costs(self):
         mixture = PolicyRouter(CONTEXT, create_policy("adaptive", CONTEXT, {}))
         other = mixture.get("sv")
         before = [policy.models[False].weights.copy() for policy in (mixture.default, other)]
@@ -294,7 +295,7 @@ class TestLearning:
 
 
 class TestNames:
-    def test_the_defaults_name_is_the_default(self):
+    def test_the_name_of_the_default_policy_gives_the_default(self):
         default = create_policy("tetris", CONTEXT, {"extra": 1})
         mixture = PolicyRouter(CONTEXT, default)
         assert mixture.get("tetris") is mixture.get(None) is default
@@ -302,28 +303,28 @@ class TestNames:
         mixture.draft_lengths(states_of(world, [None, "tetris"]))
         assert mixture._parts == [(default, [0, 1])]
 
-    def test_others_are_made_once(self):
-        mixture = PolicyRouter(CONTEXT, Notes())
+    def test_other_policies_are_created_once(self):
+        mixture = PolicyRouter(CONTEXT, Recorder())
         assert mixture.get("fixed") is mixture.get("fixed")
 
-    def test_after_a_change_all_are_new(self):
-        mixture = PolicyRouter(CONTEXT, Notes())
+    def test_reset_replaces_all_policies(self):
+        mixture = PolicyRouter(CONTEXT, Recorder())
         before = mixture.get("fixed")
         mixture.reset("svip", 2, {})
         assert mixture.default.name == "svip"
         assert mixture.get("fixed") is not before
         assert mixture.get("fixed").num_speculative_tokens == 2
 
-    def test_a_change_that_cannot_be_changes_nothing(self):
-        default = Notes()
+    def test_an_invalid_reset_changes_nothing(self):
+        default = Recorder()
         mixture = PolicyRouter(CONTEXT, default)
         with pytest.raises(InvalidParameterError):
             mixture.reset("svip", 2, {"threshold": -1})
         assert mixture.default is default
         assert mixture.num_speculative_tokens == 3
 
-    def test_those_that_ended_are_forgotten_by_all(self):
-        made = Notes(), Notes()
+    def test_all_policies_forget_ended_requests(self):
+        made = Recorder(), Recorder()
         forgotten = []
         for policy in made:
             policy.forget = forgotten.append

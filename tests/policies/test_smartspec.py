@@ -19,7 +19,7 @@ def states(count, limit=9):
     return [RequestState(20, 3, limit, index) for index in range(count)]
 
 
-def test_goodput_is_expected_tokens_over_seconds():
+def test_goodput_is_expected_tokens_divided_by_seconds():
     policy = create(target=100, draft=5)
     alpha = policy.acceptance_rate
     assert alpha == pytest.approx(0.7)
@@ -32,7 +32,7 @@ def test_goodput_is_expected_tokens_over_seconds():
     assert policy.goodput(3, mixed) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_length_is_the_best_one_for_the_batch():
+def test_the_length_has_the_best_goodput_for_the_batch():
     for num_requests in (1, 4, 16, 64, 256):
         policy = create(target=100, draft=2)
         requests = states(num_requests)
@@ -43,7 +43,7 @@ def test_the_length_is_the_best_one_for_the_batch():
     assert many == 0
 
 
-def test_lengths_keep_to_each_requests_room():
+def test_lengths_respect_each_requests_limit():
     policy = create(target=1000, draft=0.001)
     mixed = [*states(1, limit=0), *states(1, limit=2), *states(1)]
     assert policy.draft_lengths(mixed) == [0, 2, 6]
@@ -63,7 +63,7 @@ def test_the_length_follows_acceptance():
     assert lengths == [6, 0]
 
 
-def test_acceptance_counts_what_was_tested():
+def test_acceptance_rate_ignores_tokens_after_a_rejection():
     policy = create(target=100, draft=2, smoothing=0.0)
     policy.observe(outcome([3, 3, 0, 3], [3, 3, 0, 3], [3, 1, 0, 2], failed=[3]), NO_TIMES)
     # Four accepted, one rejected, and one after the rejection.
@@ -72,7 +72,7 @@ def test_acceptance_counts_what_was_tested():
     assert policy.acceptance_rate == pytest.approx(4 / 5)
 
 
-def test_one_token_is_drafted_now_and_then_to_keep_learning():
+def test_one_token_is_drafted_at_intervals_to_learn():
     policy = create(target=0.001, draft=100, explore_every=8)
     lengths = [policy.draft_lengths(states(2))[0] for _ in range(32)]
     assert lengths == [0, 0, 0, 0, 0, 0, 0, 1] * 4
@@ -82,7 +82,7 @@ def test_one_token_is_drafted_now_and_then_to_keep_learning():
     assert [policy.draft_lengths(states(2))[0] for _ in range(8)] == [0] * 7 + [1]
 
 
-def test_it_needs_to_know_what_steps_cost():
+def test_step_costs_are_required():
     with pytest.raises(InvalidParameterError) as caught:
         create_policy("smartspec", PolicyContext(3), {})
     assert caught.value.field == "latency_profile"

@@ -1,4 +1,4 @@
-"""What the mid stage makes of a draft."""
+"""Staged speculation: the mid stage's text and proposals, and the target's verification."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.core.types import CompanionScores, Draft
 from draftwise.policies import PolicyContext, RequestState, create_policy
 
-from ..core.speculation import Question, uniforms_for
+from ..core.speculation import DraftBatch, uniforms_for
 from ..core.statistics_tools import chi_square_p_value, prefix_codes, random_tree, sequence_counts
 from ..stand_ins import draft_signals
 
@@ -34,7 +34,7 @@ def companion_scores(c, draft):
 
 
 def drawn(tree, uniforms):
-    """``[n, width]`` tokens of a tree."""
+    """``[n, width]`` tokens drawn from a tree."""
     tokens = torch.zeros(len(uniforms), tree.depth, dtype=torch.int64)
     for i, table in enumerate(tree.conditionals):
         rows = table[prefix_codes(tokens[:, :i], tree.vocab)[:, -1]]
@@ -44,7 +44,7 @@ def drawn(tree, uniforms):
 
 @pytest.fixture(scope="module")
 def simulated():
-    """Target, draft and mid trees, what was drafted, and the plans of many requests."""
+    """Target tree, mid tree, the draft and the plan of many requests."""
     generator = torch.Generator().manual_seed(3)
     target = random_tree(VOCAB, WIDTH + 1, generator)
     draft_tree = random_tree(VOCAB, WIDTH, generator)
@@ -66,7 +66,7 @@ def simulated():
     return target, mid, draft, plan
 
 
-def test_the_text_of_the_mid_stage_is_the_mid_models(simulated):
+def test_the_mid_stages_text_has_the_mid_models_distribution(simulated):
     _, mid, draft, plan = simulated
     lengths = torch.tensor(plan.lengths)
     num_own = torch.tensor(plan.num_own)
@@ -74,15 +74,15 @@ def test_the_text_of_the_mid_stage_is_the_mid_models(simulated):
     assert bool((lengths >= 1).all())
     first = torch.bincount(plan.tokens[:, 0], minlength=VOCAB)
     assert chi_square_p_value(first, mid.conditionals[0][0]) > NOT_UNLIKELY
-    # After every first token that was accepted the second is the mid model's as well.
+    # After each accepted first token, the second token has the mid model's distribution too.
     for token in range(VOCAB):
-        went_on = (num_own >= 1) & (plan.tokens[:, 0] == token)
-        assert torch.equal(plan.tokens[went_on, 0], draft.tokens[went_on, 0])
-        second = torch.bincount(plan.tokens[went_on, 1], minlength=VOCAB)
+        continued = (num_own >= 1) & (plan.tokens[:, 0] == token)
+        assert torch.equal(plan.tokens[continued, 0], draft.tokens[continued, 0])
+        second = torch.bincount(plan.tokens[continued, 1], minlength=VOCAB)
         assert chi_square_p_value(second, mid.conditionals[1][token]) > NOT_UNLIKELY
 
 
-def test_proposals_are_the_mid_models(simulated):
+def test_proposals_are_the_mid_models_distributions(simulated):
     _, mid, _, plan = simulated
     c = mid.along(plan.tokens)
     for length in (1, WIDTH):
@@ -94,17 +94,17 @@ def test_proposals_are_the_mid_models(simulated):
 
 
 @pytest.mark.parametrize("method", ["token", "block"])
-def test_the_target_has_the_last_word(simulated, method):
+def test_the_verified_text_has_the_targets_distribution(simulated, method):
     target, _, _, plan = simulated
     uniforms = uniforms_for(NUM_REQUESTS, WIDTH)
-    question = Question(
+    batch = DraftBatch(
         target.along(plan.tokens), plan.proposals, plan.tokens, torch.tensor(plan.lengths)
     )
-    accepted = question.ask(partial(accept, method=method), uniforms.accept, uniforms.final)
-    said = torch.cat([plan.tokens, torch.zeros(NUM_REQUESTS, 1, dtype=torch.int64)], dim=1)
-    said[torch.arange(NUM_REQUESTS), accepted.num_accepted] = accepted.next_tokens
+    accepted = batch.apply(partial(accept, method=method), uniforms.accept, uniforms.final)
+    verified = torch.cat([plan.tokens, torch.zeros(NUM_REQUESTS, 1, dtype=torch.int64)], dim=1)
+    verified[torch.arange(NUM_REQUESTS), accepted.num_accepted] = accepted.next_tokens
     generator = torch.Generator().manual_seed(0)
-    text = target.complete(said, accepted.num_accepted + 1, generator)
+    text = target.complete(verified, accepted.num_accepted + 1, generator)
     assert chi_square_p_value(sequence_counts(text, VOCAB), target.joint()) > NOT_UNLIKELY
 
 
@@ -127,8 +127,8 @@ def greedy_draft(tokens, lengths, vocab=4):
 
 
 def test_greedy_requests_follow_the_mid_models_most_likely_tokens():
-    likely = torch.tensor([[0, 1, 2], [0, 3, 2], [3, 1, 2], [0, 1, 2]])
-    c = torch.full((4, 3, 4), 0.2).scatter_(2, likely.unsqueeze(2), 0.4)
+    most_likely = torch.tensor([[0, 1, 2], [0, 3, 2], [3, 1, 2], [0, 1, 2]])
+    c = torch.full((4, 3, 4), 0.2).scatter_(2, most_likely.unsqueeze(2), 0.4)
     draft = greedy_draft([[0, 1, 2]] * 4, [3, 3, 3, 2])
     c[3, 2] = 0
     expected = [[0, 1, 2], [0, 3, 0], [3, 0, 0], [0, 1, 0]]
@@ -147,7 +147,7 @@ def test_greedy_requests_follow_the_mid_models_most_likely_tokens():
             assert torch.equal(plan.proposals.sum(dim=2)[:, :3], inside.float())
 
 
-def test_where_the_mid_model_is_silent_nothing_is_verified():
+def test_nothing_is_verified_where_the_mid_model_has_no_distribution():
     draft = greedy_draft([[0, 1, 2], [0, 1, 2], [0, 0, 0]], [3, 3, 0])
     c = torch.full((3, 3, 4), 0.25)
     c[0, 1:] = 0
@@ -160,6 +160,6 @@ def test_where_the_mid_model_is_silent_nothing_is_verified():
         assert not plan.proposals[1:].any()
 
 
-def test_nothing_was_drafted():
+def test_an_empty_draft():
     tokens = torch.zeros(2, 0, dtype=torch.int64)
     assert staged([False] * 2).select(Draft(tokens, (0, 0), None), None).lengths == (0, 0)

@@ -1,4 +1,4 @@
-"""Where policies stop that look at each token after it was drawn, and how they learn."""
+"""Policies that decide after each drawn token: where they stop, and how they learn."""
 
 import math
 
@@ -14,8 +14,8 @@ from ..stand_ins import NO_TIMES, draft_position, fixed_latency, outcome, profil
 
 property_test = settings(deadline=None, derandomize=True, max_examples=50)
 
-# Entropies 0.33, 1.05 and 1.39 nats, and the probabilities of the first token.
-BELIEFS = [[0.9, 0.1, 0.0, 0.0], [0.4, 0.4, 0.2, 0.0], [0.25, 0.25, 0.25, 0.25]]
+# Their entropies are 0.33, 1.05 and 1.39 nats.
+DISTRIBUTIONS = [[0.9, 0.1, 0.0, 0.0], [0.4, 0.4, 0.2, 0.0], [0.25, 0.25, 0.25, 0.25]]
 
 
 def create(name, gamma=5, **options):
@@ -30,7 +30,7 @@ def begin(policy, num_requests=3, limit=9, first_id=0, history=0.5):
 
 
 def kept(policy, index=0, requests=(0, 1, 2), tokens=(0, 0, 0)):
-    draft_probs = torch.tensor(BELIEFS)[list(requests)]
+    draft_probs = torch.tensor(DISTRIBUTIONS)[list(requests)]
     position = draft_position(index, requests, draft_probs, torch.tensor(tokens)[list(requests)])
     return policy.keep_drafting(position).tolist()
 
@@ -39,31 +39,31 @@ def kept(policy, index=0, requests=(0, 1, 2), tokens=(0, 0, 0)):
     ("threshold", "expected"),
     [(0.5, [False, False, False]), (0.77, [True, False, False]), (1.1, [True, True, False])],
 )
-def test_svip_stops_by_the_root_of_the_entropy(threshold, expected):
+def test_svip_stops_by_the_square_root_of_the_entropy(threshold, expected):
     policy = create("svip", threshold=threshold)
     assert begin(policy) == [5, 5, 5]
     assert kept(policy) == expected
 
 
-def test_svip_by_default_stops_where_the_authors_code_does():
+def test_svip_stops_where_the_authors_code_does_by_default():
     policy = create("svip")
     entropies = torch.linspace(0, 2, 401)
     position = draft_position(0, (0,), [[1.0, 0.0]], [0])
     position = type(position)(0, (0,), position.tokens, position.draft_probs, entropies, None)
     theirs = (0.15 * entropies).sqrt() <= 0.3
-    # The paper's h has two digits: 0.77² = 0.593 against 0.3²/0.15 = 0.6.
-    unclear = (entropies > 0.59) & (entropies < 0.605)
-    assert torch.equal(policy.keep_drafting(position)[~unclear], theirs[~unclear])
+    # The default h has two digits: 0.77² = 0.593, but 0.3²/0.15 = 0.6.
+    ambiguous = (entropies > 0.59) & (entropies < 0.605)
+    assert torch.equal(policy.keep_drafting(position)[~ambiguous], theirs[~ambiguous])
 
 
-def test_confidence_stops_by_the_token_drawn():
+def test_confidence_stops_by_the_probability_of_the_drawn_token():
     policy = create("confidence", threshold=0.4)
     begin(policy)
     assert kept(policy) == [True, True, False]
     assert kept(policy, tokens=(1, 2, 3)) == [False, False, False]
 
 
-def test_dyspec_stops_by_the_product_of_the_tokens_so_far():
+def test_dyspec_stops_by_the_product_of_probabilities():
     policy = create("dyspec", threshold=0.2)
     begin(policy)
     assert kept(policy) == [True, True, True]  # 0.9, 0.4, 0.25
@@ -74,7 +74,7 @@ def test_dyspec_stops_by_the_product_of_the_tokens_so_far():
     assert kept(policy) == [True, True, True]
 
 
-def test_heuristic_lengths_follow_each_request():
+def test_heuristic_has_one_length_per_request():
     policy = create("heuristic", gamma=8)
     assert begin(policy) == [5, 5, 5]
     policy.observe(outcome([5, 5, 0], [5, 5, 0], [5, 4, 0]), NO_TIMES)
@@ -89,7 +89,7 @@ def test_heuristic_lengths_follow_each_request():
     assert begin(policy) == [5, 1, 8]
 
 
-def test_heuristic_starts_within_the_cap():
+def test_heuristic_starts_within_the_maximum_length():
     policy = create("heuristic", gamma=3)
     assert begin(policy) == [3, 3, 3]
     policy.observe(outcome([3] * 3, [3] * 3, [3, 0, 0]), NO_TIMES)
@@ -109,7 +109,8 @@ def test_adaedl_thresholds_follow_the_acceptance_of_each_request():
     policy.observe(outcome([4, 4, 4], [4, 4, 4], [0, 4, 4]), NO_TIMES)
     policy.observe(outcome([4, 4, 3], [4, 4, 3], [0, 4, 3]), NO_TIMES)
     thresholds = [threshold.value for threshold in policy._step]
-    # AR 0.45, 0.225: up twice. AR 0.95 …: as it was at the cap, down below it.
+    # Request 0 has AR 0.45 and 0.225, so its λ rises twice. The others have AR ≥ 0.9: λ stays after
+    # a step at the cap and falls after a step below the cap.
     assert thresholds == pytest.approx([0.52, 0.5, 0.49])
     rates = [threshold.acceptance_rate for threshold in policy._step]
     assert rates == pytest.approx([0.225, 0.975, 0.975])
@@ -135,8 +136,8 @@ def test_adaedl_thresholds_stay_probabilities(steps, first):
 def test_disco_stops_by_the_heads_prediction():
     policy = create("disco")
     begin(policy)
-    p = policy.p_accept(draft_position(0, (0, 1, 2), BELIEFS, [0, 0, 0]))
-    # The more certain the draft, the better.
+    p = policy.p_accept(draft_position(0, (0, 1, 2), DISTRIBUTIONS, [0, 0, 0]))
+    # More certain drafts have a higher estimate.
     assert p.tolist() == sorted(p.tolist(), reverse=True)
     between = float(p[1] + p[2]) / 2
     for threshold, expected in (
@@ -149,21 +150,21 @@ def test_disco_stops_by_the_heads_prediction():
         assert kept(policy) == expected
 
 
-def test_disco_looks_at_position_and_history():
+def test_disco_uses_position_and_history():
     policy = create("disco")
     begin(policy, history=0.5)
-    position = draft_position(0, (0, 2), [BELIEFS[0], BELIEFS[2]], [0, 0])
+    position = draft_position(0, (0, 2), [DISTRIBUTIONS[0], DISTRIBUTIONS[2]], [0, 0])
     first = policy.p_accept(position)
-    later = policy.p_accept(draft_position(3, (0, 2), [BELIEFS[0], BELIEFS[2]], [0, 0]))
+    later = policy.p_accept(draft_position(3, (0, 2), [DISTRIBUTIONS[0], DISTRIBUTIONS[2]], [0, 0]))
     assert bool((later < first).all())
     begin(policy, history=0.9)
     assert not torch.equal(policy.p_accept(position), first)
 
 
-def test_specdec_stops_by_the_chance_that_anything_is_rejected():
+def test_specdec_stops_by_the_probability_of_any_rejection():
     policy = create("specdec++", threshold=0.7)
     begin(policy)
-    position = draft_position(0, (0, 1, 2), BELIEFS, [0, 0, 0])
+    position = draft_position(0, (0, 1, 2), DISTRIBUTIONS, [0, 0, 0])
     p = policy.p_accept(position)
     assert policy.keep_drafting(position).tolist() == (1 - p <= 0.7).tolist()
     assert policy.keep_drafting(position).tolist() == (1 - p * p <= 0.7).tolist()
@@ -199,7 +200,7 @@ def test_a_profile_without_the_head_is_refused(name):
         ("tetris-published", "extra", [-1, 65]),
     ],
 )
-def test_options_out_of_range(name, option, values):
+def test_options_out_of_range_are_refused(name, option, values):
     for value in values:
         with pytest.raises(InvalidParameterError) as caught:
             create(name, **{option: value})

@@ -1,4 +1,4 @@
-"""Which tokens TETRIS verifies, and that its lossless form is exact."""
+"""The tokens that TETRIS verifies, and the losslessness of its filtered form."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from draftwise.core.rejection import accept
 from draftwise.core.types import Draft
 from draftwise.policies import PolicyContext, RequestState, create_policy
 
-from ..core.speculation import Question, Speculation, exact_law, keep_all
+from ..core.speculation import DraftBatch, Speculation, exact_law, keep_all
 from ..core.statistics_tools import integer_tree, random_tree, total_variation
 from ..stand_ins import draft_signals
 
@@ -48,25 +48,25 @@ drafts = st.builds(random_draft, st.integers(1, 12), st.integers(1, 5), seed=st.
 
 @property_test
 @given(drafts, st.integers(0, 3))
-def test_the_published_form_takes_the_likeliest_tokens_of_the_batch(draft, extra):
+def test_the_published_form_selects_the_most_likely_tokens_of_the_batch(draft, extra):
     width = draft.tokens.shape[1]
     plan = create("tetris-published", width, extra=extra).select(draft, None)
-    reached = {
+    products = {
         (b, i): math.prod(draft.signals.token_probs[b, : i + 1].tolist())
         for b, length in enumerate(draft.lengths)
         for i in range(length)
     }
     capacity = max(1, width - extra) * sum(length > 0 for length in draft.lengths)
     chosen = {(b, i) for b, length in enumerate(plan.lengths) for i in range(length)}
-    assert len(chosen) == min(capacity, len(reached))
-    dropped = [value for place, value in reached.items() if place not in chosen]
-    assert min((reached[place] for place in chosen), default=1) >= max(dropped, default=0) - 1e-7
+    assert len(chosen) == min(capacity, len(products))
+    dropped = [value for place, value in products.items() if place not in chosen]
+    assert min((products[place] for place in chosen), default=1) >= max(dropped, default=0) - 1e-7
     for b, length in enumerate(plan.lengths):
         assert torch.equal(plan.proposals[b, :length], draft.probs[b, :length])
         assert not plan.proposals[b, length:].any()
 
 
-def test_ties_keep_prefixes():
+def test_ties_select_prefixes():
     probs = torch.zeros(3, 4, 2)
     probs[:, :3, 0] = 1.0
     tokens = torch.zeros(3, 3, dtype=torch.int64)
@@ -85,9 +85,9 @@ def test_the_lossless_form_filters_the_whole_vocabulary(draft, threshold):
         before = 1.0
         for i in range(drafted):
             q = draft.probs[b, i]
-            clear = (before * q - threshold).abs() > 1e-6
+            unambiguous = (before * q - threshold).abs() > 1e-6
             expected = q * (before * q >= threshold)
-            assert torch.equal(plan.proposals[b, i][clear], expected[clear])
+            assert torch.equal(plan.proposals[b, i][unambiguous], expected[unambiguous])
             drawn = draft.tokens[b, i]
             # The drawn token affects the length only through its probability.
             assert (plan.proposals[b, i, drawn] > 0) == (i < length) or i > length
@@ -95,7 +95,7 @@ def test_the_lossless_form_filters_the_whole_vocabulary(draft, threshold):
         assert not plan.proposals[b, drafted:].any()
 
 
-def test_the_threshold_of_a_step_does_not_depend_on_the_step():
+def test_the_threshold_does_not_depend_on_other_requests_of_the_step():
     policy, other = create("tetris", 4, 0.1), create("tetris", 4, 0.1)
     first = random_draft(8, 4, seed=1)
     alone = Draft(
@@ -114,8 +114,8 @@ def test_the_first_step_verifies_everything_and_learns_the_quantile():
     draft = random_draft(30, 4)
     assert policy.threshold == 0
     assert policy.select(draft, None).lengths == draft.lengths
-    reached = draft.signals.token_probs.cumprod(dim=1)
-    num_kept = int((reached >= policy.threshold * (1 - 1e-6)).sum())
+    products = draft.signals.token_probs.cumprod(dim=1)
+    num_kept = int((products >= policy.threshold * (1 - 1e-6)).sum())
     assert num_kept == 2 * sum(length > 0 for length in draft.lengths)
 
 
@@ -142,7 +142,7 @@ def test_greedy_batches_have_no_proposals():
 
 
 @pytest.mark.parametrize("name", ["tetris", "tetris-published"])
-def test_nothing_was_drafted(name):
+def test_an_empty_draft(name):
     policy = create(name, 3)
     assert policy.draft_lengths([RequestState(5, 1, 0)]) == [0]
     tokens = torch.zeros(1, 0, dtype=torch.int64)
@@ -151,12 +151,12 @@ def test_nothing_was_drafted(name):
 
 @dataclass(frozen=True)
 class Planned(Speculation):
-    """Drafts of which a policy decides what is verified."""
+    """Drafts with a policy that selects the tokens to verify."""
 
     policy_name: str = "tetris"
     threshold: float = 0.0
 
-    def question(self, tokens, limits=None):
+    def draft_batch(self, tokens, limits=None):
         assert limits is None
         width = tokens.shape[1]
         probs = self.draft.along(tokens)
@@ -173,7 +173,7 @@ class Planned(Speculation):
             policy = create(self.policy_name, width, extra=1)
         plan = policy.select(draft, None)
         lengths = torch.tensor(plan.lengths)
-        return Question(self.target.along(tokens), plan.proposals, tokens, lengths)
+        return DraftBatch(self.target.along(tokens), plan.proposals, tokens, lengths)
 
 
 def planned(seed, threshold, vocab, width, name="tetris"):
@@ -192,15 +192,15 @@ def planned(seed, threshold, vocab, width, name="tetris"):
     st.sampled_from([(2, 1), (5, 1), (3, 2), (4, 2), (2, 3)]),
     st.sampled_from(["token", "block"]),
 )
-def test_the_lossless_form_gives_exactly_the_target(seed, threshold, shape, method):
+def test_the_lossless_form_keeps_the_targets_distribution(seed, threshold, shape, method):
     speculation = planned(seed, threshold, *shape)
     law = exact_law(speculation, partial(accept, method=method))
     assert total_variation(law.joint, speculation.target.joint()) < 1e-9
 
 
 @pytest.mark.parametrize("method", ["token", "block"])
-def test_the_published_form_does_not(method):
-    """All drafts that there are, chosen among as one batch."""
+def test_the_published_form_changes_the_distribution(method):
+    """The batch consists of all possible drafts."""
     speculation = planned(4, 0.0, 3, 2, "tetris-published")
     law = exact_law(speculation, partial(accept, method=method))
     assert total_variation(law.joint, speculation.target.joint()) > 0.01

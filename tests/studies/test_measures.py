@@ -395,7 +395,7 @@ def test_correct_predictions_have_no_calibration_error():
         assert point["predicted"] == pytest.approx(point["observed"], abs=1e-6)
     low = records.acceptance.astype(float) * 0.0
     assert calibration.evaluate(low, records)["error"] == pytest.approx(
-        np.average(records.acceptance, weights=records.reached()), abs=1e-3
+        np.average(records.acceptance, weights=records.reach_probability()), abs=1e-3
     )
 
 

@@ -1,9 +1,9 @@
-"""Goodput of operating points: what a step is expected to gain and to take.
+"""Goodput of operating points: the expected tokens and seconds of a step.
 
-Goodput is tokens gained per second. An operating point says how a batch is run: how far each
-request drafts, and from which probability on a drafted token is verified. Every operating point is
-tried on the same recorded drafts, so that the comparison contains no chance between drafts and
-keeps the dependence between the tokens of a draft.
+Goodput is tokens gained per second. An operating point defines how a batch is run: the maximum
+draft length, and the minimum probability at which a drafted token is verified. All operating points
+are evaluated on the same recorded drafts. So the comparison contains no random difference between
+drafts, and it keeps the dependence between the tokens of a draft.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ Integers = NDArray[np.int64]
 
 
 def expected_accepted(acceptance: float, num_tokens: int) -> float:
-    """α + α² + … + α^γ: tokens accepted of γ drafted, each with probability α given the one before.
+    """Expected number of accepted tokens among γ drafted tokens: α + α² + … + α^γ.
 
-    Leviathan et al. 2023, equation 1, without the token that the target adds.
+    Each token is accepted with probability α if the token before it is. Leviathan et al. 2023,
+    equation 1, without the token that the target adds.
     """
     if acceptance >= 1.0:
         return float(num_tokens)
@@ -32,17 +33,22 @@ def expected_accepted(acceptance: float, num_tokens: int) -> float:
 
 
 def advised_draft_length(mean_accepted: float, num_drafted: int) -> int:
-    """How many tokens to draft, from what an operator sees at a fixed draft length.
+    """Recommend a draft length from statistics at a fixed draft length.
 
-    An average of 3 accepted at γ = 10 says about 4: drafts are cut short after three tokens, one
-    more allows for the good ones. When nearly all are accepted the draft could be longer.
+    With 3 tokens accepted on average at γ = 10, the recommendation is 4. The average draft is
+    rejected after three tokens, and one more token allows for better drafts. If nearly all tokens
+    are accepted, a longer draft is recommended.
 
     Args:
-        mean_accepted: drafted tokens accepted per step, the corrected or bonus token not counted.
-        num_drafted: γ, tokens drafted per step.
+        mean_accepted: mean number of drafted tokens accepted per step, without the corrected or
+            bonus token.
+        num_drafted: γ, the number of tokens drafted per step.
 
     Returns:
-        At least 1; at most twice ``num_drafted``.
+        The recommended draft length: at least 1, at most twice ``num_drafted``.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     if not 0 <= mean_accepted <= num_drafted or num_drafted < 1:
         raise ValueError("needs 0 <= mean_accepted <= num_drafted and num_drafted >= 1")
@@ -56,10 +62,10 @@ class OperatingPoint:
     """How a batch is run.
 
     Attributes:
-        max_length: most tokens drafted for a request.
-        threshold: a request drafts on while the probability that all its drafted tokens are kept is
-            at least this, and a token is verified under the same condition. 0 drafts and verifies
-            ``max_length`` tokens for every request.
+        max_length: maximum number of tokens drafted for a request.
+        threshold: minimum probability that all drafted tokens of a request are accepted. A request
+            continues drafting while this holds, and a token is verified under the same condition.
+            With 0, ``max_length`` tokens are drafted and verified for every request.
     """
 
     max_length: int
@@ -68,11 +74,12 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class Costs:
-    """What passes cost, in seconds.
+    """Costs of passes, in seconds.
 
     Attributes:
-        target: of the target's pass, by its tokens: drafted ones and one per request.
-        draft: of a pass of the draft, by the requests that draft.
+        target: seconds of the target's pass as a function of its number of tokens: the drafted
+            tokens and one for each request.
+        draft: seconds of a draft pass as a function of the number of requests that draft.
     """
 
     target: Callable[[float], float]
@@ -81,12 +88,12 @@ class Costs:
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """What a step is expected to gain and to take.
+    """Expected tokens and seconds of a step.
 
     Attributes:
-        tokens: gained over the batch, those that the target adds included.
-        seconds: of the step.
-        size: tokens in the target's pass.
+        tokens: number of tokens gained over the batch, including the tokens that the target adds.
+        seconds: duration of the step.
+        size: number of tokens in the target's pass.
     """
 
     tokens: float
@@ -95,7 +102,7 @@ class StepEstimate:
 
     @property
     def goodput(self) -> float:
-        """Tokens per second."""
+        """Expected tokens per second."""
         return self.tokens / self.seconds
 
 
@@ -106,28 +113,30 @@ def step_estimates(
     acceptance: Floats,
     costs: Costs,
 ) -> list[StepEstimate]:
-    """What a step at each operating point is expected to gain and to take.
+    """Estimate the tokens and seconds of a step at each operating point.
 
     Args:
-        points: to estimate.
-        num_requests: in the batch.
-        expected: ``[drafts, length]`` predicted acceptance of each token, given those before it.
-        acceptance: ``[drafts, length]`` the probability that each token is kept if those before it
-            are; above 1 where block verification makes up for an unlikely token before.
-        costs: of passes.
+        points: the operating points.
+        num_requests: number of requests in the batch.
+        expected: ``[drafts, length]`` predicted acceptance probability of each token if all tokens
+            before it are accepted.
+        acceptance: ``[drafts, length]`` acceptance probability of each token if all tokens before
+            it are accepted. It is above 1 where block verification compensates for an unlikely
+            earlier token.
+        costs: costs of passes.
     """
-    reached = np.cumprod(expected, axis=1)
+    predicted = np.cumprod(expected, axis=1)
     kept = np.minimum(np.cumprod(acceptance, axis=1), 1.0)
     result = []
     for point in points:
-        # A token that is verified has been reached, and so were all before it.
-        verified = reached[:, : point.max_length] >= point.threshold
+        # If a token is verified, all tokens before it are verified too.
+        verified = predicted[:, : point.max_length] >= point.threshold
         share = verified.mean(axis=0)
         gained = float((kept[:, : point.max_length] * verified).sum(axis=1).mean())
         size = num_requests * (1.0 + float(share.sum()))
         seconds = costs.target(size)
         for drafting in (1.0, *share[:-1].tolist())[: point.max_length]:
-            # A pass is run if any request drafts.
+            # The pass runs if at least one request drafts.
             runs = 1.0 - (1.0 - drafting) ** num_requests
             seconds += runs * costs.draft(num_requests * drafting / runs) if runs else 0.0
         result.append(StepEstimate(num_requests * (1.0 + gained), seconds, size))
@@ -135,18 +144,24 @@ def step_estimates(
 
 
 class DraftMemory:
-    """The latest drafts, at full length.
+    """The latest drafts, extended to full length.
 
-    Where a draft ended early, and before drafts are recorded, tokens are made up: they are
-    independent, and as likely to be accepted as the recorded ones were predicted to be.
+    Tokens after the end of a short draft, and drafts that are not recorded yet, are filled with
+    synthetic tokens. Synthetic tokens are independent. Their acceptance probabilities have the
+    distribution of the predictions for the recorded tokens.
+
+    Attributes:
+        expected: ``[drafts, length]`` predicted acceptance probability of each token.
+        acceptance: ``[drafts, length]`` acceptance probability of each token, as in
+            :func:`step_estimates`.
     """
 
     def __init__(self, num_drafts: int, length: int, acceptance_guess: float) -> None:
-        """Remember nothing yet.
+        """Start with synthetic drafts only.
 
         Args:
-            num_drafts: that are remembered.
-            length: of whole drafts.
+            num_drafts: number of drafts that are remembered.
+            length: number of tokens of a full draft.
             acceptance_guess: mean acceptance before any draft is recorded, above 0 and below 1.
         """
         shape = num_drafts, length
@@ -154,7 +169,7 @@ class DraftMemory:
         uniform = (np.arange(num_drafts) + 0.5) / num_drafts
         columns = [generator.permutation(uniform) for _ in range(length)]
         self._uniforms = np.stack(columns, axis=1) if columns else np.zeros(shape)
-        # U^a has the mean 1 / (1 + a).
+        # The mean of U^a is 1 / (1 + a) for uniform U.
         self.expected: Floats = self._uniforms ** (1 / acceptance_guess - 1)
         self.acceptance: Floats = self.expected.copy()
         self._recorded = np.zeros(shape, dtype=bool)
@@ -164,10 +179,10 @@ class DraftMemory:
         """Record the drafts of a step.
 
         Args:
-            expected: ``[batch, width]`` predicted acceptance.
-            acceptance: ``[batch, width]`` as of :func:`step_estimates`; of tokens that were not
-                verified the best that is known.
-            lengths: ``[batch]`` how many tokens were drafted; requests with none are left out.
+            expected: ``[batch, width]`` predicted acceptance probability of each token.
+            acceptance: ``[batch, width]`` acceptance probability of each token, as in
+                :func:`step_estimates`; for tokens that were not verified, the best estimate.
+            lengths: ``[batch]`` number of drafted tokens. Requests without any are ignored.
         """
         drafted = np.flatnonzero(lengths)
         width = min(expected.shape[1], self.expected.shape[1])
@@ -179,7 +194,7 @@ class DraftMemory:
         self.acceptance[places, :width] = acceptance[drafted, :width]
 
     def complete(self) -> None:
-        """Make up the tokens that are not recorded, from the distribution of those that are."""
+        """Fill in the tokens that are not recorded, from the distribution of the recorded ones."""
         if not self._recorded.any():
             return
         before = np.cumprod(np.where(self._recorded, self.expected, 1.0), axis=1)
@@ -193,78 +208,89 @@ class DraftMemory:
         self.expected[missing] = self.acceptance[missing] = values[order][at]
 
 
-def kind_of(point: OperatingPoint) -> tuple[bool, bool]:
-    """Whether anything is drafted, and whether a threshold selects."""
+def point_kind(point: OperatingPoint) -> tuple[bool, bool]:
+    """The kind of an operating point: whether it drafts, and whether it has a threshold."""
     return point.max_length > 0, point.threshold > 0
 
 
 class StepTimeCorrections:
-    """How much longer steps take than their passes cost, by operating point, at one batch size.
+    """Step-time corrections by operating point, at one batch size.
 
-    Selecting takes time and ragged batches are less regular, which no cost of a pass says. The log
-    of realised over computed seconds is the pace of the machine, which all points share, plus the
-    point's own correction. Medians keep pauses of the machine out of both.
+    A correction is the ratio of observed to computed seconds of a step. It covers what the costs of
+    passes do not include: selection takes time, and batches of drafts of different lengths are less
+    regular. The log of the ratio is the sum of the machine's pace, which all points share, and the
+    point's own correction. Both are estimated with medians, which pauses of the machine hardly
+    affect.
     """
 
     def __init__(self, prior_steps: int, memory: int) -> None:
-        """Nothing is known yet.
+        """Start without corrections.
 
         Args:
-            prior_steps: steps of its own that count as much as what is known of a point otherwise.
-            memory: steps that are remembered.
+            prior_steps: weight of the prior of a point's correction, as a number of steps at the
+                point. The prior comes from points of the same kind.
+            memory: number of steps that are remembered.
         """
         self._prior = prior_steps
         self._memory = memory
         self._excess: dict[OperatingPoint, deque[tuple[int, float]]] = {}
         self._paces: deque[float] = deque([0.0], maxlen=self._prior)
-        self._own: dict[OperatingPoint, float] = {}
+        self._corrections: dict[OperatingPoint, float] = {}
 
     def observe(self, step: int, point: OperatingPoint, ratio: float, is_incumbent: bool) -> None:
-        """How long a step took.
+        """Record the time of a step.
 
         Args:
-            step: its number.
-            point: how it was run.
-            ratio: realised over computed seconds; what is not positive and finite is ignored.
-            is_incumbent: whether the point is the one in use, and no challenger: it shows the pace.
+            step: number of the step.
+            point: operating point of the step.
+            ratio: observed divided by computed seconds. A value that is not positive and finite is
+                ignored.
+            is_incumbent: whether the point is the one in use and not a challenger. The pace of the
+                machine is estimated from steps at the point in use.
         """
         if not 0 < ratio < math.inf:
             return
         if is_incumbent:
-            self._paces.append(math.log(ratio) - self._own.get(point, 0.0))
+            self._paces.append(math.log(ratio) - self._corrections.get(point, 0.0))
         excess = math.log(ratio) - median(self._paces)
         self._excess.setdefault(point, deque(maxlen=self._memory)).append((step, excess))
 
     def update(
         self, step: int, points: Sequence[OperatingPoint], incumbent: OperatingPoint
     ) -> None:
-        """Estimate the corrections of all points, without what is older than the memory.
+        """Estimate the corrections of all points, and forget steps that are older than the memory.
 
-        What the incumbent takes longer is put down to the machine: points of which nothing is known
-        are expected to take as much longer.
+        The incumbent's own correction is attributed to the machine, so it applies to points without
+        observations too.
+
+        Args:
+            step: number of the current step.
+            points: all operating points.
+            incumbent: the point in use.
         """
         for point, steps in self._excess.items():
             recent = (each for each in steps if each[0] > step - self._memory)
             self._excess[point] = deque(recent, self._memory)
         for point in points:
-            alike = [p for p in self._excess if kind_of(p) == kind_of(point)]
-            self._own[point] = self._shrunk([point], self._shrunk(alike, 0.0))
-        shift = self._own[incumbent]
+            same_kind = [p for p in self._excess if point_kind(p) == point_kind(point)]
+            self._corrections[point] = self._shrunk([point], self._shrunk(same_kind, 0.0))
+        shift = self._corrections[incumbent]
         for point, steps in self._excess.items():
             moved = ((number, excess - shift) for number, excess in steps)
             self._excess[point] = deque(moved, self._memory)
-        self._own = {point: own - shift for point, own in self._own.items()}
+        self._corrections = {point: own - shift for point, own in self._corrections.items()}
         self._paces = deque((pace + shift for pace in self._paces), self._prior)
 
     def num_steps(self, point: OperatingPoint) -> int:
-        """Remembered steps at a point."""
+        """Number of remembered steps at a point."""
         return len(self._excess.get(point, ()))
 
     def factor(self, point: OperatingPoint) -> float:
-        """By which the computed seconds of a point are to be multiplied."""
-        return math.exp(median(self._paces) + self._own.get(point, 0.0))
+        """Factor by which the computed seconds of a point are multiplied."""
+        return math.exp(median(self._paces) + self._corrections.get(point, 0.0))
 
     def _shrunk(self, points: Sequence[OperatingPoint], prior: float) -> float:
+        """Median excess of the steps at some points, shrunk towards a prior."""
         values = [excess for p in points for _, excess in self._excess.get(p, ())]
         if not values:
             return prior

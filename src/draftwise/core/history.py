@@ -28,7 +28,7 @@ class AcceptanceHistory:
         Args:
             acceptance: acceptance probability of each verified token, in draft order.
         """
-        reached = 1.0
+        reach_probability = 1.0
         for probability in acceptance:
-            self.mean += _TOKEN_WEIGHT * reached * (probability - self.mean)
-            reached *= probability
+            self.mean += _TOKEN_WEIGHT * reach_probability * (probability - self.mean)
+            reach_probability *= probability

@@ -50,7 +50,7 @@ class LogitControls:
     mask: Tensor | None = None
 
     @property
-    def uses_history(self) -> bool:
+    def uses_token_history(self) -> bool:
         """Whether some penalty depends on the tokens so far."""
         return (
             self.repetition_penalty is not None
@@ -87,7 +87,7 @@ class TokenHistory:
         return TokenHistory(self.seen[index], self.counts[index])
 
     def after(self, tokens: Tensor, valid: Tensor) -> TokenHistory:
-        """Return the history with one more output token in each row.
+        """Return the token history with one more output token in each row.
 
         Args:
             tokens: ``[rows]`` int64.
@@ -100,7 +100,7 @@ class TokenHistory:
 
 
 def control_logits(
-    logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
+    logits: Tensor, controls: LogitControls, token_history: TokenHistory | None = None
 ) -> Tensor:
     """Apply bias, mask and penalties.
 
@@ -109,7 +109,7 @@ def control_logits(
     Args:
         logits: ``[rows, vocab]`` any floating type.
         controls: one entry per row.
-        history: needed if :attr:`LogitControls.uses_history`.
+        token_history: needed if :attr:`LogitControls.uses_token_history`.
 
     Returns:
         ``[rows, vocab]`` float32. The input itself if it is float32 and no control applies.
@@ -119,19 +119,19 @@ def control_logits(
         logits = logits + controls.bias
     if controls.mask is not None:
         logits = logits + controls.mask
-    if not controls.uses_history:
+    if not controls.uses_token_history:
         return logits
-    if history is None:
+    if token_history is None:
         raise ValueError("penalties need the token history")
     if controls.repetition_penalty is not None:
         # Keskar et al. 2019, "CTRL", section 4.1, in the sign-aware form of Hugging Face.
         penalty = controls.repetition_penalty.unsqueeze(1)
         penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
-        logits = torch.where(history.seen, penalised, logits)
+        logits = torch.where(token_history.seen, penalised, logits)
     if controls.frequency_penalty is not None:
-        logits = logits - controls.frequency_penalty.unsqueeze(1) * history.counts
+        logits = logits - controls.frequency_penalty.unsqueeze(1) * token_history.counts
     if controls.presence_penalty is not None:
-        logits = logits - controls.presence_penalty.unsqueeze(1) * (history.counts > 0)
+        logits = logits - controls.presence_penalty.unsqueeze(1) * (token_history.counts > 0)
     return logits
 
 
@@ -139,7 +139,7 @@ def control_packed_logits(
     logits: Tensor,
     controls: LogitControls,
     owner: Tensor,
-    history: TokenHistory | None,
+    token_history: TokenHistory | None,
     mask: Tensor | None = None,
 ) -> Tensor:
     """:func:`control_logits` for packed rows, of which a request may have several.
@@ -148,23 +148,23 @@ def control_packed_logits(
         logits: ``[rows, vocab]``.
         controls: one entry per request.
         owner: ``[rows]`` int64, the request of each row.
-        history: one entry per row; needed if :attr:`LogitControls.uses_history`.
+        token_history: one entry per row; needed if :attr:`LogitControls.uses_token_history`.
         mask: ``[rows, vocab]``, as :attr:`LogitControls.mask` but with one entry per row.
     """
-    if controls.bias is None and not controls.uses_history and mask is None:
+    if controls.bias is None and not controls.uses_token_history and mask is None:
         return logits.float()
-    return control_logits(logits, controls.rows(owner).masked(mask), history)
+    return control_logits(logits, controls.rows(owner).masked(mask), token_history)
 
 
 def greedy_tokens(
-    logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
+    logits: Tensor, controls: LogitControls, token_history: TokenHistory | None = None
 ) -> Tensor:
     """``[rows]`` int64, the argmax of the logits after bias, mask and penalties."""
-    return control_logits(logits, controls, history).argmax(dim=-1)
+    return control_logits(logits, controls, token_history).argmax(dim=-1)
 
 
 def soft_probabilities(
-    logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
+    logits: Tensor, controls: LogitControls, token_history: TokenHistory | None = None
 ) -> Tensor:
     """The distribution of the next token after the controls, with greedy rows at temperature 1.
 
@@ -174,28 +174,28 @@ def soft_probabilities(
     Args:
         logits: ``[rows, vocab]`` any floating type.
         controls: one entry per row.
-        history: needed if :attr:`LogitControls.uses_history`.
+        token_history: needed if :attr:`LogitControls.uses_token_history`.
 
     Returns:
         ``[rows, vocab]`` float32, each row summing to 1, or NaN throughout where logits are NaN.
     """
-    return _softened(control_logits(logits, controls, history), controls)
+    return _softened(control_logits(logits, controls, token_history), controls)
 
 
 def probabilities(
-    logits: Tensor, controls: LogitControls, history: TokenHistory | None = None
+    logits: Tensor, controls: LogitControls, token_history: TokenHistory | None = None
 ) -> Tensor:
     """The distribution that the next token is drawn from.
 
     Args:
         logits: ``[rows, vocab]`` any floating type.
         controls: one entry per row.
-        history: needed if :attr:`LogitControls.uses_history`.
+        token_history: needed if :attr:`LogitControls.uses_token_history`.
 
     Returns:
         ``[rows, vocab]`` float32, each row summing to 1, or NaN throughout where logits are NaN.
     """
-    logits = control_logits(logits, controls, history)
+    logits = control_logits(logits, controls, token_history)
     p = _softened(logits, controls)
     return one_hot_where_greedy(p, logits, controls) if controls.any_greedy else p
 

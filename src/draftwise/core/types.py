@@ -18,20 +18,20 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Draft:
-    """What a proposer proposed for each request of a step.
+    """The tokens that a proposer proposed for each request of a step.
 
     Attributes:
         tokens: ``[batch, num_tokens]`` int64; entries beyond a request's length are 0.
         lengths: number of drafted tokens of each request, ``[batch]`` host integers.
         probs: ``[batch, num_tokens + 1, vocab]`` float32, the proposal distribution q at each
-            drafted position, and zeros from a request's length on. ``None`` when every proposal
-            is one-hot: q is 1 for the drafted token and 0 elsewhere. That is so when every
-            request is decoded greedily, or when the proposer draws nothing.
-        signals: what the proposer knows of its own tokens; ``None`` if the policy does not ask.
+            drafted position, and zeros at positions beyond a request's length. ``None`` if every
+            proposal is one-hot: q is 1 for the drafted token and 0 elsewhere. This is the case if
+            every request is decoded greedily, or if the proposer does not sample.
+        signals: the draft's signals; ``None`` if the policy does not use them.
         stage_uniforms: random numbers of a stage between draft and target, at least
-            ``num_tokens`` for each request; ``None`` when every request is decoded greedily.
+            ``num_tokens`` for each request; ``None`` if every request is decoded greedily.
         parents: ``[batch, num_tokens]`` int64, the index of the drafted token that each drafted
-            token follows, -1 for the request's last token; ``None`` when every draft is a chain.
+            token follows, -1 for the request's last token; ``None`` if every draft is a chain.
     """
 
     tokens: Tensor
@@ -102,28 +102,32 @@ class OneHotSignals(DraftSignals):
 
 @dataclass(frozen=True)
 class DraftRule:
-    """Who goes on drafting and what is verified, as numbers: nobody is asked after each token.
+    """A policy's drafting and verification decisions as numbers.
 
-    The acceptance probability P of a drafted token is σ(Σ weightₖ·vₐ·v_b), within the bounds, with
-    one pair of variables (a, b) per feature; the variables are 1, l = log max(q(x), smallest), h =
-    min(H, largest), history, min(i, last)/last for position i, and two that are 0 without a
-    companion. A request goes on drafting while the product of its P
-    reaches its threshold. A token is verified if P without the bounds, times the product of those
-    before it, reaches the threshold too, or if less than ``next_to_nothing`` is needed of it. In l
-    the log-odds are a parabola: the q(x) of the tokens that are verified lie between two values.
-    Where two ranges qualify, the upper one counts.
+    A backend that applies the rule does not call the policy after each token.
+
+    The acceptance probability P of a drafted token is σ(Σ weightₖ·vₐ·v_b), clipped to the bounds,
+    with one pair of variables (a, b) per feature. The variables are 1, l = log max(q(x), smallest),
+    h = min(H, largest), history, min(i, last)/last for position i, and two that are 0 without a
+    companion. A request continues drafting while the product of its P reaches its threshold. A
+    token is verified if its unclipped P, times the product of the P before it, reaches the
+    threshold. A token is also verified if the P that this requires is at most ``unfiltered_limit``.
+    The log-odds are a quadratic function of l, so the verified tokens have q(x) in a range. If two
+    ranges satisfy the condition, the upper one is used.
 
     Attributes:
-        weights: ``[2, features]`` float64, of sampled and of greedy requests.
+        weights: ``[2, features]`` float64, weights for sampled and for greedy requests.
         pairs: ``[features, 2]`` int64, the two variables of each feature.
-        smallest_token_prob, largest_entropy, last_position: limits of q(x), h and i.
-        bounds: of P.
-        greedy: ``[batch]`` bool.
-        history: ``[batch]`` float64.
-        thresholds: ``[batch]`` float64; 0 drafts on and verifies whatever is drafted.
-        next_to_nothing: P that is taken for granted.
-        least_needed: P that is needed at least where any is, and at most less than 1.
-        notes: what is written while the rule is followed.
+        smallest_token_prob, largest_entropy, last_position: limits of q(x), H and i.
+        bounds: lower and upper bound of P.
+        greedy: ``[batch]`` bool, whether each request is decoded at temperature 0.
+        history: ``[batch]`` float64, recent mean acceptance of each request.
+        thresholds: ``[batch]`` float64; with 0 a request drafts to its limit and verifies all
+            drafted tokens.
+        unfiltered_limit: largest required P at which a position is not filtered.
+        min_required: the required P of a filtered position is clipped to at least this, and to at
+            most one minus this.
+        results: arrays that the backend fills while it applies the rule.
     """
 
     weights: Floats
@@ -135,22 +139,22 @@ class DraftRule:
     greedy: NDArray[np.bool_]
     history: Floats
     thresholds: Floats
-    next_to_nothing: float
-    least_needed: float
-    notes: RuleNotes
+    unfiltered_limit: float
+    min_required: float
+    results: RuleResults
 
 
 @dataclass(frozen=True)
-class RuleNotes:
-    """What came of a :class:`DraftRule`.
+class RuleResults:
+    """The results of applying a :class:`DraftRule`.
 
     Attributes:
         expected: ``[batch, longest]`` float64, P of each drafted token.
-        prefix_acceptance_prob: ``[batch]`` float64, their products; begins with ones.
-        least, most: ``[batch, longest]`` float32, the q(x) between which a token is verified; begin
-            with 0 and infinity, and stay so for greedy requests.
-        kept: ``[batch]`` int64, leading tokens that are verified; -1 as long as nobody followed the
-            rule.
+        prefix_acceptance_prob: ``[batch]`` float64, the product of each request's P; initially 1.
+        least, most: ``[batch, longest]`` float32, smallest and largest q(x) at which a token is
+            verified. Initially 0 and infinity; they stay so for greedy requests.
+        kept: ``[batch]`` int64, number of leading tokens that are verified; -1 if the rule was not
+            applied to the request.
     """
 
     expected: Floats
@@ -160,8 +164,8 @@ class RuleNotes:
     kept: NDArray[np.int64]
 
     @classmethod
-    def blank(cls, num_requests: int, longest: int) -> RuleNotes:
-        """Before anything was drafted."""
+    def initial(cls, num_requests: int, longest: int) -> RuleResults:
+        """The results before any token is drafted."""
         return cls(
             np.zeros((num_requests, longest)),
             np.ones(num_requests),
@@ -170,17 +174,17 @@ class RuleNotes:
             np.full(num_requests, -1, dtype=np.int64),
         )
 
-    def are_about(self, draft: Draft) -> bool:
-        """Whether all of a draft was written by the rule."""
+    def cover(self, draft: Draft) -> bool:
+        """Whether the rule was applied to all requests of a draft that drafted tokens."""
         return bool((self.kept[np.asarray(draft.lengths) > 0] >= 0).all())
 
-    def part(self, indices: Sequence[int]) -> RuleNotes:
-        """A copy of those of some requests."""
+    def part(self, indices: Sequence[int]) -> RuleResults:
+        """A copy of the results of the given requests."""
         at = np.asarray(indices, dtype=np.int64)
-        return RuleNotes(*(values[at] for values in vars(self).values()))
+        return RuleResults(*(values[at] for values in vars(self).values()))
 
-    def put(self, indices: Sequence[int], part: RuleNotes) -> None:
-        """Take over what came of some requests."""
+    def put(self, indices: Sequence[int], part: RuleResults) -> None:
+        """Replace the results of the given requests."""
         at = np.asarray(indices, dtype=np.int64)
         for name, values in vars(self).items():
             values[at] = getattr(part, name)
@@ -204,21 +208,21 @@ class CompanionScores:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the target is asked to verify.
+    """The tokens that the target verifies, and their proposals.
 
     Attributes:
         tokens: ``[batch, num_tokens]`` int64, as in :class:`Draft`.
         lengths: verification length of each request, ``[batch]`` host integers.
         proposals: ``[batch, num_tokens + 1, vocab]`` float32, the sub-distributions q′ with
-            0 ≤ q′ ≤ q. Position ``lengths[b]`` holds q′ where no token is verified: zeros after a
-            cut that did not look at the token drawn there, q·keep where it did. ``None`` when
-            every proposal is one-hot, as in :class:`Draft`: then q′ is 1 for each verified token,
-            and 0 everywhere from a request's verification length on.
-        num_own: how many leading tokens of each request are the draft's own, where a policy puts
-            others in their place; ``None`` for all of them.
-        between: two ``[batch, num_tokens]`` float32 tensors, the least and the largest probability
-            that is proposed at each position: q′ is what ``proposals`` holds where that lies
-            between them, and 0 elsewhere. ``None`` where ``proposals`` is q′ itself.
+            0 ≤ q′ ≤ q. Position ``lengths[b]`` holds q′ of the first position without a verified
+            token: zeros after a cut that does not depend on the token drawn there, q·keep after a
+            filter. ``None`` if every proposal is one-hot, as in :class:`Draft`. Then q′ is 1 for
+            each verified token, and 0 at all positions beyond the verification length.
+        num_own: number of leading tokens of each request that are the draft's own, for policies
+            that replace tokens; ``None`` if all tokens are.
+        between: two ``[batch, num_tokens]`` float32 tensors, the smallest and the largest
+            probability that is proposed at each position. q′ equals ``proposals`` for tokens whose
+            probability lies between them, and 0 for others. ``None`` if ``proposals`` is q′ itself.
     """
 
     tokens: Tensor
@@ -234,7 +238,7 @@ class Plan:
         return rows
 
     def filtered(self) -> Plan:
-        """The same with q′ itself for proposals."""
+        """The same plan with q′ itself as ``proposals``, and without ``between``."""
         if self.between is None or self.proposals is None:
             return replace(self, between=None)
         q = self.proposals[:, :-1]

@@ -45,7 +45,7 @@ class Batch:
             processed before the step, or is completed by a chunk of this step.
         can_draft: for each of ``generating``, whether its prompt was processed before the step.
         controls: sampling parameters of ``generating``.
-        history: tokens of ``generating`` so far; ``None`` if no penalty needs them.
+        token_history: tokens of ``generating`` so far; ``None`` if no penalty needs them.
         uniforms: random numbers of ``generating``; ``None`` if all requests are greedy.
         lenience: lenience of each of ``generating``; 1 preserves the target's distribution exactly.
     """
@@ -54,7 +54,7 @@ class Batch:
     generating: list[Request]
     can_draft: list[bool]
     controls: LogitControls
-    history: TokenHistory | None
+    token_history: TokenHistory | None
     uniforms: StepUniforms | None
     lenience: list[float]
 
@@ -96,7 +96,9 @@ class Batch:
             generating=[self.generating[index] for index in indices],
             can_draft=[self.can_draft[index] for index in indices],
             controls=self.controls.rows(device_indices),
-            history=None if self.history is None else self.history.rows(device_indices),
+            token_history=None
+            if self.token_history is None
+            else self.token_history.rows(device_indices),
             uniforms=None if self.uniforms is None else self.uniforms.rows(host_indices),
             lenience=[self.lenience[index] for index in indices],
         )
@@ -194,19 +196,19 @@ class HistoryStore:
         return TokenHistory(self._seen[index], self._counts[index])
 
 
-def history_along(
-    history: TokenHistory, tokens: Tensor, lengths: Tensor, owner: Tensor, position: Tensor
+def token_history_along(
+    token_history: TokenHistory, tokens: Tensor, lengths: Tensor, owner: Tensor, position: Tensor
 ) -> TokenHistory:
     """The history at each draft position: the request's tokens and the drafted tokens before it.
 
     Args:
-        history: ``[batch]`` histories of the requests.
+        token_history: ``[batch]`` token histories of the requests.
         tokens: ``[batch, width]`` int64 drafted tokens.
         lengths: ``[batch]`` int64 draft lengths; tokens beyond them are ignored.
         owner: ``[rows]`` index of each row's request.
         position: ``[rows]`` each row's position in the draft.
     """
-    steps = [history]
+    steps = [token_history]
     for index in range(tokens.shape[1]):
         steps.append(steps[-1].after(tokens[:, index], index < lengths))
     seen = torch.stack([step.seen for step in steps], dim=1)

@@ -15,7 +15,7 @@ from draftwise.core.sampling import (
 )
 from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.core.types import CompanionScores, Draft
-from draftwise.engine.batch import Batch, history_along
+from draftwise.engine.batch import Batch, token_history_along
 from draftwise.engine.cached_model import CachedModel, ForwardInput
 from draftwise.engine.lifecycle import FollowsRequests
 from draftwise.engine.masks import masks_along
@@ -89,24 +89,26 @@ class CompanionModel:
         logits, _ = self._cached_model.read(inputs)
         if logits is None:
             logits = torch.zeros(0, self._vocab_size, device=self._cached_model.device)
-        history = None
-        if batch.history is not None:
+        token_history = None
+        if batch.token_history is not None:
             extents = upload(lengths, torch.long, logits.device)
             owner = torch.repeat_interleave(extents, output_size=len(logits))
             ends = extents.cumsum(dim=0)
             position = torch.arange(len(logits), device=logits.device) - (ends - extents)[owner]
-            history = history_along(batch.history, draft.tokens, extents, owner, position)
+            token_history = token_history_along(
+                batch.token_history, draft.tokens, extents, owner, position
+            )
         mask = None
         if batch.has_masks:
             mask = masks_along(batch.generating, drafted, lengths, self._vocab_size, logits.device)
-        return companion_scores(logits, batch.controls, lengths, history, draft, mask)
+        return companion_scores(logits, batch.controls, lengths, token_history, draft, mask)
 
 
 def companion_scores(
     logits: Tensor,
     controls: LogitControls,
     lengths: list[int],
-    history: TokenHistory | None,
+    token_history: TokenHistory | None,
     draft: Draft,
     mask: Tensor | None = None,
 ) -> CompanionScores:
@@ -116,7 +118,7 @@ def companion_scores(
         logits: ``[sum of lengths, vocab]`` logits of the companion.
         controls: one entry per request.
         lengths: ``[batch]`` number of leading draft tokens that it scored.
-        history: one entry per row; needed if :attr:`LogitControls.uses_history`.
+        token_history: one entry per row; needed if :attr:`LogitControls.uses_token_history`.
         draft: the draft, with its signals.
         mask: ``[sum of lengths, vocab]``, added to the logits; see :class:`LogitControls`.
     """
@@ -126,14 +128,14 @@ def companion_scores(
     where = upload([n for place in places for n in place], torch.long, logits.device).view(-1, 2)
     library = library_for(logits.device)
     if library is not None:
-        logits = control_packed_logits(logits, controls, where[:, 0], history, mask)
+        logits = control_packed_logits(logits, controls, where[:, 0], token_history, mask)
         return CompanionScores(
             *native.score_draft(library, logits, controls, where, draft.tokens, q)
         )
     c = torch.zeros_like(q)
     if places:
         owner, position = where.unbind(dim=1)
-        probs = soft_probabilities(logits, controls.rows(owner).masked(mask), history)
+        probs = soft_probabilities(logits, controls.rows(owner).masked(mask), token_history)
         c[owner, position] = probs.nan_to_num(nan=0.0)
     c_drawn = token_probabilities(c, draft.tokens)
     return CompanionScores(c, overlap(q, c), agreement(draft.signals.token_probs, c_drawn))

@@ -49,20 +49,20 @@ class TargetOracle:
             self._seen = []
 
     def score(
-        self, position: DraftPosition, controls: LogitControls, history: TokenHistory | None
+        self, position: DraftPosition, controls: LogitControls, token_history: TokenHistory | None
     ) -> DraftPosition:
         """Add the acceptance probability of the token just drafted."""
         assert self._logits is not None
         assert position.draft_probs is not None
         with self._off_the_clock():
-            p = probabilities(self._logits, controls, history)
+            p = probabilities(self._logits, controls, token_history)
             p_drawn = token_probabilities(p, position.tokens)
             q_drawn = token_probabilities(position.draft_probs, position.tokens)
             # At temperature 0, p is one-hot: the result is 1 for the target's token and 0 for
             # others.
             known = agreement(q_drawn, p_drawn)
             self._seen.append(
-                (list(position.requests), soft_probabilities(self._logits, controls, history))
+                (list(position.requests), soft_probabilities(self._logits, controls, token_history))
             )
         return position.with_agreement(known)
 

@@ -193,8 +193,8 @@ class Scheduler:
             generating=generating,
             can_draft=[r.cache_slot in decoding for r in generating],
             controls=controls,
-            history=self._histories.rows([r.cache_slot for r in generating])
-            if controls.uses_history
+            token_history=self._histories.rows([r.cache_slot for r in generating])
+            if controls.uses_token_history
             else None,
             uniforms=None
             if controls.all_greedy

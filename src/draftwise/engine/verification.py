@@ -21,7 +21,7 @@ from draftwise.core.sampling import (
     probabilities,
 )
 from draftwise.core.types import Draft, Outcome, Plan
-from draftwise.engine.batch import Batch, history_along
+from draftwise.engine.batch import Batch, token_history_along
 from draftwise.engine.logprobs import prompt_logprobs
 from draftwise.engine.masks import masks_along
 from draftwise.engine.request import Request
@@ -122,21 +122,23 @@ class Acceptance:
             return Outcome((), (), (), ())
         lengths = upload(plan.lengths, torch.long, logits.device)
         owner, position = packed_rows(lengths, len(logits))
-        history = None
-        if batch.history is not None:
-            history = history_along(batch.history, plan.tokens, lengths, owner, position)
+        token_history = None
+        if batch.token_history is not None:
+            token_history = token_history_along(
+                batch.token_history, plan.tokens, lengths, owner, position
+            )
         mask = None
         if batch.has_masks:
             counts = [length + 1 for length in plan.lengths]
             drafted = plan.host_tokens
             mask = masks_along(batch.generating, drafted, counts, logits.shape[1], logits.device)
         if batch.uniforms is None:
-            chosen = greedy_tokens(logits, batch.controls.rows(owner).masked(mask), history)
+            chosen = greedy_tokens(logits, batch.controls.rows(owner).masked(mask), token_history)
             is_nan = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isnan()
             accepted = accept_greedy(chosen, plan.tokens, lengths)
         else:
             is_nan, accepted = self._accept_sampled(
-                batch, plan, logits, lengths, owner, history, mask
+                batch, plan, logits, lengths, owner, token_history, mask
             )
         is_nan, num_accepted, next_tokens, acceptance, prefix_acceptance_prob = fetch(
             is_nan, *accepted
@@ -161,7 +163,7 @@ class Acceptance:
         logits: Tensor,
         lengths: Tensor,
         owner: Tensor,
-        history: TokenHistory | None,
+        token_history: TokenHistory | None,
         mask: Tensor | None,
     ) -> tuple[Tensor, Accepted]:
         """Which rows have NaN logits, and the decisions of the acceptance law."""
@@ -175,7 +177,7 @@ class Acceptance:
         if library is not None:
             return native_accept(
                 library,
-                control_packed_logits(logits, batch.controls, owner, history, mask),
+                control_packed_logits(logits, batch.controls, owner, token_history, mask),
                 batch.controls,
                 plan,
                 lengths,
@@ -184,7 +186,7 @@ class Acceptance:
                 lenience,
                 self._method == "block",
             )
-        p = probabilities(logits, batch.controls.rows(owner).masked(mask), history)
+        p = probabilities(logits, batch.controls.rows(owner).masked(mask), token_history)
         is_nan = p[:, 0].isnan()
         final = upload(uniforms.final, torch.float64, device)
         proposals = plan.filtered().proposals

@@ -68,11 +68,10 @@ class AcceptanceHead:
     def fit(cls, records: Records, rejection_weight: float = 1.0, seed: int = 0) -> AcceptanceHead:
         """Train on recorded tokens with full-batch gradient descent.
 
-        The label of a token is its acceptance probability y. Its weight is the probability
-        ``reached`` that the tokens before it are accepted. The loss
-        −Σ reached·(y·log P + w·(1 − y)·log(1 − P)) is therefore the expectation of the loss over
-        accepted and rejected tokens. With w = 1, P estimates y. A larger w lowers P (SpecDec++'s
-        weighted loss).
+        The label of a token is its acceptance probability y. Its weight is the probability r that
+        the tokens before it are accepted. The loss −Σ r·(y·log P + w·(1 − y)·log(1 − P)) is
+        therefore the expectation of the loss over accepted and rejected tokens. With w = 1, P
+        estimates y. A larger w lowers P (SpecDec++'s weighted loss).
 
         Args:
             records: recorded tokens, at least one.
@@ -93,7 +92,7 @@ class AcceptanceHead:
         )
         x = features(*(torch.from_numpy(np.ascontiguousarray(each)) for each in columns))
         y = torch.from_numpy(np.ascontiguousarray(records.acceptance)).float()
-        reached = torch.from_numpy(records.reached())
+        reach = torch.from_numpy(records.reach_probability())
         mean = x.mean(dim=0)
         scale = x.std(dim=0, correction=0)
         # A feature that is constant in training must not be divided by a scale of almost 0.
@@ -104,12 +103,12 @@ class AcceptanceHead:
         )
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _NUM_STEPS)
         x = (x - mean) / scale
-        total = reached.sum().clamp(min=_MIN_PROBABILITY)
+        total = reach.sum().clamp(min=_MIN_PROBABILITY)
         for _ in range(_NUM_STEPS):
             optimizer.zero_grad()
             logit = _logit(x, weights, biases)
             accepted, rejected = F.logsigmoid(logit), F.logsigmoid(-logit)
-            loss = -(reached * (y * accepted + rejection_weight * (1 - y) * rejected)).sum() / total
+            loss = -(reach * (y * accepted + rejection_weight * (1 - y) * rejected)).sum() / total
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()

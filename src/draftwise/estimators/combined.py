@@ -1,13 +1,14 @@
-"""P(accept) from all signals together: a logistic model that goes on learning.
+"""P(accept) from several signals, by a logistic model that is updated online.
 
-The log-odds of acceptance are a polynomial in the signals, quadratic in each and with the products
-that matter: see :data:`FORMULAS`. What depends on the token drawn enters as log q(x) and A(x)
-alone, so that the same formula is evaluated for every token of the vocabulary at the cost of a few
-elementwise operations: that makes it usable for filtered proposals.
+The log-odds of acceptance are a polynomial in the signals: quadratic in each signal, with selected
+products of two signals (see :data:`FORMULAS`). The drawn token enters only through log q(x) and
+A(x). So the formula can be evaluated for every token of the vocabulary with a few elementwise
+operations, as filtered proposals require.
 
-It is fitted to soft labels (the acceptance probability itself, not the coin that was thrown) by
-Newton's method, weighted by the probability that a token is reached, and follows a changing
-workload by a recursive Newton step with exponential forgetting and a pull to where it started.
+The model is fitted by Newton's method to soft labels: to the acceptance probability itself, not to
+the accept/reject outcome. Each token is weighted by the probability that it is reached. Online, the
+model follows a changing workload by a recursive Newton step with exponential forgetting and a
+regularisation towards the initial weights.
 """
 
 from __future__ import annotations
@@ -34,19 +35,21 @@ from draftwise.estimators.records import Records
 
 Floats = NDArray[np.float64]
 
+# Bounds of predicted acceptance probabilities.
 LOWEST, HIGHEST = 0.01, 0.995
 
-# Observed tokens after which an older one counts half.
+# Total weight of later tokens after which a token's weight halves.
 _HALF_LIFE = 1400.0
+# Strength of the ridge regularisation of a fit towards the initial weights.
 _RIDGE = 3.0
 
 
 class Inputs(Enum):
-    """Which signals a model sees."""
+    """The signals that a model uses."""
 
-    FREE = "free"  # H, q(x), history, position: no companion
-    COMBINED = "combined"  # these with S and A
-    PREDICTABLE = "predictable"  # H, S, history, position: nothing of the token drawn
+    FREE = "free"  # H, q(x), history and position; needs no companion
+    COMBINED = "combined"  # the same, and S and A
+    PREDICTABLE = "predictable"  # H, S, history and position; does not depend on the drawn token
 
 
 _L, _H, _S, _A = Variable.LOG_TOKEN_PROB, Variable.ENTROPY, Variable.OVERLAP, Variable.AGREEMENT
@@ -63,8 +66,8 @@ FORMULAS = {
     ),
 }
 
-# Where a model begins that has seen nothing: fits to the bundled family at temperature 1, of use
-# for any pair that is distilled or trained alike; replaced by a profile, outgrown online.
+# Initial weights without a profile: fits to the bundled model family at temperature 1. They suit
+# any pair of models that is distilled or trained in a similar way. Online updates replace them.
 _START = {
     Inputs.FREE: (2.17, 0.61, 0.03, -0.57, 0.04, -0.06, 0.77, 0.15),
     Inputs.COMBINED: (
@@ -77,15 +80,15 @@ _START = {
 
 @dataclass(frozen=True)
 class Signals:
-    """Signals of some drafted tokens, each ``[n]`` float64.
+    """Signals of drafted tokens, each ``[n]`` float64.
 
     Attributes:
         token_prob: q(x).
         entropy: H(q) in nats.
         history: the request's recent mean acceptance.
-        position: in the draft, from 0.
-        overlap: S; 0 without companion.
-        agreement: A; 0 without companion.
+        position: position in the draft, from 0.
+        overlap: S; 0 without a companion.
+        agreement: A; 0 without a companion.
     """
 
     token_prob: Floats
@@ -109,7 +112,7 @@ class Signals:
         return cls(*(np.asarray(column, dtype=np.float64) for column in columns))
 
     def variables(self) -> Floats:
-        """``[variables, n]`` for a :class:`Polynomial`."""
+        """``[variables, n]`` the variables of a :class:`Polynomial`."""
         return variables_of(
             *(self.token_prob, self.entropy, self.history),
             *(self.position, self.overlap, self.agreement),
@@ -120,20 +123,24 @@ class SignalModel:
     """Log-odds of acceptance as a polynomial of the signals.
 
     Attributes:
-        inputs: which signals it sees.
+        inputs: the signals that the model uses.
         formula: the polynomial.
-        weights: ``[features]`` of the polynomial.
+        weights: ``[features]`` weights of the polynomial.
     """
 
     def __init__(
         self, inputs: Inputs, weights: Floats | None = None, strength: float = 1.0
     ) -> None:
-        """Begin from given weights.
+        """Start from given weights.
 
         Args:
-            inputs: which signals.
-            weights: ``[features]``; ``None`` for the general start.
-            strength: how much evidence the start is worth; a profile's is worth more than a guess.
+            inputs: the signals that the model uses.
+            weights: ``[features]`` initial weights; ``None`` for the built-in ones.
+            strength: weight of the initial weights relative to observations. Weights from a profile
+                have a larger strength than built-in ones.
+
+        Raises:
+            ValueError: the number of weights does not match the inputs.
         """
         self.inputs, self.formula = inputs, FORMULAS[inputs]
         start = np.array(_START[inputs] if weights is None else weights, dtype=np.float64)
@@ -147,11 +154,14 @@ class SignalModel:
 
     @classmethod
     def fit(cls, records: Records, inputs: Inputs) -> SignalModel:
-        """Fit to recorded tokens (soft labels, weights: the probability that each is reached)."""
+        """Fit the model to the acceptance probabilities of recorded tokens.
+
+        Each token is weighted by the probability that it is reached.
+        """
         model = cls(inputs, strength=1.0)
         features = model.formula.features(Signals.of(records).variables()).T
         labels = np.asarray(records.acceptance, dtype=np.float64)
-        weights = np.asarray(records.reached(), dtype=np.float64)
+        weights = np.asarray(records.reach_probability(), dtype=np.float64)
         theta = model._start.copy()
         for _ in range(50):
             predicted = _logistic(features @ theta)
@@ -167,17 +177,17 @@ class SignalModel:
         return cls(inputs, theta, strength=40.0)
 
     def predict(self, signals: Signals) -> Floats:
-        """``[n]`` probabilities that the tokens are accepted."""
+        """``[n]`` estimated acceptance probabilities."""
         log_odds = self.weights @ self.formula.features(signals.variables())
         return np.clip(_logistic(log_odds), LOWEST, HIGHEST)
 
     def observe(self, signals: Signals, acceptance: Floats, weights: Floats) -> None:
-        """Learn from tokens that the target has verified.
+        """Update the model with tokens that the target has verified.
 
         Args:
-            signals: of ``n`` tokens.
-            acceptance: ``[n]`` their acceptance probabilities.
-            weights: ``[n]`` probability that each was reached.
+            signals: signals of ``n`` tokens.
+            acceptance: ``[n]`` acceptance probability of each token.
+            weights: ``[n]`` probability that each token is reached.
         """
         if not len(acceptance):
             return
@@ -195,17 +205,23 @@ class SignalModel:
     def log_odds_over_vocabulary(
         self, q: Tensor, entropy: Tensor, history: Tensor, position: Tensor, c: Tensor | None
     ) -> Tensor:
-        """What :meth:`predict` would say of every token, as log-odds.
+        """The estimate of :meth:`predict` for every token of the vocabulary, as log-odds.
 
         Args:
-            q: ``[rows, vocab]`` the draft's distribution.
-            entropy: ``[rows]`` H of them.
-            history: ``[rows]``.
-            position: ``[rows]`` in the draft.
-            c: ``[rows, vocab]`` the companion's draft_probs; ``None`` if it sees none.
+            q: ``[rows, vocab]`` the draft's distributions.
+            entropy: ``[rows]`` H of the distributions.
+            history: ``[rows]`` recent mean acceptance of the requests.
+            position: ``[rows]`` positions in the draft.
+            c: ``[rows, vocab]`` the companion's distributions; ``None`` without a companion.
+
+        Returns:
+            ``[rows, vocab]`` log-odds, not clipped.
+
+        Raises:
+            ValueError: the model's inputs do not depend on the token.
         """
         if self.inputs is Inputs.PREDICTABLE:
-            raise ValueError("a predictable model knows nothing of the token")
+            raise ValueError("a predictable model does not depend on the token")
         s = torch.zeros_like(entropy) if c is None else torch.minimum(q, c).sum(dim=1)
         place = position.clamp(max=LAST_POSITION).to(entropy.dtype) / LAST_POSITION
         by_name = {
@@ -220,57 +236,68 @@ class SignalModel:
         a = None if c is None else (c / q.clamp(min=1e-30)).clamp_(max=1.0)
         return self.formula.over_vocabulary(self.weights, variables, log_q, a)
 
-    def range_of_likely(
-        self, entropy: Floats, history: Floats, position: Floats, needed: Floats
+    def likely_range(
+        self, entropy: Floats, history: Floats, position: Floats, required: Floats
     ) -> tuple[Floats, Floats]:
-        """Which q(x) make a token likely enough: all from one value to another.
+        """The range of q(x) in which a token has the required acceptance probability.
 
-        Within a position the log-odds are quadratic in log q(x). Where two ranges are likely
-        enough, the upper one is returned.
+        At each position the log-odds are quadratic in log q(x). If two ranges satisfy the
+        condition, the upper one is returned.
 
         Args:
             entropy: ``[rows, places]`` H of the positions.
-            history: ``[rows, 1]``.
-            position: ``[places]`` in the draft.
-            needed: ``[rows, places]`` probability of acceptance, above 0 and below 1.
+            history: ``[rows, 1]`` recent mean acceptance of the requests.
+            position: ``[places]`` positions in the draft.
+            required: ``[rows, places]`` required acceptance probability, above 0 and below 1.
 
         Returns:
-            ``[rows, places]`` least and largest q(x); the least is infinite where no token is
-            likely enough.
+            ``[rows, places]`` smallest and largest q(x). The smallest is infinite where no q(x)
+            satisfies the condition.
+
+        Raises:
+            ValueError: the model's inputs depend on the token through more than q(x).
         """
         if self.inputs is not Inputs.FREE:
-            raise ValueError("what else the model sees of a token is no function of q(x)")
+            raise ValueError("the model does not depend on the token through q(x) alone")
         others = variables_of(1.0, entropy, history, position)
         level, slope, bend = self.formula.by_token_prob(self.weights, others)
-        first, last = _not_negative(bend, slope, level - np.log(needed / (1 - needed)))
-        lowest = math.log(SMALLEST_TOKEN_PROB)  # whatever lies below counts as this
+        first, last = _non_negative_range(bend, slope, level - np.log(required / (1 - required)))
+        lowest = math.log(SMALLEST_TOKEN_PROB)  # smaller q(x) are clipped to this
         none = (first > last) | (last < lowest) | (first > 0)
         least = np.where(first <= lowest, 0.0, np.exp(np.minimum(first, 0.0)))
         most = np.where(last >= 0, np.inf, np.exp(np.minimum(last, 0.0)))
         return np.where(none, np.inf, least), most
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """For a file."""
+        """Return the weights as named tensors, for a file."""
         return {"weights": torch.from_numpy(self.weights.copy())}
 
     @classmethod
     def from_tensors(cls, inputs: Inputs, tensors: dict[str, Tensor]) -> SignalModel:
-        """The inverse of :meth:`to_tensors`; what was fitted is worth more than a guess."""
+        """The inverse of :meth:`to_tensors`. The weights get the strength of fitted weights.
+
+        Raises:
+            KeyError: a tensor is missing.
+            ValueError: the number of weights does not match the inputs.
+        """
         return cls(inputs, tensors["weights"].numpy().astype(np.float64), strength=40.0)
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error of recent tokens."""
+        """Expected calibration error of the predictions for recent tokens."""
         return self._calibration.error
 
     @property
     def calibration_weight(self) -> float:
-        """How many tokens :attr:`calibration_error` is about, older ones counting less."""
+        """Total weight of the tokens in :attr:`calibration_error`, after forgetting."""
         return self._calibration.weight
 
 
-def _not_negative(bend: float, slope: Floats, level: Floats) -> tuple[Floats, Floats]:
-    """Where bend·l² + slope·l + level ≥ 0 for l ≤ 0: from and to, the upper range of two."""
+def _non_negative_range(bend: float, slope: Floats, level: Floats) -> tuple[Floats, Floats]:
+    """The range of l ≤ 0 in which bend·l² + slope·l + level ≥ 0, as its first and last value.
+
+    If there are two ranges, this is the upper one. A range is empty if first > last.
+    """
     if abs(bend) < 1e-9:
         with np.errstate(divide="ignore", invalid="ignore"):
             zero = -level / slope
@@ -283,7 +310,7 @@ def _not_negative(bend: float, slope: Floats, level: Floats) -> tuple[Floats, Fl
     one, other = (-slope - root) / (2 * bend), (root - slope) / (2 * bend)
     if bend < 0:
         return np.where(none, np.inf, other), np.where(none, -np.inf, one)
-    # Beyond the upper zero, or if that lies above certainty up to the lower one.
+    # The range above the upper root. If that root is above l = 0, the range below the lower root.
     first = np.where(none | (other > 0), -np.inf, other)
     return first, np.where(none | (other <= 0), np.inf, one)
 

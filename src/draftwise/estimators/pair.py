@@ -1,4 +1,4 @@
-"""One model of acceptance for sampled requests, one for greedy ones."""
+"""A pair of acceptance models, one for sampled and one for greedy requests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ Booleans = NDArray[np.bool_]
 
 
 class ModelPair(dict[bool, SignalModel]):
-    """Models of acceptance by whether a request is greedy.
+    """Acceptance models by whether a request is greedy.
 
-    At temperature 0 a token is accepted if the target agrees and the draft says its likeliest, so
-    that the same signals mean something else.
+    At temperature 0 the draft proposes its most likely token, and the token is accepted if it is
+    also the target's most likely token. The same signals therefore imply other acceptance
+    probabilities than at higher temperatures.
     """
 
     @classmethod
     def of(cls, inputs: Inputs, parameters: Mapping[str, Mapping[str, Tensor]]) -> ModelPair:
-        """Both from what a profile knows of these inputs, or from the general start.
+        """Create both models from a profile's parameters, or from the built-in weights.
+
+        Args:
+            inputs: the signals that the models use.
+            parameters: a profile's parameters by estimator; built-in weights are used if there are
+                none for these inputs.
 
         Raises:
-            InvalidParameterError: the profile's numbers are not those of this estimator.
+            InvalidParameterError: the profile's parameters do not fit this estimator.
         """
         if inputs.value not in parameters:
             return cls({greedy: SignalModel(inputs) for greedy in (False, True)})
@@ -40,7 +46,7 @@ class ModelPair(dict[bool, SignalModel]):
             ) from error
 
     def predict(self, signals: Signals, greedy: Booleans) -> Floats:
-        """``[n]`` probabilities that tokens are accepted; ``greedy`` is ``[n]``."""
+        """``[n]`` estimated acceptance probabilities; ``greedy`` is ``[n]``."""
         if not greedy.any():
             return self[False].predict(signals)
         if greedy.all():
@@ -48,11 +54,20 @@ class ModelPair(dict[bool, SignalModel]):
         return np.where(greedy, self[True].predict(signals), self[False].predict(signals))
 
     def observe(
-        self, signals: Signals, greedy: Booleans, acceptance: Floats, reached: Floats
+        self, signals: Signals, greedy: Booleans, acceptance: Floats, reach_probability: Floats
     ) -> None:
-        """Show ``n`` scored tokens to the model of their kind."""
+        """Update each model with the tokens of its kind of request.
+
+        Args:
+            signals: signals of ``n`` tokens.
+            greedy: ``[n]`` whether the request of each token is greedy.
+            acceptance: ``[n]`` acceptance probability of each token.
+            reach_probability: ``[n]`` probability that all tokens before it are accepted.
+        """
         for kind, model in self.items():
             chosen = greedy == kind
             if chosen.any():
                 part = {name: values[chosen] for name, values in vars(signals).items()}
-                model.observe(replace(signals, **part), acceptance[chosen], reached[chosen])
+                model.observe(
+                    replace(signals, **part), acceptance[chosen], reach_probability[chosen]
+                )

@@ -1,8 +1,8 @@
-"""The polynomial of a token's signals that gives the log-odds of its acceptance.
+"""The polynomial in a token's signals that gives the log-odds of its acceptance.
 
-Every feature is the product of two variables. A :class:`Polynomial` is a table of such pairs and is
-all that anybody knows of the formula: predictions, fits, whole vocabularies, ranges of q(x) and the
-native drafting loop evaluate the same table.
+Every feature is the product of two variables. A :class:`Polynomial` is a table of such pairs. The
+formula is defined by this table only. Predictions, fits, whole vocabularies, ranges of q(x) and the
+native drafting loop all evaluate the same table.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Values = TypeVar("Values", Floats, Tensor)
 
-# What lies beyond counts as this.
+# Signals beyond these limits are clipped to them.
 SMALLEST_TOKEN_PROB = 1e-4
 LARGEST_ENTROPY = 6.0
 LAST_POSITION = 3
 
 
 class Variable(IntEnum):
-    """What features are products of."""
+    """The variables whose products are features."""
 
     ONE = 0
     LOG_TOKEN_PROB = 1  # log max(q(x), smallest)
@@ -46,14 +46,14 @@ class Polynomial:
     """
 
     def __init__(self, *features: tuple[Variable, ...]) -> None:
-        """From the one or two factors of each feature; none for the constant."""
+        """Create a polynomial from the factors of each feature: two, one, or none for 1."""
         self.pairs: Integers = np.array(
             [(*each, Variable.ONE, Variable.ONE)[:2] for each in features], dtype=np.int64
         )
         self._first, self._second = self.pairs.T.copy()
 
     def __len__(self) -> int:
-        """How many features there are."""
+        """Number of features."""
         return len(self.pairs)
 
     def features(self, variables: Values) -> Values:
@@ -62,14 +62,14 @@ class Polynomial:
         return products
 
     def by_token_prob(self, weights: Floats, variables: Floats) -> tuple[Floats, Floats, float]:
-        """What the polynomial is as a function of l = log q(x).
+        """The polynomial as a quadratic function of l = log q(x): level + slope·l + bend·l².
 
         Args:
-            weights: ``[features]``.
-            variables: ``[variables, ...]``; that of l is not read.
+            weights: ``[features]`` weights of the polynomial.
+            variables: ``[variables, ...]``; the variable l is not read.
 
         Returns:
-            ``[...]`` level and slope, and the bend of level + slope·l + bend·l².
+            The coefficients: level ``[...]``, slope ``[...]``, and bend.
         """
         rest, linear, partners, squares = self._parts
         shape = variables.shape[1:]
@@ -81,13 +81,13 @@ class Polynomial:
     def over_vocabulary(
         self, weights: Floats, variables: Tensor, log_q: Tensor, agreement: Tensor | None
     ) -> Tensor:
-        """``[rows, vocab]`` for tokens that differ in q(x) and A alone.
+        """``[rows, vocab]`` the polynomial for all tokens, which differ in q(x) and A only.
 
         Args:
-            weights: ``[features]``.
-            variables: ``[variables, rows]``; those of q(x) and A are 1.
-            log_q: ``[rows, vocab]`` l of every token; is overwritten.
-            agreement: ``[rows, vocab]`` A of every token; ``None`` if it is 0.
+            weights: ``[features]`` weights of the polynomial.
+            variables: ``[variables, rows]``; the variables of q(x) and A are 1.
+            log_q: ``[rows, vocab]`` l of every token; overwritten.
+            agreement: ``[rows, vocab]`` A of every token; ``None`` if all are 0.
         """
         weighted = self.features(variables) * torch.from_numpy(weights).to(variables)[:, None]
         constant, linear, square, of_a, of_a_and_l, square_of_a = (
@@ -101,7 +101,7 @@ class Polynomial:
 
     @cached_property
     def _groups(self) -> Tensor:
-        """``[6, features]`` 1 where a feature has the powers of l and A of the group."""
+        """``[6, features]`` 1 if the feature has the powers of l and A that define the group."""
         powers = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (0, 2)]
         of_feature = [
             (pair.count(Variable.LOG_TOKEN_PROB), pair.count(Variable.AGREEMENT))
@@ -111,7 +111,12 @@ class Polynomial:
 
     @cached_property
     def _parts(self) -> tuple[Integers, Integers, Integers, Integers]:
-        """Features without l, those with l once, their other factors, and those with l twice."""
+        """Indices of the features by their power of l.
+
+        Returns:
+            Features without l, features with l once, the other factors of these, and features with
+            l twice.
+        """
         with_l = self.pairs == Variable.LOG_TOKEN_PROB
         times = with_l.sum(axis=1)
         linear = np.flatnonzero(times == 1)

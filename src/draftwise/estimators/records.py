@@ -51,17 +51,17 @@ class Records:
     def __len__(self) -> int:
         return len(self.chain)
 
-    def reached(self) -> Floats:
+    def reach_probability(self) -> Floats:
         """``[num_tokens]`` probability that all tokens before this one in its chain are accepted.
 
         It is the weight of the token in every mean. Means are over tokens whose predecessors were
         accepted, and weighting by this probability has less variance than selecting those tokens.
         """
-        reached = np.ones(len(self), dtype=np.float32)
+        reach_probability = np.ones(len(self), dtype=np.float32)
         for index in range(1, len(self)):
             if self.position[index]:
-                reached[index] = reached[index - 1] * self.acceptance[index - 1]
-        return reached
+                reach_probability[index] = reach_probability[index - 1] * self.acceptance[index - 1]
+        return reach_probability
 
     def take(self, index: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
         """Select tokens by indices or by a mask."""

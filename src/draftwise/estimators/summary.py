@@ -64,7 +64,7 @@ def summarise(records: Records, has_companion: bool) -> ProfileSummary:
         has_companion: whether the records contain S and A. Without a companion, no tables are
             evaluated.
     """
-    weight = records.reached()
+    weight = records.reach_probability()
     by_position = []
     for position in range(int(records.position.max()) + 1):
         here = (records.position == position) & (weight > 0)
@@ -100,5 +100,5 @@ def held_out_calibration(records: Records, binning: str) -> float:
             others = records.take(held_out)
             overlap, agreement = map(torch.from_numpy, (others.overlap, others.agreement))
             predicted = table.predict(overlap, agreement).numpy()
-            calibration.observe(predicted, others.acceptance, others.reached())
+            calibration.observe(predicted, others.acceptance, others.reach_probability())
     return calibration.error

@@ -103,7 +103,7 @@ class AcceptanceTable:
             raise InvalidParameterError(
                 "binning", f"must be one of {', '.join(BINNINGS)}, got {binning!r}"
             )
-        weight = records.reached()
+        weight = records.reach_probability()
         if binning == "adaptive":
             grid = adaptive_grid(records.overlap, records.agreement, weight)
             coarser = [_UNIFORM["5x5"], _UNIFORM["10x10"]]

@@ -35,8 +35,9 @@ class AdaEdl(EarlyStop):
 
     so drafts get shorter while acceptance is below its target. There are three differences from the
     paper. The paper serves one request; here each request has its own λ and AR. The paper does not
-    say where AR starts; here it starts at α. The paper stops before the token whose distribution is
-    uncertain; here that token is drawn and verified, and the next token is not drafted.
+    specify where AR starts; here it starts at α. The paper stops before the token whose
+    distribution is uncertain; here that token is drawn and verified, and the next token is not
+    drafted.
     """
 
     name = "adaedl"

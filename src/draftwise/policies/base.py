@@ -229,7 +229,7 @@ class Policy(ABC):
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """The maximum draft length of each request, at most its ``draft_limit``."""
 
-    def asks_while_drafting(self) -> bool:
+    def may_stop_drafting(self) -> bool:
         """Whether :meth:`keep_drafting` may stop a draft in this step."""
         return type(self).keep_drafting is not Policy.keep_drafting
 

@@ -35,14 +35,14 @@ class DySpec(EarlyStop):
         """
         super().__init__(context)
         self._threshold = number_option("threshold", threshold, 0.0, 1.0)
-        self._reached = RunningProduct()
+        self._product = RunningProduct()
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """γ for every request, capped by its ``draft_limit``."""
-        self._reached.begin(len(requests))
+        self._product.begin(len(requests))
         return super().draft_lengths(requests)
 
     def keep_drafting(self, position: DraftPosition) -> Tensor:
         """Π q(x_j) ≥ threshold."""
         assert position.token_probs is not None
-        return self._reached.times(position, position.token_probs) >= self._threshold
+        return self._product.times(position, position.token_probs) >= self._threshold

@@ -1,4 +1,4 @@
-"""Filtered proposals: a rule about a token, applied to every token that might have been drawn."""
+"""Filtered proposals: rules that are applied to every token that the draft might have drawn."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.types import CompanionScores, Draft, Plan, RuleNotes
+from draftwise.core.types import CompanionScores, Draft, Plan, RuleResults
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-# Below this probability a filter would hardly drop anything: the token is verified as it is. What
-# decides (the threshold and the tokens before) is known before the token is drawn.
-NEXT_TO_NOTHING = 0.12
-# A token needs at least this probability, and at most certainty less as much.
-LEAST_NEEDED = 1e-6
+# A position is not filtered if its tokens require at most this acceptance probability, because the
+# filter would drop hardly any token. The required probability depends on the threshold and on the
+# earlier tokens only, so it is known before the token is drawn.
+UNFILTERED_LIMIT = 0.12
+# The required acceptance probability is clipped to at least this, and to at most one minus this.
+MIN_REQUIRED = 1e-6
 
 
 class Scorer(Protocol):
-    """P(accept) of every token at some positions, as log-odds."""
+    """Computes P(accept) of every token at some positions, as log-odds."""
 
     def __call__(
         self,
@@ -31,15 +32,18 @@ class Scorer(Protocol):
         rows: Integers,
         places: Integers,
     ) -> Tensor:
-        """``[n, vocab]`` for positions ``places`` of requests ``rows``, none of them greedy."""
+        """``[n, vocab]`` log-odds at positions ``places`` of requests ``rows``, none greedy."""
 
 
 class RangeFinder(Protocol):
-    """Which q(x) make a token likely enough."""
+    """Finds the range of q(x) in which a token has the required acceptance probability."""
 
-    def __call__(self, needed: Floats, greedy: bool) -> tuple[Floats, Floats]:
-        """``[batch, width]`` least and largest q(x) where a token needs so much, above 0 and below
-        1, in requests that are all greedy or all are not.
+    def __call__(self, required: Floats, greedy: bool) -> tuple[Floats, Floats]:
+        """``[batch, width]`` smallest and largest q(x) of each range.
+
+        Args:
+            required: ``[batch, width]`` required acceptance probability, above 0 and below 1.
+            greedy: whether the requests are decoded at temperature 0; the same for all of them.
         """
 
 
@@ -51,32 +55,32 @@ def keep_likely(
     thresholds: Floats,
     greedy: NDArray[np.bool_],
 ) -> Plan:
-    """Verify a token while it is likely enough to be reached and kept.
+    """Verify tokens while the probability that they are reached and accepted is high enough.
 
-    The rule is applied to the whole vocabulary: with w the probability that all before are kept,
-    keep(x) = [w·P(x) ≥ threshold], q′ = q·keep, and a drafted token that is not kept ends the
-    verified part. ``draft.probs`` is turned into the proposals in place, up to each request's last
-    drafted token: what lies behind the verified part is of no use to anybody.
+    The rule is applied to the whole vocabulary. Let w be the probability that all earlier tokens
+    are accepted. Then keep(x) = [w·P(x) ≥ threshold] and q′ = q·keep. The first drafted token that
+    is not kept ends the verified part. ``draft.probs`` is turned into the proposals in place, up to
+    each request's last drafted token. Nothing reads the positions after the first dropped token.
 
     Args:
-        draft: with signals.
-        companion_scores: of the companion, if it was asked.
+        draft: the draft, with signals.
+        companion_scores: the companion's scores; ``None`` if it did not score the draft.
         expected: ``[batch, width or more]`` P of the drawn tokens.
-        score: P of every token, as log-odds.
-        thresholds: ``[batch]`` known before the step; 0 verifies whatever was drafted.
+        score: computes P of every token, as log-odds.
+        thresholds: ``[batch]`` thresholds, known before the step; 0 verifies every drafted token.
         greedy: ``[batch]`` which requests are decoded at temperature 0.
     """
     if not any(draft.lengths):
         return Plan(draft.tokens, draft.lengths, draft.probs)
-    needed, filtered = _needed(draft, expected, thresholds)
-    # Of a greedy request the drawn token is all there is.
-    stays = ~filtered | (expected[:, : needed.shape[1]] >= needed)
+    required, filtered = _required(draft, expected, thresholds)
+    # The proposal of a greedy request contains only the drawn token.
+    is_kept = ~filtered | (expected[:, : required.shape[1]] >= required)
     rows, places = np.nonzero(filtered & ~greedy[:, None])
     if len(rows):
         scores = score(draft, companion_scores, rows, places)
-        stays[rows, places] = _filter(draft, scores, rows, places, needed[rows, places])
-    _drop_greedy(draft, stays, greedy)
-    return Plan(draft.tokens, _kept(draft, stays), draft.probs)
+        is_kept[rows, places] = _filter(draft, scores, rows, places, required[rows, places])
+    _drop_greedy(draft, is_kept, greedy)
+    return Plan(draft.tokens, _kept_lengths(draft, is_kept), draft.probs)
 
 
 def keep_in_range(
@@ -86,23 +90,23 @@ def keep_in_range(
     thresholds: Floats,
     greedy: NDArray[np.bool_],
 ) -> Plan:
-    """:func:`keep_likely` where P(x) is a function of q(x): what is kept lies between two values.
+    """:func:`keep_likely` if P(x) is a function of q(x) and the kept tokens have q(x) in a range.
 
-    Nothing is computed for the vocabulary here: the acceptance law compares q(x) with the two when
-    it reads it.
+    This computes nothing for the whole vocabulary. The acceptance law compares q(x) with the bounds
+    of the range when it reads q(x).
 
     Args:
-        draft: with signals.
+        draft: the draft, with signals.
         expected: ``[batch, width]`` P of the drawn tokens.
-        find: which q(x) are likely enough.
-        thresholds: ``[batch]`` known before the step; 0 verifies whatever was drafted.
+        find: finds the range of q(x) in which a token has the required probability.
+        thresholds: ``[batch]`` thresholds, known before the step; 0 verifies every drafted token.
         greedy: ``[batch]`` which requests are decoded at temperature 0.
     """
     assert draft.signals is not None
     if not any(draft.lengths):
         return Plan(draft.tokens, draft.lengths, draft.probs)
-    needed, filtered = _needed(draft, expected, thresholds)
-    limits = np.minimum(np.maximum(needed, LEAST_NEEDED), 1 - LEAST_NEEDED)
+    required, filtered = _required(draft, expected, thresholds)
+    limits = np.minimum(np.maximum(required, MIN_REQUIRED), 1 - MIN_REQUIRED)
     any_greedy = bool(greedy.any())
     least, most = find(limits, any_greedy)
     if any_greedy and not greedy.all():
@@ -111,79 +115,85 @@ def keep_in_range(
     least = np.where(filtered, least, 0.0).astype(np.float32)
     most = np.where(filtered, most, np.inf).astype(np.float32)
     drawn = draft.signals.token_probs
-    if draft.probs is not None:  # the very numbers that will be compared
+    if draft.probs is not None:
+        # Use exactly the values that the acceptance law will compare with the bounds.
         q = draft.probs[:, :-1].gather(2, draft.tokens.unsqueeze(2)).squeeze(2)
         drawn = torch.where(torch.from_numpy(greedy).to(q.device)[:, None], drawn, q)
-    believed = drawn.cpu().numpy()
-    stays = (believed >= least) & (believed <= most)
-    lengths = _kept(draft, stays)
+    drawn_probs = drawn.cpu().numpy()
+    is_kept = (drawn_probs >= least) & (drawn_probs <= most)
+    lengths = _kept_lengths(draft, is_kept)
     if draft.probs is None:
         return Plan(draft.tokens, lengths, None)
     if any_greedy:
-        _drop_greedy(draft, stays, greedy)
+        _drop_greedy(draft, is_kept, greedy)
         least[greedy], most[greedy] = 0.0, np.inf
     device = draft.tokens.device
     between = torch.from_numpy(least).to(device), torch.from_numpy(most).to(device)
     return Plan(draft.tokens, lengths, draft.probs, between=between)
 
 
-def keep_noted(draft: Draft, notes: RuleNotes, greedy: NDArray[np.bool_]) -> Plan:
-    """:func:`keep_in_range` as it was noted while drafting.
+def keep_by_rule(draft: Draft, results: RuleResults, greedy: NDArray[np.bool_]) -> Plan:
+    """:func:`keep_in_range` with the bounds that a drafting rule computed while drafting.
 
     Args:
-        draft: written by a rule.
-        notes: of the rule, for all who drafted.
+        draft: a draft made by the rule.
+        results: the rule's results, for all requests that drafted.
         greedy: ``[batch]`` which requests are decoded at temperature 0.
     """
     width, lengths = draft.tokens.shape[1], np.asarray(draft.lengths)
-    kept = np.clip(notes.kept, 0, lengths)
+    kept = np.clip(results.kept, 0, lengths)
     if draft.probs is None:
         return Plan(draft.tokens, tuple(kept.tolist()), None)
     for request in np.flatnonzero(greedy & (kept < lengths)).tolist():
-        draft.probs[request, kept[request]] = 0.0  # its only token is dropped
+        draft.probs[request, kept[request]] = 0.0  # the only token of its proposal is dropped
     device = draft.tokens.device
     between = tuple(
         torch.from_numpy(np.ascontiguousarray(bound[:, :width])).to(device)
-        for bound in (notes.least, notes.most)
+        for bound in (results.least, results.most)
     )
     return Plan(draft.tokens, tuple(kept.tolist()), draft.probs, between=(between[0], between[1]))
 
 
-def _needed(draft: Draft, expected: Floats, thresholds: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """``[batch, width]`` the P that a token needs, and where that is more than next to nothing."""
+def _required(
+    draft: Draft, expected: Floats, thresholds: Floats
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """The acceptance probability that tokens require, and which positions are filtered.
+
+    Both are ``[batch, width]``.
+    """
     num_requests, width = draft.tokens.shape
     before = np.ones((num_requests, width))
     np.cumprod(expected[:, : width - 1], axis=1, out=before[:, 1:])
-    needed: Floats = thresholds[:, None] / np.maximum(before, 1e-9)
+    required: Floats = thresholds[:, None] / np.maximum(before, 1e-9)
     drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
-    return needed, drafted & (needed > NEXT_TO_NOTHING)
+    return required, drafted & (required > UNFILTERED_LIMIT)
 
 
-def _drop_greedy(draft: Draft, stays: NDArray[np.bool_], greedy: NDArray[np.bool_]) -> None:
-    """Where the only token of a greedy request is dropped nothing is proposed."""
+def _drop_greedy(draft: Draft, is_kept: NDArray[np.bool_], greedy: NDArray[np.bool_]) -> None:
+    """Set the proposals of greedy requests to 0 where their only token is dropped."""
     if draft.probs is None:
         return
-    rows, places = np.nonzero(~stays & greedy[:, None])
+    rows, places = np.nonzero(~is_kept & greedy[:, None])
     draft.probs[torch.from_numpy(rows), torch.from_numpy(places)] = 0.0
 
 
-def _kept(draft: Draft, stays: NDArray[np.bool_]) -> tuple[int, ...]:
-    """Leading tokens of each request that all stay."""
-    kept = np.minimum(np.cumprod(stays, axis=1).sum(axis=1), draft.lengths)
+def _kept_lengths(draft: Draft, is_kept: NDArray[np.bool_]) -> tuple[int, ...]:
+    """Number of leading tokens of each request that are all kept."""
+    kept = np.minimum(np.cumprod(is_kept, axis=1).sum(axis=1), draft.lengths)
     return tuple(kept.tolist())
 
 
 def _filter(
-    draft: Draft, scores: Tensor, rows: Integers, places: Integers, needed: Floats
+    draft: Draft, scores: Tensor, rows: Integers, places: Integers, required: Floats
 ) -> NDArray[np.bool_]:
-    """Turn q into q·keep at ``n`` positions; whether the drawn tokens stay."""
+    """Replace q by q·keep at ``n`` positions. Returns ``[n]``, whether each drawn token is kept."""
     device = draft.tokens.device
     row, place = (torch.from_numpy(index).to(device) for index in (rows, places))
-    limits = np.clip(needed, LEAST_NEEDED, 1 - LEAST_NEEDED)
+    limits = np.clip(required, MIN_REQUIRED, 1 - MIN_REQUIRED)
     log_odds = torch.from_numpy(np.log(limits / (1 - limits)).astype(np.float32)).to(device)
     keep = scores >= log_odds.unsqueeze(1)
     if draft.probs is not None:
         draft.probs[row, place] *= keep
     drawn = draft.tokens[row, place].unsqueeze(1)
-    stays: NDArray[np.bool_] = keep.gather(1, drawn).squeeze(1).cpu().numpy()
-    return stays
+    is_kept: NDArray[np.bool_] = keep.gather(1, drawn).squeeze(1).cpu().numpy()
+    return is_kept

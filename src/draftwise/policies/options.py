@@ -26,14 +26,14 @@ def number_option(name: str, value: object, low: float, high: float = math.inf) 
 
 
 def integer_option(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return ``value`` if it is an integer in low … high (without upper limit if ``high`` is None).
+    """Return ``value`` if it is an integer in [low, high]; ``high=None`` sets no upper limit.
 
     Raises:
         InvalidParameterError: it is not; names ``policy_options.NAME``.
     """
     highest = math.inf if high is None else high
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= highest:
-        which = f"from {low} on" if high is None else f"in {low} … {high}"
+        which = f"≥ {low}" if high is None else f"in {low} … {high}"
         raise InvalidParameterError(
             f"policy_options.{name}", f"must be an integer {which}, got {value!r}"
         )

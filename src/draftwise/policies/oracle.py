@@ -31,12 +31,12 @@ class Oracle(PricedPolicy):
     uses_target_oracle = True
 
     def uses_draft_signals(self) -> bool:
-        """Always: the target's probabilities are compared with the draft's."""
+        """Always, because the target's probabilities are compared with the draft's."""
         return True
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Continue while the expected gain of one more token exceeds its cost."""
-        self._watches = True
+        self._uses_signals = True
         return super().keep_drafting(position)
 
     def expect(self, position: DraftPosition) -> Floats:
@@ -54,9 +54,13 @@ class Oracle(PricedPolicy):
         return self.keep_likely(draft, companion_scores, self._expected, self._log_odds, threshold)
 
     def learn(
-        self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
+        self,
+        signals: Signals,
+        greedy: NDArray[np.bool_],
+        acceptance: Floats,
+        reach_probability: Floats,
     ) -> None:
-        """Nothing to learn: the acceptance probabilities are exact."""
+        """Learn nothing, because the acceptance probabilities are exact."""
 
     @staticmethod
     def _log_odds(

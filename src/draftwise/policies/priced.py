@@ -1,4 +1,4 @@
-"""What all policies that price have in common: drafting at an operating point, and learning."""
+"""The base class of priced policies: they draft at an operating point, and learn from steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.goodput import OperatingPoint
-from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, RuleNotes, StepTimes
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, RuleResults, StepTimes
 from draftwise.estimators.combined import SignalModel, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
@@ -22,13 +22,14 @@ Floats = NDArray[np.float64]
 
 
 class PricedPolicy(Policy):
-    """Drafts at the operating point with the best goodput; subclasses choose what is verified.
+    """Drafts at the operating point with the best goodput. Subclasses select what is verified.
 
-    A step's prices come from earlier steps. Drafting ends for a request where the probability that
-    all its tokens so far are kept falls below the threshold of the operating point: a predictable
-    cut. Now and then one request in turn drafts a whole draft that is all verified, whatever the
-    prices say, so that estimates of what is not verified do not go stale; whose turn it is depends
-    on the number of the step alone.
+    A step's prices come from earlier steps. A request stops drafting when the probability that all
+    its tokens so far are accepted falls below the threshold of the operating point. This is a
+    predictable cut. At regular intervals one request explores: it drafts to its limit and all its
+    tokens are verified, regardless of prices. So the estimates of tokens that are usually not
+    verified stay up to date. Requests explore in turn, and the turn depends on the number of the
+    step only.
     """
 
     needs_latency = True
@@ -37,11 +38,11 @@ class PricedPolicy(Policy):
         """Set up.
 
         Args:
-            context: with a latency model.
+            context: see :class:`PolicyContext`; a latency model is required.
             options: fields of :class:`draftwise.policies.pricing.PricingOptions`.
 
         Raises:
-            InvalidParameterError: an option is out of its range.
+            InvalidParameterError: an option is out of range.
         """
         super().__init__(context)
         if context.latency is None:
@@ -54,31 +55,42 @@ class PricedPolicy(Policy):
         self._history: Floats = np.zeros(0)
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
         self._is_priced = False
-        self._watches = True
+        self._uses_signals = True
         self._explorer: int | None = None
         self._max_lengths: list[int] = []
-        self._notes = RuleNotes.blank(0, 0)
-        self._expected = self._notes.expected
+        self._rule_results = RuleResults.initial(0, 0)
+        self._expected = self._rule_results.expected
         self._draft: Draft | None = None
         self._companion_scores: CompanionScores | None = None
 
     @abstractmethod
     def expect(self, position: DraftPosition) -> Floats:
-        """``[active]`` probability that the token just drafted is accepted, for drafting on."""
+        """``[active]`` estimated acceptance probability of the token just drafted."""
 
     @abstractmethod
     def learn(
-        self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
+        self,
+        signals: Signals,
+        greedy: NDArray[np.bool_],
+        acceptance: Floats,
+        reach_probability: Floats,
     ) -> None:
-        """Learn from ``n`` scored tokens: how likely each was to be accepted, and reached."""
+        """Learn from tokens with known acceptance.
+
+        Args:
+            signals: signals of ``n`` tokens.
+            greedy: ``[n]`` whether the request of each token is decoded at temperature 0.
+            acceptance: ``[n]`` acceptance probability of each token.
+            reach_probability: ``[n]`` probability that all tokens before it are accepted.
+        """
 
     @property
-    def believed(self) -> Floats:
-        """``[batch, γ]`` all that is known of the acceptance of what the step drafted."""
+    def acceptance_estimate(self) -> Floats:
+        """``[batch, γ]`` acceptance estimates of the drafted tokens, from all signals."""
         return self._expected
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """The length of the operating point for every request, as far as there is room."""
+        """The operating point's draft length, capped by each request's ``draft_limit``."""
         self._requests = requests
         self._num_steps += 1
         num_requests, gamma = len(requests), self.num_speculative_tokens
@@ -88,61 +100,61 @@ class PricedPolicy(Policy):
         self._explorer = None
         self._max_lengths = [0] * num_requests
         self._is_priced = bool(drafting)
-        self._watches = False
+        self._uses_signals = False
         self._expected = np.zeros((num_requests, 0))
         if not drafting:
             return self._max_lengths
         context = sum(request.num_tokens for request in requests)
         self._price = self.prices.price(num_requests, context)
         point = self._price.point
-        turn, rest = divmod(self._num_steps, self.options.explore_every)
-        if rest == 0:
+        turn, remainder = divmod(self._num_steps, self.options.explore_every)
+        if remainder == 0:
             self._explorer = drafting[turn % len(drafting)]
         elif point.max_length == 0:
             return self._max_lengths
         self._greedy = np.array([request.greedy for request in requests], dtype=bool)
         self._history = np.array([request.history for request in requests], dtype=np.float64)
-        self._notes = RuleNotes.blank(num_requests, gamma)
-        self._expected = self._notes.expected
+        self._rule_results = RuleResults.initial(num_requests, gamma)
+        self._expected = self._rule_results.expected
         for index in drafting:
             self._max_lengths[index] = min(limits[index], point.max_length)
         if self._explorer is not None:
             self._max_lengths[self._explorer] = limits[self._explorer]
-        # Without a threshold signals decide nothing: they are looked at to learn from them.
-        self._watches = point.threshold > 0 or self._learns_now
+        # Without a threshold, signals decide nothing. Then they are computed only to learn.
+        self._uses_signals = point.threshold > 0 or self._learns_from_step
         return self._max_lengths
 
     def uses_draft_signals(self) -> bool:
-        """Whether this step's decisions, or learning from it, need them."""
-        return self._watches
+        """Whether this step's decisions use signals, or whether the policy learns from it."""
+        return self._uses_signals
 
-    def asks_while_drafting(self) -> bool:
-        """Whether it watches."""
-        return self._watches
+    def may_stop_drafting(self) -> bool:
+        """Whether this step uses signals."""
+        return self._uses_signals
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
-        """Go on while the probability that all tokens are kept reaches the threshold."""
-        if not self._watches:
+        """Continue while the probability that all tokens are accepted reaches the threshold."""
+        if not self._uses_signals:
             return None
         active = np.asarray(position.requests)
         expected = self.expect(position)
         self._expected[active, position.index] = expected
-        self._notes.prefix_acceptance_prob[active] *= expected
+        self._rule_results.prefix_acceptance_prob[active] *= expected
         left = np.asarray(self._max_lengths)[active] - position.index - 1
-        needed = self._thresholds(self._price.point.threshold)[active]
-        goes_on = (left > 0) & (self._notes.prefix_acceptance_prob[active] >= needed)
-        return torch.from_numpy(goes_on)
+        thresholds = self._thresholds(self._price.point.threshold)[active]
+        continues = (left > 0) & (self._rule_results.prefix_acceptance_prob[active] >= thresholds)
+        return torch.from_numpy(continues)
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
-        """Follow prices and estimates."""
+        """Update prices and acceptance estimates from a step."""
         draft = self._draft
         num_requests = len(self._requests)
         if not num_requests or outcome.acceptance is None or outcome.prefix_acceptance_prob is None:
             return
-        if times.is_typical and self._is_usual:
+        if times.is_typical and self._runs_as_priced:
             seconds = times.total - times.companion
             self.prices.observe(seconds, outcome.num_drafted, outcome.num_verified)
-        if draft is None or draft.signals is None or not self._learns_now:
+        if draft is None or draft.signals is None or not self._learns_from_step:
             return
         acceptance = outcome.acceptance.cpu().double().numpy()
         width = acceptance.shape[1]
@@ -152,12 +164,14 @@ class PricedPolicy(Policy):
         known[failed] = drafted[failed] = False
         if not drafted.any():
             return
-        # Of all that was drafted: what is verified was chosen because more was expected of it.
+        # Record all drafted tokens. Verified tokens alone are biased: they were selected because
+        # their estimates were high.
         expected = self._expected[:, :width]
-        best_known = np.where(known, acceptance, self.believed[:, :width])
+        best_known = np.where(known, acceptance, self.acceptance_estimate[:, :width])
         kept = np.cumprod(best_known, axis=1)
-        reached = np.concatenate([np.ones((num_requests, 1)), kept[:, :-1]], axis=1)
-        # What is gained is the acceptance law's: blocks gain more than token after token.
+        reach_probability = np.concatenate([np.ones((num_requests, 1)), kept[:, :-1]], axis=1)
+        # Gains are those of the acceptance law. Block verification gains more than token-by-token
+        # verification.
         prefix_acceptance_prob = outcome.prefix_acceptance_prob.cpu().double().numpy()
         before = np.concatenate(
             [np.ones((num_requests, 1)), prefix_acceptance_prob[:, :-1]], axis=1
@@ -167,18 +181,21 @@ class PricedPolicy(Policy):
         self.prices.drafts.observe(expected, gained, lengths)
         rows, places = np.nonzero(known)
         signals = self.signals_of(draft, self._companion_scores, rows, places)
-        self.learn(signals, self._greedy[rows], acceptance[known], reached[known])
+        self.learn(signals, self._greedy[rows], acceptance[known], reach_probability[known])
 
     @property
-    def _is_usual(self) -> bool:
-        """Whether the step was run as its operating point is, with nothing done to learn."""
-        learns_only = self._watches and self._price.point.threshold == 0
-        return self._is_priced and not learns_only and self._explorer is None
+    def _runs_as_priced(self) -> bool:
+        """Whether the step's time is typical of its operating point.
+
+        It is not typical if the policy explored or computed signals only to learn.
+        """
+        signals_only_for_learning = self._uses_signals and self._price.point.threshold == 0
+        return self._is_priced and not signals_only_for_learning and self._explorer is None
 
     @property
-    def _learns_now(self) -> bool:
-        """Whether the step is one to learn from."""
-        # Every other step at first, so that the steps between show what a step takes.
+    def _learns_from_step(self) -> bool:
+        """Whether the policy learns from this step."""
+        # At first, learn from every other step. The steps between them have typical times.
         every = 2 if self._num_steps <= self.options.warm_up else self.options.learn_every
         return (
             self._num_steps % every == 0
@@ -193,32 +210,32 @@ class PricedPolicy(Policy):
         rows: NDArray[np.int64],
         places: NDArray[np.int64],
     ) -> Signals:
-        """Signals of some drafted tokens.
+        """Signals of selected drafted tokens.
 
         Args:
-            draft: with signals.
-            companion_scores: ``None`` where no companion was asked.
-            rows: ``[n]`` their requests.
-            places: ``[n]`` their positions.
+            draft: the draft, with signals.
+            companion_scores: the companion's scores; ``None`` if it did not score the draft.
+            rows: ``[n]`` requests of the tokens.
+            places: ``[n]`` positions of the tokens in their drafts.
         """
         assert draft.signals is not None
 
-        def taken(values: Tensor) -> Floats:
-            picked: Floats = values.cpu().double().numpy()[rows, places]
-            return picked
+        def selected(values: Tensor) -> Floats:
+            entries: Floats = values.cpu().double().numpy()[rows, places]
+            return entries
 
-        nothing = np.zeros(len(rows))
+        zeros = np.zeros(len(rows))
         return Signals(
-            token_prob=taken(draft.signals.token_probs),
-            entropy=taken(draft.signals.entropy),
+            token_prob=selected(draft.signals.token_probs),
+            entropy=selected(draft.signals.entropy),
             history=self._history[rows],
             position=places.astype(np.float64),
-            overlap=nothing if companion_scores is None else taken(companion_scores.overlap),
-            agreement=nothing if companion_scores is None else taken(companion_scores.agreement),
+            overlap=zeros if companion_scores is None else selected(companion_scores.overlap),
+            agreement=zeros if companion_scores is None else selected(companion_scores.agreement),
         )
 
     def scorer(self, model: SignalModel) -> Scorer:
-        """A model of acceptance, asked about every token of the vocabulary."""
+        """A function that applies an acceptance model to every token of the vocabulary."""
 
         def score(
             draft: Draft,
@@ -248,31 +265,32 @@ class PricedPolicy(Policy):
         score: Scorer,
         threshold: float,
     ) -> Plan:
-        """:func:`draftwise.policies.filtering.keep_likely` but the explorer keeps all."""
+        """Apply :func:`draftwise.policies.filtering.keep_likely`. The explorer keeps all tokens."""
         thresholds = self._thresholds(threshold)
         return keep_likely(draft, companion_scores, expected, score, thresholds, self._greedy)
 
     def keep_in_range(
         self, draft: Draft, expected: Floats, models: ModelPair, threshold: float
     ) -> Plan:
-        """:func:`draftwise.policies.filtering.keep_in_range` but the explorer keeps all.
+        """Apply :func:`draftwise.policies.filtering.keep_in_range`. The explorer keeps all tokens.
 
         Args:
-            draft: with signals.
+            draft: the draft, with signals.
             expected: ``[batch, width]`` P of the drawn tokens.
-            models: of acceptance, that see nothing of a token but q(x).
-            threshold: from which probability on a token is verified.
+            models: acceptance models in which P depends on the token through q(x) only.
+            threshold: minimum probability at which a token is verified.
         """
         assert draft.signals is not None
-        uncertainty = draft.signals.entropy.cpu().double().numpy()
-        history, places = self._history[:, None], np.arange(uncertainty.shape[1], dtype=np.float64)
+        entropy = draft.signals.entropy.cpu().double().numpy()
+        history, places = self._history[:, None], np.arange(entropy.shape[1], dtype=np.float64)
 
-        def find(needed: Floats, greedy: bool) -> tuple[Floats, Floats]:
-            return models[greedy].range_of_likely(uncertainty, history, places, needed)
+        def find(required: Floats, greedy: bool) -> tuple[Floats, Floats]:
+            return models[greedy].likely_range(entropy, history, places, required)
 
         return keep_in_range(draft, expected, find, self._thresholds(threshold), self._greedy)
 
     def _thresholds(self, threshold: float) -> Floats:
+        """``[batch]`` threshold of each request; 0 for the explorer."""
         thresholds = np.full(len(self._requests), threshold)
         if self._explorer is not None:
             thresholds[self._explorer] = 0.0

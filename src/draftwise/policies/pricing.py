@@ -1,15 +1,17 @@
-"""How a price is formed: the operating point of each batch size, and what a token costs there.
+"""Pricing: the operating point of each batch size, and the price of a verified token.
 
-1. Costs say what passes take (:class:`draftwise.core.latency.LatencyModel`).
-2. On the latest drafts they give a step estimate for every operating point: tokens and seconds
-   (:func:`draftwise.core.goodput.step_estimates`).
-3. A step-time correction turns the seconds into what steps at that point really take
-   (:class:`draftwise.core.goodput.StepTimeCorrections`).
-4. The point with the best goodput is used. A challenger that may be better is tried beside it.
-5. That goodput is the price of a second; a token in the target's pass costs its share of it.
+1. :class:`draftwise.core.latency.LatencyModel` gives the costs of passes.
+2. :func:`draftwise.core.goodput.step_estimates` computes a step estimate, in tokens and seconds,
+   for every operating point from the latest drafts.
+3. :class:`draftwise.core.goodput.StepTimeCorrections` corrects the seconds by the observed times of
+   steps at that point.
+4. The operating point with the best goodput is used. A challenger that may be better is tried in
+   turn with it.
+5. This goodput is the price of a second. The price of a token in the target's pass is this price
+   times the seconds that the token adds.
 
-All of it depends on earlier steps alone: what is drafted and verified in a step must not look at
-the step's own draws by way of a common budget (see docs/lossless.md).
+All prices depend on earlier steps only. What is drafted and verified in a step must not depend on
+the step's own draws through a common budget (see docs/lossless.md).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from draftwise.core.goodput import (
     OperatingPoint,
     StepEstimate,
     StepTimeCorrections,
-    kind_of,
+    point_kind,
     step_estimates,
 )
 from draftwise.core.latency import LatencyModel
@@ -33,27 +35,28 @@ from draftwise.policies.options import integer_option, number_option
 
 @dataclass(frozen=True)
 class PricingOptions:
-    """What can be set about prices; every field is an option of the policies that price.
+    """Options of pricing. Every field is an option of the policies that use prices.
 
     Attributes:
-        explore_every: steps between two explorations, in which a request's whole draft is verified:
-            what is never verified is never learnt about.
-        learn_every: steps between two that are learnt from, for which signals are looked at even
-            where they decide nothing: looking and learning take time.
-        warm_up: first steps, of which every other one is learnt from: the first estimates are
-            guesses.
-        review_every: most steps between two reviews of the operating point: a review takes some
-            milliseconds. Pauses are as long as a trial for the first steps of this
-            number, and double after them.
-        trial_steps: steps of a trial, in which the challenger and the point in use take turns, so
-            that a machine that changes its pace meets both.
-        memory: drafts, and steps at one batch size, that are remembered: the workload changes.
-        prior_steps: steps of its own that count as much against the estimate of an operating point
-            as all that is known otherwise.
-        exploration_bonus: relative error of an estimate that rests on one step; so much better a
-            little-known point may be.
-        num_thresholds: thresholds that are compared, evenly spaced between 0 and 1.
-        acceptance_guess: mean acceptance of drafted tokens before any was seen.
+        explore_every: number of steps between two explorations, in which a request's whole draft is
+            verified. Tokens that are never verified teach nothing about acceptance.
+        learn_every: number of steps between two steps that are learnt from. In these steps signals
+            are computed even if they decide nothing. Computing signals and learning take time.
+        warm_up: number of first steps, of which every other one is learnt from, because the first
+            estimates are guesses.
+        review_every: maximum number of steps between two reviews of the operating point, because a
+            review takes some milliseconds. The pause between reviews is as long as a trial during
+            the first steps, up to this number, and doubles after them.
+        trial_steps: number of steps of a trial. The challenger and the point in use take turns in
+            it, so a change of the machine's speed affects both.
+        memory: number of drafts that are remembered, and number of steps that are remembered at one
+            batch size. Older ones are forgotten, because the workload changes.
+        prior_steps: weight of the prior in the step-time correction of an operating point, in
+            steps at that point. The prior comes from points of the same kind.
+        exploration_bonus: relative error of an estimate that is based on one step. A point with few
+            steps may be better than its estimate by this much.
+        num_thresholds: number of thresholds that are compared, evenly spaced between 0 and 1.
+        acceptance_guess: mean acceptance of drafted tokens before any token was verified.
     """
 
     explore_every: int = 64
@@ -71,7 +74,7 @@ class PricingOptions:
         """Check every field.
 
         Raises:
-            InvalidParameterError: one is out of its range; names ``policy_options.NAME``.
+            InvalidParameterError: a field is out of range; names ``policy_options.NAME``.
         """
         lowest = {"explore_every": 2, "warm_up": 0, "num_thresholds": 0, "trial_steps": 2}
         for name, value in vars(self).items():
@@ -84,12 +87,12 @@ class PricingOptions:
 
 @dataclass(frozen=True)
 class Price:
-    """How to run a step, and what things cost in it, in tokens.
+    """The operating point of a step, and its prices.
 
     Attributes:
-        point: how far to draft, and from which probability on to verify.
-        goodput: λ, tokens per second that are gained anyway.
-        verify: one token more in the target's pass: λ times its seconds.
+        point: maximum draft length, and threshold for drafting and verification.
+        goodput: λ, the expected tokens per second at the operating point.
+        verify: price of one more token in the target's pass, in tokens: λ times its seconds.
     """
 
     point: OperatingPoint
@@ -99,14 +102,17 @@ class Price:
 
 @dataclass
 class _Choice:
-    """What is done at one batch size.
+    """The state of pricing at one batch size.
 
     Attributes:
         incumbent: price of the operating point in use.
-        challenger: price of the point that takes turns with it, if any.
-        estimates: of all points, as of the last review.
-        corrections: what is known of the step times of all points.
-        pause: steps until the next review, unless there is a trial.
+        estimates: step estimates of all points, as of the last review.
+        corrections: step-time corrections of all points.
+        pause: number of steps until the next review if there is no trial.
+        challenger: price of the point that takes turns with the incumbent; ``None`` without a
+            trial.
+        num_steps: number of steps so far.
+        next_review: step number of the next review.
         tried: kinds of points that were in use or had a trial.
     """
 
@@ -121,11 +127,18 @@ class _Choice:
 
     def __post_init__(self) -> None:
         self.next_review = self.pause
-        self.tried = {kind_of(self.incumbent.point)}
+        self.tried = {point_kind(self.incumbent.point)}
 
-    def now(self, turn: int) -> Price:
-        """The price of the step; in a trial the challenger begins, then both take turns."""
-        if self.challenger is None or (self.next_review - self.num_steps - 1) // turn % 2 == 0:
+    def step_price(self, turn_steps: int) -> Price:
+        """The price of the current step.
+
+        In a trial, challenger and incumbent take turns of ``turn_steps`` steps, and the challenger
+        begins.
+        """
+        if (
+            self.challenger is None
+            or (self.next_review - self.num_steps - 1) // turn_steps % 2 == 0
+        ):
             return self.incumbent
         return self.challenger
 
@@ -134,12 +147,20 @@ class Pricing:
     """The operating point and its prices, by batch size.
 
     Attributes:
+        options: options of pricing.
         drafts: the latest drafts.
     """
 
     def __init__(
         self, latency: LatencyModel, max_draft_length: int, options: PricingOptions | None = None
     ) -> None:
+        """Set up.
+
+        Args:
+            latency: costs of passes.
+            max_draft_length: maximum draft length of all operating points.
+            options: options of pricing; ``None`` for the defaults.
+        """
         self.options = options or PricingOptions()
         self.drafts = DraftMemory(
             self.options.memory, max_draft_length, self.options.acceptance_guess
@@ -154,12 +175,13 @@ class Pricing:
             self._points += [OperatingPoint(max_draft_length, each) for each in thresholds]
 
     def price(self, num_requests: int, context: int) -> Price:
-        """How to run a step; call once per step.
+        """The price of the next step. Call it once per step.
 
         Args:
-            num_requests: that gain tokens in it.
-            context: tokens behind them in all.
+            num_requests: number of requests that gain tokens in the step.
+            context: tokens of context, summed over the requests.
         """
+        # Batch sizes from 8 on share a choice in groups, eight groups per doubling.
         key = num_requests if num_requests < 8 else round(8 * math.log2(num_requests))
         choice = self._choices.get(key)
         if choice is None:
@@ -172,19 +194,19 @@ class Pricing:
         choice.num_steps += 1
         if choice.num_steps >= choice.next_review:
             self._review(choice, num_requests, context)
-        price = choice.now(max(1, self.options.trial_steps // 4))
+        price = choice.step_price(max(1, self.options.trial_steps // 4))
         self._current = choice, price, num_requests, context
         return price
 
     def observe(
         self, seconds: float, num_drafted: Sequence[int], num_verified: Sequence[int]
     ) -> None:
-        """How long the step took that was priced last; only of a step without prompts.
+        """Record the time of the step that was priced last. The step must not process prompts.
 
         Args:
-            seconds: it took.
-            num_drafted: tokens, of each request.
-            num_verified: drafted tokens, of each request.
+            seconds: duration of the step.
+            num_drafted: number of drafted tokens of each request.
+            num_verified: number of verified tokens of each request.
         """
         if self._current is None:
             return
@@ -194,11 +216,11 @@ class Pricing:
         choice.corrections.observe(choice.num_steps, price.point, ratio, is_incumbent)
 
     def work_seconds(self, num_drafted: Sequence[int], num_verified: Sequence[int]) -> float:
-        """What the passes of the step cost that was priced last, as far as costs are known.
+        """Total cost of the passes in the step that was priced last, by the latency model.
 
         Args:
-            num_drafted: tokens, of each request.
-            num_verified: drafted tokens, of each request.
+            num_drafted: number of drafted tokens of each request.
+            num_verified: number of verified tokens of each request.
         """
         context = 0 if self._current is None else self._current[3]
         size = len(num_verified) + sum(num_verified)
@@ -209,44 +231,46 @@ class Pricing:
 
     @property
     def expected_seconds(self) -> float:
-        """Of the step that was priced last, by its passes; 0 before any."""
+        """Estimated seconds of the step that was priced last, uncorrected; 0 before any step."""
         if self._current is None:
             return 0.0
         choice, price, _, _ = self._current
         return choice.estimates[price.point].seconds
 
     def companion_price(self, price: Price, num_tokens: int) -> float:
-        """What a companion's pass over ``num_tokens`` drafted tokens costs, in tokens."""
+        """Price of the companion's pass over ``num_tokens`` drafted tokens, in tokens."""
         return price.goodput * self._latency.companion_seconds(num_tokens)
 
     def _review(self, choice: _Choice, num_requests: int, context: int) -> None:
-        """Use the best operating point, and try one that may be better."""
+        """Select the best operating point, and a challenger that may be better."""
         corrections, options = choice.corrections, self.options
         corrections.update(choice.num_steps, self._points, choice.incumbent.point)
         estimates = choice.estimates = self._estimates(num_requests, context)
         goodput = {p: e.goodput / corrections.factor(p) for p, e in estimates.items()}
 
-        def hope(point: OperatingPoint) -> float:
+        def optimistic_goodput(point: OperatingPoint) -> float:
+            """Goodput with an exploration bonus for every point except the best one."""
             if point == best:
                 return goodput[point]
             steps = corrections.num_steps(point) + options.prior_steps
             return goodput[point] * (1 + options.exploration_bonus / math.sqrt(steps))
 
-        # A point that was not tried lately may only become the challenger.
+        # A point without recent steps may only become the challenger.
         known = [p for p in goodput if corrections.num_steps(p) or p == choice.incumbent.point]
         best = max(known, key=goodput.__getitem__)
-        # A kind that was never tried is tried first: nothing else says what its steps take.
-        untried = [p for p in goodput if kind_of(p) not in choice.tried]
-        challenger = max(untried or goodput, key=hope)
+        # A kind that was never tried is tried first, because its step times are unknown.
+        untried = [p for p in goodput if point_kind(p) not in choice.tried]
+        challenger = max(untried or goodput, key=optimistic_goodput)
         was_tried = choice.challenger is not None
         prices = [
             self._price(point, estimates[point], corrections.factor(point), context)
             for point in (best, challenger)
         ]
         choice.incumbent, choice.challenger = prices[0], None
+        # Two trials never follow each other directly.
         if challenger != best and not was_tried:
             choice.challenger = prices[1]
-            choice.tried.add(kind_of(challenger))
+            choice.tried.add(point_kind(challenger))
             choice.next_review = choice.num_steps + options.trial_steps
             return
         if choice.num_steps > options.review_every:
@@ -254,6 +278,7 @@ class Pricing:
         choice.next_review = choice.num_steps + choice.pause
 
     def _estimates(self, num_requests: int, context: int) -> dict[OperatingPoint, StepEstimate]:
+        """Step estimates of all operating points."""
         self.drafts.complete()
         costs = Costs(
             lambda tokens: self._latency.target_seconds(tokens, context),
@@ -266,6 +291,7 @@ class Pricing:
     def _price(
         self, point: OperatingPoint, estimate: StepEstimate, factor: float, context: int
     ) -> Price:
+        """The price of a point from its step estimate and its step-time correction."""
         goodput = estimate.goodput / factor
         return Price(
             point, goodput, goodput * self._latency.marginal_seconds(estimate.size, context)

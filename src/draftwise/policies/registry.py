@@ -95,7 +95,7 @@ def check_needs(policy: type[Policy], context: PolicyContext) -> None:
     """Check that the requirements of a policy are met.
 
     Raises:
-        InvalidParameterError: a requirement is not met; the error says which.
+        InvalidParameterError: a requirement is not met; the error names it.
     """
     name = policy.name
     if policy.needs_companion and not context.has_companion:

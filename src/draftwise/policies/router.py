@@ -110,9 +110,9 @@ class PolicyRouter(Policy):
                 lengths[index] = length
         return lengths
 
-    def asks_while_drafting(self) -> bool:
+    def may_stop_drafting(self) -> bool:
         """Whether any policy of the step does."""
-        return any(policy.asks_while_drafting() for policy, _ in self._parts)
+        return any(policy.may_stop_drafting() for policy, _ in self._parts)
 
     def draft_rule(self) -> DraftRule | None:
         """The rule of the step's only policy; ``None`` if there are several."""
@@ -149,7 +149,8 @@ class PolicyRouter(Policy):
 
     def wants_companion(self) -> bool:
         """Whether any policy of the step wants the companion."""
-        self._wants_scores = [policy.wants_companion() for policy, _ in self._parts]  # ask all
+        # Call every policy, because some policies count their steps.
+        self._wants_scores = [policy.wants_companion() for policy, _ in self._parts]
         return any(self._wants_scores)
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:

@@ -11,7 +11,7 @@ from draftwise.policies.base import DraftPosition, Policy, RequestState
 
 
 class EarlyStop(Policy):
-    """Drafts up to γ tokens, stops where a rule says so, and verifies everything drafted.
+    """Drafts up to γ tokens, stops where its rule decides so, and verifies everything drafted.
 
     The rule runs after each token (:meth:`Policy.keep_drafting`) and decides about the next
     position. The token just drawn stays in the draft and is verified. So the rule only uses

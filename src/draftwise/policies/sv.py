@@ -1,4 +1,4 @@
-"""Speculative Verification, lossless and priced: the companion is asked while it pays."""
+"""Lossless Speculative Verification: a companion scores drafts while this increases goodput."""
 
 from __future__ import annotations
 
@@ -15,103 +15,122 @@ from draftwise.policies.adaptive import Adaptive, calibration_error
 from draftwise.policies.base import PolicyContext, RequestState, Signal
 from draftwise.policies.priced import Floats
 
-# Steps at a batch size in which the companion is asked before its worth is scored.
-_FIRST_TRIALS = 6
-# Steps without it after it was not worth its pass; pauses double.
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 16, 512
-# While it is worth its pass, one step in this many does without: to know what asking costs.
-_LEFT_OUT_EVERY = 8
-# Least weight of a new gain in the mean of gains.
-_NEWEST = 0.1
-# Steps of either kind after which their times are compared.
-_ENOUGH_STEPS = 12
-# Weight of an old step against the one after it.
-_FORGETTING = 0.99
-# A pause of the machine says nothing of the companion: a larger ratio counts as this many means.
-_MOST_EXTREME = 3.0
+# Number of scored steps at a batch size before the mean net gain decides whether the companion
+# scores. The mean of fewer steps is mostly noise.
+_NUM_INITIAL_TRIALS = 6
+# Number of steps without the companion after its mean net gain was not positive: the first and the
+# longest pause. Pauses double, so that repeated trials of a companion without benefit cost little.
+_MIN_PAUSE, _MAX_PAUSE = 16, 512
+# While the mean net gain is positive, one step in this many runs without the companion. Its time
+# shows how much time the companion adds to the other steps.
+_UNSCORED_EVERY = 8
+# Minimum weight of a new net gain in the running mean, so that the mean follows the workload.
+_MIN_GAIN_WEIGHT = 0.1
+# Minimum total weight of the timed steps with the companion, and of those without it, before their
+# times are compared. The times of fewer steps are mostly noise.
+_MIN_TIMED_STEPS = 12
+# Weight of a timed step relative to the step after it, so that the means follow the machine.
+_TIME_FORGETTING = 0.99
+# A time ratio above this multiple of the mean is clipped, because a pause of the machine is not a
+# property of the companion.
+_MAX_RATIO_TO_MEAN = 3.0
 
 
 class _MeanRatio:
-    """Mean of realised over expected seconds, with forgetting; 1 as long as nothing is known."""
+    """Mean ratio of observed to expected step time, with forgetting; 1 without observations."""
 
     def __init__(self) -> None:
         self.weight = 0.0
         self.value = 1.0
 
     def observe(self, ratio: float) -> None:
-        """Count one more."""
+        """Add the ratio of one step."""
         if self.weight >= 1:
-            ratio = min(ratio, _MOST_EXTREME * self.value)
-        self.weight = _FORGETTING * self.weight + 1
+            ratio = min(ratio, _MAX_RATIO_TO_MEAN * self.value)
+        self.weight = _TIME_FORGETTING * self.weight + 1
         self.value += (ratio - self.value) / self.weight
 
 
-class _Worth:
-    """Whether the companion's information is worth its pass, at one batch size.
+class _CompanionValue:
+    """Estimates at one batch size whether the companion's scores are worth the cost of its pass.
 
-    It is asked a few times at first; while the mean gain is positive it is asked in all steps but
-    a few, else tried again after pauses that double.
+    The companion scores a few steps as initial trials. While its mean net gain is positive, it then
+    scores all steps except a few. Otherwise it pauses, and one more trial follows each pause. The
+    pauses double until the mean net gain is positive again.
+
+    Attributes:
+        net_gain: mean net gain of a scored step, in tokens: the tokens that the scores gain minus
+            their cost.
     """
 
     def __init__(self) -> None:
-        self.gain = 0.0
+        self.net_gain = 0.0
         self._count = 0
-        self._pause = _SHORTEST_PAUSE
-        self._until = 0
-        self._turn = 0
+        self._pause = _MIN_PAUSE
+        self._skip_steps = 0
+        self._steps_in_use = 0
         self._times = {False: _MeanRatio(), True: _MeanRatio()}
 
-    def asks(self) -> bool:
-        """Whether to ask now; call once per step."""
-        if self._until:
-            self._until -= 1
+    def scores_step(self) -> bool:
+        """Whether the companion scores this step. Call it once per step."""
+        if self._skip_steps:
+            self._skip_steps -= 1
             return False
-        if self._count < _FIRST_TRIALS or self.gain <= 0:
+        if self._count < _NUM_INITIAL_TRIALS or self.net_gain <= 0:
             return True
-        self._turn += 1
-        return self._turn % _LEFT_OUT_EVERY != 0
+        self._steps_in_use += 1
+        return self._steps_in_use % _UNSCORED_EVERY != 0
 
-    def observe(self, gain: float) -> None:
-        """What asking brought, in tokens, its price taken off."""
+    def observe(self, net_gain: float) -> None:
+        """Add the net gain of a scored step, in tokens."""
         self._count += 1
-        self.gain += max(_NEWEST, 1 / self._count) * (gain - self.gain)
-        if self._count < _FIRST_TRIALS:
+        self.net_gain += max(_MIN_GAIN_WEIGHT, 1 / self._count) * (net_gain - self.net_gain)
+        if self._count < _NUM_INITIAL_TRIALS:
             return
-        if self.gain > 0:
-            self._pause = _SHORTEST_PAUSE
+        if self.net_gain > 0:
+            self._pause = _MIN_PAUSE
         else:
-            self._until = self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._skip_steps = self._pause
+            self._pause = min(2 * self._pause, _MAX_PAUSE)
 
-    def observe_time(self, asked: bool, ratio: float) -> None:
-        """Realised over expected seconds of a step."""
-        self._times[asked].observe(ratio)
+    def observe_time(self, scored: bool, ratio: float) -> None:
+        """Add the time of a step.
+
+        Args:
+            scored: whether the companion scored the step.
+            ratio: observed divided by expected step time.
+        """
+        self._times[scored].observe(ratio)
 
     @property
     def extra_time(self) -> float | None:
-        """What asking adds to a step, as a share of its expected seconds; ``None`` if unknown."""
-        if min(times.weight for times in self._times.values()) < _ENOUGH_STEPS:
+        """Time that the companion adds to a step, as a fraction of the expected step time.
+
+        ``None`` until enough steps of both kinds have been timed.
+        """
+        if min(times.weight for times in self._times.values()) < _MIN_TIMED_STEPS:
             return None
         return self._times[True].value - self._times[False].value
 
 
 class SpeculativeVerification(Adaptive):
-    """Selection by S, A and the draft's own signals, from filtered proposals.
+    """Selects tokens by S, A and the draft's own signals, with filtered proposals.
 
-    As ``adaptive``, and where the companion is asked P_i = P(accept | S_i, A_i, H_i, q_i(x_i),
-    history, i). It scores the whole draft in one pass after it is written, and is asked only while
-    what its estimates change is worth its price: value of information, followed per batch size. The
-    price is what steps with it take longer, its pass less what is verified in vain without it, as
-    soon as both have been seen; before, it is computed. Whether it is asked is decided before the
-    step's draft.
+    It works like ``adaptive``. In a step that the companion scores, the acceptance estimate is
+    P_i = P(accept | S_i, A_i, H_i, q_i(x_i), history, i). The companion scores the whole draft in
+    one pass after drafting. It scores only while its scores improve the selection by more than they
+    cost. Gain and cost are tracked per batch size. The cost is the additional time of steps with
+    the companion: its pass, minus the verification that its scores save. Until steps with and
+    without the companion have been timed, the cost is computed from the latency model. Whether the
+    companion scores a step is decided before the step's draft.
 
-    The published method picks tokens over the whole batch by S and A of the drawn token, which
-    biases the output; here the same signals decide by a price known beforehand, for every token of
-    the vocabulary alike.
+    The published method selects tokens over the whole batch by S and A of the drawn token. This
+    biases the output. Here the same signals are compared with a threshold that is known before the
+    step, and the comparison is made for every token of the vocabulary.
     """
 
     name = "sv"
-    summary = "also asks a companion what it thinks of the draft, while that pays"
+    summary = "as adaptive, and a companion scores the draft while this increases goodput"
     source = "Speculative Verification, made lossless"
     signals = Adaptive.signals | {Signal.OVERLAP, Signal.AGREEMENT}
 
@@ -119,53 +138,62 @@ class SpeculativeVerification(Adaptive):
         """Set up.
 
         Args:
-            context: with a latency model; without a companion it does what ``adaptive`` does.
+            context: see :class:`PolicyContext`; a latency model is required. Without a companion
+                the policy behaves like ``adaptive``.
             options: fields of :class:`draftwise.policies.pricing.PricingOptions`.
         """
         super().__init__(context, **options)
         self.combined = ModelPair.of(Inputs.COMBINED, context.parameters)
-        self._worth: dict[int, _Worth] = {}
+        self._companion_values: dict[int, _CompanionValue] = {}
         self._has_companion = context.has_companion
-        self._asks = False
+        self._scores_step = False
         self._scored_acceptance: Floats | None = None
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
-        """As ``adaptive``; also decides whether the companion will be asked."""
+        """As ``adaptive``. Also decides whether the companion scores the step's draft."""
         self._scored_acceptance = None
         lengths = super().draft_lengths(requests)
-        self._asks = self._has_companion and any(lengths) and self._worth_now().asks()
-        self._watches |= self._asks
+        self._scores_step = (
+            self._has_companion and any(lengths) and self._companion_value().scores_step()
+        )
+        self._uses_signals |= self._scores_step
         return lengths
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
-        """Follow prices, estimates, and what the companion costs."""
+        """Update prices, acceptance estimates and the companion's cost."""
         super().observe(outcome, times)
         if self._draft is None or not any(outcome.num_drafted):
             return
         expected = self.prices.expected_seconds
         if expected and times.is_typical and self._is_priced:
-            self._worth_now().observe_time(
+            self._companion_value().observe_time(
                 self._companion_scores is not None, times.total / expected
             )
 
     def wants_companion(self) -> bool:
-        """While the companion's information is worth its pass."""
-        return self._asks
+        """Whether the companion scores this step's draft."""
+        return self._scores_step
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
-        """Verify what pays."""
+        """Select the tokens whose probability to be accepted reaches the threshold."""
         if companion_scores is None:
             return super().select(draft, None)
         self._draft, self._companion_scores = draft, companion_scores
         expected = self._scored_acceptance = self._acceptance_of(draft, companion_scores)
         plan = self.select_scored(draft, companion_scores, expected)
-        self._value_information(draft, expected)
+        self._update_companion_value(draft, expected)
         return plan
 
     def select_scored(
         self, draft: Draft, companion_scores: CompanionScores, expected: Floats
     ) -> Plan:
-        """What to verify of a scored draft; ``expected`` is ``[batch, num_tokens]``."""
+        """Select the tokens to verify in a scored draft.
+
+        Args:
+            draft: the draft, with signals.
+            companion_scores: the companion's scores of the draft.
+            expected: ``[batch, num_tokens]`` acceptance estimates of the drawn tokens.
+        """
         score = self.scorer(self.combined[False])
         return self.keep_likely(
             draft, companion_scores, expected, score, self.verification_threshold
@@ -173,30 +201,42 @@ class SpeculativeVerification(Adaptive):
 
     @property
     def verification_threshold(self) -> float:
-        """From which probability on a scored token is verified: where it pays for its place."""
+        """Minimum probability at which a scored token is verified.
+
+        This is the threshold of the operating point. If the operating point has none, it is the
+        price of verifying one more token.
+        """
         return self._price.point.threshold or self._price.verify
 
     @property
-    def believed(self) -> Floats:
-        """With what the companion said, if it was asked."""
+    def acceptance_estimate(self) -> Floats:
+        """``[batch, γ]``, from the companion's scores in a step that it scored."""
         return self._expected if self._scored_acceptance is None else self._scored_acceptance
 
     def learn(
-        self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
+        self,
+        signals: Signals,
+        greedy: NDArray[np.bool_],
+        acceptance: Floats,
+        reach_probability: Floats,
     ) -> None:
-        """Follow the workload with every estimate there is."""
-        super().learn(signals, greedy, acceptance, reached)
+        """Update the acceptance models; the combined model only if the companion scored."""
+        super().learn(signals, greedy, acceptance, reach_probability)
         if self._companion_scores is not None:
-            self.combined.observe(signals, greedy, acceptance, reached)
+            self.combined.observe(signals, greedy, acceptance, reach_probability)
 
     @property
     def calibration_error(self) -> float | None:
-        """Of the estimate from all signals, or from the draft's own if nobody else was asked."""
+        """Error of the estimate from all signals.
+
+        While the companion has scored few tokens, this is the error of the estimate from the
+        draft's own signals.
+        """
         combined = calibration_error(self.combined)
         return super().calibration_error if combined is None else combined
 
     def _acceptance_of(self, draft: Draft, companion_scores: CompanionScores) -> Floats:
-        """``[batch, num_tokens]`` P of the drawn tokens from all signals."""
+        """``[batch, num_tokens]`` acceptance estimates of the drawn tokens from all signals."""
         lengths = np.asarray(draft.lengths)
         rows, places = np.nonzero(np.arange(draft.tokens.shape[1]) < lengths[:, None])
         signals = self.signals_of(draft, companion_scores, rows, places)
@@ -204,26 +244,34 @@ class SpeculativeVerification(Adaptive):
         expected[rows, places] = self.combined.predict(signals, self._greedy[rows])
         return expected
 
-    def _worth_now(self) -> _Worth:
-        return self._worth.setdefault(round(4 * math.log2(max(len(self._requests), 1))), _Worth())
+    def _companion_value(self) -> _CompanionValue:
+        """The companion's value at about the step's batch size: four values per doubling."""
+        return self._companion_values.setdefault(
+            round(4 * math.log2(max(len(self._requests), 1))), _CompanionValue()
+        )
 
-    def _value_information(self, draft: Draft, expected: Floats) -> None:
-        """How much better the scored plan is than the free one, both as the companion sees them."""
-        price, worth = self.verification_threshold, self._worth_now()
+    def _update_companion_value(self, draft: Draft, expected: Floats) -> None:
+        """Record the net gain of a scored step.
+
+        The gain is the number of accepted tokens that the selection by all signals adds to the
+        selection by the draft's own signals. Both selections are evaluated with the acceptance
+        estimates from all signals. The cost is subtracted from it.
+        """
+        price, value = self.verification_threshold, self._companion_value()
         width = draft.tokens.shape[1]
         drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
         prefix_acceptance_prob = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
         free = np.cumprod(np.where(drafted, self._expected[:, :width], 0.0), axis=1)
-        with_it = (prefix_acceptance_prob >= price) & drafted
-        without = drafted & (free >= self._price.point.threshold)
+        with_scores = (prefix_acceptance_prob >= price) & drafted
+        without_scores = drafted & (free >= self._price.point.threshold)
         more_kept = float(
-            prefix_acceptance_prob[with_it].sum() - prefix_acceptance_prob[without].sum()
+            prefix_acceptance_prob[with_scores].sum() - prefix_acceptance_prob[without_scores].sum()
         )
-        if worth.extra_time is not None and self.prices.expected_seconds:
+        if value.extra_time is not None and self.prices.expected_seconds:
             tokens_per_step = self._price.goodput * self.prices.expected_seconds
-            cost = worth.extra_time * tokens_per_step
+            cost = value.extra_time * tokens_per_step
         else:
-            more_verified = int(with_it.sum()) - int(without.sum())
+            more_verified = int(with_scores.sum()) - int(without_scores.sum())
             cost = self.prices.companion_price(self._price, sum(draft.lengths))
             cost += price * more_verified
-        worth.observe(more_kept - cost)
+        value.observe(more_kept - cost)

@@ -65,9 +65,13 @@ class PredictableVerification(SpeculativeVerification):
         return Plan(draft.tokens, tuple(kept), draft.probs)
 
     def learn(
-        self, signals: Signals, greedy: NDArray[np.bool_], acceptance: Floats, reached: Floats
+        self,
+        signals: Signals,
+        greedy: NDArray[np.bool_],
+        acceptance: Floats,
+        reach_probability: Floats,
     ) -> None:
-        """Update all estimators from the step."""
-        super().learn(signals, greedy, acceptance, reached)
+        """Update all acceptance models from the step."""
+        super().learn(signals, greedy, acceptance, reach_probability)
         if self._companion_scores is not None:
-            self.predictable.observe(signals, greedy, acceptance, reached)
+            self.predictable.observe(signals, greedy, acceptance, reach_probability)

@@ -95,12 +95,12 @@ class PublishedVerification(Policy):
         width = acceptance.shape[1]
         lengths = acceptance.new_tensor(outcome.known_lengths).unsqueeze(1)
         valid = acceptance.new_tensor(range(width)) < lengths
-        reached = acceptance.where(valid, 0.0).cumprod(dim=1).roll(1, dims=1)
+        reach_probability = acceptance.where(valid, 0.0).cumprod(dim=1).roll(1, dims=1)
         if width:
-            reached[:, 0] = 1.0
+            reach_probability[:, 0] = 1.0
         self.table.observe(
             companion_scores.overlap[:, :width][valid],
             companion_scores.agreement[:, :width][valid],
             acceptance[valid],
-            reached[valid],
+            reach_probability[valid],
         )

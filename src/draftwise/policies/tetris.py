@@ -1,4 +1,4 @@
-"""Lossless TETRIS: selects the most promising tokens of the batch by filtered proposals."""
+"""Lossless TETRIS: selects the most likely tokens of the batch by filtered proposals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tetris(EarlyStop):
     """
 
     name = "tetris"
-    summary = "the batch's likeliest tokens within a capacity, by a threshold carried over"
+    summary = "the batch's most likely tokens within a capacity, by a threshold carried over"
     source = "Wu et al. 2025, TETRIS: Optimal Draft Token Selection, with filtered proposals"
     signals = frozenset({Signal.TOKEN_PROBABILITY, Signal.LOAD})
     filters = True
@@ -64,31 +64,31 @@ class Tetris(EarlyStop):
         """Filter every drafted position by the threshold of earlier steps."""
         if draft.signals is None:  # nothing was drafted
             return super().select(draft, companion_scores)
-        reached = cumulative_probability(draft.signals)
-        before = torch.cat([torch.ones_like(reached[:, :1]), reached[:, :-1]], dim=1)
+        product = cumulative_probability(draft.signals)
+        before = torch.cat([torch.ones_like(product[:, :1]), product[:, :-1]], dim=1)
         keep = before.unsqueeze(2) * draft.signals.draft_probs >= self.threshold
-        position = torch.arange(reached.shape[1], device=reached.device)
-        drafted = position < torch.tensor(draft.lengths, device=reached.device).unsqueeze(1)
+        position = torch.arange(product.shape[1], device=product.device)
+        drafted = position < torch.tensor(draft.lengths, device=product.device).unsqueeze(1)
         kept = keep.gather(2, draft.tokens.unsqueeze(2)).squeeze(2) & drafted
         lengths = kept.long().cumprod(dim=1).sum(dim=1)
         proposals = draft.probs
         if proposals is not None:
             proposals = proposals.clone()
             proposals[:, :-1] *= keep
-        self._follow(reached[drafted], int(lengths.sum()), draft)
+        self._follow(product[drafted], int(lengths.sum()), draft)
         return Plan(draft.tokens, tuple(lengths.tolist()), proposals)
 
-    def _follow(self, reached: Tensor, num_kept: int, draft: Draft) -> None:
+    def _follow(self, product: Tensor, num_kept: int, draft: Draft) -> None:
         """Move the threshold of later steps towards the quantile that fills the capacity."""
-        if not len(reached):
+        if not len(product):
             return
         capacity = self._per_request * sum(length > 0 for length in draft.lengths)
-        capacity = min(capacity, len(reached))
+        capacity = min(capacity, len(product))
         if self._log_threshold is None:
-            smallest_kept = reached.topk(capacity).values[-1]
+            smallest_kept = product.topk(capacity).values[-1]
             self._log_threshold = math.log(max(float(smallest_kept), 1e-30))
         else:
-            self._log_threshold += _RATE * (num_kept - capacity) / len(reached)
+            self._log_threshold += _RATE * (num_kept - capacity) / len(product)
         self._log_threshold = min(0.0, max(_LOWEST_LOG_THRESHOLD, self._log_threshold))
 
 

@@ -22,7 +22,7 @@ class TetrisPublished(EarlyStop):
     """
 
     name = "tetris-published"
-    summary = "exactly the batch's likeliest tokens; biased at temperature above 0"
+    summary = "exactly the batch's most likely tokens; biased at temperature above 0"
     source = "Wu et al. 2025, TETRIS: Optimal Draft Token Selection"
     signals = frozenset({Signal.TOKEN_PROBABILITY, Signal.LOAD})
     filters = True
@@ -43,17 +43,17 @@ class TetrisPublished(EarlyStop):
         """Select the top K over the batch. W decreases along a draft, so they are prefixes."""
         if draft.signals is None:  # nothing was drafted
             return super().select(draft, companion_scores)
-        reached = cumulative_probability(draft.signals)
-        position = torch.arange(reached.shape[1], device=reached.device)
-        drafted = position < torch.tensor(draft.lengths, device=reached.device).unsqueeze(1)
+        product = cumulative_probability(draft.signals)
+        position = torch.arange(product.shape[1], device=product.device)
+        drafted = position < torch.tensor(draft.lengths, device=product.device).unsqueeze(1)
         capacity = self._per_request * sum(length > 0 for length in draft.lengths)
         # A stable sort keeps prefixes if products are equal.
-        order = reached.masked_fill(~drafted, -1.0).flatten().argsort(descending=True, stable=True)
+        order = product.masked_fill(~drafted, -1.0).flatten().argsort(descending=True, stable=True)
         chosen = torch.zeros_like(drafted).flatten()
         chosen[order[:capacity]] = True
         lengths = (chosen.view_as(drafted) & drafted).sum(dim=1)
         proposals = draft.probs
         if proposals is not None:
-            beyond = torch.arange(proposals.shape[1], device=reached.device) >= lengths.unsqueeze(1)
+            beyond = torch.arange(proposals.shape[1], device=product.device) >= lengths.unsqueeze(1)
             proposals = proposals.masked_fill(beyond.unsqueeze(2), 0.0)
         return Plan(draft.tokens, tuple(lengths.tolist()), proposals)

@@ -196,7 +196,7 @@ class PassTimer:
                 generating=requests,
                 can_draft=[True] * num_requests,
                 controls=batch_controls([params] * num_requests, self._vocab_size, self._device),
-                history=None,
+                token_history=None,
                 uniforms=step_uniforms(list(range(num_requests)), contexts, self._num_drafted),
                 lenience=[1.0] * num_requests,
             )

@@ -91,7 +91,7 @@ def learning(records: Records, start: Records | None = None) -> dict[str, Floats
         for inputs in Inputs
     }
     predicted: dict[str, list[Floats]] = {"table of S and A": [], **{n: [] for n in models}}
-    reached = records.reached()
+    reached = records.reach_probability()
     for first in range(0, len(records), _AT_ONCE):
         index = np.arange(first, min(first + _AT_ONCE, len(records)))
         part, weight = records.take(index), reached[index]
@@ -116,7 +116,7 @@ def evaluate(predicted: Floats, records: Records) -> dict[str, Any]:
         predicted: ``[len(records)]`` predicted probabilities.
         records: records with the acceptance of the tokens.
     """
-    weight = records.reached()
+    weight = records.reach_probability()
     calibration = RunningCalibration()
     calibration.observe(predicted, records.acceptance, weight)
     bins = np.minimum((predicted * _NUM_BINS).astype(int), _NUM_BINS - 1)
@@ -150,7 +150,7 @@ def figures_of(records: Records) -> dict[str, Any]:
     offline = simple_estimators() | fitted_estimators(first)
     return {
         "num_tokens": len(second),
-        "acceptance": float(np.average(second.acceptance, weights=second.reached())),
+        "acceptance": float(np.average(second.acceptance, weights=second.reach_probability())),
         "offline": {name: evaluate(predict(second), second) for name, predict in offline.items()},
         "online": {name: evaluate(p, second) for name, p in learning(second).items()},
     }
@@ -196,7 +196,7 @@ class Calibration(Study):
         }
         if len(tasks) > 1:
             means = {
-                name: float(np.average(each.acceptance, weights=each.reached()))
+                name: float(np.average(each.acceptance, weights=each.reach_probability()))
                 for name, each in tasks.items()
             }
             easy, hard = max(means, key=lambda n: means[n]), min(means, key=lambda n: means[n])

@@ -45,7 +45,9 @@ def figures_of_triple(records: Records, target_records: Records) -> dict[str, An
     gains = information_gains(records, "accepted")
     figures: dict[str, Any] = {
         "num_tokens": len(records),
-        "mean_acceptance": float(np.average(records.acceptance, weights=records.reached())),
+        "mean_acceptance": float(
+            np.average(records.acceptance, weights=records.reach_probability())
+        ),
         "entropy": gains["H"].entropy,
         "pearson": pearson(records.overlap, target_records.overlap),
     }

@@ -80,13 +80,15 @@ class EagerBackend:
         return position.tokens[upload(kept, torch.long, position.tokens.device)]
 
     def _write(
-        self, active: list[int], controls: LogitControls, history: TokenHistory | None
+        self, active: list[int], controls: LogitControls, token_history: TokenHistory | None
     ) -> tuple[DraftPosition, list[bool]]:
         step, buffers, at = self._step, self._buffers, self._num_tokens
         logits = self._logits
         index = upload(active, torch.long, logits.device)
         uniforms = self._uniforms[index, at] if step.is_sampled else None
-        drawn, is_nan, q, draft_probs = draw(logits, controls, history, uniforms, step.signals)
+        drawn, is_nan, q, draft_probs = draw(
+            logits, controls, token_history, uniforms, step.signals
+        )
         if controls.mask is not None:
             # All allowed tokens have probability 0, so nothing can be proposed.
             is_nan = is_nan | (controls.mask.gather(1, drawn.unsqueeze(1)).squeeze(1) < 0)

@@ -76,7 +76,7 @@ def run_drafting(
     """
     if backend.follows_rules and oracle is None:
         step.rule = policy.draft_rule()
-    asks_policy = oracle is not None or (step.rule is None and policy.asks_while_drafting())
+    asks_policy = oracle is not None or (step.rule is None and policy.may_stop_drafting())
     backend.begin(step)
     progress = DraftProgress(step.limits)
     while progress.active:
@@ -214,7 +214,7 @@ class DraftingStep:
             self.inputs.append(ForwardInput(request, len(request.tokens), num_logits=1))
         self.is_masked = batch.any_is_masked(self.active)
         self._vocab_size, self._device = vocab_size, device
-        self._history = batch.history
+        self._token_history = batch.token_history
         # For masked requests, the allowed next tokens depend on the tokens drawn so far.
         self._drafted: dict[int, list[int]] = {
             index: [] for index, request in enumerate(batch.generating) if request.is_masked
@@ -239,20 +239,20 @@ class DraftingStep:
     def is_plain(self) -> bool:
         """Whether the logits need no masks, no bias and no token history."""
         controls = self.batch.controls
-        return controls.bias is None and not controls.uses_history and not self.is_masked
+        return controls.bias is None and not controls.uses_token_history and not self.is_masked
 
     def conditions(self, active: Sequence[int]) -> tuple[LogitControls, TokenHistory | None]:
         """Sampling parameters and token history for the next token of the active requests."""
-        controls, history = self.batch.controls, self._history
+        controls, token_history = self.batch.controls, self._token_history
         if len(active) < len(self.limits):
             index = upload(active, torch.long, self._device)
             controls = controls.rows(index)
-            history = None if history is None else history.rows(index)
+            token_history = None if token_history is None else token_history.rows(index)
         if not self._drafted.keys().isdisjoint(active):
             requests = self.batch.generating
             places = ((requests[index], self._drafted.get(index, ())) for index in active)
             controls = controls.masked(next_masks(places, self._vocab_size, self._device))
-        return controls, history
+        return controls, token_history
 
     def append(self, active: Sequence[int], tokens: Tensor) -> None:
         """Record drawn tokens for the masks and penalties of the next ones.
@@ -261,12 +261,12 @@ class DraftingStep:
             active: indices of the requests.
             tokens: ``[active]`` int64.
         """
-        if self._history is not None:
+        if self._token_history is not None:
             drawn = torch.zeros(len(self.limits), dtype=torch.long, device=tokens.device)
             is_drawn = torch.zeros(len(self.limits), dtype=torch.bool, device=tokens.device)
             index = upload(active, torch.long, tokens.device)
             drawn[index], is_drawn[index] = tokens, True
-            self._history = self._history.after(drawn, is_drawn)
+            self._token_history = self._token_history.after(drawn, is_drawn)
         if not self._drafted.keys().isdisjoint(active):
             for request, token in zip(active, tokens.tolist(), strict=True):
                 if request in self._drafted:

@@ -38,7 +38,7 @@ class Drawn(NamedTuple):
 def draw(
     logits: Tensor,
     controls: LogitControls,
-    history: TokenHistory | None,
+    token_history: TokenHistory | None,
     uniforms: Tensor | None,
     signals: bool,
 ) -> Drawn:
@@ -47,17 +47,19 @@ def draw(
     Args:
         logits: ``[rows, vocab]``.
         controls: one entry per row.
-        history: needed if penalties are used.
+        token_history: needed if penalties are used.
         uniforms: ``[rows]`` float64 in [0, 1); ``None`` if all rows are greedy.
         signals: whether to return ``draft_probs``.
     """
-    draft_probs = soft_probabilities(logits, controls, history) if signals else None
+    draft_probs = soft_probabilities(logits, controls, token_history) if signals else None
     if uniforms is None:
-        scores = control_logits(logits, controls, history) if draft_probs is None else draft_probs
+        scores = (
+            control_logits(logits, controls, token_history) if draft_probs is None else draft_probs
+        )
         tokens = scores.argmax(dim=-1)
         return Drawn(tokens, token_probabilities(scores, tokens).isnan(), None, draft_probs)
     if draft_probs is None:
-        q = probabilities(logits, controls, history)
+        q = probabilities(logits, controls, token_history)
     elif controls.any_greedy:
         q = one_hot_where_greedy(draft_probs, draft_probs, controls)
     else:

@@ -150,7 +150,7 @@ class TokenProposer(Proposer):
             tokens = self.continuation(request, limit)[:limit] if limit else ()
             proposed.append(allowed_prefix(request, tokens, context.vocab_size))
         made = one_hot_draft(proposed, context.vocab_size, batch.uniforms, signals, context.device)
-        if not policy.asks_while_drafting():
+        if not policy.may_stop_drafting():
             return made
         progress = DraftProgress(made.lengths)
         while progress.active:

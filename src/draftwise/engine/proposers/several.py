@@ -129,8 +129,8 @@ class _PolicyView(Policy):
     def uses_draft_signals(self) -> bool:
         return self._policy.uses_draft_signals()
 
-    def asks_while_drafting(self) -> bool:
-        return self._policy.asks_while_drafting()
+    def may_stop_drafting(self) -> bool:
+        return self._policy.may_stop_drafting()
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         return self._limits

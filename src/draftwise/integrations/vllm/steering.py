@@ -161,7 +161,7 @@ class Steering:
             self._entropy.append(entropy(draft_probs))
             self._token_probs.append(token_probabilities(draft_probs, tokens))
         active, wanted = self._progress.active, None
-        if active and self.policy.asks_while_drafting():
+        if active and self.policy.may_stop_drafting():
             wanted = answer(self.policy, self._position(index, active))
         self._progress.advance(self._agree(wanted))
         return bool(self._progress.active)
@@ -202,7 +202,7 @@ class Steering:
         """Accepted tokens that the policy expects of each request; ``None`` without an estimate."""
         if not isinstance(self.policy, PricedPolicy) or not self._draft_probs:
             return None
-        prefix_acceptance_prob = np.cumprod(self.policy.believed, axis=1)
+        prefix_acceptance_prob = np.cumprod(self.policy.acceptance_estimate, axis=1)
         return [
             float(prefix_acceptance_prob[row, :length].sum()) for row, length in enumerate(lengths)
         ]

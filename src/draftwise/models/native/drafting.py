@@ -23,11 +23,12 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _rule_structure(rule: DraftRule) -> structures.DraftRule:
-    """What the kernels read of a rule, and where they write its notes."""
-    notes = rule.notes
+    """What the kernels read of a rule, and where they write its results."""
+    results = rule.results
     arrays = (
         *(rule.weights, rule.pairs, rule.history, rule.greedy, rule.thresholds),
-        *(notes.expected, notes.prefix_acceptance_prob, notes.least, notes.most, notes.kept),
+        *(results.expected, results.prefix_acceptance_prob),
+        *(results.least, results.most, results.kept),
     )
     assert all(array.flags.c_contiguous for array in arrays)
     return structures.DraftRule(
@@ -36,10 +37,10 @@ def _rule_structure(rule: DraftRule) -> structures.DraftRule:
         rule.largest_entropy,
         rule.last_position,
         *rule.bounds,
-        rule.next_to_nothing,
-        rule.least_needed,
+        rule.unfiltered_limit,
+        rule.min_required,
         len(rule.pairs),
-        notes.expected.shape[1],
+        results.expected.shape[1],
     )
 
 

@@ -134,7 +134,7 @@ class DraftRule(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("least", "most", "kept")),
         *((name, ctypes.c_double) for name in ("smallest_token_prob", "largest_entropy")),
         *((name, ctypes.c_double) for name in ("last_position", "lowest", "highest")),
-        *((name, ctypes.c_double) for name in ("next_to_nothing", "least_needed")),
+        *((name, ctypes.c_double) for name in ("unfiltered_limit", "min_required")),
         *((name, ctypes.c_int64) for name in ("num_features", "width")),
     )
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from draftwise import errors
 from draftwise.core.random import StageUniforms, StepUniforms
 from draftwise.core.sampling import LogitControls, TokenHistory
-from draftwise.core.types import CompanionScores, Draft, DraftRule, DraftSignals, RuleNotes
+from draftwise.core.types import CompanionScores, Draft, DraftRule, DraftSignals, RuleResults
 from draftwise.engine.parallel.replicas.messages import (
     Drafted,
     DraftShare,
@@ -37,7 +37,7 @@ _CLASSES = {
     each.__name__: each
     for each in (
         *(Drafted, DraftShare, ModelSpec, Ready, ReplicaSpec, Scored, ScoreShare, TextChange),
-        *(CompanionScores, Draft, DraftRule, DraftSignals, RuleNotes),
+        *(CompanionScores, Draft, DraftRule, DraftSignals, RuleResults),
         *(LogitControls, TokenHistory, StageUniforms, StepUniforms),
     )
 }

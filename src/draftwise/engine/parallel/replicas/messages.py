@@ -10,7 +10,7 @@ import torch
 
 from draftwise.core.random import StepUniforms
 from draftwise.core.sampling import LogitControls, TokenHistory
-from draftwise.core.types import CompanionScores, Draft, DraftRule, RuleNotes
+from draftwise.core.types import CompanionScores, Draft, DraftRule, RuleResults
 from draftwise.models.loading import LoadedModel, load_model
 
 
@@ -110,7 +110,8 @@ class DraftShare:
         chunks: cache slot, start and end of each prompt chunk.
         cache_slots: cache slots of the generating requests.
         limits: ``[requests]`` maximum draft lengths.
-        controls, history, uniforms: ``[requests]``, as in :class:`~draftwise.engine.batch.Batch`.
+        controls, token_history, uniforms: ``[requests]``, as in
+            :class:`~draftwise.engine.batch.Batch`.
         signals: whether the draft's signals are computed.
         rule: the stopping rule; ``None`` to draft to the limits.
     """
@@ -120,7 +121,7 @@ class DraftShare:
     cache_slots: list[int]
     limits: list[int]
     controls: LogitControls
-    history: TokenHistory | None
+    token_history: TokenHistory | None
     uniforms: StepUniforms | None
     signals: bool
     rule: DraftRule | None
@@ -132,13 +133,13 @@ class Drafted:
 
     Attributes:
         draft: the draft, with requests in the order of the share.
-        notes: data recorded by the rule; ``None`` if no rule was applied and all requests drafted
+        rule_results: results of the rule; ``None`` if no rule was applied and all requests drafted
             to their limits.
         cached: number of tokens in the draft's cache, by cache slot.
     """
 
     draft: Draft
-    notes: RuleNotes | None
+    rule_results: RuleResults | None
     cached: dict[int, int]
 
 
@@ -174,5 +175,5 @@ def part_of_rule(rule: DraftRule, indices: Sequence[int]) -> DraftRule:
         greedy=rule.greedy[at],
         history=rule.history[at],
         thresholds=rule.thresholds[at],
-        notes=rule.notes.part(indices),
+        results=rule.results.part(indices),
     )

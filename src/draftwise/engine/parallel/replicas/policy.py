@@ -41,7 +41,7 @@ class PrecomputedPolicy(Policy):
         """The given lengths."""
         return self._limits
 
-    def asks_while_drafting(self) -> bool:
+    def may_stop_drafting(self) -> bool:
         """Never."""
         return False
 

@@ -150,8 +150,8 @@ class ReplicaBackend:
         if not any(draft.lengths):
             return
         self._buffers.put(own, draft, step.own_draft_probs)
-        if answer.notes is not None and step.rule is not None:
-            step.rule.notes.put(own, answer.notes)
+        if answer.rule_results is not None and step.rule is not None:
+            step.rule.results.put(own, answer.rule_results)
             self._decided |= dict(zip(own, draft.lengths, strict=True))
 
     def _draft_own(self, own: list[int], part: Batch) -> Drafted:
@@ -161,7 +161,7 @@ class ReplicaBackend:
         limits = [step.limits[index] for index in own]
         policy = PrecomputedPolicy(limits, step.signals, rule)
         draft = self._own.draft(part, policy, limits)
-        return Drafted(draft, rule.notes if rule and policy.by_rule else None, {})
+        return Drafted(draft, rule.results if rule and policy.by_rule else None, {})
 
     def _order(self, own: list[int], part: Batch) -> DraftShare | None:
         """The message for a replica; ``None`` if its share has no work."""
@@ -175,7 +175,7 @@ class ReplicaBackend:
             [request.cache_slot for request in part.generating],
             limits,
             part.controls,
-            part.history,
+            part.token_history,
             part.uniforms,
             step.signals,
             None if step.rule is None else part_of_rule(step.rule, own),

@@ -60,7 +60,7 @@ class Replica:
             generating=[self._requests[slot] for slot in share.cache_slots],
             can_draft=[limit > 0 for limit in share.limits],
             controls=_moved(share.controls, self._draft.device),
-            history=share.history,
+            token_history=share.token_history,
             uniforms=share.uniforms,
             lenience=[1.0] * len(share.cache_slots),
         )
@@ -71,7 +71,7 @@ class Replica:
         slots = {*share.cache_slots, *(slot for slot, _, _ in share.chunks)}
         return Drafted(
             replace(draft, stage_uniforms=None),
-            None if rule is None else rule.notes,
+            None if rule is None else rule.results,
             {slot: self._draft.cache.lengths[slot] for slot in slots},
         )
 

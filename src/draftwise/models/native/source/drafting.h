@@ -18,8 +18,8 @@ struct DraftRule {
     double *prefix_acceptance_prob;      // [requests]
     float *least, *most;                 // [requests, width]
     int64_t *kept;                       // [requests]
-    double smallest_token_prob, largest_entropy, last_position, lowest, highest, next_to_nothing,
-        least_needed;
+    double smallest_token_prob, largest_entropy, last_position, lowest, highest, unfiltered_limit,
+        min_required;
     int64_t num_features, width;
 };
 
@@ -141,8 +141,8 @@ struct LogOdds {
 // would be.
 bool is_likely(const DraftRule &rule, const LogOdds &odds, int64_t request, int64_t position,
                double needed, float token_prob) {
-    if (!(needed > rule.next_to_nothing)) return true;
-    const double limit = std::min(std::max(needed, rule.least_needed), 1 - rule.least_needed);
+    if (!(needed > rule.unfiltered_limit)) return true;
+    const double limit = std::min(std::max(needed, rule.min_required), 1 - rule.min_required);
     const Range likely(odds.bend, odds.slope, odds.level - std::log(limit / (1 - limit)));
     const double lowest = std::log(rule.smallest_token_prob);  // whatever lies below counts as this
     const bool none = likely.first > likely.last || likely.last < lowest || likely.first > 0;
