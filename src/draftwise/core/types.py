@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.random import StageUniforms
-
-Floats = NDArray[np.float64]
+from draftwise.core.random import StageUniforms, StepUniforms
 
 
 @dataclass(frozen=True)
@@ -40,6 +36,42 @@ class Draft:
     signals: DraftSignals | None = None
     stage_uniforms: StageUniforms | None = None
     parents: Tensor | None = None
+
+    @classmethod
+    def empty(cls, num_requests: int, device: torch.device) -> Draft:
+        """A draft without tokens."""
+        tokens = torch.zeros(num_requests, 0, dtype=torch.long, device=device)
+        return cls(tokens, (0,) * num_requests, None)
+
+    @classmethod
+    def one_hot(
+        cls,
+        token_ids: Sequence[Sequence[int]],
+        vocab_size: int,
+        uniforms: StepUniforms | None,
+        signals: bool,
+        device: torch.device,
+    ) -> Draft:
+        """A draft with one-hot proposals, which stores no distributions.
+
+        Args:
+            token_ids: ``[batch]`` proposed tokens of each request.
+            vocab_size: vocabulary size of the target.
+            uniforms: random numbers of the step; ``None`` if every request is decoded greedily.
+            signals: whether to include the draft's signals.
+            device: device of the draft.
+        """
+        lengths = tuple(len(tokens) for tokens in token_ids)
+        width = max(lengths, default=0)
+        padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in token_ids]
+        tokens = torch.tensor(padded, dtype=torch.long).view(len(lengths), width).to(device)
+        return cls(
+            tokens,
+            lengths,
+            None,
+            OneHotSignals(tokens, lengths, vocab_size) if signals else None,
+            None if uniforms is None else uniforms.stage,
+        )
 
     @cached_property
     def host_tokens(self) -> list[list[int]]:
@@ -98,96 +130,6 @@ class OneHotSignals(DraftSignals):
             self._set("_draft_probs", dense)
         made: Tensor = known["_draft_probs"]
         return made
-
-
-@dataclass(frozen=True)
-class DraftRule:
-    """A policy's drafting and verification decisions as numbers.
-
-    A backend that applies the rule does not call the policy after each token.
-
-    The acceptance probability P of a drafted token is σ(Σ weightₖ·vₐ·v_b), clipped to the bounds,
-    with one pair of variables (a, b) per feature. The variables are 1, l = log max(q(x), smallest),
-    h = min(H, largest), history, min(i, last)/last for position i, and two that are 0 without a
-    companion. A request continues drafting while the product of its P reaches its threshold. A
-    token is verified if its unclipped P, times the product of the P before it, reaches the
-    threshold. A token is also verified if the P that this requires is at most ``unfiltered_limit``.
-    The log-odds are a quadratic function of l, so the verified tokens have q(x) in a range. If two
-    ranges satisfy the condition, the upper one is used.
-
-    Attributes:
-        weights: ``[2, features]`` float64, weights for sampled and for greedy requests.
-        pairs: ``[features, 2]`` int64, the two variables of each feature.
-        smallest_token_prob, largest_entropy, last_position: limits of q(x), H and i.
-        bounds: lower and upper bound of P.
-        greedy: ``[batch]`` bool, whether each request is decoded at temperature 0.
-        history: ``[batch]`` float64, recent mean acceptance of each request.
-        thresholds: ``[batch]`` float64; with 0 a request drafts to its limit and verifies all
-            drafted tokens.
-        unfiltered_limit: largest required P at which a position is not filtered.
-        min_required: the required P of a filtered position is clipped to at least this, and to at
-            most one minus this.
-        results: arrays that the backend fills while it applies the rule.
-    """
-
-    weights: Floats
-    pairs: NDArray[np.int64]
-    smallest_token_prob: float
-    largest_entropy: float
-    last_position: int
-    bounds: tuple[float, float]
-    greedy: NDArray[np.bool_]
-    history: Floats
-    thresholds: Floats
-    unfiltered_limit: float
-    min_required: float
-    results: RuleResults
-
-
-@dataclass(frozen=True)
-class RuleResults:
-    """The results of applying a :class:`DraftRule`.
-
-    Attributes:
-        expected: ``[batch, longest]`` float64, P of each drafted token.
-        prefix_acceptance_prob: ``[batch]`` float64, the product of each request's P; initially 1.
-        least, most: ``[batch, longest]`` float32, smallest and largest q(x) at which a token is
-            verified. Initially 0 and infinity; they stay so for greedy requests.
-        kept: ``[batch]`` int64, number of leading tokens that are verified; -1 if the rule was not
-            applied to the request.
-    """
-
-    expected: Floats
-    prefix_acceptance_prob: Floats
-    least: NDArray[np.float32]
-    most: NDArray[np.float32]
-    kept: NDArray[np.int64]
-
-    @classmethod
-    def initial(cls, num_requests: int, longest: int) -> RuleResults:
-        """The results before any token is drafted."""
-        return cls(
-            np.zeros((num_requests, longest)),
-            np.ones(num_requests),
-            np.zeros((num_requests, longest), dtype=np.float32),
-            np.full((num_requests, longest), np.inf, dtype=np.float32),
-            np.full(num_requests, -1, dtype=np.int64),
-        )
-
-    def cover(self, draft: Draft) -> bool:
-        """Whether the rule was applied to all requests of a draft that drafted tokens."""
-        return bool((self.kept[np.asarray(draft.lengths) > 0] >= 0).all())
-
-    def part(self, indices: Sequence[int]) -> RuleResults:
-        """A copy of the results of the given requests."""
-        at = np.asarray(indices, dtype=np.int64)
-        return RuleResults(*(values[at] for values in vars(self).values()))
-
-    def put(self, indices: Sequence[int], part: RuleResults) -> None:
-        """Replace the results of the given requests."""
-        at = np.asarray(indices, dtype=np.int64)
-        for name, values in vars(self).items():
-            values[at] = getattr(part, name)
 
 
 @dataclass(frozen=True)
@@ -301,7 +243,8 @@ class StepTimes:
         accept: the acceptance law, including the computation of probabilities.
         rest: scheduling of this step and the commit of the previous one.
         num_prompt_tokens: prompt tokens that the step also processed.
-        shared: whether requests of several policies were in the step.
+        shared: whether requests of several policies were in the step, or another step ran at the
+            same time.
     """
 
     draft: float

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from typing import Any, NamedTuple
 
-from draftwise.core.history import AcceptanceHistory
 from draftwise.engine.matcher import Matcher
 from draftwise.engine.text import TextBuilder
 from draftwise.errors import DraftwiseError, InvalidParameterError, PromptError
@@ -17,7 +16,7 @@ from draftwise.outputs import (
     TokenSource,
 )
 from draftwise.params import RequestSpeculation, SamplingParams
-from draftwise.policies.base import RequestState
+from draftwise.policies.base import AcceptanceHistory, RequestState
 
 NO_CACHE_SLOT = -1
 

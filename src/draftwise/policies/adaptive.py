@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core.types import CompanionScores, Draft, DraftRule, Plan
+from draftwise.core.rules import DraftRule
+from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.estimators.combined import FORMULAS, HIGHEST, LOWEST, Inputs, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.estimators.polynomial import LARGEST_ENTROPY, LAST_POSITION, SMALLEST_TOKEN_PROB

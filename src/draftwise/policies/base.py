@@ -26,11 +26,17 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from draftwise.core.types import CompanionScores, Draft, DraftRule, Outcome, Plan, StepTimes
+from draftwise.core.rules import DraftRule
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 
 if TYPE_CHECKING:
     from draftwise.core.latency import LatencyModel
     from draftwise.estimators.profile import AcceptanceProfile
+
+
+# Initial estimate for a request without verified tokens, and the weight of each new token.
+_INITIAL_MEAN = 0.6
+_TOKEN_WEIGHT = 0.1
 
 
 class Signal(StrEnum):
@@ -48,6 +54,31 @@ class Signal(StrEnum):
 
 _OF_THE_DRAFT = {Signal.ENTROPY, Signal.TOKEN_PROBABILITY}
 _OF_THE_COMPANION = {Signal.OVERLAP, Signal.AGREEMENT}
+
+
+class AcceptanceHistory:
+    """Mean acceptance probability of a request's recent tokens, with exponential forgetting.
+
+    Attributes:
+        mean: running mean, 0 … 1.
+    """
+
+    def __init__(self) -> None:
+        """Start from the initial estimate."""
+        self.mean = _INITIAL_MEAN
+
+    def learn(self, acceptance: Sequence[float]) -> None:
+        """Update the mean with the acceptance probabilities of a step's verified tokens.
+
+        Each token is weighted by the probability that all tokens before it were accepted.
+
+        Args:
+            acceptance: acceptance probability of each verified token, in draft order.
+        """
+        reach_probability = 1.0
+        for probability in acceptance:
+            self.mean += _TOKEN_WEIGHT * reach_probability * (probability - self.mean)
+            reach_probability *= probability
 
 
 class RequestState(NamedTuple):

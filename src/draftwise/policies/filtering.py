@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.types import CompanionScores, Draft, Plan, RuleResults
+from draftwise.core.rules import RuleResults
+from draftwise.core.types import CompanionScores, Draft, Plan
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

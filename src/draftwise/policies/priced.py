@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.goodput import OperatingPoint
-from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, RuleResults, StepTimes
+from draftwise.core.rules import RuleResults
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.estimators.combined import SignalModel, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState

@@ -10,15 +10,8 @@ import torch
 from torch import Tensor
 
 from draftwise.core.random import StageUniforms
-from draftwise.core.types import (
-    CompanionScores,
-    Draft,
-    DraftRule,
-    DraftSignals,
-    Outcome,
-    Plan,
-    StepTimes,
-)
+from draftwise.core.rules import DraftRule
+from draftwise.core.types import CompanionScores, Draft, DraftSignals, Outcome, Plan, StepTimes
 from draftwise.errors import InvalidParameterError
 from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
 from draftwise.policies.registry import POLICIES, check_needs, create_policy, policy_class

@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from draftwise.core.rules import DraftRule
 from draftwise.core.sampling import LogitControls, TokenHistory
-from draftwise.core.types import Draft, DraftRule
+from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.cached_model import ForwardInput
 from draftwise.engine.masks import next_masks

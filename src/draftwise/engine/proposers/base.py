@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import torch
 
-from draftwise.core.drafts import one_hot_draft
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
@@ -149,7 +148,7 @@ class TokenProposer(Proposer):
         for request, limit in zip(batch.generating, limits, strict=True):
             tokens = self.continuation(request, limit)[:limit] if limit else ()
             proposed.append(allowed_prefix(request, tokens, context.vocab_size))
-        made = one_hot_draft(proposed, context.vocab_size, batch.uniforms, signals, context.device)
+        made = Draft.one_hot(proposed, context.vocab_size, batch.uniforms, signals, context.device)
         if not policy.may_stop_drafting():
             return made
         progress = DraftProgress(made.lengths)
@@ -157,7 +156,7 @@ class TokenProposer(Proposer):
             answered = answer(policy, _position(made, progress.num_tokens, progress.active))
             progress.advance(answered)
         kept = [tokens[:n] for tokens, n in zip(proposed, progress.lengths, strict=True)]
-        return one_hot_draft(kept, context.vocab_size, batch.uniforms, signals, context.device)
+        return Draft.one_hot(kept, context.vocab_size, batch.uniforms, signals, context.device)
 
 
 def _position(draft: Draft, index: int, active: list[int]) -> DraftPosition:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from draftwise.core.drafts import empty_draft
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.drafting.eager import EagerBackend
@@ -67,7 +66,7 @@ class ModelProposer(Proposer):
             context.oracle.begin(batch, step.active)
         if not step.active:
             model.read(step.inputs)
-            return empty_draft(len(limits), model.device)
+            return Draft.empty(len(limits), model.device)
         return run_drafting(self._backend_for(step), step, policy, context.oracle)
 
     def _backend_for(self, step: DraftingStep) -> DraftingBackend:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from draftwise.core.drafts import empty_draft
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.proposers.base import Proposer
@@ -20,4 +19,4 @@ class NoProposer(Proposer):
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Return an empty draft for every request."""
         policy.draft_lengths(batch.states(0))
-        return empty_draft(len(batch.generating), self.context.device)
+        return Draft.empty(len(batch.generating), self.context.device)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from draftwise.core.drafts import empty_draft
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
@@ -68,7 +67,7 @@ class SeveralProposers(Proposer):
                 lengths[index] = length
         width = max(lengths, default=0)
         if not width:
-            return empty_draft(len(lengths), context.device)
+            return Draft.empty(len(lengths), context.device)
         signals = policy.uses_draft_signals()
         if not self._buffers.fits(len(lengths), width):
             self._buffers = DraftBuffers(

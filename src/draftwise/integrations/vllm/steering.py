@@ -13,14 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.core.drafts import empty_draft
-from draftwise.core.history import AcceptanceHistory
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.signals import entropy, token_probabilities
 from draftwise.core.types import CompanionScores, Draft, DraftSignals, StepTimes
 from draftwise.engine.drafting.loop import DraftProgress, answer
 from draftwise.integrations.vllm.steps import PendingStep, RequestView, StepResult, Verified
-from draftwise.policies.base import DraftPosition, Policy, RequestState
+from draftwise.policies.base import AcceptanceHistory, DraftPosition, Policy, RequestState
 from draftwise.policies.priced import PricedPolicy
 
 Decision = TypeVar("Decision")
@@ -246,7 +244,7 @@ class Steering:
         width, count = len(self._tokens), len(self._views)
         lengths = tuple(self._progress.lengths)
         if not width:
-            return empty_draft(count, torch.device("cpu"))
+            return Draft.empty(count, torch.device("cpu"))
         tokens = torch.stack(self._tokens, dim=1)
         drafted = torch.from_numpy(np.arange(width) < np.array(lengths)[:, None]).to(tokens.device)
         signals = None

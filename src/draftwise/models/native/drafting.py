@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwise.core.rules import DraftRule
 from draftwise.core.sampling import LogitControls
-from draftwise.core.types import DraftRule
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native import structures

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from draftwise import errors
 from draftwise.core.random import StageUniforms, StepUniforms
+from draftwise.core.rules import DraftRule, RuleResults
 from draftwise.core.sampling import LogitControls, TokenHistory
-from draftwise.core.types import CompanionScores, Draft, DraftRule, DraftSignals, RuleResults
+from draftwise.core.types import CompanionScores, Draft, DraftSignals
 from draftwise.engine.parallel.replicas.messages import (
     Drafted,
     DraftShare,

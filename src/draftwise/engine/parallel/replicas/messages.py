@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from draftwise.core.random import StepUniforms
+from draftwise.core.rules import DraftRule, RuleResults
 from draftwise.core.sampling import LogitControls, TokenHistory
-from draftwise.core.types import CompanionScores, Draft, DraftRule, RuleResults
+from draftwise.core.types import CompanionScores, Draft
 from draftwise.models.loading import LoadedModel, load_model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftwise.core.types import DraftRule
+from draftwise.core.rules import DraftRule
 from draftwise.policies.base import Policy, RequestState
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from draftwise.core.drafts import empty_draft
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.drafting.loop import DraftingStep, run_drafting
@@ -46,7 +45,7 @@ class ReplicatedProposer(ModelProposer):
         )
         if not step.active:
             self._backend.begin(step)
-            return empty_draft(len(limits), context.device)
+            return Draft.empty(len(limits), context.device)
         return run_drafting(self._backend, step, policy)
 
     def draft_limits(self, batch: Batch, policy: Policy) -> list[int]:
