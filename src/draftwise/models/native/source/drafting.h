@@ -7,7 +7,7 @@
 #include "decoder.h"
 #include "sampling.h"
 
-// DraftRule of draftwise.core.types.
+// DraftRule of draftwise.core.rules.
 struct DraftRule {
     const double *weights;               // [2, features]
     const int64_t *pairs;                // [features, 2]
