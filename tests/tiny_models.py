@@ -44,6 +44,31 @@ FAMILIES: Mapping[str, tuple[str, dict[str, Any]]] = {
         "GraniteConfig",
         {"embedding_multiplier": 2.0, "residual_multiplier": 0.7, "attention_multiplier": 0.4},
     ),
+    "gemma2": (
+        "Gemma2Config",
+        {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8, **_UNTIED},
+    ),
+    "gemma3_text": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "num_hidden_layers": 3,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            **_UNTIED,
+        },
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    ),
+    "olmo3": ("Olmo3Config", {"sliding_window": 8}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
+    ),
+    "smollm3": ("SmolLM3Config", {}),
     "gpt_neox": ("GPTNeoXConfig", {}),
     "gpt2": ("GPT2Config", _UNTIED),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "sliding_window": None}),

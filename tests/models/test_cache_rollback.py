@@ -20,7 +20,16 @@ RECIPES = {
     "llama": Recipe(vocab=VOCAB, context=CAPACITY, seed=1),
     "gpt2": Recipe("gpt2", vocab=VOCAB, context=CAPACITY, seed=1),
     "opt": Recipe("opt", vocab=VOCAB, context=CAPACITY, seed=1),
+    "window": Recipe(
+        "mistral", vocab=VOCAB, context=CAPACITY, seed=1, config={"sliding_window": 8}
+    ),
+    "gemma2": Recipe("gemma2", vocab=VOCAB, context=CAPACITY, seed=1),
+    "gemma3": Recipe("gemma3_text", vocab=VOCAB, context=CAPACITY, seed=1),
+    "gpt_oss": Recipe("gpt_oss", vocab=VOCAB, context=CAPACITY, seed=1),
+    "olmo3": Recipe("olmo3", vocab=VOCAB, context=CAPACITY, seed=1),
 }
+# Layers with a window of 8 keep a ring of 64 tokens, which histories overwrite.
+MAX_NEW_TOKENS = 45
 property_test = settings(deadline=None, derandomize=True, max_examples=40)
 
 
@@ -35,7 +44,7 @@ class Machine:
     def __init__(self, model, reference):
         self.model = model
         self.reference = reference
-        self.cache = model.new_cache(NUM_CACHE_SLOTS, CAPACITY)
+        self.cache = model.new_cache(NUM_CACHE_SLOTS, CAPACITY, MAX_NEW_TOKENS)
         self.texts = [[] for _ in range(NUM_CACHE_SLOTS)]
 
     @torch.inference_mode()
@@ -101,6 +110,18 @@ def test_logits_depend_only_on_kept_tokens(models, family, history, seed):
                 machine.truncate(slot, len(machine.texts[slot]) + 3)
             else:
                 machine.truncate(slot, max(0, len(machine.texts[slot]) - back))
+
+
+def test_a_truncation_that_a_ring_cannot_undo_is_refused(models):
+    recipe = RECIPES["window"]
+    machine = Machine(_loaded(models.folder(recipe)), models.reference(recipe))
+    assert machine.cache.sizes == [64, 64]
+    machine.forward({1: [3] * 45})
+    machine.forward({1: [2] * 45})
+    with pytest.raises(ValueError, match="cannot be truncated to 20 tokens"):
+        machine.truncate(1, 20)
+    machine.truncate(1, 45)
+    machine.forward({1: [1, 2, 3]})
 
 
 @pytest.fixture

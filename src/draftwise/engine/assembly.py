@@ -160,7 +160,9 @@ class Assembly:
         whole = target.num_cache_slots * target.capacity
         if cache_bytes is None:
             return whole
-        return min(whole, cache_bytes // sum(cache.bytes_per_token for cache in self.caches))
+        rest = cache_bytes - sum(cache.ring_bytes for cache in self.caches)
+        per_token = sum(cache.bytes_per_token for cache in self.caches)
+        return min(whole, max(0, rest) // per_token) if per_token else whole
 
     def _cached_model(self, model: LoadedModel) -> CachedModel:
         cache: KVCache = model.model.new_cache(self.options.max_batch_size, model.max_model_len)

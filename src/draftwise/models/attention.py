@@ -8,8 +8,9 @@ of work form a group, which is padded and computed in one call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from draftwise.errors import UnsupportedModelError
+from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache, LayerShape
 from draftwise.models.native.attention import NativeAttention, native_attention
 from draftwise.models.ragged import RaggedAttention
@@ -29,6 +31,8 @@ _LARGEST_GROUPED_QUERY = 32
 # Largest ratio of a group's key positions with padding to those without.
 _LARGEST_PADDING = 2
 
+# Arguments that change attention and are supported.
+_SUPPORTED = frozenset({"sliding_window", "softcap", "s_aux"})
 # Arguments that Hugging Face's modules pass and that do not affect the result here.
 _HARMLESS = frozenset(
     {
@@ -57,6 +61,13 @@ class Segment(NamedTuple):
     cache_slot: int
     start: int
     num_tokens: int
+
+
+class PackedSegment(NamedTuple):
+    """A segment and the index of its first packed token."""
+
+    segment: Segment
+    first_token: int
 
 
 @dataclass
@@ -105,8 +116,11 @@ class PackedBatch:
     Attributes:
         cache: the model's cache.
         positions: ``[tokens]`` int64 position of each token in its request.
-        token_slots: ``[tokens]`` int64, token slot that each token is written to.
-        groups: attention calls of the segments that ``native`` does not compute.
+        token_slots: ``[tokens]`` int64, token slot that each token is written to in layers without a
+            ring.
+        groups: attention calls of the segments that ``native`` does not compute, in layers in which
+            each token attends to all tokens before it.
+        segments: the segments that ``native`` does not compute.
         ragged: attention of all segments in one call, where the device has a kernel for it.
         native: attention of segments with few tokens by the CPU kernel, where it is available.
     """
@@ -117,6 +131,19 @@ class PackedBatch:
     groups: list[AttentionGroup]
     ragged: RaggedAttention | None = None
     native: NativeAttention | None = None
+    segments: Sequence[PackedSegment] = ()
+    _slots: dict[int, Tensor] = field(default_factory=dict)
+
+    def slots(self, layer: int) -> Tensor:
+        """``[tokens]`` int64, token slot that each token is written to in a layer."""
+        cache = self.cache
+        size = cache.sizes[layer]
+        if size == cache.capacity:
+            return self.token_slots
+        if size not in self._slots:
+            cache_slots = self.token_slots // cache.capacity
+            self._slots[size] = cache_slots * size + self.positions % size
+        return self._slots[size]
 
 
 def pack(
@@ -139,10 +166,13 @@ def pack(
         token_slots.extend(range(base, base + count))
     native = native_attention(cache, segments, _LARGEST_GROUPED_QUERY, dtype, device)
     groups: list[AttentionGroup] = []
+    others: list[PackedSegment] = []
     first_token = 0
     for members in _group(segments):
         if native is None or members[0].num_tokens > _LARGEST_GROUPED_QUERY:
             groups.append(_attention_group(members, first_token, dtype, device))
+            ends = accumulate((each.num_tokens for each in members), initial=first_token)
+            others += [PackedSegment(*each) for each in zip(members, ends, strict=False)]
         first_token += sum(segment.num_tokens for segment in members)
     return PackedBatch(
         cache,
@@ -150,6 +180,7 @@ def pack(
         torch.tensor(token_slots, dtype=torch.long, device=device),
         groups,
         native=native,
+        segments=others,
     )
 
 
@@ -216,11 +247,12 @@ def _attention_group(
 
 
 class ShapeProbe:
-    """Stand-in for a :class:`PackedBatch` that records what each layer stores.
+    """Stand-in for a :class:`PackedBatch` that records what each layer stores and attends to.
 
     Attributes:
         layers: shape of each layer's keys and values, by layer index.
-        max_model_len: longest context that every layer must attend to in full.
+        max_model_len: longest context that is served. A span of at least this many tokens is no
+            limit.
     """
 
     def __init__(self, role: str, max_model_len: int) -> None:
@@ -228,11 +260,13 @@ class ShapeProbe:
         self.max_model_len = max_model_len
         self._role = role
 
-    def record(self, layer: int, keys: Tensor, values: Tensor, extra: dict[str, Any]) -> None:
+    def record(
+        self, module: nn.Module, keys: Tensor, values: Tensor, extra: Mapping[str, Any]
+    ) -> None:
         """Record a layer's shapes.
 
         Args:
-            layer: layer index.
+            module: the attention module.
             keys: ``[1, kv_heads, tokens, key_size]``.
             values: ``[1, kv_heads, tokens, value_size]``.
             extra: the module's further arguments.
@@ -240,50 +274,9 @@ class ShapeProbe:
         Raises:
             UnsupportedModelError: the layer asks for attention that is not supported.
         """
-        window = extra.pop("sliding_window", None)
-        if window is not None and window < self.max_model_len:
-            raise UnsupportedModelError(
-                self._role,
-                f"layer {layer} attends to a sliding window of {window} tokens, shorter than the "
-                f"context of {self.max_model_len}; set max_model_len to {window} or less",
-            )
-        for name, value in extra.items():
-            if value is not None and value is not False and name not in _HARMLESS:
-                raise UnsupportedModelError(
-                    self._role,
-                    f"layer {layer} uses attention with {name!r}, which is not supported",
-                )
-        self.layers[layer] = LayerShape(keys.shape[1], keys.shape[3], values.shape[3])
-
-
-def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    packed: PackedBatch | ShapeProbe | None = None,
-    **extra: Any,
-) -> tuple[Tensor, None]:
-    """Attention function for ``transformers``' ``AttentionInterface``.
-
-    Args:
-        module: the attention module, with its ``layer_idx``.
-        query: ``[1, heads, tokens, key_size]``.
-        key: ``[1, kv_heads, tokens, key_size]``.
-        value: ``[1, kv_heads, tokens, value_size]``.
-        attention_mask: always ``None``; ``packed`` separates the requests.
-        scaling: factor of the scores.
-        packed: plan of this forward pass.
-        extra: further arguments of the module. Unsupported ones are refused at load.
-
-    Returns:
-        ``[1, tokens, heads, value_size]`` and ``None``.
-    """
-    layer: int = module.layer_idx  # type: ignore[assignment]
+        layer: int = module.layer_idx  # type: ignore[assignment]
     if isinstance(packed, ShapeProbe):
-        packed.record(layer, key, value, extra)
+        packed.record(module, key, value, extra)
         keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         values = value.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         out = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling)
@@ -297,13 +290,13 @@ def packed_attention(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scaling,
+        Scores(scaling, extra.get("softcap"), extra.get("s_aux")),
     )
     return out.unsqueeze(0), None
 
 
 def attend(
-    packed: PackedBatch, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None
+    packed: PackedBatch, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores
 ) -> Tensor:
     """Store the new keys and values of a layer, then compute causal attention.
 
@@ -313,25 +306,60 @@ def attend(
         q: ``[tokens, heads, key_size]``.
         k: ``[tokens, kv_heads, key_size]``.
         v: ``[tokens, kv_heads, value_size]``.
-        scaling: factor of the scores; ``None`` for 1/√key_size.
+        scores: how scores are computed.
 
     Returns:
         ``[tokens, heads, value_size]``, contiguous.
     """
-    if packed.native is not None and not packed.groups:
-        return packed.native(layer, q, k, v, scaling, writes=True)
-    packed.cache.write(layer, packed.token_slots, k, v)
+    if packed.native is not None and not packed.segments:
+        return packed.native(layer, q, k, v, scores, writes=True)
+    packed.cache.write(layer, packed.slots(layer), k, v)
     if packed.ragged is not None:
-        return packed.ragged.attend(packed.cache, layer, q, scaling).contiguous()
+        return packed.ragged.attend(packed.cache, layer, q, scores.scaling).contiguous()
+    result = q.new_empty(len(q), q.shape[1], v.shape[2])
     if packed.native is not None:
-        result = packed.native(layer, q, k, v, scaling, writes=False)
+        result = packed.native(layer, q, k, v, scores, writes=False)
+    if scores.is_plain and packed.cache.layers[layer].span is None:
         for group in packed.groups:
             tokens = slice(group.first_token, group.first_token + group.num_tokens)
-            result[tokens] = _attend(layer, packed.cache, group, q, scaling)
+            result[tokens] = _attend(layer, packed.cache, group, q, scores.scaling)
         return result
-    outputs = [_attend(layer, packed.cache, group, q, scaling) for group in packed.groups]
-    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return out.contiguous()
+    for segment, first_token in packed.segments:
+        tokens = slice(first_token, first_token + segment.num_tokens)
+        result[tokens] = _attend_segment(layer, packed.cache, segment, q[tokens], scores)
+    return result
+
+
+def _attend_segment(
+    layer: int, cache: KVCache, segment: Segment, q: Tensor, scores: Scores
+) -> Tensor:
+    """``[num_tokens, heads, value_size]`` of one request, for every kind of attention."""
+    shape = cache.layers[layer]
+    start, end = segment.start, segment.start + segment.num_tokens
+    first = shape.first_visible(start)
+    keys, values = cache.read_span(layer, segment.cache_slot, first, end)  # [kv_heads, keys, size]
+    position = torch.arange(start, end, device=q.device).unsqueeze(1)
+    key_position = torch.arange(first, end, device=q.device)
+    is_hidden = key_position > position
+    if shape.window is not None:
+        is_hidden |= key_position <= position - shape.window
+    if shape.chunk is not None:
+        is_hidden |= key_position < position - position % shape.chunk
+    num_tokens, heads, key_size = q.shape
+    grouped = q.view(num_tokens, len(keys), heads // len(keys), key_size).permute(1, 2, 0, 3)
+    scaling = key_size**-0.5 if scores.scaling is None else scores.scaling
+    logits = (grouped @ keys.unsqueeze(1).mT).float() * scaling  # [kv_heads, group, tokens, keys]
+    if scores.softcap is not None:
+        logits = scores.softcap * torch.tanh(logits / scores.softcap)
+    logits = logits.masked_fill(is_hidden, float("-inf"))
+    if scores.sinks is not None:
+        sinks = scores.sinks.float().view(len(keys), -1, 1, 1).expand(*logits.shape[:3], 1)
+        logits = torch.cat((logits, sinks), dim=3)
+    weights = logits.softmax(dim=3)
+    if scores.sinks is not None:
+        weights = weights[..., :-1]
+    out = weights.to(values.dtype) @ values.unsqueeze(1)
+    return out.permute(2, 0, 1, 3).reshape(num_tokens, heads, -1)
 
 
 def _attend(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from draftwise.models.llama import LLAMA_ARCHITECTURES, is_llama
+from draftwise.models.decoder_spec import why_not_described
 from draftwise.models.native.suitability import (
     is_large,
     multiplies_large_models,
@@ -75,9 +75,9 @@ def slow_path(model: nn.Module) -> SlowPath | None:
 
 def _why_modules(model: nn.Module) -> str | None:
     """Why a model is computed by Hugging Face's modules; ``None`` if it is not."""
-    if not is_llama(model):
-        architectures = ", ".join(sorted(LLAMA_ARCHITECTURES))
-        return f"its architecture is {type(model).__name__}, not one of {architectures}"
+    reason = why_not_described(model)
+    if reason is not None:
+        return f"{reason}, which Draftwise's own forward pass does not compute"
     if has_quantized_weights(model):
         return "its quantised weights are multiplied by torchao"
     return None

@@ -1,4 +1,4 @@
-"""Forward passes over packed tokens: Hugging Face's own modules, or Draftwise's for Llama."""
+"""Forward passes over packed tokens: Hugging Face's own modules, or Draftwise's decoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.models.attention import PackedBatch
-from draftwise.models.llama import LlamaForward, is_llama
+from draftwise.models.decoder import DecoderForward
+from draftwise.models.decoder_spec import decoder_spec, why_not_described
 from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.native.suitability import native_decoder
 from draftwise.models.packing import can_pack, pack_linear_layers
@@ -69,7 +70,7 @@ def native_pass(model: nn.Module) -> NativeDecoder | None:
     Returns:
         ``None`` where they do not support the model.
     """
-    if not is_llama(model) or has_quantized_weights(model):
+    if why_not_described(model) is not None or has_quantized_weights(model):
         return None
     return native_decoder(model)
 
@@ -79,6 +80,6 @@ def forward_pass(model: nn.Module) -> ForwardPass:
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             forget_quantized(layer)
-    if is_llama(model) and not has_quantized_weights(model):
-        return LlamaForward(model)
+    if why_not_described(model) is None and not has_quantized_weights(model):
+        return DecoderForward(decoder_spec(model))
     return ModuleForward(model)

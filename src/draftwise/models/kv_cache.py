@@ -1,7 +1,11 @@
-"""Key-value cache of one model: one contiguous cache slot per request, rolled back in O(1)."""
+"""Key-value cache of one model: one contiguous cache slot per request, rolled back in O(1).
+
+Layers that attend to a window keep their newest tokens in a ring instead of all tokens.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,29 +21,68 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Shape of one layer's keys and values for one token.
+    """Shape of one layer's keys and values for one token, and the tokens that it attends to.
 
     Attributes:
         num_heads: key-value heads.
         key_size: size of a key head.
         value_size: size of a value head.
+        window: number of newest tokens that a token attends to, its own included; ``None`` for all.
+        chunk: size of the chunks of positions to which attention is limited: a token attends to the
+            tokens of its own chunk up to itself; ``None`` for no chunks.
+        has_plain_scores: whether its scores are the scaled products of queries and keys.
     """
 
     num_heads: int
     key_size: int
     value_size: int
+    window: int | None = None
+    chunk: int | None = None
+    has_plain_scores: bool = True
+
+    @property
+    def span(self) -> int | None:
+        """The largest number of tokens that a token attends to; ``None`` for no limit."""
+        spans = [span for span in (self.window, self.chunk) if span is not None]
+        return min(spans, default=None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it computes plain causal attention to all tokens."""
+        return self.span is None and self.has_plain_scores
+
+    def first_visible(self, position: int) -> int:
+        """The first position that the token at ``position`` attends to."""
+        first = 0
+        if self.window is not None:
+            first = max(first, position - self.window + 1)
+        if self.chunk is not None:
+            first = max(first, position - position % self.chunk)
+        return first
+
+
+# Rings are a multiple of this many token slots, so that a kernel's block of keys never wraps around.
+_RING_BLOCK = 64
 
 
 class KVCache:
     """Key-value cache of one model: ``num_cache_slots`` requests of up to ``capacity`` tokens.
 
-    A *cache slot* is the fixed region of one request, reused by a later one. It consists of
-    ``capacity`` *token slots*, each for the keys and values of one token. On a CPU, memory becomes
+    A *cache slot* is the fixed region of one request, reused by a later one. In each layer it
+    consists of *token slots*, each for the keys and values of one token. On a CPU, memory becomes
     resident only when tokens are written to it.
 
+    Most layers have ``capacity`` token slots in each cache slot. A layer that attends to a limited
+    span of tokens has fewer where that saves memory. Its token slots form a ring: the token at
+    position ``p`` is in token slot ``p % size``. The ring holds the span and the new tokens of one
+    pass, so that writing new tokens, accepted or not, never overwrites a key that is still needed.
+
     Attributes:
+        layers: shape of each layer.
         num_cache_slots: maximum number of requests in the cache.
-        capacity: token slots in each cache slot.
+        capacity: maximum number of tokens of a request.
+        sizes: token slots in each cache slot, by layer.
+        max_new_tokens: maximum number of new tokens of one request in one pass.
         lengths: number of valid tokens in each cache slot, ``[num_cache_slots]`` host integers.
         dtype: type of keys and values.
         device: device that holds the cache.
@@ -47,36 +90,64 @@ class KVCache:
             there, and it is never read.
         hides_stale: whether attention never reads a cache slot beyond its length, not even under a
             mask.
-        bytes_per_token: memory of one token's keys and values over all layers.
+        bytes_per_token: memory of one token's keys and values over all layers without a ring.
+        ring_bytes: memory of all rings.
         steps: steps of fixed sizes, which use this cache's memory.
     """
 
     def __init__(
         self,
-        layers: list[LayerShape],
+        layers: Sequence[LayerShape],
         num_cache_slots: int,
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
+        max_new_tokens: int | None = None,
     ) -> None:
+        """Allocate memory.
+
+        Args:
+            layers: shape of each layer.
+            num_cache_slots: maximum number of requests in the cache.
+            capacity: maximum number of tokens of a request.
+            dtype: type of keys and values.
+            device: device that holds the cache.
+            max_new_tokens: maximum number of new tokens of one request in one pass; ``None`` for
+                no limit, and no rings.
+
+        Raises:
+            CacheExhaustedError: there is not enough memory.
+        """
+        self.layers = list(layers)
         self.num_cache_slots = num_cache_slots
         self.capacity = capacity
+        self.max_new_tokens = capacity if max_new_tokens is None else max_new_tokens
+        # Kernels for CUDA read contiguous positions.
+        rings = max_new_tokens is not None and device.type == "cpu"
+        self.sizes = [self._size(layer) if rings else capacity for layer in layers]
         self.lengths = [0] * num_cache_slots
         self.dtype, self.device = dtype, device
         self.spare_token_slot = num_cache_slots * capacity
         self.hides_stale = False
         self.steps: StaticSteps | None = None
         self._written = [0] * num_cache_slots
-        self.bytes_per_token = dtype.itemsize * sum(
-            s.num_heads * (s.key_size + s.value_size) for s in layers
+        per_token = [dtype.itemsize * s.num_heads * (s.key_size + s.value_size) for s in layers]
+        is_ring = [size < capacity for size in self.sizes]
+        self.bytes_per_token = sum(
+            each for each, ring in zip(per_token, is_ring, strict=True) if not ring
+        )
+        self.ring_bytes = num_cache_slots * sum(
+            each * size
+            for each, size, ring in zip(per_token, self.sizes, is_ring, strict=True)
+            if ring
         )
         try:
             self._slots = [
                 tuple(
-                    _zeros((num_cache_slots * capacity + 1, s.num_heads, size), dtype, device)
-                    for size in (s.key_size, s.value_size)
+                    _zeros((num_cache_slots * size + 1, s.num_heads, width), dtype, device)
+                    for width in (s.key_size, s.value_size)
                 )
-                for s in layers
+                for s, size in zip(layers, self.sizes, strict=True)
             ]
         except (RuntimeError, MemoryError) as error:
             raise CacheExhaustedError(
@@ -85,16 +156,23 @@ class KVCache:
                 "tokens; lower max_model_len or max_batch_size",
             ) from error
         self._layers = [
-            tuple(each[:-1].view(num_cache_slots, capacity, *each.shape[1:]) for each in pair)
-            for pair in self._slots
+            tuple(each[:-1].view(num_cache_slots, size, *each.shape[1:]) for each in pair)
+            for pair, size in zip(self._slots, self.sizes, strict=True)
         ]
+
+    def _size(self, layer: LayerShape) -> int:
+        if layer.span is None:
+            return self.capacity
+        size = layer.span + self.max_new_tokens
+        return min(self.capacity, -(-size // _RING_BLOCK) * _RING_BLOCK)
 
     def write(self, layer: int, token_slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store the keys and values of packed tokens.
 
         Args:
             layer: layer index.
-            token_slots: ``[tokens]`` int64, cache_slot * capacity + position.
+            token_slots: ``[tokens]`` int64, cache_slot * size + position % size, with the size of the
+                layer.
             keys: ``[tokens, heads, key_size]``.
             values: ``[tokens, heads, value_size]``.
         """
@@ -107,7 +185,7 @@ class KVCache:
 
         Returns:
             Keys ``[token_slots, heads, key_size]`` and values ``[token_slots, heads, value_size]``,
-            with ``token_slots = num_cache_slots * capacity + 1``.
+            with ``token_slots = num_cache_slots * size + 1``.
         """
         k, v = self._slots[layer]
         return k, v
@@ -115,7 +193,7 @@ class KVCache:
     def read(
         self, layer: int, first_cache_slot: int, end_cache_slot: int, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Views of the first ``length`` tokens of consecutive cache slots.
+        """Views of the first ``length`` tokens of consecutive cache slots of a layer without a ring.
 
         Args:
             layer: layer index.
@@ -133,15 +211,48 @@ class KVCache:
             v[first_cache_slot:end_cache_slot, :length].transpose(1, 2),
         )
 
+    def read_span(
+        self, layer: int, cache_slot: int, first: int, end: int
+    ) -> tuple[Tensor, Tensor]:
+        """The keys and values of consecutive positions of one cache slot, from a ring or not.
+
+        Args:
+            layer: layer index.
+            cache_slot: the cache slot.
+            first: first position.
+            end: one past the last position.
+
+        Returns:
+            Keys ``[heads, end - first, key_size]`` and values ``[heads, end - first, value_size]``.
+        """
+        size = self.sizes[layer]
+        k, v = (each[cache_slot] for each in self._layers[layer])
+        if first // size == (end - 1) // size:
+            start = first % size
+            return tuple(each[start : start + end - first].transpose(0, 1) for each in (k, v))  # type: ignore[return-value]
+        places = torch.arange(first, end, device=self.device) % size
+        return k[places].transpose(0, 1), v[places].transpose(0, 1)
+
     def advance(self, cache_slot: int, length: int) -> None:
         """Set the length of a cache slot after its tokens up to ``length`` were written."""
         self.lengths[cache_slot] = length
         self._written[cache_slot] = max(self._written[cache_slot], length)
 
     def truncate(self, cache_slot: int, length: int) -> None:
-        """Drop all tokens of a cache slot from position ``length`` on, in O(1)."""
-        if length < self.lengths[cache_slot]:
-            self.lengths[cache_slot] = length
+        """Drop all tokens of a cache slot from position ``length`` on, in O(1).
+
+        Raises:
+            ValueError: a ring no longer holds all tokens that the token at ``length`` attends to.
+        """
+        if length >= self.lengths[cache_slot]:
+            return
+        for layer, size in zip(self.layers, self.sizes, strict=True):
+            if layer.first_visible(length) < self._written[cache_slot] - size:
+                raise ValueError(
+                    f"cache slot {cache_slot} cannot be truncated to {length} tokens: "
+                    f"{self._written[cache_slot]} were written to a ring of {size}"
+                )
+        self.lengths[cache_slot] = length
 
     def clear(self, cache_slot: int) -> None:
         """Empty a cache slot for its next request.
@@ -151,6 +262,7 @@ class KVCache:
         """
         written = 0 if self.hides_stale else self._written[cache_slot]
         for keys, values in self._layers if written else ():
+            # A slice ends at the layer's size, however many tokens were written.
             keys[cache_slot, :written].zero_()
             values[cache_slot, :written].zero_()
         self.lengths[cache_slot] = self._written[cache_slot] = 0

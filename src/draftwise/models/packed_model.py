@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
 from draftwise.models.attention import ATTENTION_NAME, PackedBatch, Segment, ShapeProbe, pack
+from draftwise.models.decoder import DecoderForward
 from draftwise.models.fast_path import slow_path
 from draftwise.models.forward import ForwardPass, forward_pass, native_pass
 from draftwise.models.kv_cache import KVCache, LayerShape
-from draftwise.models.llama import LlamaForward
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
 from draftwise.models.static_steps import LARGEST_STEP, Decoder, StaticSteps, StepMode
 from draftwise.models.step_inputs import StepInputs
@@ -59,7 +59,7 @@ class PackedModel:
         self.slow_path = slow_path(model)
         self.native = native_pass(model)
         self._forward: ForwardPass | None = None if self.native else forward_pass(model)
-        self._decoder = self._forward if isinstance(self._forward, LlamaForward) else None
+        self._decoder = self._forward if isinstance(self._forward, DecoderForward) else None
         self.step_mode = StepMode.EAGER
         self._compare(ids[0], expected)
         if self._decoder is not None and self.device.type == "cuda":
@@ -67,9 +67,21 @@ class PackedModel:
             self.step_mode = StepMode.GRAPHS
             self._compare(ids[0], expected)
 
-    def new_cache(self, num_cache_slots: int, capacity: int) -> KVCache:
-        """Allocate a cache for ``num_cache_slots`` requests of up to ``capacity`` tokens."""
-        cache = KVCache(self.layers, num_cache_slots, capacity, self.dtype, self.device)
+    def new_cache(
+        self, num_cache_slots: int, capacity: int, max_new_tokens: int | None = None
+    ) -> KVCache:
+        """Allocate a cache.
+
+        Args:
+            num_cache_slots: maximum number of requests in the cache.
+            capacity: maximum number of tokens of a request.
+            max_new_tokens: maximum number of new tokens of one request in one pass; ``None`` for
+                no limit. With a limit, layers that attend to a window keep their newest tokens
+                only.
+        """
+        cache = KVCache(
+            self.layers, num_cache_slots, capacity, self.dtype, self.device, max_new_tokens
+        )
         # The ragged kernels read only the valid tokens of a cache slot.
         cache.hides_stale = self._kernels.any
         return cache
@@ -145,6 +157,7 @@ class PackedModel:
             self.step_mode is not StepMode.EAGER
             and self._decoder is not None
             and num_tokens <= LARGEST_STEP
+            and all(layer.is_plain for layer in self.layers)
             and (self._kernels.any or fits_tokenwise(num_tokens, cache.capacity, self.layers))
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from draftwise.errors import UnsupportedModelError
 
-_FULL_ATTENTION = "full_attention"
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
 def context_length(
@@ -48,7 +48,7 @@ def context_length(
 
 
 def check_config(config: Any, role: str, max_model_len: int) -> None:
-    """Refuse configurations whose attention is not causal and full.
+    """Refuse configurations whose attention is not supported.
 
     Args:
         config: a Hugging Face configuration.
@@ -65,37 +65,16 @@ def check_config(config: Any, role: str, max_model_len: int) -> None:
         raise UnsupportedModelError(role, f"{kind} is not causal")
     if getattr(config, "num_kv_shared_layers", 0):
         raise UnsupportedModelError(role, f"{kind} shares keys and values between layers")
-    _check_windows(config, role, kind, max_model_len)
+    _check_layer_types(config, role, kind)
     _check_rope(config, role, kind, max_model_len)
 
 
-def _check_windows(config: Any, role: str, kind: str, max_model_len: int) -> None:
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "use_sliding_window", True) is False:
-        window = None
-    chunk = getattr(config, "attention_chunk_size", None)
-    layer_types = getattr(config, "layer_types", None) or []
-    for index, layer in enumerate(layer_types):
-        if layer == _FULL_ATTENTION:
-            continue
-        limit = {"sliding_attention": window, "chunked_attention": chunk}.get(layer)
-        if limit is None:
+def _check_layer_types(config: Any, role: str, kind: str) -> None:
+    for index, layer in enumerate(getattr(config, "layer_types", None) or []):
+        if layer not in _LAYER_TYPES:
             raise UnsupportedModelError(
-                role,
-                f"layer {index} of this {kind} model is {layer!r}, which is not supported",
+                role, f"layer {index} of this {kind} model is {layer!r}, which is not supported"
             )
-        if limit < max_model_len:
-            raise UnsupportedModelError(
-                role,
-                f"layer {index} of this {kind} model attends to {limit} tokens, shorter than the "
-                f"context of {max_model_len}; set max_model_len to {limit} or less",
-            )
-    if not layer_types and window is not None and window < max_model_len:
-        raise UnsupportedModelError(
-            role,
-            f"this {kind} model has a sliding window of {window} tokens, shorter than the context "
-            f"of {max_model_len}; set max_model_len to {window} or less",
-        )
 
 
 def _check_rope(config: Any, role: str, kind: str, max_model_len: int) -> None:

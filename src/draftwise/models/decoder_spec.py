@@ -1,0 +1,328 @@
+"""Decoder-only models as data: what Draftwise's own forward passes read of Hugging Face's modules.
+
+A :class:`DecoderSpec` describes the families that differ from Llama in norms, activation, rotary
+embedding, biases and constant factors. :class:`draftwise.models.decoder.DecoderForward` and
+:class:`draftwise.models.native.decoder.NativeDecoder` compute any model that has one. Windows of
+attention are not part of it: they belong to :class:`draftwise.models.kv_cache.LayerShape`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Activation(StrEnum):
+    """The activation of the gate of a feed-forward block."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+
+
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+}
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """Root mean square normalisation (Zhang and Sennrich 2019), equation 4.
+
+    Attributes:
+        weight: ``[size]`` float32 factor of each normalised number.
+        epsilon: added to the mean square.
+    """
+
+    weight: Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One decoder layer.
+
+    Attributes:
+        qkv: linear layers that together compute queries, keys and values, in this order.
+        out: the linear layer of the attention's output.
+        gate_up: linear layers that together compute gate and up projection, in this order.
+        down: the linear layer of the feed-forward block's output.
+        attention_norm: norm of the attention's input; ``None`` for none.
+        attention_out_norm: norm of the attention's output before it is added; ``None`` for none.
+        mlp_norm: norm of the feed-forward block's input; ``None`` for none.
+        mlp_out_norm: norm of its output before it is added; ``None`` for none.
+        q_norm: norm of the queries before they are rotated; ``None`` for none. A weight of the size
+            of one head normalises each head, a larger one all heads together.
+        k_norm: the same for the keys.
+        rotary: key of the layer's rotary embedding in :attr:`DecoderSpec.rotary`; ``None`` if the
+            layer does not rotate.
+    """
+
+    qkv: tuple[nn.Linear, ...]
+    out: nn.Linear
+    gate_up: tuple[nn.Linear, ...]
+    down: nn.Linear
+    attention_norm: NormSpec | None
+    attention_out_norm: NormSpec | None
+    mlp_norm: NormSpec | None
+    mlp_out_norm: NormSpec | None
+    q_norm: NormSpec | None
+    k_norm: NormSpec | None
+    rotary: str | None
+
+    @property
+    def linear_layers(self) -> tuple[nn.Linear, ...]:
+        """All linear layers."""
+        return (*self.qkv, self.out, *self.gate_up, self.down)
+
+
+class RotaryTable:
+    """Cosines and sines of a rotary embedding (Su et al. 2021), halves layout.
+
+    Attributes:
+        size: leading numbers of a head that are rotated.
+    """
+
+    def __init__(self, module: nn.Module, layer_type: str | None) -> None:
+        """Wrap a module that computes the embedding of positions.
+
+        Args:
+            module: a Hugging Face rotary embedding.
+            layer_type: the type of layers that it is computed for, if the module has several.
+        """
+        self._module = module
+        self._arguments = () if layer_type is None else (layer_type,)
+        cos, _ = self._call(torch.zeros(1, 1, dtype=torch.long, device=_device(module)))
+        self.size = cos.shape[-1]
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines ``[tokens, size / 2]`` float32 of positions ``[tokens]``."""
+        cos, sin = self._call(positions.unsqueeze(0))
+        half = self.size // 2
+        return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
+
+    def _call(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        dtype = torch.zeros(1, dtype=torch.float32, device=positions.device)
+        cos, sin = self._module(dtype, positions, *self._arguments)
+        return cos, sin
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A decoder-only model.
+
+    Attributes:
+        embedding: the token embedding.
+        embedding_scale: factor of the embedding.
+        layers: the decoder layers.
+        norm: the norm before the head.
+        head: the linear layer that computes the logits.
+        logit_scale: factor of the logits.
+        logit_softcap: the logits are limited to ±softcap by softcap·tanh(logit / softcap); ``None``
+            for no limit.
+        num_heads: query heads.
+        num_kv_heads: key-value heads.
+        head_size: size of a head.
+        hidden_size: size of the residual stream.
+        intermediate_size: size of the gate of the feed-forward block.
+        activation: activation of the gate.
+        scaling: factor of the attention scores.
+        softcap: limit of the attention scores, as ``logit_softcap``; ``None`` for no limit.
+        residual_scale: factor of a block's output before it is added.
+        rotary: rotary embeddings by key.
+    """
+
+    embedding: nn.Embedding
+    embedding_scale: float
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    head: nn.Linear
+    logit_scale: float
+    logit_softcap: float | None
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    hidden_size: int
+    intermediate_size: int
+    activation: Activation
+    scaling: float
+    softcap: float | None
+    residual_scale: float
+    rotary: dict[str, RotaryTable]
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How a family names and defines its norms.
+
+    Attributes:
+        attention_norm, attention_out_norm, mlp_norm, mlp_out_norm: attribute of a layer that holds
+            the norm; ``None`` if the family has none.
+        adds_one: whether a norm's factor is 1 + weight.
+        scales_embedding: whether the embedding is multiplied by √hidden_size in its own dtype.
+    """
+
+    attention_norm: str | None = "input_layernorm"
+    attention_out_norm: str | None = None
+    mlp_norm: str | None = "post_attention_layernorm"
+    mlp_out_norm: str | None = None
+    adds_one: bool = False
+    scales_embedding: bool = False
+
+
+_LLAMA = _Family()
+_OLMO = _Family(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+_GEMMA = _Family(
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+    adds_one=True,
+    scales_embedding=True,
+)
+_FAMILIES = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _LLAMA,
+    "Qwen2ForCausalLM": _LLAMA,
+    "Qwen3ForCausalLM": _LLAMA,
+    "Phi3ForCausalLM": _LLAMA,
+    "GraniteForCausalLM": _LLAMA,
+    "SmolLM3ForCausalLM": _LLAMA,
+    "GemmaForCausalLM": _Family(adds_one=True, scales_embedding=True),
+    "Gemma2ForCausalLM": _GEMMA,
+    "Gemma3ForCausalLM": _GEMMA,
+    "Olmo2ForCausalLM": _OLMO,
+    "Olmo3ForCausalLM": _OLMO,
+}
+DESCRIBED_ARCHITECTURES = frozenset(_FAMILIES)
+
+
+def is_described(model: nn.Module) -> bool:
+    """Whether a model belongs to a family that :func:`decoder_spec` can describe."""
+    return type(model).__name__ in _FAMILIES
+
+
+def why_not_described(model: nn.Module) -> str | None:
+    """Why :func:`decoder_spec` cannot describe a model, as a clause; ``None`` if it can."""
+    if not is_described(model):
+        return f"its architecture is {type(model).__name__}"
+    causal: Any = model
+    config = causal.config
+    activation = _activation_name(config)
+    if activation not in _ACTIVATIONS:
+        return f"its activation is {activation}"
+    if causal.lm_head.bias is not None:
+        return "its head has a bias"
+    return None
+
+
+def decoder_spec(model: nn.Module) -> DecoderSpec:
+    """Describe a model.
+
+    Args:
+        model: a model for which :func:`why_not_described` returns ``None``.
+    """
+    causal: Any = model
+    decoder, config = causal.model, causal.config
+    family = _FAMILIES[type(model).__name__]
+    embedding: nn.Embedding = decoder.embed_tokens
+    attention = decoder.layers[0].self_attn
+    head_size: int = attention.head_dim
+    num_heads = attention.o_proj.in_features // head_size
+    layers = tuple(_layer(layer, family, config) for layer in decoder.layers)
+    widths = sum(each.out_features for each in layers[0].qkv) // head_size
+    return DecoderSpec(
+        embedding,
+        _embedding_scale(embedding, family, config),
+        layers,
+        _norm(decoder.norm, family),
+        causal.lm_head,
+        1.0 / getattr(config, "logits_scaling", 1.0),
+        getattr(config, "final_logit_softcapping", None),
+        num_heads,
+        (widths - num_heads) // 2,
+        head_size,
+        embedding.embedding_dim,
+        sum(each.out_features for each in layers[0].gate_up) // 2,
+        _ACTIVATIONS[_activation_name(config)],
+        attention.scaling,
+        getattr(config, "attn_logit_softcapping", None),
+        getattr(config, "residual_multiplier", 1.0),
+        _rotary(decoder.rotary_emb, layers),
+    )
+
+
+def _layer(layer: Any, family: _Family, config: Any) -> LayerSpec:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = (
+        (attention.qkv_proj,)
+        if hasattr(attention, "qkv_proj")
+        else (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    gate_up = (mlp.gate_up_proj,) if hasattr(mlp, "gate_up_proj") else (mlp.gate_proj, mlp.up_proj)
+
+    def norm(module: Any, name: str | None) -> NormSpec | None:
+        found = None if name is None else getattr(module, name, None)
+        return None if found is None else _norm(found, family)
+
+    return LayerSpec(
+        qkv,
+        attention.o_proj,
+        gate_up,
+        mlp.down_proj,
+        norm(layer, family.attention_norm),
+        norm(layer, family.attention_out_norm),
+        norm(layer, family.mlp_norm),
+        norm(layer, family.mlp_out_norm),
+        norm(attention, "q_norm"),
+        norm(attention, "k_norm"),
+        _rotary_key(attention, config),
+    )
+
+
+def _norm(norm: Any, family: _Family) -> NormSpec:
+    weight = norm.weight.detach().float()
+    epsilon = norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+    return NormSpec(weight + 1.0 if family.adds_one else weight, epsilon)
+
+
+def _embedding_scale(embedding: nn.Embedding, family: _Family, config: Any) -> float:
+    if family.scales_embedding:
+        # The models round the factor to the dtype of the weights.
+        factor = torch.tensor(config.hidden_size**0.5, dtype=embedding.weight.dtype)
+        return float(factor)
+    scale: float = getattr(config, "embedding_multiplier", 1.0)
+    return scale
+
+
+def _activation_name(config: Any) -> str:
+    # Gemma's configurations have two fields. The models use the first one.
+    name = getattr(config, "hidden_activation", None) or config.hidden_act
+    return str(name)
+
+
+def _rotary_key(attention: Any, config: Any) -> str | None:
+    if not getattr(attention, "use_rope", True):
+        return None
+    types = getattr(config, "layer_types", None)
+    return str(types[attention.layer_idx]) if types else "full_attention"
+
+
+def _rotary(module: nn.Module, layers: tuple[LayerSpec, ...]) -> dict[str, RotaryTable]:
+    by_type = "layer_type" in inspect.signature(module.forward).parameters
+    keys = sorted({layer.rotary for layer in layers if layer.rotary is not None})
+    if by_type:
+        return {key: RotaryTable(module, key) for key in keys}
+    shared = RotaryTable(module, None)
+    return dict.fromkeys(keys, shared)
+
+
+def _device(module: nn.Module) -> torch.device:
+    tensors = [*module.buffers(), *module.parameters()]
+    return tensors[0].device if tensors else torch.device("cpu")
