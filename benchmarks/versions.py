@@ -8,12 +8,19 @@ Each round starts new processes, because processes of one version differ by some
 take turns setting by setting, so that other load on the machine affects both alike. Prints
 the median ratio of each setting and the geometric mean of the medians. Both versions must have the
 public interface that this script uses.
+
+With several draft lengths of ``fixed``, also prints the throughput of each other policy over that
+of the best fixed length or of no speculation, before and after:
+
+    python benchmarks/versions.py --before /tmp/before/src --policies none fixed:1 fixed:2 fixed:3 \
+        fixed:5 adaptive:7 sv:7
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -28,17 +35,19 @@ BATCH_SIZES = (1, 8, 32)
 TEMPERATURES = (0.0, 1.0)
 # Requests of a turn, at least; smaller batches follow one another.
 SMALLEST_RUN = 8
+DRAFT_LENGTH = 4  # of policies without one
 # Policies that ask a companion.
 WITH_COMPANION = ("staged", "sv", "sv-predictable", "sv-published")
 
 
 @dataclass(frozen=True)
 class Setting:
-    policy: str
+    policy: str  # with its draft length: "fixed:3"
     batch_size: int
     temperature: float
 
 
+CONTEST_KEYS = ("before", "after", "ratio")
 # Tokens per second of each turn of both versions.
 Rates = dict[Setting, tuple[list[float], list[float]]]
 
@@ -86,21 +95,22 @@ def generate(arguments: argparse.Namespace, answers: IO[str]) -> None:
     prompts = [json.loads(line)["prompt"] for line in lines]
     llms: dict[str, Any] = {}
 
-    def llm_of(policy: str) -> LLM:
-        if policy not in llms:
+    def llm_of(contender: str) -> LLM:
+        if contender not in llms:
+            policy, _, length = contender.partition(":")
             speculation = SpeculationConfig(
                 arguments.draft,
                 companion=arguments.companion if policy in WITH_COMPANION else None,
                 policy=policy,
-                num_speculative_tokens=4,
+                num_speculative_tokens=int(length or DRAFT_LENGTH),
             )
-            llms[policy] = LLM(
+            llms[contender] = LLM(
                 arguments.target,
                 speculation,
                 dtype=arguments.dtype,
                 max_batch_size=max(BATCH_SIZES),
             )
-        return llms[policy]
+        return llms[contender]
 
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
@@ -166,6 +176,58 @@ def run_round(arguments: argparse.Namespace, settings: Sequence[Setting], rates:
         version.close()
 
 
+def is_static(policy: str) -> bool:
+    return policy.partition(":")[0] in ("none", "fixed")
+
+
+def against_best_static(rates: Rates) -> list[dict[str, Any]]:
+    """Throughput of each other policy over that of the best static draft length, before and after.
+
+    The best static length is the same in both versions: the one with the largest geometric mean of
+    their median rates. Where only one static setting was run there is nothing to compare with. The
+    ratio after / before is that of the medians of the ratios of turns, which scatters less than the
+    ratio of medians.
+    """
+    from turns import ratio_of_turns
+
+    rows = []
+    for setting, both in rates.items():
+        alike = [
+            rates[each]
+            for each in rates
+            if is_static(each.policy)
+            and (each.batch_size, each.temperature) == (setting.batch_size, setting.temperature)
+        ]
+        if is_static(setting.policy) or len(alike) < 2:
+            continue
+        best = max(alike, key=lambda each: math.prod(map(statistics.median, each)))
+        before, after = (
+            statistics.median(own) / statistics.median(static)
+            for own, static in zip(both, best, strict=True)
+        )
+        ratio = ratio_of_turns(*both)[0] / ratio_of_turns(*best)[0]
+        rows.append(asdict(setting) | {"before": before, "after": after, "ratio": ratio})
+    return rows
+
+
+def show_contest(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="tokens/s over those of the best static draft length")
+    for column in ("policy", "requests", "temperature", "before", "after", "after / before"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+    Console().print(table)
+    for policy in sorted({row["policy"] for row in rows}):
+        own = [row for row in rows if row["policy"] == policy]
+        means = (statistics.geometric_mean(row[key] for row in own) for key in CONTEST_KEYS)
+        Console().print(
+            policy, *(f"{key} {mean:.3f}" for key, mean in zip(CONTEST_KEYS, means, strict=True))
+        )
+
+
 def compare(arguments: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -199,8 +261,12 @@ def compare(arguments: argparse.Namespace) -> None:
         table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
     mean = statistics.geometric_mean(row["ratio"] for row in results)
     Console().print(table, f"geometric mean: {mean:.3f}")
+    figures: dict[str, Any] = {"geometric_mean": mean, "results": results}
+    contest = against_best_static(rates)
+    if contest:
+        figures["against_best_static"] = contest
+        show_contest(contest)
     if arguments.output:
-        figures = {"geometric_mean": mean, "results": results}
         write_report(arguments.output, vars(arguments), figures)
 
 

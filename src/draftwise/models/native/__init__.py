@@ -1,6 +1,6 @@
-"""What is computed by our own C++ on the CPU, and what it is called with.
+"""Draftwise's C++ kernels for the CPU, and the Python code that calls them.
 
-The sources lie in ``source``. :mod:`draftwise.models.native.compilation` compiles them at first
-use, :mod:`draftwise.models.native.library` loads the result, and the structures that both languages
-share stand in :mod:`draftwise.models.native.structures`.
+The sources are in ``source``. :mod:`draftwise.models.native.compilation` compiles them at first
+use. :mod:`draftwise.models.native.library` loads the compiled library.
+:mod:`draftwise.models.native.structures` declares the structures that both languages share.
 """

@@ -1,4 +1,4 @@
-"""The acceptance law by the kernels of ``acceptance.h``."""
+"""The acceptance law, computed by the kernels of ``acceptance.h``."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def accept(
     lenience: Tensor | None,
     by_block: bool,
 ) -> tuple[Tensor, Accepted]:
-    """What :func:`draftwise.core.rejection.accept` decides, from the target's logits.
+    """Compute :func:`draftwise.core.rejection.accept` from the target's logits.
 
     Args:
         library: the kernels.
-        logits: ``[rows, vocab]`` float32, bias and penalties applied; one row per verified position
-            and one after the last, request after request.
-        controls: one entry per request.
-        plan: what is verified.
-        lengths: ``[batch]`` int64, its lengths.
-        accept_uniforms: ``[batch, >= width]`` float32.
-        final_uniforms: ``[batch]`` float64.
-        lenience: ``[batch]`` float32, or ``None`` for 1.
-        by_block: block verification; else token by token.
+        logits: ``[rows, vocab]`` float32 logits with bias and penalties applied, request by
+            request. Each request has one row per verified position and one after the last.
+        controls: sampling parameters, one entry per request.
+        plan: tokens to verify and their proposal distributions.
+        lengths: ``[batch]`` int64 number of verified tokens of each request.
+        accept_uniforms: ``[batch, >= width]`` float32 random numbers that decide acceptance.
+        final_uniforms: ``[batch]`` float64 random numbers that sample the next token.
+        lenience: ``[batch]`` float32 lenience of each request; ``None`` for 1.
+        by_block: whether to verify by block instead of token by token.
 
     Returns:
-        Where logits are no numbers, ``[rows]`` bool, and what the law decides.
+        ``[rows]`` bool, whether a row of logits is NaN, and the result of the acceptance law.
     """
     tokens, proposals = plan.tokens, plan.proposals
     batch, width = tokens.shape

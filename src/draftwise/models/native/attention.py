@@ -1,4 +1,4 @@
-"""Attention by the native kernel: what one pass tells it, once for all layers."""
+"""Attention by the native kernel. One plan serves all layers of a forward pass."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from draftwise.models.native.library import NativeLibrary, native_library
 from draftwise.models.native.structures import AttentionCall
 
 _DTYPES = (torch.bfloat16, torch.float32)
-# Below so many products of a query and a key, waking the threads costs more than they save.
+# Minimum number of products of a query and a key for more than one thread. Below it, waking the
+# threads takes longer than the time that they save.
 _MIN_SHARED_WORK = 2048
-# So many and threads that take tasks one by one end at about the same time.
+# Minimum number of tasks per thread: enough for threads that claim tasks one by one to finish
+# together.
 _MIN_TASKS_PER_THREAD = 8
 
 
@@ -27,15 +29,28 @@ class NativeAttention:
     def __init__(
         self, library: NativeLibrary, cache: KVCache, segments: list[tuple[int, int, int, int]]
     ) -> None:
-        """Take row, start, number of tokens and index of the first packed token of each segment.
+        """Plan the kernel's calls.
 
-        The longest come first: threads that take them one by one then end at about the same time.
+        Segments with the most work come first, so that threads that claim tasks one by one finish
+        together.
+
+        Args:
+            library: the compiled kernels.
+            cache: the model's cache.
+            segments: cache slot, start, number of tokens and index of the first packed token of
+                each segment.
+
+        Raises:
+            ValueError: a token is outside the cache.
         """
-        for row, start, count, _ in segments:
+        for cache_slot, start, count, _ in segments:
             if not (
-                0 <= row < cache.num_cache_slots and 0 <= start < start + count <= cache.capacity
+                0 <= cache_slot < cache.num_cache_slots
+                and 0 <= start < start + count <= cache.capacity
             ):
-                raise ValueError(f"tokens {start} to {start + count} of row {row} have no place")
+                raise ValueError(
+                    f"tokens {start} to {start + count} of cache slot {cache_slot} have no place"
+                )
         segments = sorted(segments, key=lambda s: (s[1] + s[2]) * s[2], reverse=True)
         self._library = library
         self._cache = cache
@@ -49,7 +64,7 @@ class NativeAttention:
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None, writes: bool
     ) -> Tensor:
-        """Attend to all tokens up to each one's own.
+        """Compute causal attention of one layer.
 
         Args:
             layer: layer index.
@@ -57,10 +72,15 @@ class NativeAttention:
             k: ``[tokens, kv_heads, key_size]``.
             v: ``[tokens, kv_heads, value_size]``.
             scaling: factor of the scores; ``None`` for 1/√key_size.
-            writes: whether the new keys and values are stored before; else they are there already.
+            writes: whether the kernel stores the new keys and values in the cache. If false, the
+                cache already contains them.
 
         Returns:
-            ``[tokens, heads, value_size]``, contiguous, filled in for the tokens of the segments.
+            ``[tokens, heads, value_size]``, contiguous. Only the tokens of the segments are
+            written.
+
+        Raises:
+            ValueError: shapes or types differ from those of the cache.
         """
         keys, values = self._cache.read(layer, 0, self._cache.num_cache_slots, self._cache.capacity)
         _, kv_heads, capacity, key_size = keys.shape
@@ -121,17 +141,18 @@ def native_attention(
     dtype: torch.dtype,
     device: torch.device,
 ) -> NativeAttention | None:
-    """Plan the kernel's call for the segments of up to ``largest`` tokens.
+    """Plan the kernel's calls for the segments of up to ``largest`` tokens.
 
     Args:
         cache: the model's cache.
-        segments: row, start and number of tokens of each request, in the order of packed tokens.
-        largest: segments with more tokens are left out.
-        dtype: type of the model.
-        device: where the model is.
+        segments: cache slot, start and number of tokens of each request, in the order of the
+            packed tokens.
+        largest: maximum number of tokens of a segment that the kernel computes.
+        dtype: dtype of the model.
+        device: device of the model.
 
     Returns:
-        ``None`` where there is no kernel or nothing for it to do.
+        The plan; ``None`` if no kernel is available or no segment is small enough.
     """
     if device.type != "cpu" or dtype not in _DTYPES:
         return None
@@ -140,8 +161,8 @@ def native_attention(
         return None
     first_tokens = accumulate((count for _, _, count in segments), initial=0)
     covered = [
-        (row, start, count, first)
-        for (row, start, count), first in zip(segments, first_tokens, strict=False)
+        (cache_slot, start, count, first)
+        for (cache_slot, start, count), first in zip(segments, first_tokens, strict=False)
         if 0 < count <= largest
     ]
     return NativeAttention(library, cache, covered) if covered else None

@@ -1,14 +1,14 @@
-"""Compiles the C++ kernels on this machine and keeps the result in the user's cache folder.
+"""Compilation of the C++ kernels on this machine. The library is stored in the user's cache folder.
 
-The environment decides how:
+Environment variables:
 
-- ``DRAFTWISE_NATIVE=0`` switches the kernels off.
-- ``CXX`` names the compiler, options included; by default the first of ``c++``, ``g++`` and
+- ``DRAFTWISE_NATIVE=0`` disables the kernels.
+- ``CXX`` is the compiler, options included. The default is the first of ``c++``, ``g++`` and
   ``clang++`` that is installed.
-- ``DRAFTWISE_NATIVE_FLAGS`` holds further compiler options, such as ``-g`` or those of a sanitizer.
+- ``DRAFTWISE_NATIVE_FLAGS`` contains additional compiler options, such as ``-g`` or those of a
+  sanitizer.
 
-Other sources, another compiler, other options or another processor give another library, so all of
-them can lie side by side.
+Each combination of sources, compiler, options and processor has its own library file.
 """
 
 from __future__ import annotations
@@ -39,30 +39,31 @@ _OPTIONS = (
     *("-fno-strict-aliasing", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti"),
 )
 _COMPILER_TIMEOUT_S = 600
-# The fields of /proc/cpuinfo that decide which instructions -march=native means.
+# Fields of /proc/cpuinfo that determine the instructions of -march=native.
 _PROCESSOR_FIELDS = ("model name", "flags", "Features", "CPU part")
 
 _log = logging.getLogger(__name__)
 
 
 class NativeUnavailableError(Exception):
-    """Why there are no kernels. :mod:`draftwise.models.native.library` catches it."""
+    """The kernels are not available. :mod:`draftwise.models.native.library` catches this error."""
 
 
 def compiled_library(sources: Path = SOURCES) -> Path:
-    """The shared library, compiled unless the cache folder has it.
+    """Return the path of the shared library. Compile it if it is not in the cache folder.
 
-    Processes and threads that ask for it at the same time compile it once: one compiles and the
-    others wait.
+    Of several processes and threads that call this at the same time, one compiles the library and
+    the others wait.
 
     Args:
-        sources: folder with ``library.cpp``, all that it includes, and ``exports.map``, which
-            lists what it exports.
+        sources: folder with ``library.cpp``, the headers that it includes, and ``exports.map``,
+            the list of exported names.
 
     Raises:
-        NativeUnavailableError: kernels are switched off, or cannot be compiled here.
+        NativeUnavailableError: the kernels are disabled or cannot be compiled on this machine.
         OSError: the cache folder cannot be written.
-        subprocess.SubprocessError: the compiler does not end, or does not tell its version.
+        subprocess.SubprocessError: the compiler exceeds the time limit or does not print its
+            version.
     """
     if os.environ.get(NATIVE_VARIABLE) == "0":
         raise NativeUnavailableError(f"{NATIVE_VARIABLE} is 0")
@@ -79,7 +80,7 @@ def compiled_library(sources: Path = SOURCES) -> Path:
 
 
 def _compiler() -> list[str]:
-    """Start of the command line that compiles C++."""
+    """The compiler and its options from ``CXX``."""
     configured = shlex.split(os.environ.get("CXX", ""))
     found = next(filter(None, map(shutil.which, configured[:1] or _COMPILERS)), None)
     if found is None:
@@ -92,7 +93,7 @@ def _options() -> list[str]:
 
 
 def _own_folder(folder: Path) -> Path:
-    """Make a folder that nobody else can write to: what lies there is loaded as code."""
+    """Create a folder that no other user can write to, as its files are loaded as code."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
@@ -103,7 +104,7 @@ def _own_folder(folder: Path) -> Path:
 
 
 def _fingerprint(compiler: list[str], options: list[str], sources: Path) -> str:
-    """A digest of all that the library depends on: sources, compiler, options, processor."""
+    """A digest of the sources, the compiler, its options and the processor."""
     version = subprocess.run(
         [*compiler, "--version"], capture_output=True, check=True, timeout=_COMPILER_TIMEOUT_S
     )
@@ -122,22 +123,22 @@ def _fingerprint(compiler: list[str], options: list[str], sources: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock file. The system gives the lock back when its process ends, however it ends."""
+    """Hold a file lock. The operating system releases it when the process ends in any way."""
     import fcntl  # does not exist on Windows
 
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            # Some network file systems have no locks. Two compilers then do the same work.
+            # Some network file systems do not support locks. Several processes may then compile.
             _log.debug("cannot lock %s: %s", path, error)
         yield
 
 
 def _compile(command: list[str], sources: Path, destination: Path) -> None:
-    """Compile under another name and rename, so that no process loads half a library."""
+    """Compile to a temporary file and rename it, so that no process loads an incomplete library."""
     exports = ["-Xlinker", f"--version-script={sources / 'exports.map'}"]
-    # What is loaded into Python, such as a sanitizer's runtime, would slow the compiler down.
+    # A library that is preloaded into Python, such as a sanitizer's, would slow the compiler down.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     descriptor, name = tempfile.mkstemp(suffix=".tmp", dir=destination.parent)
     os.close(descriptor)

@@ -1,8 +1,8 @@
-"""A whole pass of Llama and its twins in one call.
+"""Forward pass of Llama and models with the same layers in a single kernel call.
 
-A small model's step is over in the time of a few of PyTorch's calls, and of a large model's step
-what lies between the matrix products is a fifth. The result is compared with Hugging Face's at
-load, like that of every model.
+A step of a small model takes as long as a few calls into PyTorch. In a step of a large model, the
+operations between the matrix products take a fifth of the time. As for every model, the logits are
+compared with Hugging Face's at load.
 """
 
 from __future__ import annotations
@@ -40,21 +40,24 @@ from draftwise.models.quantization import (
 
 
 class NativeDecoder:
-    """A model of the Llama kind, computed by our own kernels.
+    """A Llama-like model that Draftwise's kernels compute.
 
     Attributes:
-        bits: in which each number of a linear layer is stored: 8 if they were quantised to whole
-            numbers, 12 if they are numbers of bfloat16 without loss.
+        bits: stored bits per number of a linear layer: 8 for quantised integers, 12 for losslessly
+            compressed bfloat16, otherwise those of the dtype.
+        dtype: dtype of the embedding.
+        num_embeddings: number of token ids.
+        vocab_size: width of the logits.
     """
 
     def __init__(self, model: nn.Module, library: NativeLibrary, bits: int) -> None:
-        """Take over a model; its own linear layers lose their weights.
+        """Pack the weights of a model. Its own linear layers lose their weights.
 
         Args:
-            model: of the Llama kind.
-            library: the kernels.
-            bits: in which to store each number of a linear layer: 8 of one whose weights of 8 bits
-                were expanded, 12 of bfloat16 without loss, or all that its type has.
+            model: a Llama-like model.
+            library: the compiled kernels.
+            bits: stored bits per number of a linear layer: 8 for a model whose 8-bit weights were
+                dequantised, 12 for lossless compression of bfloat16, or those of the dtype.
         """
         causal: Any = model
         decoder = causal.model
@@ -68,11 +71,11 @@ class NativeDecoder:
         self.vocab_size: int = causal.lm_head.out_features
         layers = (DecoderLayer * len(decoder.layers))()
         for to, layer in zip(layers, decoder.layers, strict=True):
-            self._take_layer(to, layer)
+            self._pack_layer(to, layer)
         attention = decoder.layers[0].self_attn
         head_size: int = attention.head_dim
         head = self._keep_matrix(causal.lm_head)
-        _give_up(causal.lm_head)
+        _release_weight(causal.lm_head)
         self._layers = layers
         self._model = DecoderModel(
             embedding,
@@ -97,12 +100,12 @@ class NativeDecoder:
         self._sizes: dict[tuple[int, int, int], int] = {}
 
     def _keep(self, tensor: Tensor) -> int:
-        """Keep a tensor from being freed; its address."""
+        """Keep a reference to a tensor, made contiguous, and return its address."""
         self._kept.append(tensor.contiguous())
         return self._kept[-1].data_ptr()
 
     def _keep_matrix(self, *layers: nn.Linear, interleave: bool = False) -> int:
-        """Lay out the weights of layers that read the same, one after the other or in turns."""
+        """Pack the weights of layers with the same input, concatenated or interleaved."""
         library = self._library
 
         def joined(parts: list[Tensor]) -> Tensor:
@@ -124,7 +127,8 @@ class NativeDecoder:
         )
         return self._keep(in_large_pages(quantized_weight(whole, library)))
 
-    def _take_layer(self, to: DecoderLayer, layer: Any) -> None:
+    def _pack_layer(self, to: DecoderLayer, layer: Any) -> None:
+        """Pack the weights of a layer."""
         attention, mlp, library = layer.self_attn, layer.mlp, self._library
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         to.attention_norm = self._keep(layer.input_layernorm.weight.detach().float())
@@ -139,7 +143,7 @@ class NativeDecoder:
                 torch.nn.functional.pad(bias, (0, -len(bias) % (2 * library.lanes)))
             )
         for each in (*projections, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
-            _give_up(each)
+            _release_weight(each)
 
     @property
     def library(self) -> NativeLibrary:
@@ -159,16 +163,21 @@ class NativeDecoder:
         Args:
             cache: this model's cache.
             tokens: ``[tokens]`` token ids, segment after segment.
-            segments: row, start and number of tokens of each request.
-            logit_rows: which packed tokens' logits are wanted, or ``None`` for none.
+            segments: cache slot, start and number of tokens of each request.
+            logit_rows: indices of the packed tokens whose logits are returned; ``None`` for no
+                logits.
 
         Returns:
-            ``[len(logit_rows), vocab]`` float32, or ``None`` if none were wanted.
+            Logits ``[len(logit_rows), vocab]`` float32, or ``None`` if none are requested.
+
+        Raises:
+            IndexError: a token id is outside the vocabulary.
+            ValueError: a token is outside the cache, or the tokens do not match the segments.
         """
         ids = np.asarray(tokens, dtype=np.int64)
         if len(ids) and (ids.min() < 0 or ids.max() >= self.num_embeddings):
             raise IndexError(f"a token is outside the vocabulary of {self.num_embeddings}")
-        where = located(cache, segments)
+        where = checked_segments(cache, segments)
         if where[:, 2].sum() != len(ids):
             raise ValueError(f"{len(ids)} tokens do not make up the segments")
         wanted = np.asarray(() if logit_rows is None else logit_rows, dtype=np.int64)
@@ -189,14 +198,15 @@ class NativeDecoder:
         logit_tokens: np.ndarray[Any, np.dtype[np.int64]],
         logits: Tensor,
     ) -> DecoderCall:
-        """What the kernel is called with; everything must live until it was.
+        """Prepare the arguments of the kernel. All arrays must exist until the kernel has run.
 
         Args:
             cache: this model's cache.
-            ids: ``[tokens]``.
-            segments: ``[segments, 4]`` row, start, number of tokens and first packed token.
-            logit_tokens: ``[logits]`` packed tokens.
-            logits: ``[logits, vocab]`` float32, is written.
+            ids: ``[tokens]`` token ids.
+            segments: ``[segments, 4]`` cache slot, start, number of tokens and index of the first
+                packed token.
+            logit_tokens: ``[logits]`` indices of the packed tokens whose logits are computed.
+            logits: ``[logits, vocab]`` float32 memory that the kernel writes the logits to.
         """
         threads = self._library.threads()
         largest = int(segments[:, 2].max())
@@ -214,10 +224,11 @@ class NativeDecoder:
             len(logit_tokens),
             largest,
         )
-        call.kept = threads, self._memory
+        call.keep_alive = threads, self._memory
         return call
 
     def _plan(self, cache: KVCache) -> DecoderCache:
+        """The structure of a cache, created once."""
         found = self._caches.get(cache)
         if found is None:
             pairs = [cache.token_slots(index) for index in range(self._model.num_layers)]
@@ -237,7 +248,7 @@ class NativeDecoder:
         return found[0]
 
     def _angles(self, capacity: int) -> tuple[Tensor, Tensor]:
-        """``[capacity, head / 2]`` float32 cosines and sines of all positions of a cache."""
+        """``[capacity, head_size / 2]`` float32 cosines and sines of all positions of a cache."""
         if capacity not in self._tables:
             positions = torch.arange(capacity).unsqueeze(0)
             half = self._model.head_size // 2
@@ -249,7 +260,7 @@ class NativeDecoder:
         return self._tables[capacity]
 
     def _memory_for(self, num_tokens: int, largest_segment: int, num_threads: int) -> int:
-        """Address of as much memory as a pass needs, at the start of a cache line."""
+        """Address of the scratch memory that a pass needs, aligned to a cache line."""
         key = num_tokens, largest_segment, num_threads
         size = self._sizes.get(key)
         if size is None:
@@ -260,22 +271,29 @@ class NativeDecoder:
         return address + -address % 64
 
 
-def located(
+def checked_segments(
     cache: KVCache, segments: Sequence[tuple[int, int, int]]
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """``[segments, 4]`` row, start, number of tokens, first packed token; checked against a cache.
+    """Convert segments to an array and check that they are inside a cache.
+
+    Args:
+        cache: the model's cache.
+        segments: cache slot, start and number of tokens of each request.
+
+    Returns:
+        ``[segments, 4]`` cache slot, start, number of tokens and index of the first packed token.
 
     Raises:
-        ValueError: a token has no place in the cache.
+        ValueError: a token is outside the cache.
     """
     where = np.zeros((len(segments), 4), dtype=np.int64)
     where[:, :3] = segments
-    row, start, count, first = where.T
+    cache_slot, start, count, first = where.T
     np.cumsum(count[:-1], out=first[1:])
     ends = start + count
     if (
-        row.min() < 0
-        or row.max() >= cache.num_cache_slots
+        cache_slot.min() < 0
+        or cache_slot.max() >= cache.num_cache_slots
         or start.min() < 0
         or count.min() < 1
         or ends.max() > cache.capacity
@@ -284,6 +302,7 @@ def located(
     return where
 
 
-def _give_up(layer: nn.Linear) -> None:
+def _release_weight(layer: nn.Linear) -> None:
+    """Replace a layer's weight by a meta tensor."""
     layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"))
     forget_quantized(layer)

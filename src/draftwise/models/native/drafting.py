@@ -1,4 +1,4 @@
-"""A draft model that reads, computes and draws in one call, by the kernels of ``drafting.h``."""
+"""Drafting of several tokens in one call of the kernels of ``drafting.h``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftwise.core.sampling import LogitControls
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native import structures
-from draftwise.models.native.decoder import NativeDecoder, located
+from draftwise.models.native.decoder import NativeDecoder, checked_segments
 from draftwise.models.native.sampling import order_memory, sampling_parameters
 from draftwise.models.native.structures import DecoderCall, DraftCall
 
@@ -23,7 +23,7 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _rule_structure(rule: DraftRule) -> structures.DraftRule:
-    """What the kernels read of a rule, and where they write its results."""
+    """The structure of a rule and its results. The kernels write to the results' arrays."""
     results = rule.results
     arrays = (
         *(rule.weights, rule.pairs, rule.history, rule.greedy, rule.thresholds),
@@ -45,10 +45,10 @@ def _rule_structure(rule: DraftRule) -> structures.DraftRule:
 
 
 class DraftRun:
-    """One step's drafting.
+    """The drafting of one step.
 
     Attributes:
-        lengths: ``[requests]`` int64, tokens drafted so far.
+        lengths: ``[requests]`` int64 number of drafted tokens so far.
     """
 
     def __init__(
@@ -62,17 +62,18 @@ class DraftRun:
         limits: Sequence[int],
         rule: DraftRule | None = None,
     ) -> None:
-        """Set up.
+        """Set up a step.
 
         Args:
             decoder: the draft model.
-            cache: its cache.
-            buffers: receive the draft.
-            controls: one entry per request, without bias and penalties.
-            uniforms: ``[requests, >= width]`` float64; ``None`` if all requests are greedy.
-            signals: whether entropies and probabilities of drawn tokens are wanted.
-            limits: ``[requests]`` most tokens of each.
-            rule: says who stops before, if any; needs the signals.
+            cache: the draft model's cache.
+            buffers: buffers that the draft is written to.
+            controls: sampling parameters without bias and penalties, one entry per request.
+            uniforms: ``[requests, >= width]`` float64 random numbers; ``None`` if all requests are
+                greedy.
+            signals: whether to compute entropies and probabilities of sampled tokens.
+            limits: ``[requests]`` maximum number of drafted tokens.
+            rule: rule that ends drafts before their limits; ``None`` for no rule. Requires signals.
         """
         self._decoder, self._cache, self._buffers = decoder, cache, buffers
         vocab_size = buffers.vocab_size
@@ -105,7 +106,7 @@ class DraftRun:
             self._rule = rule, _rule_structure(rule)
             call.rule = ctypes.addressof(self._rule[1])
         self._call = call
-        self._kept: list[Any] = []
+        self._keep_alive: list[Any] = []
 
     def read(
         self,
@@ -113,53 +114,56 @@ class DraftRun:
         segments: Sequence[tuple[int, int, int]],
         logit_tokens: Sequence[int],
     ) -> None:
-        """What is to be read before the first token.
+        """Set the new tokens, which the model reads before the first token is drafted.
 
         Args:
-            tokens: ``[tokens]``.
-            segments: row, start and number of tokens.
-            logit_tokens: ``[rows]`` of which tokens the next one is drafted.
+            tokens: ``[tokens]`` token ids.
+            segments: cache slot, start and number of tokens of each request.
+            logit_tokens: ``[rows]`` index of the last token of each request that drafts.
         """
         ids, wanted = (np.asarray(each, dtype=np.int64) for each in (tokens, logit_tokens))
-        self._first = self._prepared(ids, located(self._cache, segments), wanted)
+        self._first = self._prepared(ids, checked_segments(self._cache, segments), wanted)
         self._call.first = ctypes.addressof(self._first)
 
-    def follow(self, requests: Sequence[int], rows: Sequence[int], starts: Sequence[int]) -> None:
-        """Who drafts from now on.
+    def follow(
+        self, requests: Sequence[int], cache_slots: Sequence[int], starts: Sequence[int]
+    ) -> None:
+        """Set the requests that draft from the next call on.
 
         Args:
-            requests: ``[rows]`` index into buffers.
-            rows: ``[rows]`` of the cache.
-            starts: ``[rows]`` position in the text of the token drawn last; before any was drawn,
-                of the last token that is read.
+            requests: ``[rows]`` index of each request in the buffers.
+            cache_slots: ``[rows]`` cache slot of each request.
+            starts: ``[rows]`` position in the text of the last sampled token. Before the first
+                token is sampled, position of the last new token.
         """
-        count = len(rows)
+        count = len(cache_slots)
         segments = np.empty((count, 4), dtype=np.int64)
-        segments[:, 0], segments[:, 1], segments[:, 2] = rows, starts, 1
+        segments[:, 0], segments[:, 1], segments[:, 2] = cache_slots, starts, 1
         segments[:, 3] = np.arange(count)
         ids = self._buffers.tokens.numpy()[requests, max(self._call.position - 1, 0)]
         following = self._prepared(ids, segments, segments[:, 3].copy())
         chosen = np.array(requests, dtype=np.int64)
-        self._kept = [ids, segments, chosen, following]
+        self._keep_alive = [ids, segments, chosen, following]
         call = self._call
         call.next, call.next_ids = ctypes.addressof(following), ids.ctypes.data
         call.next_segments, call.requests = segments.ctypes.data, chosen.ctypes.data
         call.num_rows = count
 
     def draw(self, num_positions: int) -> None:
-        """So many tokens more at most, for each as far as its limit and the rule allow."""
+        """Draft up to ``num_positions`` tokens per request, within its limit and the rule."""
         self._call.num_positions = num_positions
         self._decoder.draft(self._call)
         self._call.first = None
 
     @property
     def num_tokens(self) -> int:
-        """The longest draft so far, what was no number included."""
+        """Number of positions drafted so far, including those with NaN logits."""
         position: int = self._call.position
         return position
 
     def _prepared(self, ids: Integers, segments: Integers, wanted: Integers) -> DecoderCall:
+        """The arguments of a pass, with references to its arrays."""
         logits = torch.empty(len(wanted), self._decoder.vocab_size)
         call = self._decoder.prepare(self._cache, ids, segments, wanted, logits)
-        call.kept = (call.kept, ids, segments, wanted, logits)
+        call.keep_alive = (call.keep_alive, ids, segments, wanted, logits)
         return call

@@ -1,7 +1,7 @@
-"""Loads the C++ kernels, which are compiled at first use.
+"""Loading of the C++ kernels, which are compiled at first use.
 
-Without a compiler, or anything else that it takes, there are none and PyTorch's own operations do
-their work. :func:`kernel_in_use` says which of the two it is, and why.
+If the kernels are not available, for example without a compiler, PyTorch's operations are used
+instead. :func:`kernel_in_use` returns which of the two is used, and the reason.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from draftwise.models.native.compilation import NativeUnavailableError, compiled_library
 from draftwise.models.native.structures import Threads, structure_sizes
 
-# Of every function that the library exports.
+# Prefix of all exported functions.
 _PREFIX = "draftwise_"
-# Held while the library is loaded: functools.cache alone lets two threads load it at once.
+# Held while the library is loaded, as functools.cache alone would let two threads load it at once.
 _LOADING = threading.Lock()
 
 _log = logging.getLogger(__name__)
@@ -31,28 +31,31 @@ class NativeLibrary:
     """The compiled functions; see ``library.cpp``.
 
     Attributes:
-        attention: attends to a cache.
-        attention_scratch: floats that each thread needs for it.
-        decode: a whole pass of a Llama.
-        decoder_memory: bytes that it needs.
+        attention: attention of one layer.
+        attention_scratch: floats of scratch memory that ``attention`` needs per thread.
+        decode: forward pass of a Llama.
+        decoder_memory: bytes of scratch memory that ``decode`` needs.
         accept: the acceptance law.
-        count_exponents: how often numbers of bfloat16 have each exponent.
-        compress: numbers of bfloat16 as twelve bits.
-        distributions: softmax with all that goes with it.
-        draft: several tokens of a draft model.
-        score: computes what a companion makes of a draft.
-        lanes: numbers in a vector.
-        multiplies_pairs: whether weights of bfloat16 are laid out in pairs.
-        multiplies_tiles: whether the processor's matrix unit multiplies them, where a model's sizes
-            are whole tiles.
+        count_exponents: number of occurrences of each exponent in bfloat16 numbers.
+        compress: lossless compression of bfloat16 to 12 bits.
+        distributions: softmax with temperature and filters.
+        draft: drafting of several tokens with a draft model.
+        score: a companion's scores of a draft.
+        lanes: number of float32 lanes of a vector.
+        multiplies_pairs: whether weights of bfloat16 are packed in pairs.
+        multiplies_tiles: whether the matrix unit multiplies weights of bfloat16 whose number of
+            inputs is a multiple of a tile's.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Take a library.
+        """Wrap a loaded library.
+
+        Args:
+            library: the loaded shared library.
 
         Raises:
-            NativeUnavailableError: it was compiled with other structures than Python's.
-            AttributeError: it has not all functions.
+            NativeUnavailableError: the size of a structure differs from Python's.
+            AttributeError: a function is missing.
         """
         _check_structures(library)
         pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -74,7 +77,7 @@ class NativeLibrary:
         self._runtime = _addresses_of_threads()
 
     def threads(self, count: int | None = None) -> Threads:
-        """So many of PyTorch's threads; ``None`` for as many as it uses."""
+        """A team of ``count`` of PyTorch's threads; ``None`` for all that PyTorch uses."""
         return Threads(*self._runtime, torch.get_num_threads() if count is None else count)
 
 
@@ -91,10 +94,12 @@ def _function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> 
 
 
 def _check_structures(library: ctypes.CDLL) -> None:
-    """Compare the sizes of structures: kernels that read others would corrupt memory.
+    """Check that structures have the same size in both languages.
+
+    Otherwise the kernels would corrupt memory.
 
     Raises:
-        NativeUnavailableError: names the first structure that differs.
+        NativeUnavailableError: a size differs. The message names the first such structure.
     """
     entries = _function(library, "structure_sizes", ctypes.POINTER(_StructureSize))()
     compiled = {}
@@ -112,31 +117,31 @@ def _check_structures(library: ctypes.CDLL) -> None:
 
 
 def native_library() -> NativeLibrary | None:
-    """The kernels, compiled if need be, or ``None`` where there are none."""
+    """The kernels, compiled at first use; ``None`` if they are not available."""
     with _LOADING:
         return _load()[0]
 
 
 def library_for(device: torch.device) -> NativeLibrary | None:
-    """The kernels for tensors that lie there."""
+    """The kernels for tensors on a device; ``None`` if they are not available."""
     return native_library() if device.type == "cpu" else None
 
 
 def why_unavailable() -> str:
-    """Why there are no kernels; empty where there are."""
+    """The reason why the kernels are not available; empty if they are."""
     with _LOADING:
         return _load()[1]
 
 
 def kernel_in_use() -> str:
-    """``"native"``, or ``"PyTorch"`` with the reason why there are no kernels."""
+    """``"native"``, or ``"PyTorch"`` with the reason why the kernels are not available."""
     reason = why_unavailable()
     return f"PyTorch ({reason})" if reason else "native"
 
 
 @functools.cache
 def _load() -> tuple[NativeLibrary | None, str]:
-    """The kernels, or why there are none."""
+    """The kernels, or the reason why they are not available."""
     try:
         library = NativeLibrary(ctypes.CDLL(str(compiled_library())))
     except (NativeUnavailableError, OSError, AttributeError, subprocess.SubprocessError) as error:
@@ -147,10 +152,11 @@ def _load() -> tuple[NativeLibrary | None, str]:
 
 
 def _addresses_of_threads() -> tuple[int, int]:
-    """Where PyTorch's own OpenMP runtime starts something on all threads, and counts them.
+    """Addresses of ``GOMP_parallel`` and ``omp_get_num_threads`` in PyTorch's OpenMP runtime.
 
-    A look-up in a library searches what that library was linked with, so this is the runtime that
-    PyTorch uses, under whatever name: there are never two sets of threads.
+    A symbol look-up in a library also searches the libraries that it was linked with. This
+    therefore finds the runtime that PyTorch uses, independently of its file name, and no second
+    thread pool is created.
     """
     torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     parallel, team_size = (

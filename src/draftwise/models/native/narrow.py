@@ -1,4 +1,4 @@
-"""Weights stored in fewer bits than they are multiplied in: see ``narrow.h``."""
+"""Weights that are stored in fewer bits; see ``narrow.h``."""
 
 from __future__ import annotations
 
@@ -15,41 +15,53 @@ from draftwise.models.native.panels import in_pairs
 from draftwise.models.native.structures import NARROW_HEADER
 from draftwise.models.quantization import QuantizedMatrix
 
-# Of each number of a weight: quantised to whole numbers, or of bfloat16 without loss.
+# Stored bits per number: quantised integers, and losslessly compressed bfloat16.
 QUANTIZED_BITS, COMPRESSED_BITS = 8, 12
 _ALIGNMENT = 64
 _NUM_EXPONENTS, _NUM_CODES, _NO_CODE = 256, 16, 16
-# Numbers of bfloat16 that are written as so many bytes.
+# Numbers of a compressed group, and its bytes.
 _GROUP, _GROUP_BYTES = 128, 192
-# Numbers of each matrix whose exponent has no code, at most: each is put in its place by itself.
-_MOST_EXCEPTIONS = 1 / 1024
-# Behind the last exception: it is in no weight.
-_NEVER = np.array([-1], dtype=np.int64).view(np.uint64)
+# Maximum fraction of the numbers of a compressed matrix whose exponent has no code. The kernels
+# insert these numbers one by one.
+_MAX_EXCEPTIONS = 1 / 1024
+# Marks the end of the exceptions, with an index larger than that of any number.
+_END_MARKER = np.array([-1], dtype=np.int64).view(np.uint64)
 
 Counts = NDArray[np.int64]
 
 
 def quantized_weight(weight: QuantizedMatrix, library: NativeLibrary) -> Tensor:
-    """``[bytes]`` a weight of eight bits and its columns' scales."""
+    """Pack an 8-bit weight and the scales of its outputs.
+
+    Args:
+        weight: the quantised weight.
+        library: the compiled kernels.
+
+    Returns:
+        ``[bytes]`` uint8.
+    """
     width = 2 * library.lanes
     numbers = in_pairs(weight.numbers, width)
     scales = F.pad(weight.scales, (0, -len(weight.scales) % width))
-    return _assembled(numbers, scales, _NEVER, np.zeros(_NUM_CODES, dtype=np.uint16))
+    return _assembled(numbers, scales, _END_MARKER, np.zeros(_NUM_CODES, dtype=np.uint16))
 
 
 def compressed_weight(pairs: Tensor, library: NativeLibrary) -> Tensor:
-    """``[bytes]`` the same numbers in twelve bits each, none of them changed.
+    """Compress a packed weight to 12 bits per number without loss.
 
     Args:
-        pairs: panels of bfloat16 in pairs, as many as 128 numbers or a multiple of it.
-        library: the kernels.
+        pairs: packed panels of bfloat16 in pairs. The number of elements is a multiple of 128.
+        library: the compiled kernels.
+
+    Returns:
+        ``[bytes]`` uint8.
     """
     counts = _exponent_counts(pairs, library)
     coded = np.sort(np.argsort(counts)[-_NUM_CODES:])
     codes = np.full(_NUM_EXPONENTS, _NO_CODE, dtype=np.uint8)
     codes[coded] = np.arange(_NUM_CODES)
     exceptions = np.concatenate(
-        [np.zeros(counts.sum() - counts[coded].sum(), dtype=np.uint64), _NEVER]
+        [np.zeros(counts.sum() - counts[coded].sum(), dtype=np.uint64), _END_MARKER]
     )
     numbers = torch.empty(pairs.numel() // _GROUP * _GROUP_BYTES, dtype=torch.uint8)
     library.compress(
@@ -64,21 +76,21 @@ def compressed_weight(pairs: Tensor, library: NativeLibrary) -> Tensor:
 
 
 def are_compressible(weights: Iterable[Tensor], library: NativeLibrary) -> bool:
-    """Whether hardly a number of any of these has an exponent that is rare among its like.
+    """Whether each weight has few enough numbers outside its 16 most frequent exponents.
 
     Args:
-        weights: of bfloat16.
-        library: the kernels.
+        weights: weights of bfloat16.
+        library: the compiled kernels.
     """
     for weight in weights:
         counts = np.sort(_exponent_counts(weight.detach(), library))
-        if counts[:-_NUM_CODES].sum() > _MOST_EXCEPTIONS * counts.sum():
+        if counts[:-_NUM_CODES].sum() > _MAX_EXCEPTIONS * counts.sum():
             return False
     return True
 
 
 def _exponent_counts(numbers: Tensor, library: NativeLibrary) -> Counts:
-    """``[256]`` how many numbers have each exponent."""
+    """``[256]`` number of occurrences of each exponent."""
     counts = np.zeros(_NUM_EXPONENTS, dtype=np.int64)
     numbers = numbers.contiguous()
     library.count_exponents(numbers.data_ptr(), numbers.numel(), counts.ctypes.data)
@@ -91,7 +103,7 @@ def _assembled(
     exceptions: NDArray[np.uint64],
     exponents: NDArray[np.uint16],
 ) -> Tensor:
-    """``[bytes]`` one part behind the other, the header first."""
+    """``[bytes]`` uint8, the aligned parts of a stored weight, starting with the header."""
     header = np.zeros(1, dtype=NARROW_HEADER)
     parts = {
         "header": header.view(np.uint8),
@@ -105,7 +117,7 @@ def _assembled(
         size += -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT
     header["panels"], header["exceptions"] = places["panels"], places["exceptions"]
     header["scales"] = 0 if scales is None else places["scales"]
-    header["num_exceptions"] = len(exceptions) - len(_NEVER)
+    header["num_exceptions"] = len(exceptions) - len(_END_MARKER)
     header["exponents"] = np.tile(exponents, 2)
     whole = np.zeros(size, dtype=np.uint8)
     for name, part in parts.items():

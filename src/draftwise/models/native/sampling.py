@@ -1,4 +1,4 @@
-"""Distributions and what a companion thinks of a draft, by the kernels of ``sampling.h``."""
+"""Distributions, and a companion's scores of a draft, by the kernels of ``sampling.h``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from draftwise.core.sampling import LogitControls
 from draftwise.models.native.library import NativeLibrary
 from draftwise.models.native.structures import DistributionCall, Sampling, ScoreCall
 
-# Below so many numbers, waking the threads costs more than they save.
+# Minimum number of logits for more than one thread. Below it, waking the threads takes longer than
+# the time that they save.
 MIN_SHARED_NUMBERS = 8192
 
 
 def sampling_parameters(controls: LogitControls) -> Sampling:
-    """The parameters of requests whose bias and penalties have been applied."""
+    """The structure of the sampling parameters, without bias and penalties."""
     return Sampling(
         controls.temperature.data_ptr(),
         *(
@@ -27,7 +28,7 @@ def sampling_parameters(controls: LogitControls) -> Sampling:
 
 
 def order_memory(controls: LogitControls, num_threads: int, vocab: int) -> Tensor | None:
-    """``[threads, vocab]`` int32, what filters sort in; ``None`` if nobody filters."""
+    """``[threads, vocab]`` int32 scratch memory of the filters; ``None`` without filters."""
     if controls.top_k is None and controls.top_p is None:
         return None
     return torch.empty(num_threads, vocab, dtype=torch.int32)
@@ -40,17 +41,17 @@ def distributions(
     owner: Tensor,
     softens_greedy: bool = False,
 ) -> Tensor:
-    """What :func:`draftwise.core.sampling.probabilities` gives, or its ``soft_probabilities``.
+    """Compute ``probabilities`` or ``soft_probabilities`` of :mod:`draftwise.core.sampling`.
 
     Args:
-        library: the kernels.
-        logits: ``[rows, vocab]`` float32, bias and penalties applied.
-        controls: one entry per request.
-        owner: ``[rows]`` int64, the request of each row.
-        softens_greedy: greedy rows give their distribution at temperature 1, not one-hot.
+        library: the compiled kernels.
+        logits: ``[rows, vocab]`` float32 logits with bias and penalties applied.
+        controls: sampling parameters, one entry per request.
+        owner: ``[rows]`` int64 request of each row.
+        softens_greedy: whether greedy rows are computed at temperature 1 instead of one-hot.
 
     Returns:
-        ``[rows, vocab]`` float32, each row summing to 1, or NaN throughout where logits are NaN.
+        ``[rows, vocab]`` float32. Each row sums to 1, or contains only NaN if its logits are NaN.
     """
     logits, owner = logits.contiguous(), owner.contiguous()
     num_rows, vocab = logits.shape
@@ -79,18 +80,21 @@ def score_draft(
     tokens: Tensor,
     q: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a companion thinks of each drafted token; zeros where there is none.
+    """Compute a companion's scores of drafted tokens.
 
     Args:
-        library: the kernels.
-        logits: ``[rows, own_vocab]`` float32 of the companion, bias and penalties applied.
-        controls: one entry per request.
-        places: ``[rows, 2]`` int64, request and position of each row.
+        library: the compiled kernels.
+        logits: ``[rows, own_vocab]`` float32 logits of the companion with bias and penalties
+            applied.
+        controls: sampling parameters, one entry per request.
+        places: ``[rows, 2]`` int64 request and position of each row.
         tokens: ``[requests, width]`` int64 drafted tokens.
-        q: ``[requests, >= width, vocab]`` float32, what the draft thinks; each request contiguous.
+        q: ``[requests, >= width, vocab]`` float32 distributions of the draft. They are copied unless
+            those of each request are contiguous.
 
     Returns:
-        Beliefs ``[requests, width, vocab]``, S and A ``[requests, width]``.
+        The companion's distributions ``[requests, width, vocab]``, and S and A
+        ``[requests, width]``. Positions without a drafted token are 0.
     """
     num_requests, width = tokens.shape
     vocab = q.shape[2]

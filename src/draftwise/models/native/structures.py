@@ -1,8 +1,8 @@
-"""The structures that Python and the C++ kernels share.
+"""Structures that Python and the C++ kernels share.
 
-Each is declared a second time in ``source``, under the same name and with the same fields in the
-same order. :mod:`draftwise.models.native.library` compares the sizes of the two declarations when
-it loads the kernels.
+Each structure is also declared in ``source``, with the same name and the same fields in the same
+order. :mod:`draftwise.models.native.library` compares the sizes of the two declarations when it
+loads the kernels.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ class DecoderCall(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_segments", "num_logits")),
         ("largest_segment", ctypes.c_int64),
     )
-    kept: object
+    # Objects that must exist until the kernel has run.
+    keep_alive: object
 
 
 class DraftRule(ctypes.Structure):
@@ -154,14 +155,14 @@ class DraftCall(ctypes.Structure):
     )
 
 
-# ``NarrowHeader`` of ``narrow.h``: what a weight stored in fewer bits begins with.
+# ``NarrowHeader`` of ``narrow.h``: the start of a weight that is stored in fewer bits.
 NARROW_HEADER = np.dtype(
     [
         *((name, np.int64) for name in ("panels", "scales", "exceptions", "num_exceptions")),
         ("exponents", np.uint16, 32),
     ]
 )
-# ``Segment`` of ``attention.h``: cache row, start, number of tokens, first packed token.
+# ``Segment`` of ``attention.h``: cache slot, start, number of tokens, first packed token.
 SEGMENT = np.dtype((np.int64, 4))
 
 _CALLS = (
@@ -171,7 +172,7 @@ _CALLS = (
 
 
 def structure_sizes() -> dict[str, int]:
-    """Bytes of each structure as Python declares it, by the name that it has in C++."""
+    """Size in bytes of each structure in Python, by its name in C++."""
     return {
         **{each.__name__: ctypes.sizeof(each) for each in _CALLS},
         "NarrowHeader": NARROW_HEADER.itemsize,

@@ -1,4 +1,4 @@
-"""Which models our own kernels compute, and in how many bits they keep their weights."""
+"""Selection of the models that the native kernels compute, and of the bits of their weights."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from draftwise.models.quantization import quantized_matrix
 
 _DTYPES = (torch.bfloat16, torch.float32)
 _MIB = 2**20
-# A model of so many bytes stays in the processor's caches; for larger ones the kernels must be
-# better at reading memory than the framework's.
+# Maximum number of bytes of a small model, which stays in the processor's caches. For larger
+# models, the native kernels are used only if they read memory faster than PyTorch's.
 _SMALL_MODEL = 32 * _MIB
-# Numbers of a column in a tile of the matrix unit (``tiles.h``).
+# Depth of a tile of the matrix unit (``tiles.h``).
 _TILE_DEPTH = 32
-# Rotary embeddings whose angles depend on how long the text is.
+# Types of rotary embeddings whose angles depend on the length of the text.
 _LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
 
 
 def native_decoder(model: nn.Module) -> NativeDecoder | None:
-    """The kernels for a model of the Llama kind, taken over; ``None`` where there are none."""
+    """Pack a Llama-like model for the native kernels; ``None`` if they do not support it."""
     library = native_library()
     if library is None or why_not_native(model) is not None:
         return None
@@ -38,10 +38,13 @@ def native_decoder(model: nn.Module) -> NativeDecoder | None:
 
 
 def why_not_native(model: nn.Module) -> str | None:
-    """Why our kernels do not compute a model of the Llama kind, as a clause; ``None`` if they do.
+    """The reason why the native kernels do not compute a Llama-like model.
 
     Args:
-        model: that no forward pass has taken over yet.
+        model: a loaded model whose weights are not packed yet.
+
+    Returns:
+        A clause; ``None`` if the kernels compute the model.
     """
     weight = _weight(model)
     if weight.device.type != "cpu":
@@ -65,14 +68,14 @@ def why_not_native(model: nn.Module) -> str | None:
 
 
 def is_large(model: nn.Module) -> bool:
-    """Whether a model's weights are too large for a processor's caches."""
+    """Whether a model's weights are too large for the processor's caches."""
     return sum(each.nbytes for each in model.parameters()) > _SMALL_MODEL
 
 
 def multiplies_large_models() -> bool:
-    """Whether the kernels here multiply weights of bfloat16 as fast as oneDNN does.
+    """Whether the kernels multiply weights of bfloat16 as fast as oneDNN on this machine.
 
-    True also where there are no kernels: nobody knows then.
+    Also true if the kernels are not available, as it is not known in that case.
     """
     library = native_library()
     return library is None or _missing_instructions(library) is None
@@ -90,7 +93,7 @@ def _name(dtype: torch.dtype) -> str:
 def _stored_bits(
     model: nn.Module, library: NativeLibrary, dtype: torch.dtype, reads_memory: bool
 ) -> int:
-    """In how many bits to store a number of the linear layers: fewer, where that saves reading."""
+    """Stored bits per number of the linear layers. Fewer bits reduce the memory traffic."""
     layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
     if reads_memory and dtype == torch.bfloat16 and library.multiplies_pairs:
         if all(quantized_matrix(each) is not None for each in layers):
@@ -103,7 +106,7 @@ def _stored_bits(
 
 
 def _missing_feature(decoder: Any) -> str | None:
-    """What the layers have and the kernels leave out, as a clause; ``None`` if nothing."""
+    """A feature of the layers that the kernels do not support, as a clause; ``None`` if none."""
     attention = decoder.layers[0].self_attn
     rope = getattr(decoder.config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
@@ -122,10 +125,10 @@ def _missing_feature(decoder: Any) -> str | None:
 
 
 def _why_slower(decoder: Any, library: NativeLibrary) -> str | None:
-    """What the kernels would need to multiply bfloat16 as fast as oneDNN; ``None`` if they do.
+    """What the kernels need to multiply bfloat16 as fast as oneDNN; ``None`` if they do so.
 
-    Where there is a matrix unit it must be of use, or oneDNN, which has no need of whole tiles, is
-    better; without one pairs are as good as it gets.
+    oneDNN uses a matrix unit for all sizes, the kernels only for multiples of a tile. Without a
+    matrix unit, the dot-product instructions of AVX512-BF16 are required.
     """
     if library.multiplies_tiles:
         attention, mlp = decoder.layers[0].self_attn, decoder.layers[0].mlp
@@ -137,7 +140,7 @@ def _why_slower(decoder: Any, library: NativeLibrary) -> str | None:
 
 
 def _missing_instructions(library: NativeLibrary) -> str | None:
-    """What would have to be different with the processor; ``None`` if nothing."""
+    """The missing requirement on the processor; ``None`` if none is missing."""
     if library.multiplies_tiles:
         return None
     if "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):

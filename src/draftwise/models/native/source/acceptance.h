@@ -1,5 +1,6 @@
-// The acceptance law of draftwise.core.rejection, request by request: the target's distributions,
-// which drafted tokens are kept, and what is said instead, while all of it is in the cache.
+// The acceptance law of draftwise.core.rejection. The kernel computes the target's distributions,
+// the number of accepted tokens and the next token. It processes one request at a time, so that the
+// data of a request stays in the processor's cache.
 
 #pragma once
 
@@ -7,44 +8,51 @@
 
 #include "sampling.h"
 
+// Arguments of draftwise_accept.
 struct AcceptanceCall {
-    const float *logits;            // [rows, vocab]: of each request, one more than it verifies
-    const int64_t *first_rows;      // [requests]
-    const int64_t *lengths;         // [requests] how many tokens are verified
-    const int64_t *tokens;          // [requests], drafted; token_stride apart
-    const float *proposals;         // [requests], [positions, vocab]; proposal_stride apart; null: one-hot
-    const float *accept_uniforms;   // [requests, uniforms_width]
-    const double *final_uniforms;   // [requests]
-    const float *lenience;          // [requests], or null for 1
-    float *p;                       // [rows, vocab], memory
-    int32_t *order;                 // [threads, vocab], or null if nobody uses top-k or top-p
-    int64_t *num_accepted, *next_tokens;  // [requests]
-    float *acceptance, *prefix_acceptance_prob;  // [requests, width], zeros before
-    uint8_t *is_nan;                      // [rows]
-    const float *least, *most;            // [requests, width] what is proposed, or null for all
+    const float *logits;           // [rows, vocab]; each request has one row more than its length
+    const int64_t *first_rows;     // [requests] first row of each request
+    const int64_t *lengths;        // [requests] number of verified tokens
+    const int64_t *tokens;         // [requests, width] drafted tokens, with token_stride
+    const float *proposals;        // [requests, positions, vocab], with proposal_stride, or null
+    const float *accept_uniforms;  // [requests, uniforms_width]
+    const double *final_uniforms;  // [requests]
+    const float *lenience;         // [requests]; null for 1
+    float *p;                      // [rows, vocab] scratch memory
+    int32_t *order;                // [threads, vocab] scratch memory; null without top-k and top-p
+    int64_t *num_accepted, *next_tokens;         // [requests] output
+    float *acceptance, *prefix_acceptance_prob;  // [requests, width] output, initially zero
+    uint8_t *is_nan;                             // [rows] output: whether the logits are NaN
+    const float *least, *most;  // [requests, width] range of proposed q(x); null for all of q
     Sampling sampling;
-    int64_t num_requests, vocab, width, token_stride, proposal_stride, uniforms_width, by_block;
+    int64_t num_requests, vocab, width;
+    int64_t token_stride, proposal_stride;  // elements per request
+    int64_t uniforms_width;
+    int64_t by_block;  // whether to verify by block instead of token by token
 };
 
 namespace {
 
-// What a position proposes: q where it lies between two bounds. Without q it is one token with
-// certainty, or nothing if that token is negative.
+// The proposal of one position. It contains the tokens whose q(x) is between two bounds. If q is
+// null, it is one-hot at a token, or empty if the token is negative.
 struct Proposal {
-    const float *q;
-    float least, most;
+    const float *q;     // [vocab], or null
+    float least, most;  // bounds of q(x)
     int64_t token;
 };
 
+// One vector of q with tokens outside the bounds set to 0.
 INLINE Floats proposed(const Proposal &proposal, int64_t i, int64_t end) {
-    const Floats q = read_within(proposal.q, i, end, 0.0f), zero = {};
+    const Floats q = read_partial(proposal.q, i, end, 0.0f), zero = {};
     return ((q >= proposal.least) & (q <= proposal.most)) ? q : zero;
 }
 
+// The proposal of a request at position i.
 INLINE Proposal proposal_at(const AcceptanceCall &call, int64_t request, int64_t i) {
     if (!call.proposals) {
         const bool verified = i < call.lengths[request];
-        return {nullptr, 0.0f, INFINITY, verified ? call.tokens[request * call.token_stride + i] : -1};
+        return {nullptr, 0.0f, INFINITY,
+                verified ? call.tokens[request * call.token_stride + i] : -1};
     }
     const float *q = call.proposals + request * call.proposal_stride + i * call.vocab;
     const int64_t place = request * call.width + i;
@@ -52,28 +60,30 @@ INLINE Proposal proposal_at(const AcceptanceCall &call, int64_t request, int64_t
     return {q, call.least[place], call.most[place], -1};
 }
 
-// max(p * scale - q, 0) with scale <= 1, and its sum; out may be null for nowhere.
+// Computes max(p * scale - q, 0) with scale <= 1 and returns its sum. Writes the result to out
+// unless out is null.
 INLINE double residual(float *p, float scale, Proposal q, int64_t size, float *out) {
     double sum = 0;
-    // Nothing remains of a token that is proposed with certainty.
-    const float certain = q.token < 0 ? 0.0f : p[q.token];
+    // The residual of a token that is proposed with probability 1 is 0.
+    const float saved_prob = q.token < 0 ? 0.0f : p[q.token];
     if (q.token >= 0) p[q.token] = 0.0f;
-    by_pieces(size, [&](int64_t start, int64_t end) {
+    for_each_block(size, [&](int64_t start, int64_t end) {
         Floats part = {};
         const Floats zero = {};
         for (int64_t i = start; i < end; i += LANES) {
-            Floats rest = read_within(p, i, end, 0.0f) * scale;
-            if (q.q) rest -= proposed(q, i, end);
-            rest = rest > 0.0f ? rest : zero;
-            part += rest;
-            if (out) write_within(rest, out, i, end);
+            Floats remaining = read_partial(p, i, end, 0.0f) * scale;
+            if (q.q) remaining -= proposed(q, i, end);
+            remaining = remaining > 0.0f ? remaining : zero;
+            part += remaining;
+            if (out) write_partial(remaining, out, i, end);
         }
-        sum += total(part);
+        sum += horizontal_sum(part);
     });
-    if (q.token >= 0 && out != p) p[q.token] = certain;
+    if (q.token >= 0 && out != p) p[q.token] = saved_prob;
     return sum;
 }
 
+// Verifies one request and writes its results.
 void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
     const int64_t length = call.lengths[request], vocab = call.vocab;
     const int64_t first = call.first_rows[request];
@@ -85,7 +95,7 @@ void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
         if (call.sampling.temperature[request] == 0.0f)
             one_hot_or_nan(logits, vocab, row);
         else
-            soften(logits, vocab, call.sampling, request, row, order);
+            filtered_softmax(logits, vocab, call.sampling, request, row, order);
         call.is_nan[first + i] = row[0] != row[0];
     }
     const int64_t *tokens = call.tokens + request * call.token_stride;
@@ -97,41 +107,42 @@ void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
     float *prefix_acceptance_prob = call.prefix_acceptance_prob + request * call.width;
     const bool by_block = call.by_block && lenience == 1.0f;
 
-    // By token: how many are kept one after the other. By block: p_i of Sun et al. 2024.
-    int64_t kept = 0;
-    bool keeps = true;
+    // Token by token: the number of consecutive accepted tokens. By block: p_i of Sun et al. 2024.
+    int64_t num_accepted = 0;
+    bool all_accepted = true;
     float joint = 1.0f, product = 1.0f;
     for (int64_t i = 0; i < length; ++i) {
         const float ratio = p[i * vocab + tokens[i]] / (q ? q[i * vocab + tokens[i]] : 1.0f);
         acceptance[i] = ratio == ratio ? std::min(ratio, 1.0f) : 0.0f;
         joint = std::min(joint * ratio, 1.0f);
-        const float limit = ratio / lenience;
-        product *= std::min(limit, 1.0f);
-        const float here = by_block ? joint : product;
-        prefix_acceptance_prob[i] = here == here ? here : 0.0f;
-        keeps = keeps && uniforms[i] < limit;
-        kept += keeps;
+        const float lenient_ratio = ratio / lenience;
+        product *= std::min(lenient_ratio, 1.0f);
+        const float prefix_prob = by_block ? joint : product;
+        prefix_acceptance_prob[i] = prefix_prob == prefix_prob ? prefix_prob : 0.0f;
+        all_accepted = all_accepted && uniforms[i] < lenient_ratio;
+        num_accepted += all_accepted;
     }
     float scale = 1.0f;
     if (by_block) {
-        // The longest part that is kept as a whole; h_i of algorithm 2.
-        for (kept = length; kept > 0; --kept) {
-            const float running = prefix_acceptance_prob[kept - 1];
-            const Proposal next = proposal_at(call, request, kept);
-            const double rest = residual(p + kept * vocab, running, next, vocab, nullptr);
-            const double keep = rest / (rest + (1.0 - running));
-            if (uniforms[kept - 1] < keep) break;
+        // The longest prefix that is accepted as a block, with h_i of algorithm 2.
+        for (num_accepted = length; num_accepted > 0; --num_accepted) {
+            const float running = prefix_acceptance_prob[num_accepted - 1];
+            const Proposal next_proposal = proposal_at(call, request, num_accepted);
+            const double remaining =
+                residual(p + num_accepted * vocab, running, next_proposal, vocab, nullptr);
+            const double accept_prob = remaining / (remaining + (1.0 - running));
+            if (uniforms[num_accepted - 1] < accept_prob) break;
         }
-        scale = kept ? prefix_acceptance_prob[kept - 1] : 1.0f;
+        scale = num_accepted ? prefix_acceptance_prob[num_accepted - 1] : 1.0f;
     }
-    float *last = p + kept * vocab;
-    const Proposal next = proposal_at(call, request, kept);
-    // p = q' up to rounding leaves nothing; then p itself is the right distribution.
-    const bool proposes = next.q || next.token >= 0;
-    if (proposes && residual(last, scale, next, vocab, nullptr) > 0)
-        residual(last, scale, next, vocab, last);
-    call.num_accepted[request] = kept;
-    call.next_tokens[request] = drawn(last, vocab, call.final_uniforms[request]);
+    float *final_p = p + num_accepted * vocab;
+    const Proposal next_proposal = proposal_at(call, request, num_accepted);
+    // If p equals the proposal up to rounding, the residual is 0 and p is the right distribution.
+    const bool proposes = next_proposal.q || next_proposal.token >= 0;
+    if (proposes && residual(final_p, scale, next_proposal, vocab, nullptr) > 0)
+        residual(final_p, scale, next_proposal, vocab, final_p);
+    call.num_accepted[request] = num_accepted;
+    call.next_tokens[request] = sample_index(final_p, vocab, call.final_uniforms[request]);
 }
 
 }  // namespace

@@ -1,12 +1,13 @@
-// Attention of a few new tokens to their request's cached keys and values, on the CPU.
+// Causal attention of a few new tokens to the KV cache of their request, on the CPU.
 //
-// Neighbouring key-value heads of a request are one task. A task stores its new keys and values,
-// then reads each key and value of the request once, in blocks that stay in the first-level cache,
-// for all query heads and all new tokens together. Lengths are exact: nothing is padded, and memory
-// beyond a request's length is never read. The softmax runs along with the blocks (Milakov and
-// Gimelshein 2018, algorithm 3), in float32. A NaN that a token may see makes its result NaN.
+// A task computes some neighbouring key-value heads of one request. It stores the new keys and
+// values and then reads each key and value of the request once, for all query heads and all new
+// tokens. Keys and values are read in blocks that stay in the first-level cache. There is no
+// padding, and memory beyond a request's length is never read. The kernel computes a running
+// softmax over the blocks in float32 (Milakov and Gimelshein 2018, algorithm 3). If a token attends
+// to a NaN, its result is NaN.
 //
-// Threads are the caller's: it passes the function that runs something on all of them.
+// The caller provides the threads.
 
 #pragma once
 
@@ -14,44 +15,50 @@
 
 // New tokens of one request.
 struct Segment {
-    int64_t row, start, count, first_token;
+    int64_t cache_slot;
+    int64_t start;        // position of the first new token
+    int64_t count;        // number of new tokens
+    int64_t first_token;  // index of the first new token among the packed tokens
 };
 
-// Strides are in elements; the last dimension of every tensor is contiguous.
+// Arguments of draftwise_attention. Strides are in elements of the tokens and heads of new tensors.
+// The last dimension of every tensor is contiguous.
 struct AttentionCall {
-    const void *queries;     // [tokens, heads, key_size]
-    const void *new_keys;    // [tokens, kv_heads, key_size], or null: they are in the cache already
-    const void *new_values;  // [tokens, kv_heads, value_size], likewise
-    void *keys;              // [rows, capacity, kv_heads, key_size]
-    void *values;            // [rows, capacity, kv_heads, value_size]
-    void *out;               // [tokens, heads, value_size], contiguous
-    float *scratch;          // scratch_size floats for each thread, aligned to 64 bytes
-    const Segment *segments;
+    const void *queries;      // [tokens, heads, key_size]
+    const void *new_keys;     // [tokens, kv_heads, key_size]; null if they are in the cache
+    const void *new_values;   // [tokens, kv_heads, value_size]; null like new_keys
+    void *keys;               // [cache_slots, capacity, kv_heads, key_size] KV cache
+    void *values;             // [cache_slots, capacity, kv_heads, value_size] KV cache
+    void *out;                // [tokens, heads, value_size] output, contiguous
+    float *scratch;           // [threads, scratch_size] scratch memory, aligned to 64 bytes
+    const Segment *segments;  // [num_segments]
     int64_t query_strides[2], key_strides[2], value_strides[2];
     int64_t num_segments, capacity, heads, kv_heads, key_size, value_size;
-    int64_t heads_per_task, scratch_size, is_bfloat16;
-    double scale;
+    int64_t heads_per_task;  // key-value heads of a task
+    int64_t scratch_size;    // floats per thread
+    int64_t is_bfloat16;     // whether the tensors are BFloat16, not float32
+    double scale;            // factor of the scores
 };
 
 namespace {
 
-constexpr int BLOCK = 32;  // keys that are looked at together
-constexpr int GROUPS = BLOCK / LANES;
-constexpr int PREFETCH_HEADS = 2;  // how far ahead memory is asked for
+constexpr int BLOCK = 32;  // keys of a block
+constexpr int SCORE_VECTORS = BLOCK / LANES;  // vectors of scores per query and block
+constexpr int PREFETCH_HEADS = 2;  // prefetch distance in key-value heads
 
-// How numbers of type T are multiplied: as float32.
+// The arithmetic for elements of type T, which are widened to float32.
 template <class T>
 struct Widened {
-    typedef T Number;
-    typedef Floats Packed;  // part of a query, a key, or the values of one step
-    typedef float Weight;   // of the values of one step
-    static constexpr int PACKED = LANES;  // numbers in Packed
-    static constexpr int KEYS_PER_STEP = 1;
+    typedef T Element;
+    typedef Floats Packed;  // vector of a query, of a key, or of the values of one step
+    typedef float Weight;   // softmax weights of the keys of one step
+    static constexpr int PACKED = LANES;     // elements of Packed
+    static constexpr int KEYS_PER_STEP = 1;  // keys whose values are accumulated in one step
 
-    // Vectors that so many numbers take.
+    // Number of vectors of size elements.
     static int vectors(int64_t size) {
-        constexpr int step = PAIR<T> * LANES;
-        return (int)((size + step - 1) / step) * PAIR<T>;
+        constexpr int step = WIDE_VECTORS<T> * LANES;
+        return (int)((size + step - 1) / step) * WIDE_VECTORS<T>;
     }
 
     INLINE Floats multiply_add(Floats sum, Packed a, Packed b) { return sum + a * b; }
@@ -60,7 +67,8 @@ struct Widened {
 
     INLINE void pack(const T *from, int size, Packed *to) { widen(from, size, to); }
 
-    // Keys that are looked at one after another; stride counts vectors.
+    // Packs the keys of a block and returns their address. stride receives the number of vectors
+    // between two keys.
     INLINE const Packed *pack_keys(const T *from, int64_t from_stride, int num_keys, int size,
                                    Packed *to, int64_t *stride) {
         *stride = vectors(size);
@@ -68,25 +76,27 @@ struct Widened {
         return to;
     }
 
+    // Packs the values of a block.
     INLINE void pack_values(const T *from, int64_t from_stride, int num_keys, int size,
                             Packed *to) {
         for (int t = 0; t < num_keys; ++t)
             widen(from + t * from_stride, size, to + t * vectors(size));
     }
 
-    // Weights as they are used, in place; returns their sum, lane by lane.
+    // Converts weights to type Weight, in place. Returns the sum of each lane.
     INLINE Floats pack_weights(Floats *weights) {
         Floats sum = weights[0];
-        for (int g = 1; g < GROUPS; ++g) sum += weights[g];
+        for (int g = 1; g < SCORE_VECTORS; ++g) sum += weights[g];
         return sum;
     }
 };
 
 #if defined(__AVX512BF16__)
-// Processors that multiply pairs of BFloat16 and add to float32. Keys are used where they lie;
-// values of two keys are interleaved, and weights are rounded, as in PyTorch's own kernels.
+// The same for BFloat16 with the dot-product instructions of AVX512-BF16, which accumulate in
+// float32. Keys are read directly from the cache. Values of two keys are interleaved, and weights
+// are rounded to BFloat16, as in PyTorch's kernels.
 struct Paired {
-    typedef BFloat16 Number;
+    typedef BFloat16 Element;
     typedef Words Packed;
     typedef uint32_t Weight;
     static constexpr int PACKED = 2 * LANES;
@@ -114,13 +124,13 @@ struct Paired {
             *stride = from_stride / PACKED;
             return (const Packed *)from;
         }
-        // Nothing behind the last key is read.
+        // Keys are copied so that nothing after the last key is read.
         *stride = vectors(size);
         for (int t = 0; t < num_keys; ++t) pack(from + t * from_stride, size, to + t * *stride);
         return to;
     }
 
-    // Of each two keys: the values at even places, then those at odd places.
+    // For each two keys, stores the pairs of values at even indices, then those at odd indices.
     INLINE void pack_values(const BFloat16 *from, int64_t from_stride, int num_keys, int size,
                             Packed *to) {
         for (int t = 0; t < num_keys; t += 2)
@@ -144,8 +154,8 @@ struct Paired {
 };
 #endif
 
-// Lane i holds, summed over LANES / N lanes, the product of the query and the i-th of N keys.
-// CHUNKS vectors make one key; 0 stands for the number given at run time.
+// Computes the dot products of a query and N keys. LANES / N adjacent lanes of the result hold the
+// partial sums of one key. A key has CHUNKS vectors. If CHUNKS is 0, it has chunks vectors.
 template <class F, int CHUNKS, int N>
 INLINE Floats products(const typename F::Packed *query, const typename F::Packed *keys,
                        int64_t stride, int chunks) {
@@ -161,7 +171,7 @@ INLINE Floats products(const typename F::Packed *query, const typename F::Packed
     }
 }
 
-// Add the weighted values of some steps to the sums of NUM_QUERIES queries; WIDTH vectors of each.
+// Adds the weighted values of num_steps steps to WIDTH vectors of the sums of NUM_QUERIES queries.
 template <class F, int NUM_QUERIES, int WIDTH>
 INLINE void add_weighted(Floats *sums, const typename F::Weight *weights,
                          const typename F::Packed *values, int num_steps, int chunks) {
@@ -177,98 +187,102 @@ INLINE void add_weighted(Floats *sums, const typename F::Weight *weights,
         for (int c = 0; c < WIDTH; ++c) sums[i * chunks + c] = part[i][c];
 }
 
+// The same for all vectors of the sums.
 template <class F, int NUM_QUERIES>
 void add_weighted(Floats *sums, const Floats *weights, const typename F::Packed *values,
                   int num_steps, int chunks) {
-    const typename F::Weight *by = (const typename F::Weight *)weights;
+    const typename F::Weight *block_weights = (const typename F::Weight *)weights;
     int c = 0;
     for (; c + 4 <= chunks; c += 4)
-        add_weighted<F, NUM_QUERIES, 4>(sums + c, by, values + c, num_steps, chunks);
+        add_weighted<F, NUM_QUERIES, 4>(sums + c, block_weights, values + c, num_steps, chunks);
     for (; c < chunks; ++c)
-        add_weighted<F, NUM_QUERIES, 1>(sums + c, by, values + c, num_steps, chunks);
+        add_weighted<F, NUM_QUERIES, 1>(sums + c, block_weights, values + c, num_steps, chunks);
 }
 
 // The running softmax of one query.
-struct Running {
-    Floats sum;   // of weights, lane by lane
-    float shift;  // taken off the scores, so that weights stay in range
-    int visible;  // how many keys of the present block it sees
+struct RunningSoftmax {
+    Floats sum;   // sum of the weights of each lane
+    float shift;  // subtracted from the scores before exponentiation
+    int visible;  // number of keys of the current block that the causal mask permits
 };
 
-// The shift follows the largest score only when that has grown by this much: in float32, weights of
-// up to 2 to this power are as exact as those of up to 1.
+// The shift is updated only if the largest score exceeds it by more than this. Weights of up to 2
+// to this power have the same relative accuracy in float32 as weights of up to 1.
 constexpr float MAX_EXCESS = 16;
 
-constexpr int RUNNING_SIZE = sizeof(Running) / sizeof(Floats);
+constexpr int SOFTMAX_SIZE = sizeof(RunningSoftmax) / sizeof(Floats);
 
-// Turn the scores of one block into weights. A score beyond the visible ones counts as -infinity.
+// Converts the scores of one block to weights, in place, and updates the running softmax and its
+// sums. The scores of masked keys count as -infinity.
 template <class F>
-INLINE void weigh(Floats *scores, float scale, Running &running, Floats *sums, int chunks) {
-    for (int g = 0; g < GROUPS; ++g) scores[g] *= scale;
+INLINE void update_softmax(Floats *scores, float scale, RunningSoftmax &softmax, Floats *sums,
+                           int chunks) {
+    for (int g = 0; g < SCORE_VECTORS; ++g) scores[g] *= scale;
     const Floats hidden = Floats{} + MINUS_INFINITY;
-    if (running.visible < BLOCK) {
+    if (softmax.visible < BLOCK) {
         Ints lane;
         for (int i = 0; i < LANES; ++i) lane[i] = i;
-        for (int g = 0; g < GROUPS; ++g)
-            scores[g] = lane + g * LANES < running.visible ? scores[g] : hidden;
+        for (int g = 0; g < SCORE_VECTORS; ++g)
+            scores[g] = lane + g * LANES < softmax.visible ? scores[g] : hidden;
     }
     Floats top = scores[0];
-    for (int g = 1; g < GROUPS; ++g) top = larger(scores[g], top);
-    const float maximum = largest(top);
-    if (maximum > running.shift + MAX_EXCESS) {
-        const Floats shrink = power_of_two(Floats{} + (running.shift - maximum));
-        for (int c = 0; c < chunks; ++c) sums[c] *= shrink;
-        running.sum *= shrink;
-        running.shift = maximum;
+    for (int g = 1; g < SCORE_VECTORS; ++g) top = lanewise_max(scores[g], top);
+    const float maximum = horizontal_max(top);
+    if (maximum > softmax.shift + MAX_EXCESS) {
+        const Floats rescale = power_of_two(Floats{} + (softmax.shift - maximum));
+        for (int c = 0; c < chunks; ++c) sums[c] *= rescale;
+        softmax.sum *= rescale;
+        softmax.shift = maximum;
     }
-    // As long as all scores are -infinity, there is nothing to shift by.
-    const float shift = running.shift == MINUS_INFINITY ? 0.0f : running.shift;
-    for (int g = 0; g < GROUPS; ++g) scores[g] = power_of_two(scores[g] - shift);
-    running.sum += F::pack_weights(scores);
+    // While all scores are -infinity, the shift is -infinity too, and 0 is used instead.
+    const float shift = softmax.shift == MINUS_INFINITY ? 0.0f : softmax.shift;
+    for (int g = 0; g < SCORE_VECTORS; ++g) scores[g] = power_of_two(scores[g] - shift);
+    softmax.sum += F::pack_weights(scores);
 }
 
-// Keys and values that are needed later, asked for one after the other.
+// A later block of keys and values, which is prefetched key by key.
 template <class T>
 struct NextBlock {
     const T *keys, *values;
     int64_t key_stride, value_stride;
-    int key_bytes, value_bytes, left;
+    int key_bytes, value_bytes, num_left;
 
-    // The block that is needed two heads later: about as long memory takes to answer.
+    // The block that is needed PREFETCH_HEADS heads later, which is about the latency of memory.
     NextBlock(const AttentionCall &call, const T *all_keys, const T *all_values,
               int64_t first_head, int64_t end_head, int64_t head, int64_t first, int64_t length,
               int block) {
         const int64_t count_heads = end_head - first_head;
-        const int64_t ahead = head - first_head + PREFETCH_HEADS;
-        const int64_t next = first + ahead / count_heads * block;
-        const int64_t at = next * call.kv_heads + first_head + ahead % count_heads;
+        const int64_t offset = head - first_head + PREFETCH_HEADS;
+        const int64_t next = first + offset / count_heads * block;
+        const int64_t at = next * call.kv_heads + first_head + offset % count_heads;
         keys = all_keys + at * call.key_size;
         values = all_values + at * call.value_size;
         key_stride = call.kv_heads * call.key_size;
         value_stride = call.kv_heads * call.value_size;
         key_bytes = (int)(call.key_size * sizeof(T));
         value_bytes = (int)(call.value_size * sizeof(T));
-        left = next < length ? least(block, length - next) : 0;
+        num_left = next < length ? min_int(block, length - next) : 0;
     }
 
-    // One key and its value.
-    void ask() {
-        if (left <= 0) return;
+    // Prefetches the next key and its value.
+    void prefetch() {
+        if (num_left <= 0) return;
         for (int byte = 0; byte < key_bytes; byte += CACHE_LINE)
             __builtin_prefetch((const char *)keys + byte, 0, 2);
         for (int byte = 0; byte < value_bytes; byte += CACHE_LINE)
             __builtin_prefetch((const char *)values + byte, 0, 2);
         keys += key_stride;
         values += value_stride;
-        --left;
+        --num_left;
     }
 
-    void ask_rest() {
-        while (left > 0) ask();
+    // Prefetches all remaining keys and values.
+    void prefetch_rest() {
+        while (num_left > 0) prefetch();
     }
 };
 
-// Store the new keys or values of a segment.
+// Stores the new keys or values of a segment in the cache.
 template <class T>
 INLINE void append(const Segment &segment, const void *from, const int64_t *strides, int64_t head,
                    int size, T *to, int64_t to_stride) {
@@ -277,18 +291,18 @@ INLINE void append(const Segment &segment, const void *from, const int64_t *stri
         memcpy(to + (segment.start + j) * to_stride, first + j * strides[0], size * sizeof(T));
 }
 
-// What a task keeps for each key-value head.
+// The state of one key-value head of a task, in scratch memory.
 template <class F>
-struct Head {
-    typename F::Packed *queries;
-    Floats *sums;
-    Running *running;
+struct HeadState {
+    typename F::Packed *queries;  // [queries, key_chunks]
+    Floats *sums;                 // [queries, value_chunks] weighted sums of values
+    RunningSoftmax *softmax;      // [queries]
 };
 
-// One block of one key-value head, for all queries of the segment.
+// Computes one block of keys of one key-value head for all queries of the segment.
 template <class F, int CHUNKS>
-void attend_block(const AttentionCall &call, const Segment &segment, const Head<F> &head,
-                  const typename F::Number *keys, const typename F::Number *values, int64_t first,
+void attend_block(const AttentionCall &call, const Segment &segment, const HeadState<F> &head,
+                  const typename F::Element *keys, const typename F::Element *values, int64_t first,
                   Floats *scratch) {
     typedef typename F::Packed Packed;
     const int key_size = (int)call.key_size, value_size = (int)call.value_size;
@@ -296,8 +310,8 @@ void attend_block(const AttentionCall &call, const Segment &segment, const Head<
     const int value_chunks = F::vectors(value_size) * F::KEYS_PER_STEP;
     const int heads = (int)(call.heads / call.kv_heads);
     const int num_queries = heads * (int)segment.count;
-    const int num_keys = least(BLOCK, segment.start + segment.count - first);
-    const float scale = (float)(call.scale * 1.4426950408889634);  // for powers of two
+    const int num_keys = min_int(BLOCK, segment.start + segment.count - first);
+    const float scale = (float)(call.scale * 1.4426950408889634);  // 1 / ln 2, for powers of two
     Packed *key_block = (Packed *)scratch;
     Packed *value_block = key_block + BLOCK * key_chunks;
     Floats *weights = (Floats *)(value_block + BLOCK / F::KEYS_PER_STEP * value_chunks);
@@ -305,71 +319,78 @@ void attend_block(const AttentionCall &call, const Segment &segment, const Head<
     int64_t stride;
     const Packed *packed_keys =
         F::pack_keys(keys, call.kv_heads * key_size, num_keys, key_size, key_block, &stride);
-    // Token j sees the keys up to its own; whoever sees none of this block is not touched.
-    const int64_t unseen = first - segment.start;
-    const int from = unseen > 0 ? (int)unseen * heads : 0;
-    for (int i = from, j = from / heads; i < num_queries; ++j)
+    // Causal mask: token j attends to the keys up to its own. Tokens before this block are skipped.
+    const int64_t num_skipped = first - segment.start;
+    const int first_query = num_skipped > 0 ? (int)num_skipped * heads : 0;
+    for (int i = first_query, j = first_query / heads; i < num_queries; ++j)
         for (const int end = i + heads; i < end; ++i)
-            head.running[i].visible = least(BLOCK, segment.start + j + 1 - first);
-    for (int i = from; i < num_queries; ++i) {
-        const int visible = head.running[i].visible;
-        Floats *scores = weights + i * GROUPS;
-        for (int g = 0; g < GROUPS; ++g)
+            head.softmax[i].visible = min_int(BLOCK, segment.start + j + 1 - first);
+    for (int i = first_query; i < num_queries; ++i) {
+        const int visible = head.softmax[i].visible;
+        Floats *scores = weights + i * SCORE_VECTORS;
+        for (int g = 0; g < SCORE_VECTORS; ++g)
             scores[g] = g * LANES < visible
                             ? products<F, CHUNKS, LANES>(head.queries + i * key_chunks,
                                                          packed_keys + g * LANES * stride, stride,
                                                          key_chunks)
                             : Floats{};
-        weigh<F>(scores, scale, head.running[i], head.sums + i * value_chunks,
-                 value_chunks);
+        update_softmax<F>(scores, scale, head.softmax[i], head.sums + i * value_chunks,
+                          value_chunks);
     }
 
     F::pack_values(values, call.kv_heads * value_size, num_keys, value_size, value_block);
-    for (int i = from; i < num_queries;) {
-        // Together go queries that see equally many. (In pairs, the last key's partner may be one
-        // of the same request's later tokens, with a weight of 0.)
-        const int visible = head.running[i].visible;
+    for (int i = first_query; i < num_queries;) {
+        // Up to four queries with the same number of visible keys are computed together. With two
+        // keys per step, the last step may contain a masked key, whose weight is 0.
+        const int visible = head.softmax[i].visible;
         const int steps = (visible + F::KEYS_PER_STEP - 1) / F::KEYS_PER_STEP;
-        int together = 1;
-        while (together < 4 && i + together < num_queries &&
-               head.running[i + together].visible == visible)
-            ++together;
-        Floats *into = head.sums + i * value_chunks;
-        const Floats *by = weights + i * GROUPS;
-        switch (together) {
-            case 1: add_weighted<F, 1>(into, by, value_block, steps, value_chunks); break;
-            case 2: add_weighted<F, 2>(into, by, value_block, steps, value_chunks); break;
-            case 3: add_weighted<F, 3>(into, by, value_block, steps, value_chunks); break;
-            default: add_weighted<F, 4>(into, by, value_block, steps, value_chunks);
+        int num_joint = 1;
+        while (num_joint < 4 && i + num_joint < num_queries &&
+               head.softmax[i + num_joint].visible == visible)
+            ++num_joint;
+        Floats *query_sums = head.sums + i * value_chunks;
+        const Floats *block_weights = weights + i * SCORE_VECTORS;
+        switch (num_joint) {
+            case 1:
+                add_weighted<F, 1>(query_sums, block_weights, value_block, steps, value_chunks);
+                break;
+            case 2:
+                add_weighted<F, 2>(query_sums, block_weights, value_block, steps, value_chunks);
+                break;
+            case 3:
+                add_weighted<F, 3>(query_sums, block_weights, value_block, steps, value_chunks);
+                break;
+            default:
+                add_weighted<F, 4>(query_sums, block_weights, value_block, steps, value_chunks);
         }
-        i += together;
+        i += num_joint;
     }
 }
 
-// One request and neighbouring key-value heads. The heads take turns block by block, so that memory
-// is read in the order in which it lies.
+// Computes the key-value heads first_head to end_head of one request. The inner loop is over the
+// heads, so that memory is read sequentially.
 template <class F, int CHUNKS>
 void attend(const AttentionCall &call, const Segment &segment, int64_t first_head,
             int64_t end_head, float *memory) {
-    typedef typename F::Number T;
+    typedef typename F::Element T;
     Floats *const scratch = (Floats *)memory;
     const int key_size = (int)call.key_size, value_size = (int)call.value_size;
     const int key_chunks = CHUNKS ? CHUNKS : F::vectors(key_size);
     const int value_chunks = F::vectors(value_size) * F::KEYS_PER_STEP;
     const int64_t key_stride = call.kv_heads * key_size, value_stride = call.kv_heads * value_size;
-    const int heads = (int)(call.heads / call.kv_heads);  // that share one key-value head
+    const int heads = (int)(call.heads / call.kv_heads);  // query heads per key-value head
     const int num_queries = heads * (int)segment.count;
-    T *keys = (T *)call.keys + segment.row * call.capacity * key_stride;
-    T *values = (T *)call.values + segment.row * call.capacity * value_stride;
+    T *keys = (T *)call.keys + segment.cache_slot * call.capacity * key_stride;
+    T *values = (T *)call.values + segment.cache_slot * call.capacity * value_stride;
 
     const int64_t shared = BLOCK * (key_chunks + value_chunks / F::KEYS_PER_STEP);
-    Floats *states = scratch + shared + num_queries * GROUPS;
+    Floats *states = scratch + shared + num_queries * SCORE_VECTORS;
     const auto state = [&](int64_t kv_head) {
-        Head<F> head;
-        const int64_t size = num_queries * (key_chunks + value_chunks + RUNNING_SIZE);
+        HeadState<F> head;
+        const int64_t size = num_queries * (key_chunks + value_chunks + SOFTMAX_SIZE);
         head.queries = (typename F::Packed *)(states + (kv_head - first_head) * size);
         head.sums = (Floats *)(head.queries + num_queries * key_chunks);
-        head.running = (Running *)(head.sums + num_queries * value_chunks);
+        head.softmax = (RunningSoftmax *)(head.sums + num_queries * value_chunks);
         return head;
     };
     for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
@@ -379,14 +400,14 @@ void attend(const AttentionCall &call, const Segment &segment, int64_t first_hea
             append(segment, call.new_values, call.value_strides, kv_head, value_size,
                    values + kv_head * value_size, value_stride);
         }
-        const Head<F> head = state(kv_head);
+        const HeadState<F> head = state(kv_head);
         for (int i = 0; i < num_queries; ++i) {
             const T *query = (const T *)call.queries +
                              (segment.first_token + i / heads) * call.query_strides[0] +
                              (kv_head * heads + i % heads) * call.query_strides[1];
             F::pack(query, key_size, head.queries + i * key_chunks);
             for (int c = 0; c < value_chunks; ++c) head.sums[i * value_chunks + c] = Floats{};
-            head.running[i] = {Floats{}, MINUS_INFINITY, 0};
+            head.softmax[i] = {Floats{}, MINUS_INFINITY, 0};
         }
     }
 
@@ -394,7 +415,7 @@ void attend(const AttentionCall &call, const Segment &segment, int64_t first_hea
     for (int64_t first = 0; first < length; first += BLOCK)
         for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
             NextBlock<T>(call, keys, values, first_head, end_head, kv_head, first, length, BLOCK)
-                .ask_rest();
+                .prefetch_rest();
             attend_block<F, CHUNKS>(call, segment, state(kv_head),
                                     keys + first * key_stride + kv_head * key_size,
                                     values + first * value_stride + kv_head * value_size, first,
@@ -402,12 +423,12 @@ void attend(const AttentionCall &call, const Segment &segment, int64_t first_hea
         }
 
     for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
-        const Head<F> head = state(kv_head);
+        const HeadState<F> head = state(kv_head);
         for (int i = 0; i < num_queries; ++i) {
             T *out = (T *)call.out + ((segment.first_token + i / heads) * call.heads +
                                       kv_head * heads + i % heads) * value_size;
             Floats *sums = head.sums + i * value_chunks;
-            const float normalizer = 1.0f / total(head.running[i].sum);
+            const float normalizer = 1.0f / horizontal_sum(head.softmax[i].sum);
             for (int c = 0; c < value_chunks; ++c) sums[c] *= normalizer;
             narrow(sums, value_size, out);
         }
@@ -420,9 +441,9 @@ int64_t vector_scratch_size(int64_t num_tokens, int64_t heads, int64_t kv_heads,
     const int64_t queries = num_tokens * (heads / kv_heads);
     typedef Widened<BFloat16> Largest;
     const int64_t chunks = Largest::vectors(key_size) + Largest::vectors(value_size);
-    const int64_t states = heads_per_task * queries * (chunks + RUNNING_SIZE);
-    const int64_t size = LANES * (BLOCK * chunks + queries * GROUPS + states);
-    return rounded_up(size, 16);
+    const int64_t states = heads_per_task * queries * (chunks + SOFTMAX_SIZE);
+    const int64_t size = LANES * (BLOCK * chunks + queries * SCORE_VECTORS + states);
+    return round_up(size, 16);
 }
 
 }  // namespace

@@ -1,10 +1,11 @@
-// Attention on the processor's matrix unit (Intel AMX). Many queries share a key-value head where
-// several tokens are verified, or several query heads go with one of keys; but a single one goes the
-// same way, so that its result is the same to the last bit.
+// Attention on the processor's matrix unit (Intel AMX). Many queries share a key-value head if
+// several tokens are verified or if query heads are grouped. A single query is computed in the same
+// way, so that its result is the same bit by bit.
 //
-// Scores are made key by key with a lane for each query, sixteen of them in a tile: what the softmax
-// compares and adds up then lies in the same lane. Keys are multiplied where they lie; values of two
-// keys are interleaved and weights are rounded, as in attention.h, which says what else holds.
+// The scores of a key are one vector with a lane for each of the 16 queries of a tile. The softmax
+// of a query therefore compares and adds numbers of a single lane. Keys are read directly from the
+// cache. Values of two keys are interleaved and weights are rounded, as in attention.h. The other
+// properties of attention.h apply as well.
 
 #pragma once
 
@@ -16,15 +17,15 @@
 namespace {
 
 constexpr int TILE_QUERIES = 16, TILE_KEYS = 16;
-constexpr int TILED_BLOCK = 64;     // keys that are looked at together
-constexpr int TILES_AT_ONCE = 8;    // of queries, that are kept while keys and values pass
-constexpr int PAIRS = TILE_DEPTH / 2;
+constexpr int TILED_BLOCK = 64;        // keys of a block
+constexpr int MAX_QUERY_TILES = 8;     // tiles of queries per head and pass over the keys
+constexpr int PAIRS = TILE_DEPTH / 2;  // pairs of keys in a tile of values
 
 INLINE bool fits_attention_tiles(int64_t key_size, int64_t value_size) {
     return key_size % TILE_DEPTH == 0 && value_size % TILE_DEPTH == 0 && may_use_tiles();
 }
 
-// Sixteen vectors of sixteen words: words of one lane become a vector.
+// Transposes a matrix of 16 x 16 words.
 INLINE void transpose(Words *rows) {
     __m512i a[16], b[16];
     memcpy(a, rows, sizeof a);
@@ -37,7 +38,7 @@ INLINE void transpose(Words *rows) {
             a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
             a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
         }
-    // a[4 g + c] has, of each quarter q, words 4 q + c of rows 4 g to 4 g + 3.
+    // Quarter q of a[4 g + c] contains word 4 q + c of the rows 4 g to 4 g + 3.
     for (int c = 0; c < 4; ++c) {
         b[c] = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
         b[4 + c] = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
@@ -53,75 +54,76 @@ INLINE void transpose(Words *rows) {
     memcpy(rows, a, sizeof a);
 }
 
-// What is kept of up to sixteen queries of a key-value head, a lane each.
+// The state of a tile of up to 16 queries of a key-value head, with one lane per query.
 struct TiledQueries {
-    Floats sum, shift;  // of the running softmax
-    Ints last;          // last key, counted from the request's first, that the query sees
-    int first_last;     // the least of these
-    int count;
+    Floats sum, shift;  // running softmax, as in RunningSoftmax
+    Ints last;          // position of the last key that each query attends to
+    int min_last;       // minimum of last
+    int count;          // number of queries
 };
 
-// The memory of a task: shared by all its heads, and of each tile of queries.
-struct TiledMemory {
+// The scratch memory of a task: buffers that its heads share, and the state of each tile of
+// queries.
+struct TiledScratch {
     int64_t key_steps, value_chunks;
-    BFloat16 *keys;   // [TILED_BLOCK, key_size], where some are missing
+    BFloat16 *keys;   // [TILED_BLOCK, key_size] copy of an incomplete block
     Words *values;    // [TILED_BLOCK / TILE_DEPTH, value_chunks, PAIRS]
     Floats *scores;   // [TILED_BLOCK]
     Words *weights;   // [TILED_BLOCK / TILE_DEPTH, TILE_QUERIES]
     char *tiles;
     int64_t bytes_of_tile, bytes;
 
-    TiledMemory(int64_t key_size, int64_t value_size, int64_t num_tiles, char *memory) {
+    TiledScratch(int64_t key_size, int64_t value_size, int64_t num_tiles, char *memory) {
         bytes = 0;
-        const auto take = [&](auto *&pointer, int64_t numbers) {
+        const auto allocate = [&](auto *&pointer, int64_t numbers) {
             pointer = (decltype(&*pointer))(memory + bytes);
-            bytes += rounded_up(numbers * (int64_t)sizeof *pointer, CACHE_LINE);
+            bytes += round_up(numbers * (int64_t)sizeof *pointer, CACHE_LINE);
         };
         key_steps = key_size / TILE_DEPTH;
         value_chunks = value_size / LANES;
-        take(keys, TILED_BLOCK * key_size);
-        take(values, TILED_BLOCK / TILE_DEPTH * value_chunks * PAIRS);
-        take(scores, TILED_BLOCK);
-        take(weights, TILED_BLOCK / TILE_DEPTH * TILE_QUERIES);
-        bytes_of_tile = rounded_up(sizeof(TiledQueries), CACHE_LINE) +
+        allocate(keys, TILED_BLOCK * key_size);
+        allocate(values, TILED_BLOCK / TILE_DEPTH * value_chunks * PAIRS);
+        allocate(scores, TILED_BLOCK);
+        allocate(weights, TILED_BLOCK / TILE_DEPTH * TILE_QUERIES);
+        bytes_of_tile = round_up(sizeof(TiledQueries), CACHE_LINE) +
                         (key_steps + value_chunks) * 16 * (int64_t)sizeof(Floats);
-        take(tiles, num_tiles * bytes_of_tile);
+        allocate(tiles, num_tiles * bytes_of_tile);
     }
 
     TiledQueries &state(int64_t tile) const {
         return *(TiledQueries *)(tiles + tile * bytes_of_tile);
     }
 
-    // [key_steps, 16]: pairs of numbers, a lane for each query.
+    // [key_steps, 16] pairs of elements, with one lane per query.
     Words *queries(int64_t tile) const {
         return (Words *)(tiles + tile * bytes_of_tile +
-                         rounded_up(sizeof(TiledQueries), CACHE_LINE));
+                         round_up(sizeof(TiledQueries), CACHE_LINE));
     }
 
-    // [value_chunks, 16]: a row for each query.
+    // [value_chunks, 16] weighted sums of values, with one vector per query.
     Floats *sums(int64_t tile) const { return (Floats *)(queries(tile) + key_steps * 16); }
 };
 
-// Queries of one key-value head from one on, as they are before any key.
-INLINE void begin_queries(const AttentionCall &call, const Segment &segment, int64_t kv_head,
-                          int64_t first, const TiledMemory &memory, int64_t tile) {
+// Initialises a tile with the queries of a key-value head that start at index first.
+INLINE void init_queries(const AttentionCall &call, const Segment &segment, int64_t kv_head,
+                         int64_t first, const TiledScratch &memory, int64_t tile) {
     const int heads = (int)(call.heads / call.kv_heads);
     TiledQueries &state = memory.state(tile);
-    state.count = least(TILE_QUERIES, heads * segment.count - first);
+    state.count = min_int(TILE_QUERIES, heads * segment.count - first);
     state.sum = Floats{};
     state.shift = Floats{} + MINUS_INFINITY;
-    state.first_last = (int)(segment.start + first / heads);
+    state.min_last = (int)(segment.start + first / heads);
     Words *queries = memory.queries(tile);
     for (int i = 0; i < TILE_QUERIES; ++i) {
-        const int64_t at = first + i;
-        // A lane without a query sees as little as the first one.
-        state.last[i] = i < state.count ? (int)(segment.start + at / heads) : state.first_last;
+        const int64_t query = first + i;
+        // Unused lanes have the causal mask of the first query.
+        state.last[i] = i < state.count ? (int)(segment.start + query / heads) : state.min_last;
         for (int64_t step = 0; step < memory.key_steps; ++step) {
             Words row = {};
             if (i < state.count)
                 memcpy(&row, (const BFloat16 *)call.queries +
-                                 (segment.first_token + at / heads) * call.query_strides[0] +
-                                 (kv_head * heads + at % heads) * call.query_strides[1] +
+                                 (segment.first_token + query / heads) * call.query_strides[0] +
+                                 (kv_head * heads + query % heads) * call.query_strides[1] +
                                  step * TILE_DEPTH,
                        sizeof row);
             queries[step * 16 + i] = row;
@@ -131,12 +133,13 @@ INLINE void begin_queries(const AttentionCall &call, const Segment &segment, int
     memset((void *)memory.sums(tile), 0, memory.value_chunks * 16 * sizeof(Floats));
 }
 
-// Of each two keys, values interleaved: chunk by chunk those at even places, then at odd places.
+// Interleaves the values of each two keys. For each two chunks, stores the pairs at even indices,
+// then those at odd indices.
 INLINE void pack_tiled_values(const BFloat16 *from, int64_t stride, int num_keys, int64_t chunks,
-                              Words *to, NextBlock<BFloat16> &ahead) {
-    const int num_pairs = (int)rounded_up(num_keys, TILE_DEPTH) / 2;
+                              Words *to, NextBlock<BFloat16> &next_block) {
+    const int num_pairs = (int)round_up(num_keys, TILE_DEPTH) / 2;
     for (int pair = 0; pair < num_pairs; ++pair) {
-        ahead.ask();
+        next_block.prefetch();
         for (int64_t c = 0; c < chunks; c += 2) {
             Words first = {}, second = {};
             const BFloat16 *here = from + 2 * pair * stride + c * LANES;
@@ -149,7 +152,7 @@ INLINE void pack_tiled_values(const BFloat16 *from, int64_t stride, int num_keys
     }
 }
 
-// Scores of sixteen or thirty-two keys with a tile of queries.
+// Computes the scores of COUNT tiles of keys (16 keys each) with a tile of queries.
 template <int COUNT>
 INLINE void score_tiles(const BFloat16 *keys, int64_t stride, const Words *queries, int64_t steps,
                         Floats *scores) {
@@ -169,8 +172,8 @@ INLINE void score_tiles(const BFloat16 *keys, int64_t stride, const Words *queri
     if (COUNT == 2) _tile_stored(1, scores + TILE_KEYS, TILE_BYTES);
 }
 
-// 2^x for any x, as exact as a weight that is rounded to BFloat16 can tell.
-INLINE __m512 rough_power_of_two(__m512 x) {
+// Computes 2^x for any x, accurate enough for weights that are rounded to BFloat16.
+INLINE __m512 approximate_power_of_two(__m512 x) {
     const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 f = _mm512_sub_ps(x, whole);
     __m512 series = _mm512_set1_ps(9.61812911e-3f);
@@ -181,46 +184,47 @@ INLINE __m512 rough_power_of_two(__m512 x) {
     return _mm512_scalef_ps(series, whole);
 }
 
-// Turn the scores of some keys into weights: a row of pairs for each query. Behind the keys the rows
-// are filled up to num_rows.
-INLINE void weigh_tile(Floats *scores, int num_keys, int num_rows, int64_t first, float scale,
-                       TiledQueries &state, Floats *sums, int64_t chunks, Words *weights,
-                       NextBlock<BFloat16> &ahead) {
+// Converts the scores of a block of keys to weights, a row of pairs for each query, and updates the
+// running softmax and its sums. The keys are padded to num_rows with weights of 0.
+INLINE void update_tile_softmax(Floats *scores, int num_keys, int num_rows, int64_t first,
+                                float scale, TiledQueries &state, Floats *sums, int64_t chunks,
+                                Words *weights, NextBlock<BFloat16> &next_block) {
     const Floats hidden = Floats{} + MINUS_INFINITY;
     for (int k = num_keys; k < num_rows; ++k) scores[k] = hidden;
-    if (first + num_keys - 1 > state.first_last)
+    if (first + num_keys - 1 > state.min_last)
         for (int k = 0; k < num_keys; ++k)
             scores[k] = state.last >= (int)first + k ? scores[k] : hidden;
     Floats tops[4] = {hidden, hidden, hidden, hidden};
     for (int k = 0; k < num_rows; k += 4)
-        for (int i = 0; i < 4; ++i) tops[i] = larger(scores[k + i], tops[i]);
-    const Floats top = larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])) * scale;
-    const uint32_t grown =
+        for (int i = 0; i < 4; ++i) tops[i] = lanewise_max(scores[k + i], tops[i]);
+    const Floats top =
+        lanewise_max(lanewise_max(tops[0], tops[1]), lanewise_max(tops[2], tops[3])) * scale;
+    const uint32_t exceeded =
         _mm512_cmp_ps_mask((__m512)top, (__m512)(state.shift + MAX_EXCESS), _CMP_GT_OQ);
-    if (grown) {
-        const Floats shift = (Floats)_mm512_mask_mov_ps((__m512)state.shift, grown, (__m512)top);
-        const Floats shrink = (Floats)_mm512_mask_mov_ps(
-            (__m512)(Floats{} + 1.0f), grown, (__m512)power_of_two(state.shift - shift));
-        state.sum *= shrink;
+    if (exceeded) {
+        const Floats shift = (Floats)_mm512_mask_mov_ps((__m512)state.shift, exceeded, (__m512)top);
+        const Floats rescale = (Floats)_mm512_mask_mov_ps(
+            (__m512)(Floats{} + 1.0f), exceeded, (__m512)power_of_two(state.shift - shift));
+        state.sum *= rescale;
         state.shift = shift;
         if (first)
             for (int i = 0; i < state.count; ++i)
-                for (int64_t c = 0; c < chunks; ++c) sums[c * 16 + i] *= shrink[i];
+                for (int64_t c = 0; c < chunks; ++c) sums[c * 16 + i] *= rescale[i];
     }
-    // As long as all scores are -infinity, there is nothing to shift by.
+    // While all scores are -infinity, the shift is -infinity too, and 0 is used instead.
     const __m512 shift = (__m512)(state.shift == hidden ? Floats{} : state.shift);
     const __m512 factor = _mm512_set1_ps(scale);
     const __m512i pairs = (__m512i)(Words{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} *
                                         0x10001u +
-                                    0x100000u);  // low half, high half
+                                    0x100000u);  // indices of the low and the high half
     const __m512bh ones = (__m512bh)(Words{} + 0x3f803f80u);
     __m512 sum = (__m512)state.sum;
     for (int k = 0; k < num_rows; k += 2) {
-        ahead.ask();
+        next_block.prefetch();
         const __m512 even = _mm512_fmsub_ps((__m512)scores[k], factor, shift);
         const __m512 odd = _mm512_fmsub_ps((__m512)scores[k + 1], factor, shift);
         const __m512bh both =
-            _mm512_cvtne2ps_pbh(rough_power_of_two(odd), rough_power_of_two(even));
+            _mm512_cvtne2ps_pbh(approximate_power_of_two(odd), approximate_power_of_two(even));
         const __m512i row = _mm512_permutexvar_epi16(pairs, (__m512i)both);
         sum = _mm512_dpbf16_ps(sum, (__m512bh)row, ones);
         weights[k / 2] = (Words)row;
@@ -229,7 +233,7 @@ INLINE void weigh_tile(Floats *scores, int num_keys, int num_rows, int64_t first
     for (int k = 0; k < num_rows; k += TILE_DEPTH) transpose(weights + k / 2);
 }
 
-// Add the weighted values of some keys to WIDTH chunks of the sums of a tile of queries.
+// Adds the weighted values of a block of keys to WIDTH chunks of the sums of a tile of queries.
 template <int WIDTH>
 INLINE void add_tiles(const Words *weights, const Words *values, int num_rows, int64_t chunks,
                       Floats *sums) {
@@ -260,17 +264,17 @@ INLINE void add_tiles(const Words *weights, const Words *values, int num_rows, i
     }
 }
 
-// One block of keys and values of one key-value head, for some tiles of queries.
+// Computes one block of keys of one key-value head for the tiles of queries first_tile to end_tile.
 INLINE void attend_tiled_block(const AttentionCall &call, const BFloat16 *keys,
                                const BFloat16 *values, int64_t first, int num_keys,
-                               int64_t first_tile, int64_t end_tile, const TiledMemory &memory,
-                               NextBlock<BFloat16> &ahead) {
+                               int64_t first_tile, int64_t end_tile, const TiledScratch &memory,
+                               NextBlock<BFloat16> &next_block) {
     const int64_t key_size = call.key_size, value_stride = call.kv_heads * call.value_size;
-    const float scale = (float)(call.scale * 1.4426950408889634);  // for powers of two
-    const int num_rows = (int)rounded_up(num_keys, TILE_DEPTH);
+    const float scale = (float)(call.scale * 1.4426950408889634);  // 1 / ln 2, for powers of two
+    const int num_rows = (int)round_up(num_keys, TILE_DEPTH);
     int64_t stride = call.kv_heads * key_size;
-    if (num_keys % TILE_KEYS) {  // nothing behind the last key is read
-        for (int k = 0; k < (int)rounded_up(num_keys, TILE_KEYS); ++k)
+    if (num_keys % TILE_KEYS) {  // copied so that nothing after the last key is read
+        for (int k = 0; k < (int)round_up(num_keys, TILE_KEYS); ++k)
             if (k < num_keys)
                 memcpy(memory.keys + k * key_size, keys + k * stride, key_size * sizeof *keys);
             else
@@ -278,20 +282,21 @@ INLINE void attend_tiled_block(const AttentionCall &call, const BFloat16 *keys,
         keys = memory.keys;
         stride = key_size;
     }
-    pack_tiled_values(values, value_stride, num_keys, memory.value_chunks, memory.values, ahead);
+    pack_tiled_values(values, value_stride, num_keys, memory.value_chunks, memory.values,
+                      next_block);
     for (int64_t tile = first_tile; tile < end_tile; ++tile) {
         TiledQueries &state = memory.state(tile);
-        if (state.last[state.count - 1] < first) continue;  // sees none of them
+        if (state.last[state.count - 1] < first) continue;  // the causal mask hides all keys
         Floats *sums = memory.sums(tile);
-        // The compiler does not know what tiles read and write.
+        // Tile loads and stores are unknown to the compiler.
         __asm__ volatile("" ::: "memory");
         for (int k = 0; k < num_keys; k += TILE_DEPTH)
             (num_keys - k > TILE_KEYS ? score_tiles<2> : score_tiles<1>)(
                 keys + k * stride, stride, memory.queries(tile), memory.key_steps,
                 memory.scores + k);
         __asm__ volatile("" ::: "memory");
-        weigh_tile(memory.scores, num_keys, num_rows, first, scale, state, sums,
-                   memory.value_chunks, memory.weights, ahead);
+        update_tile_softmax(memory.scores, num_keys, num_rows, first, scale, state, sums,
+                            memory.value_chunks, memory.weights, next_block);
         __asm__ volatile("" ::: "memory");
         int64_t c = 0;
         for (; c + 4 <= memory.value_chunks; c += 4)
@@ -304,32 +309,33 @@ INLINE void attend_tiled_block(const AttentionCall &call, const BFloat16 *keys,
     }
 }
 
-INLINE void finish_queries(const AttentionCall &call, const Segment &segment, int64_t kv_head,
-                           int64_t first, const TiledMemory &memory, int64_t tile) {
+// Writes the results of a tile of queries.
+INLINE void write_outputs(const AttentionCall &call, const Segment &segment, int64_t kv_head,
+                          int64_t first, const TiledScratch &memory, int64_t tile) {
     const int heads = (int)(call.heads / call.kv_heads);
     const TiledQueries &state = memory.state(tile);
     const Floats *sums = memory.sums(tile);
     const Floats normalizers = 1.0f / state.sum;
     for (int i = 0; i < state.count; ++i) {
-        const int64_t at = first + i;
-        BFloat16 *out = (BFloat16 *)call.out + ((segment.first_token + at / heads) * call.heads +
-                                                kv_head * heads + at % heads) *
+        const int64_t query = first + i;
+        BFloat16 *out = (BFloat16 *)call.out + ((segment.first_token + query / heads) * call.heads +
+                                                kv_head * heads + query % heads) *
                                                    call.value_size;
         for (int64_t c = 0; c < memory.value_chunks; c += 2, out += 2 * LANES) {
             const Floats pair[2] = {sums[c * 16 + i] * normalizers[i],
                                     sums[(c + 1) * 16 + i] * normalizers[i]};
-            unload(pair, out);
+            store(pair, out);
         }
     }
 }
 
-// As attend of attention.h.
+// The same as attend of attention.h.
 void attend_tiled(const AttentionCall &call, const Segment &segment, int64_t first_head,
                   int64_t end_head, float *scratch) {
     const int64_t key_size = call.key_size, value_size = call.value_size;
     const int64_t key_stride = call.kv_heads * key_size, value_stride = call.kv_heads * value_size;
-    BFloat16 *keys = (BFloat16 *)call.keys + segment.row * call.capacity * key_stride;
-    BFloat16 *values = (BFloat16 *)call.values + segment.row * call.capacity * value_stride;
+    BFloat16 *keys = (BFloat16 *)call.keys + segment.cache_slot * call.capacity * key_stride;
+    BFloat16 *values = (BFloat16 *)call.values + segment.cache_slot * call.capacity * value_stride;
     const int64_t num_queries = call.heads / call.kv_heads * segment.count;
     const int64_t count_heads = end_head - first_head;
     if (call.new_keys)
@@ -339,32 +345,32 @@ void attend_tiled(const AttentionCall &call, const Segment &segment, int64_t fir
             append(segment, call.new_values, call.value_strides, head, (int)value_size,
                    values + head * value_size, value_stride);
         }
-    const TiledMemory memory(key_size, value_size, TILES_AT_ONCE * count_heads, (char *)scratch);
-    const TileShapes shapes(TILE_ROWS);
-    for (int64_t begin = 0; begin < num_queries; begin += TILES_AT_ONCE * TILE_QUERIES) {
-        const int64_t end = least(num_queries, begin + TILES_AT_ONCE * TILE_QUERIES);
-        const auto for_tiles = [&](const auto &use) {
+    const TiledScratch memory(key_size, value_size, MAX_QUERY_TILES * count_heads, (char *)scratch);
+    const TileConfig config(TILE_ROWS);
+    for (int64_t begin = 0; begin < num_queries; begin += MAX_QUERY_TILES * TILE_QUERIES) {
+        const int64_t end = min_int(num_queries, begin + MAX_QUERY_TILES * TILE_QUERIES);
+        const auto for_tiles = [&](const auto &body) {
             for (int64_t head = first_head; head < end_head; ++head)
                 for (int64_t first = begin; first < end; first += TILE_QUERIES)
-                    use(call, segment, head, first, memory,
-                        (head - first_head) * TILES_AT_ONCE + (first - begin) / TILE_QUERIES);
+                    body(call, segment, head, first, memory,
+                         (head - first_head) * MAX_QUERY_TILES + (first - begin) / TILE_QUERIES);
         };
-        for_tiles(begin_queries);
+        for_tiles(init_queries);
         const int64_t num_tiles = (end - begin + TILE_QUERIES - 1) / TILE_QUERIES;
         const int64_t heads = call.heads / call.kv_heads;
-        const int64_t length = segment.start + (end - 1) / heads + 1;  // that the last one sees
+        const int64_t length = segment.start + (end - 1) / heads + 1;  // visible to the last query
         for (int64_t first = 0; first < length; first += TILED_BLOCK)
             for (int64_t head = first_head; head < end_head; ++head) {
-                NextBlock<BFloat16> ahead(call, keys, values, first_head, end_head, head, first,
-                                          length, TILED_BLOCK);
-                const int64_t tile = (head - first_head) * TILES_AT_ONCE;
+                NextBlock<BFloat16> next_block(call, keys, values, first_head, end_head, head,
+                                               first, length, TILED_BLOCK);
+                const int64_t tile = (head - first_head) * MAX_QUERY_TILES;
                 attend_tiled_block(call, keys + first * key_stride + head * key_size,
                                    values + first * value_stride + head * value_size, first,
-                                   least(TILED_BLOCK, length - first), tile, tile + num_tiles,
-                                   memory, ahead);
-                ahead.ask_rest();
+                                   min_int(TILED_BLOCK, length - first), tile, tile + num_tiles,
+                                   memory, next_block);
+                next_block.prefetch_rest();
             }
-        for_tiles(finish_queries);
+        for_tiles(write_outputs);
     }
 }
 

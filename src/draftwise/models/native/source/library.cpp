@@ -1,5 +1,5 @@
-// What Python calls. Only these functions leave the library, and all their names begin with
-// draftwise_: others, such as POSIX's accept, are never taken for ours or ours for them.
+// The functions that Python calls. The library exports only these. Their names begin with
+// draftwise_, so that they do not collide with names of other libraries, such as POSIX's accept.
 
 #include "acceptance.h"
 #include "attention_tasks.h"
@@ -14,13 +14,14 @@
 // The library is compiled with -fvisibility=hidden.
 #define DRAFTWISE_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Bytes of a structure that Python declares as well.
+// Size in bytes of a structure that Python also declares.
 struct StructureSize {
     const char *name;
     int64_t size;
 };
 
-// Python compares these with its own when it loads the library. A null name marks the end.
+// Returns the sizes of all shared structures, ending with a null name. Python compares them with
+// its own when it loads the library.
 DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
 #define SIZE_OF(structure) {#structure, sizeof(structure)}
     static const StructureSize sizes[] = {
@@ -45,22 +46,24 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
 }
 
 // Floats of scratch memory that a thread needs for segments of up to num_tokens tokens.
-DRAFTWISE_EXPORT int64_t draftwise_attention_scratch(int64_t num_tokens, int64_t heads, int64_t kv_heads,
-                                     int64_t heads_per_task, int64_t key_size,
-                                     int64_t value_size) {
-    return attention_scratch_size(num_tokens, heads, kv_heads, heads_per_task, key_size, value_size);
+DRAFTWISE_EXPORT int64_t draftwise_attention_scratch(int64_t num_tokens, int64_t heads,
+                                                     int64_t kv_heads, int64_t heads_per_task,
+                                                     int64_t key_size, int64_t value_size) {
+    return attention_scratch_size(num_tokens, heads, kv_heads, heads_per_task, key_size,
+                                  value_size);
 }
 
+// Computes the attention of one layer.
 DRAFTWISE_EXPORT void draftwise_attention(const AttentionCall *call, const Threads *threads) {
-    int64_t next = 0;
-    const Tasks tasks = tasks_for(*call);
-    together(*threads, [&](Worker me) {
-        tasks(*call, call->scratch + me.index * call->scratch_size, &next);
+    int64_t next_task = 0;
+    const RunTasks tasks = tasks_for(*call);
+    run_on_team(*threads, [&](Worker worker) {
+        tasks(*call, call->scratch + worker.index * call->scratch_size, &next_task);
     });
 }
 
 #if defined(__AMX_BF16__)
-// Whether every product of a model is made of whole tiles.
+// Whether the depth of every product of a model is a multiple of a tile's.
 static bool fits_tiles(const DecoderModel &model) {
     const int64_t depths[] = {model.hidden, model.heads * model.head_size, model.intermediate};
     for (const int64_t depth : depths)
@@ -69,24 +72,25 @@ static bool fits_tiles(const DecoderModel &model) {
 }
 #endif
 
-// Call something with the way in which a model's weights are multiplied.
-template <class Use>
-static auto by_weight(const DecoderModel &model, const Use &use) {
+// Calls body with the type of the model's packed weights.
+template <class Body>
+static auto dispatch_weight(const DecoderModel &model, const Body &body) {
 #if defined(__AMX_BF16__)
     if (model.is_bfloat16 && fits_tiles(model)) {
-        if (model.bits == 8) return use(NarrowWeight<TiledWeight, EightBits>());
-        if (model.bits == 12) return use(NarrowWeight<TiledWeight, TwelveBits>());
-        return use(TiledWeight());
+        if (model.bits == 8) return body(NarrowWeight<TiledWeight, EightBits>());
+        if (model.bits == 12) return body(NarrowWeight<TiledWeight, TwelveBits>());
+        return body(TiledWeight());
     }
 #endif
 #if defined(__AVX512BF16__)
     if (model.is_bfloat16)
-        return model.bits == 8 ? use(NarrowWeight<PairedWeight, EightBits>()) : use(PairedWeight());
+        return model.bits == 8 ? body(NarrowWeight<PairedWeight, EightBits>())
+                               : body(PairedWeight());
 #endif
-    return model.is_bfloat16 ? use(WideWeight<BFloat16>()) : use(WideWeight<float>());
+    return model.is_bfloat16 ? body(WideWeight<BFloat16>()) : body(WideWeight<float>());
 }
 
-// Whether pairs of BFloat16 are multiplied, which decides how a weight is laid out.
+// Returns 1 if weights of BFloat16 are packed in pairs (PairedWeight), else 0.
 DRAFTWISE_EXPORT int64_t draftwise_multiplies_pairs() {
 #if defined(__AVX512BF16__)
     return 1;
@@ -95,7 +99,8 @@ DRAFTWISE_EXPORT int64_t draftwise_multiplies_pairs() {
 #endif
 }
 
-// Whether the processor's matrix unit multiplies them, of models whose sizes are whole tiles.
+// Returns 1 if the matrix unit multiplies weights of BFloat16 whose depth is a multiple of a
+// tile's, else 0.
 DRAFTWISE_EXPORT int64_t draftwise_multiplies_tiles() {
 #if defined(__AMX_BF16__)
     return may_use_tiles();
@@ -104,50 +109,61 @@ DRAFTWISE_EXPORT int64_t draftwise_multiplies_tiles() {
 #endif
 }
 
+// Returns the number of float32 lanes of a vector.
 DRAFTWISE_EXPORT int64_t draftwise_lanes() { return LANES; }
 
-// Bytes of memory that a pass needs.
+// Returns the bytes of scratch memory that a pass needs.
 DRAFTWISE_EXPORT int64_t draftwise_decoder_memory(const DecoderModel *model, int64_t num_tokens,
-                                  int64_t largest_segment, int64_t num_threads) {
-    return by_weight(*model, [&](auto weight) {
+                                                  int64_t largest_segment, int64_t num_threads) {
+    return dispatch_weight(*model, [&](auto weight) {
         return memory_for<decltype(weight)>(*model, num_tokens, largest_segment, num_threads);
     });
 }
 
+// Runs a forward pass.
 DRAFTWISE_EXPORT void draftwise_decode(const DecoderCall *call) {
-    by_weight(*call->model, [&](auto weight) { return decode<decltype(weight)>(*call); });
+    dispatch_weight(*call->model, [&](auto weight) { return decode<decltype(weight)>(*call); });
 }
 
+// Drafts several tokens with a draft model.
 DRAFTWISE_EXPORT void draftwise_draft(DraftCall *call) {
-    by_weight(*call->next->model, [&](auto weight) { return draft<decltype(weight)>(*call); });
+    dispatch_weight(*call->next->model,
+                    [&](auto weight) { return draft<decltype(weight)>(*call); });
 }
 
-DRAFTWISE_EXPORT void draftwise_distributions(const DistributionCall *call, const Threads *threads) {
-    together(*threads, [&](Worker me) {
-        for (int64_t row = me.first(call->num_rows); row < me.end(call->num_rows); ++row)
-            distribution(*call, row, me.index);
+// Computes distributions from logits.
+DRAFTWISE_EXPORT void draftwise_distributions(const DistributionCall *call,
+                                              const Threads *threads) {
+    run_on_team(*threads, [&](Worker worker) {
+        for (int64_t row = worker.first(call->num_rows); row < worker.end(call->num_rows); ++row)
+            distribution(*call, row, worker.index);
     });
 }
 
+// Verifies drafted tokens by the acceptance law.
 DRAFTWISE_EXPORT void draftwise_accept(const AcceptanceCall *call, const Threads *threads) {
-    together(*threads, [&](Worker me) {
-        for (int64_t request = me.index; request < call->num_requests; request += me.count)
-            accept(*call, request, me.index);
+    run_on_team(*threads, [&](Worker worker) {
+        for (int64_t request = worker.index; request < call->num_requests; request += worker.count)
+            accept(*call, request, worker.index);
     });
 }
 
+// Computes a companion's scores of drafted tokens.
 DRAFTWISE_EXPORT void draftwise_score(const ScoreCall *call, const Threads *threads) {
-    together(*threads, [&](Worker me) {
-        for (int64_t row = me.first(call->num_rows); row < me.end(call->num_rows); ++row)
-            score_row(*call, row, me.index);
+    run_on_team(*threads, [&](Worker worker) {
+        for (int64_t row = worker.first(call->num_rows); row < worker.end(call->num_rows); ++row)
+            score_row(*call, row, worker.index);
     });
 }
 
-DRAFTWISE_EXPORT void draftwise_count_exponents(const uint16_t *numbers, int64_t size, int64_t *counts) {
+// See count_exponents.
+DRAFTWISE_EXPORT void draftwise_count_exponents(const uint16_t *numbers, int64_t size,
+                                                int64_t *counts) {
     count_exponents((const BFloat16 *)numbers, size, counts);
 }
 
-DRAFTWISE_EXPORT void draftwise_compress(const uint16_t *numbers, int64_t size, const uint8_t *codes, char *to,
-                         uint64_t *exceptions) {
+// See compress.
+DRAFTWISE_EXPORT void draftwise_compress(const uint16_t *numbers, int64_t size,
+                                         const uint8_t *codes, char *to, uint64_t *exceptions) {
     compress((const BFloat16 *)numbers, size, codes, to, exceptions);
 }

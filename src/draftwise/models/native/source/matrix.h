@@ -1,9 +1,10 @@
-// Products of a few rows with a weight that was laid out once, in panels.
+// Products of a few rows with a packed weight.
 //
-// A panel is two vectors of columns. It lies step after step, so that it is read from one end to the
-// other, once from memory whatever the number of rows: while the rows after the first few are
-// multiplied with it, the next panel is asked for. Rows are taken as many at a time as there are
-// registers for their sums.
+// The weight is packed once into panels. A panel contains two vectors of columns, stored in the
+// order of the steps along the depth, so that the microkernel reads it sequentially. A register
+// block contains as many rows as there are registers for their sums. A panel is read from memory
+// once for all register blocks. While several register blocks are multiplied with a panel, the next
+// panel is prefetched.
 
 #pragma once
 
@@ -11,64 +12,69 @@
 
 namespace {
 
-constexpr int PANEL = 2 * LANES;
-constexpr int LARGEST_BLOCK = LANES == 16 ? 12 : 6;  // rows at a time
-constexpr int LARGEST_ALONE = LANES == 16 ? 9 : 6;    // that are quicker as one block than as two
-constexpr int ROWS_AT_ONCE = 16 * LARGEST_BLOCK;     // that stay in the cache meanwhile
+constexpr int PANEL_WIDTH = 2 * LANES;  // columns of a panel
+constexpr int MAX_BLOCK_ROWS = LANES == 16 ? 12 : 6;  // rows of a register block
+// Largest number of rows that is faster as one block than as two.
+constexpr int MAX_SINGLE_BLOCK_ROWS = LANES == 16 ? 9 : 6;
+constexpr int CACHED_ROWS = 16 * MAX_BLOCK_ROWS;  // rows that stay in the cache during a product
 
-// How a weight is multiplied: as float32, of each column one number after the other.
+// The arithmetic of the microkernel for a weight of type T. One step multiplies one number of each
+// column in float32.
 template <class T>
 struct WideWeight {
-    typedef T Stored;       // type of the weight
-    typedef float Number;   // type of what it is multiplied with
-    typedef float Factor;   // what one step takes of a row
+    typedef T Stored;      // type of the packed weight
+    typedef float Input;   // type of the rows
+    typedef float Factor;  // numbers of a row in one step, broadcast to all lanes
     typedef Floats Columns;
-    static constexpr int DEPTH = 1;  // numbers of a row in one step
-    static constexpr int BYTES = PANEL * sizeof(T);  // of a panel in one step
+    static constexpr int DEPTH = 1;                        // numbers of a row in one step
+    static constexpr int BYTES = PANEL_WIDTH * sizeof(T);  // bytes of a panel in one step
 
     INLINE void load(const char *from, Columns *to) {
         if constexpr (sizeof(T) == sizeof(float))
             memcpy(to, from, 2 * sizeof *to);
         else
-            ::load((const T *)from, to);  // column c and the one LANES further share a word
+            ::load((const T *)from, to);  // columns c and c + LANES share a word
     }
 
-    INLINE Floats multiply_add(Floats sum, Columns column, Factor by) { return sum + column * by; }
+    INLINE Floats multiply_add(Floats sum, Columns column, Factor factor) {
+        return sum + column * factor;
+    }
 };
 
 #if defined(__AVX512BF16__)
-// Pairs of BFloat16, multiplied by the processor. A word holds two numbers of a column.
+// The same for BFloat16 with the dot-product instructions of AVX512-BF16. One step multiplies two
+// numbers of each column, which share a word.
 struct PairedWeight {
     typedef BFloat16 Stored;
-    typedef BFloat16 Number;
+    typedef BFloat16 Input;
     typedef uint32_t Factor;
     typedef Words Columns;
     static constexpr int DEPTH = 2;
-    static constexpr int BYTES = PANEL * sizeof(Factor);
+    static constexpr int BYTES = PANEL_WIDTH * sizeof(Factor);
 
     INLINE void load(const char *from, Columns *to) { memcpy(to, from, 2 * sizeof *to); }
 
-    INLINE Floats multiply_add(Floats sum, Columns column, Factor by) {
+    INLINE Floats multiply_add(Floats sum, Columns column, Factor factor) {
         return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)column,
-                                        (__m512bh)_mm512_set1_epi32((int)by));
+                                        (__m512bh)_mm512_set1_epi32((int)factor));
     }
 };
 #endif
 
-// Of a weight with so many inputs.
+// Number of steps of a weight with depth inputs.
 template <class W>
-INLINE int64_t steps(int64_t depth) { return (depth + W::DEPTH - 1) / W::DEPTH; }
+INLINE int64_t steps_for(int64_t depth) { return (depth + W::DEPTH - 1) / W::DEPTH; }
 
-INLINE int64_t num_panels(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
+INLINE int64_t num_panels(int64_t columns) { return (columns + PANEL_WIDTH - 1) / PANEL_WIDTH; }
 
-// COUNT rows with a panel. If it asks, every step asks for the next so many bytes that follow next.
-// Each sum is made in the same order whatever COUNT is.
-template <class W, int COUNT, bool ASKS>
-INLINE void multiply_steps(const typename W::Number *x, int64_t stride, const char *panel,
-                           int64_t count, const char *next, int64_t next_bytes, Floats *sums) {
-    Floats part[COUNT][2] = {};  // by itself, so that it is kept in registers
-    for (int64_t step = 0; step < count; ++step) {
-        if (ASKS) __builtin_prefetch(next + step * next_bytes, 0, 2);
+// Multiplies COUNT rows with a panel. With PREFETCHES, each step prefetches one cache line of the
+// memory at next and advances by next_bytes. The order of each sum does not depend on COUNT.
+template <class W, int COUNT, bool PREFETCHES>
+INLINE void multiply_steps(const typename W::Input *x, int64_t stride, const char *panel,
+                           int64_t num_steps, const char *next, int64_t next_bytes, Floats *sums) {
+    Floats part[COUNT][2] = {};  // a local array, so that the compiler keeps it in registers
+    for (int64_t step = 0; step < num_steps; ++step) {
+        if (PREFETCHES) __builtin_prefetch(next + step * next_bytes, 0, 2);
         typename W::Columns columns[2];
         W::load(panel + step * W::BYTES, columns);
 #pragma GCC unroll 16
@@ -82,75 +88,81 @@ INLINE void multiply_steps(const typename W::Number *x, int64_t stride, const ch
     memcpy(sums, part, sizeof part);
 }
 
-template <class W, int COUNT, class Use>
-void multiply_block(const typename W::Number *x, int64_t stride, const char *panel, int64_t depth,
-                    const char *next, int64_t next_bytes, int64_t row, const Use &use) {
+// Multiplies a register block of COUNT rows with a panel and passes the results to the epilogue.
+template <class W, int COUNT, class Epilogue>
+void multiply_block(const typename W::Input *x, int64_t stride, const char *panel, int64_t depth,
+                    const char *next, int64_t next_bytes, int64_t row, const Epilogue &epilogue) {
     Floats sums[2 * COUNT];
-    const int64_t count = steps<W>(depth);
+    const int64_t num_steps = steps_for<W>(depth);
     if (next)
-        multiply_steps<W, COUNT, true>(x, stride, panel, count, next, next_bytes, sums);
+        multiply_steps<W, COUNT, true>(x, stride, panel, num_steps, next, next_bytes, sums);
     else
-        multiply_steps<W, COUNT, false>(x, stride, panel, count, next, 0, sums);
-    for (int i = 0; i < COUNT; ++i) use(row + i, sums[2 * i], sums[2 * i + 1]);
+        multiply_steps<W, COUNT, false>(x, stride, panel, num_steps, next, 0, sums);
+    for (int i = 0; i < COUNT; ++i) epilogue(row + i, sums[2 * i], sums[2 * i + 1]);
 }
 
-template <class W, int COUNT, class Use>
-void multiply_block_of(int count, const typename W::Number *x, int64_t stride, const char *panel,
-                       int64_t depth, const char *next, int64_t next_bytes, int64_t row,
-                       const Use &use) {
+// Calls multiply_block for a number of rows that is known at run time, at most COUNT.
+template <class W, int COUNT, class Epilogue>
+void dispatch_block(int count, const typename W::Input *x, int64_t stride, const char *panel,
+                    int64_t depth, const char *next, int64_t next_bytes, int64_t row,
+                    const Epilogue &epilogue) {
     if constexpr (COUNT > 1)
         if (count < COUNT)
-            return multiply_block_of<W, COUNT - 1>(count, x, stride, panel, depth, next,
-                                                   next_bytes, row, use);
-    multiply_block<W, COUNT>(x, stride, panel, depth, next, next_bytes, row, use);
+            return dispatch_block<W, COUNT - 1>(count, x, stride, panel, depth, next,
+                                                next_bytes, row, epilogue);
+    multiply_block<W, COUNT>(x, stride, panel, depth, next, next_bytes, row, epilogue);
 }
 
-// What is to be asked for meanwhile: so many bytes, which follow what is multiplied.
-struct Ahead {
-    const char *from;  // or null
+// Memory to prefetch during a product.
+struct PrefetchRange {
+    const char *from;  // null for no prefetching
     int64_t bytes;
 };
 
-// x [rows, depth], rows first to end of it, with a panel; use(row, left, right) gets what comes out.
-template <class W, class Use>
-void multiply_panel(const typename W::Number *x, int64_t stride, int64_t first, int64_t end,
-                    int64_t depth, const char *panel, Ahead ahead, const Use &use) {
-    const int64_t rows = end - first, needed = (rows + LARGEST_BLOCK - 1) / LARGEST_BLOCK;
-    const int64_t blocks = needed == 1 && rows > LARGEST_ALONE ? 2 : needed;
-    // One block reads on so fast that the processor's own foresight does better.
-    const bool asks = blocks > 1 && ahead.from;
+// Multiplies the rows first to end of x [rows, depth] with a panel. For each row, calls
+// epilogue(row, left, right) with the two vectors of results.
+template <class W, class Epilogue>
+void multiply_panel(const typename W::Input *x, int64_t stride, int64_t first, int64_t end,
+                    int64_t depth, const char *panel, PrefetchRange prefetch,
+                    const Epilogue &epilogue) {
+    const int64_t rows = end - first, needed = (rows + MAX_BLOCK_ROWS - 1) / MAX_BLOCK_ROWS;
+    const int64_t blocks = needed == 1 && rows > MAX_SINGLE_BLOCK_ROWS ? 2 : needed;
+    // A single block reads the panels so fast that the hardware prefetcher alone is faster.
+    const bool prefetches = blocks > 1 && prefetch.from;
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t row = first + rows * b / blocks, until = first + rows * (b + 1) / blocks;
-        const char *next = asks ? ahead.from + ahead.bytes * b / blocks : nullptr;
-        multiply_block_of<W, LARGEST_BLOCK>((int)(until - row), x + row * stride, stride, panel,
-                                            depth, next, ahead.bytes / steps<W>(depth) / blocks,
-                                            row, use);
+        const char *next = prefetches ? prefetch.from + prefetch.bytes * b / blocks : nullptr;
+        dispatch_block<W, MAX_BLOCK_ROWS>((int)(until - row), x + row * stride, stride, panel,
+                                          depth, next,
+                                          prefetch.bytes / steps_for<W>(depth) / blocks, row,
+                                          epilogue);
     }
 }
 
-// x [rows, depth] with some panels of a weight; use(row, panel, left, right) gets what comes out.
-// Only the weights of narrow.h need the memory.
-template <class W, class Use>
-void multiply(W, const typename W::Number *x, int64_t stride, int64_t rows, int64_t depth,
-              const void *weight, int64_t first_panel, int64_t end_panel, char * /* memory */,
-              const Use &use) {
-    const int64_t size = steps<W>(depth) * W::BYTES;
-    for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {
-        const int64_t end = least(start + ROWS_AT_ONCE, rows);
+// Multiplies x [rows, depth] with the panels first_panel to end_panel of a weight. Calls
+// epilogue(row, panel, left, right) with the results. Only the weights of narrow.h need the scratch
+// memory expanded.
+template <class W, class Epilogue>
+void multiply(W, const typename W::Input *x, int64_t stride, int64_t rows, int64_t depth,
+              const void *weight, int64_t first_panel, int64_t end_panel, char * /* expanded */,
+              const Epilogue &epilogue) {
+    const int64_t size = steps_for<W>(depth) * W::BYTES;
+    for (int64_t start = 0; start < rows; start += CACHED_ROWS) {
+        const int64_t end = min_int(start + CACHED_ROWS, rows);
         for (int64_t p = first_panel; p < end_panel; ++p) {
             const char *panel = (const char *)weight + p * size;
-            const Ahead ahead = {p + 1 < end_panel ? panel + size : nullptr, size};
-            multiply_panel<W>(x, stride, start, end, depth, panel, ahead,
+            const PrefetchRange prefetch = {p + 1 < end_panel ? panel + size : nullptr, size};
+            multiply_panel<W>(x, stride, start, end, depth, panel, prefetch,
                               [&](int64_t row, Floats left, Floats right) {
-                                  use(row, p, left, right);
+                                  epilogue(row, p, left, right);
                               });
         }
     }
 }
 
-// Some columns of a vector pair, of which so many are there.
+// Writes the first columns of a pair of vectors.
 INLINE void write_columns(Floats left, Floats right, int columns, float *to) {
-    if (columns == PANEL) {
+    if (columns == PANEL_WIDTH) {
         write(left, to);
         write(right, to + LANES);
     } else {

@@ -1,18 +1,21 @@
-// Products with weights of fewer bits, of which there is less to read.
+// Products with weights that are stored in fewer bits, which reduces the memory traffic.
 //
-// What is stored is written out as the panels of pairs that it stands for, in a memory that stays in
-// the cache, some steps before it is multiplied: so that writing, multiplying and waiting for memory
-// go on at the same time. The weight begins with a NarrowHeader.
+// Groups of stored numbers are expanded to panels of PairedWeight in a buffer that stays in the
+// cache. A group is expanded a few steps before it is multiplied, so that expansion, multiplication
+// and memory accesses overlap. The weight begins with a NarrowHeader.
 
 #pragma once
 
 #include "matrix.h"
 #include "tiles.h"
 
+// Start of a weight that is stored in fewer bits. Offsets are in bytes from the header.
 struct NarrowHeader {
-    int64_t panels, scales;              // bytes from here to them; no scales: 0
-    int64_t exceptions, num_exceptions;  // bytes from here to them, in order, one more behind them
-    uint16_t exponents[32];              // of twelve bits: what the codes stand for, all twice
+    int64_t panels;          // offset of the panels
+    int64_t scales;          // offset of the scales; 0 without scales
+    int64_t exceptions;      // offset of the exceptions, in ascending order, and an end marker
+    int64_t num_exceptions;  // number of exceptions, without the end marker
+    uint16_t exponents[32];  // exponent of each 4-bit code of TwelveBits, stored twice
 };
 
 #if defined(__AVX512BF16__)
@@ -21,20 +24,21 @@ struct NarrowHeader {
 
 namespace {
 
-// Whole numbers of eight bits: the same in BFloat16, so that nothing is rounded before the scale of
-// the column comes in at the end.
+// Quantised 8-bit integers. They are exact in BFloat16, so that no rounding occurs before the sums
+// are multiplied with the scales of their columns.
 struct EightBits {
     static constexpr bool HAS_SCALES = true;
-    static constexpr int64_t GROUP = 64, BYTES = 64;  // numbers that are written out at once
+    static constexpr int64_t GROUP = 64, BYTES = 64;  // numbers and bytes of a group
 
     explicit EightBits(const NarrowHeader &) {}
 
-    // Compilers convert vectors of bytes number by number, if they are not told how.
+    // Intrinsics, as compilers convert generic vectors of bytes one element at a time.
     INLINE Floats as_floats(__m128i bytes) {
         constexpr __mmask16 ALL = 0xffff;
         return (Floats)_mm512_maskz_cvtepi32_ps(ALL, _mm512_maskz_cvtepi8_epi32(ALL, bytes));
     }
 
+    // Expands one group to BFloat16.
     INLINE_MEMBER void expand(const char *from, char *to) const {
         __m128i bytes[4];
         memcpy(bytes, from, sizeof bytes);
@@ -46,9 +50,10 @@ struct EightBits {
     }
 };
 
-// BFloat16 to the last bit. A weight's exponents are few: sixteen of them have a code of four bits,
-// and what has another one is an exception. Of each 128 numbers first come the codes, in a word those
-// of numbers 32 apart, then a byte each of sign and fraction.
+// Lossless compression of BFloat16 to 12 bits. The numbers of a weight have few different
+// exponents. The 16 most frequent exponents have a code of 4 bits. A number with another exponent
+// is an exception. A group of 128 numbers begins with the codes. Each 16-bit word contains the
+// codes of four numbers, which are 32 apart. One byte per number with sign and fraction follows.
 struct TwelveBits {
     static constexpr bool HAS_SCALES = false;
     static constexpr int64_t GROUP = 128, BYTES = 192;
@@ -60,6 +65,7 @@ struct TwelveBits {
         memcpy(&exponents, header.exponents, sizeof exponents);
     }
 
+    // Expands one group to BFloat16, with wrong exponents for exceptions.
     INLINE_MEMBER void expand(const char *from, char *to) const {
         __m512i codes;
         memcpy(&codes, from, sizeof codes);
@@ -71,8 +77,8 @@ struct TwelveBits {
 
     template <int PART>
     INLINE_MEMBER void expand_part(__m512i codes, const char *from, char *to) const {
-        // Of a code's word only the lowest five bits count, and of these four, as the table is there
-        // twice.
+        // The permutation uses the lowest five bits of each index. The fifth bit has no effect, as
+        // the table is stored twice.
         const __m512i exponent =
             _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * PART), exponents);
         __m256i rest;
@@ -85,171 +91,174 @@ struct TwelveBits {
     }
 };
 
-// The numbers of some panels of a weight, one group after the other.
-template <class N>
-struct NarrowNumbers {
-    static constexpr int64_t AHEAD = 8192;  // bytes to ask for before they are needed
+// Expands the panels first_panel to end_panel of a weight sequentially, group by group.
+template <class Format>
+struct Expander {
+    static constexpr int64_t PREFETCH_DISTANCE = 8192;  // in bytes
 
-    const N numbers;
-    const char *from;
-    int64_t at, end;            // number that is next, and the one behind the last
-    const uint64_t *exception;  // the next one: its place in the weight, and behind it the number
+    const Format format;
+    const char *from;           // next group
+    int64_t at, end;            // index of the next number, and one past the last
+    const uint64_t *exception;  // next exception: index << 16 | bits of the number
 
-    NarrowNumbers(const void *weight, int64_t numbers_of_panel, int64_t first_panel,
-                  int64_t end_panel)
-        : numbers(*(const NarrowHeader *)weight),
-          at(first_panel * numbers_of_panel),
-          end(end_panel * numbers_of_panel) {
+    Expander(const void *weight, int64_t panel_numbers, int64_t first_panel, int64_t end_panel)
+        : format(*(const NarrowHeader *)weight),
+          at(first_panel * panel_numbers),
+          end(end_panel * panel_numbers) {
         const NarrowHeader &header = *(const NarrowHeader *)weight;
-        from = (const char *)weight + header.panels + at / N::GROUP * N::BYTES;
+        from = (const char *)weight + header.panels + at / Format::GROUP * Format::BYTES;
         exception = (const uint64_t *)((const char *)weight + header.exceptions);
         exception = std::lower_bound(exception, exception + header.num_exceptions,
                                      (uint64_t)at << 16);
     }
 
-    // Write some groups out, as far as there are any.
-    INLINE_MEMBER void write(int64_t groups, char *to) {
-        const int64_t until = std::min(at + groups * N::GROUP, end);
+    // Expands the given number of groups, or those that remain, and inserts their exceptions.
+    INLINE_MEMBER void expand(int64_t groups, char *to) {
+        const int64_t until = std::min(at + groups * Format::GROUP, end);
         const char *const begin = to - at * (int64_t)sizeof(BFloat16);
-        for (; at < until; at += N::GROUP, from += N::BYTES) {
-            for (int64_t byte = 0; byte < N::BYTES; byte += CACHE_LINE)
-                __builtin_prefetch(from + byte + AHEAD, 0, 2);
-            numbers.expand(from, to);
-            to += N::GROUP * (int64_t)sizeof(BFloat16);
+        for (; at < until; at += Format::GROUP, from += Format::BYTES) {
+            for (int64_t byte = 0; byte < Format::BYTES; byte += CACHE_LINE)
+                __builtin_prefetch(from + byte + PREFETCH_DISTANCE, 0, 2);
+            format.expand(from, to);
+            to += Format::GROUP * (int64_t)sizeof(BFloat16);
         }
         for (; (int64_t)(*exception >> 16) < until; ++exception)
             memcpy((char *)begin + (*exception >> 16) * sizeof(BFloat16), exception,
                    sizeof(BFloat16));
-        __asm__ volatile("" ::: "memory");  // the compiler does not know what tiles read
+        __asm__ volatile("" ::: "memory");  // tile loads are unknown to the compiler
     }
 };
 
-// use(row, panel, left, right) of a weight, with the scales that belong to the panel.
-template <class N, class Use>
-INLINE void scaled(const void *weight, int64_t panel, int64_t row, Floats left, Floats right,
-                   const Use &use) {
-    if constexpr (N::HAS_SCALES) {
+// Multiplies results with the scales of their columns and passes them to the epilogue.
+template <class Format, class Epilogue>
+INLINE void apply_scales(const void *weight, int64_t panel, int64_t row, Floats left, Floats right,
+                         const Epilogue &epilogue) {
+    if constexpr (Format::HAS_SCALES) {
         const float *scales =
             (const float *)((const char *)weight + ((const NarrowHeader *)weight)->scales) +
-            panel * PANEL;
+            panel * PANEL_WIDTH;
         left *= read(scales);
         right *= read(scales + LANES);
     }
-    use(row, panel, left, right);
+    epilogue(row, panel, left, right);
 }
 
-// A weight that is multiplied as W is, its numbers stored as N.
-template <class W, class N>
+// A weight that is stored in Format and multiplied like W.
+template <class W, class Format>
 struct NarrowWeight : W {};
 
-// As multiply of matrix.h, with memory for a panel that is written out. The depth is even.
-template <class N, class Use>
-void multiply(NarrowWeight<PairedWeight, N>, const BFloat16 *x, int64_t stride, int64_t rows,
+// The same as multiply of matrix.h. expanded is scratch memory for one panel. The depth is even.
+template <class Format, class Epilogue>
+void multiply(NarrowWeight<PairedWeight, Format>, const BFloat16 *x, int64_t stride, int64_t rows,
               int64_t depth, const void *weight, int64_t first_panel, int64_t end_panel,
-              char *memory, const Use &use) {
-    const int64_t of_panel = rounded_up(depth, PairedWeight::DEPTH) * PANEL;
-    const int64_t bytes = of_panel / N::GROUP * N::BYTES;
-    for (int64_t start = 0; start < rows; start += ROWS_AT_ONCE) {
-        NarrowNumbers<N> numbers(weight, of_panel, first_panel, end_panel);
+              char *expanded, const Epilogue &epilogue) {
+    const int64_t panel_numbers = round_up(depth, PairedWeight::DEPTH) * PANEL_WIDTH;
+    const int64_t bytes = panel_numbers / Format::GROUP * Format::BYTES;
+    for (int64_t start = 0; start < rows; start += CACHED_ROWS) {
+        Expander<Format> expander(weight, panel_numbers, first_panel, end_panel);
         for (int64_t p = first_panel; p < end_panel; ++p) {
-            numbers.write(of_panel / N::GROUP, memory);
-            const Ahead ahead = {p + 1 < end_panel ? numbers.from : nullptr, bytes};
-            multiply_panel<PairedWeight>(x, stride, start, least(start + ROWS_AT_ONCE, rows),
-                                         depth, memory, ahead,
+            expander.expand(panel_numbers / Format::GROUP, expanded);
+            const PrefetchRange prefetch = {p + 1 < end_panel ? expander.from : nullptr, bytes};
+            multiply_panel<PairedWeight>(x, stride, start, min_int(start + CACHED_ROWS, rows),
+                                         depth, expanded, prefetch,
                                          [&](int64_t row, Floats left, Floats right) {
-                                             scaled<N>(weight, p, row, left, right, use);
+                                             apply_scales<Format>(weight, p, row, left, right,
+                                                                  epilogue);
                                          });
         }
     }
 }
 
-// Bytes of that memory, for weights of so many inputs at most.
-template <class N>
-INLINE int64_t narrow_memory(NarrowWeight<PairedWeight, N>, int64_t deepest) {
-    return rounded_up(deepest, PairedWeight::DEPTH) / PairedWeight::DEPTH * PairedWeight::BYTES;
+// Bytes of scratch memory that multiply needs for weights of at most max_depth inputs.
+template <class Format>
+INLINE int64_t expansion_bytes(NarrowWeight<PairedWeight, Format>, int64_t max_depth) {
+    return round_up(max_depth, PairedWeight::DEPTH) / PairedWeight::DEPTH * PairedWeight::BYTES;
 }
 
 #if defined(__AMX_BF16__)
-// Steps that are written out before the one that is multiplied, and those that are kept: they stay in
-// the nearest cache.
-constexpr int64_t STEPS_AHEAD = 4, STEPS_KEPT = 8;
+// Number of steps that expansion is ahead of multiplication, and size of the ring buffer in steps.
+// The ring buffer fits in the first-level cache.
+constexpr int64_t STEPS_AHEAD = 4, RING_STEPS = 8;
 
-template <class N>
-constexpr int64_t GROUPS_OF_STEP = TILE_DEPTH * PANEL / N::GROUP;
+template <class Format>
+constexpr int64_t GROUPS_PER_STEP = TILE_DEPTH * PANEL_WIDTH / Format::GROUP;
 
-// Steps as multiply_tiles takes them, of which each is multiplied once.
-template <class N>
-struct StepsInTurn {
-    NarrowNumbers<N> &numbers;
-    char *kept;
-    int64_t done;
+// Steps for multiply_tiles if each step is multiplied once. They are expanded into a ring buffer.
+template <class Format>
+struct StreamedSteps {
+    Expander<Format> &expander;
+    char *ring;
+    int64_t done;  // number of steps returned so far
 
     INLINE_MEMBER const char *operator()(int64_t) {
-        numbers.write(GROUPS_OF_STEP<N>, place(done + STEPS_AHEAD));
-        return place(done++);
+        expander.expand(GROUPS_PER_STEP<Format>, slot(done + STEPS_AHEAD));
+        return slot(done++);
     }
 
-    char *place(int64_t step) const { return kept + step % STEPS_KEPT * TiledWeight::BYTES; }
+    char *slot(int64_t step) const { return ring + step % RING_STEPS * TiledWeight::BYTES; }
 };
 
-// Those of a panel that is there, while the next is written out.
-template <class N>
-struct StepsOfPanel {
-    NarrowNumbers<N> &numbers;
+// Steps for multiply_tiles if a panel is multiplied with several blocks of rows. The panel is
+// already expanded. Each call expands a part of the next panel.
+template <class Format>
+struct DoubleBufferedSteps {
+    Expander<Format> &expander;
     const char *panel;
-    char *next;
-    int64_t left, at_once;  // groups of the next
+    char *next;                     // end of the expanded part of the next panel
+    int64_t left, groups_per_step;  // groups of the next panel: remaining, and expanded per call
 
     INLINE_MEMBER const char *operator()(int64_t step) {
-        write(least(at_once, left));
+        expand_next(min_int(groups_per_step, left));
         return panel + step * TiledWeight::BYTES;
     }
 
-    INLINE_MEMBER void write(int64_t groups) {
-        numbers.write(groups, next);
-        next += groups * N::GROUP * (int64_t)sizeof(BFloat16);
+    INLINE_MEMBER void expand_next(int64_t groups) {
+        expander.expand(groups, next);
+        next += groups * Format::GROUP * (int64_t)sizeof(BFloat16);
         left -= groups;
     }
 };
 
-// As multiply of matrix.h.
-template <class N, class Use>
-void multiply(NarrowWeight<TiledWeight, N>, const BFloat16 *x, int64_t stride, int64_t rows,
+// The same as multiply of matrix.h. expanded is scratch memory of expansion_bytes.
+template <class Format, class Epilogue>
+void multiply(NarrowWeight<TiledWeight, Format>, const BFloat16 *x, int64_t stride, int64_t rows,
               int64_t depth, const void *weight, int64_t first_panel, int64_t end_panel,
-              char *memory, const Use &use) {
-    alignas(64) float sums[MOST_TILES * TILE_ROWS * PANEL];
+              char *expanded, const Epilogue &epilogue) {
+    alignas(64) float sums[MAX_ROW_TILES * TILE_ROWS * PANEL_WIDTH];
     const int64_t steps = depth / TILE_DEPTH, bytes = steps * TiledWeight::BYTES;
-    const int64_t at_once = rows_at_once(depth);
-    for (int64_t start = 0; start < rows; start += at_once) {
-        const TiledRows tiled(start, least(at_once, rows - start));
-        const TileShapes shapes((int)tiled.in_tile);
-        NarrowNumbers<N> numbers(weight, depth * PANEL, first_panel, end_panel);
-        const bool once = tiled.blocks == 1;
-        numbers.write(GROUPS_OF_STEP<N> * (once ? STEPS_AHEAD : steps), memory);
-        StepsInTurn<N> in_turn = {numbers, memory, 0};
-        const int64_t groups = (GROUPS_OF_STEP<N> + tiled.blocks - 1) / tiled.blocks;
+    const int64_t max_rows = cached_rows(depth);
+    for (int64_t start = 0; start < rows; start += max_rows) {
+        const TiledRows tiled(start, min_int(max_rows, rows - start));
+        const TileConfig config((int)tiled.rows_per_tile);
+        Expander<Format> expander(weight, depth * PANEL_WIDTH, first_panel, end_panel);
+        const bool streams = tiled.blocks == 1;
+        expander.expand(GROUPS_PER_STEP<Format> * (streams ? STEPS_AHEAD : steps), expanded);
+        StreamedSteps<Format> streamed = {expander, expanded, 0};
+        const int64_t groups_per_step = (GROUPS_PER_STEP<Format> + tiled.blocks - 1) / tiled.blocks;
         for (int64_t p = first_panel; p < end_panel; ++p) {
-            const int64_t turn = (p - first_panel) % 2;
-            StepsOfPanel<N> of_panel = {numbers, memory + turn * bytes, memory + (1 - turn) * bytes,
-                                        GROUPS_OF_STEP<N> * steps, groups};
-            int64_t done = start;
+            const int64_t buffer = (p - first_panel) % 2;
+            DoubleBufferedSteps<Format> double_buffered = {
+                expander, expanded + buffer * bytes, expanded + (1 - buffer) * bytes,
+                GROUPS_PER_STEP<Format> * steps, groups_per_step};
+            int64_t next_row = start;
             for (int64_t b = 0; b < tiled.blocks; ++b) {
-                if (once)
-                    multiply_block(x, stride, tiled, b, steps, in_turn, sums);
+                if (streams)
+                    multiply_block(x, stride, tiled, b, steps, streamed, sums);
                 else
-                    multiply_block(x, stride, tiled, b, steps, of_panel, sums);
-                done = hand_out(tiled, b, sums, done, [&](int64_t row, Floats left, Floats right) {
-                    scaled<N>(weight, p, row, left, right, use);
-                });
+                    multiply_block(x, stride, tiled, b, steps, double_buffered, sums);
+                next_row = apply_epilogue(
+                    tiled, b, sums, next_row, [&](int64_t row, Floats left, Floats right) {
+                        apply_scales<Format>(weight, p, row, left, right, epilogue);
+                    });
             }
         }
     }
 }
 
-template <class N>
-INLINE int64_t narrow_memory(NarrowWeight<TiledWeight, N>, int64_t deepest) {
-    const int64_t steps = rounded_up(deepest, TILE_DEPTH) / TILE_DEPTH;
-    return std::max(STEPS_KEPT, 2 * steps) * TiledWeight::BYTES;
+template <class Format>
+INLINE int64_t expansion_bytes(NarrowWeight<TiledWeight, Format>, int64_t max_depth) {
+    const int64_t steps = round_up(max_depth, TILE_DEPTH) / TILE_DEPTH;
+    return std::max(RING_STEPS, 2 * steps) * TiledWeight::BYTES;
 }
 #endif
 
@@ -259,9 +268,9 @@ INLINE int64_t narrow_memory(NarrowWeight<TiledWeight, N>, int64_t deepest) {
 
 namespace {
 
-// Bytes that multiply needs to write panels out in, of a weight of so many inputs at most: none for
-// one that is multiplied where it lies.
+// Bytes of scratch memory that multiply needs to expand panels: none for a weight that is stored as
+// it is multiplied.
 template <class W>
-INLINE int64_t narrow_memory(W, int64_t) { return 0; }
+INLINE int64_t expansion_bytes(W, int64_t) { return 0; }
 
 }  // namespace

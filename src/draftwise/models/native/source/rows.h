@@ -1,4 +1,4 @@
-// Rows of numbers of any length, a vector at a time.
+// Element-wise operations and reductions over arrays of any length, one vector at a time.
 
 #pragma once
 
@@ -6,17 +6,19 @@
 
 namespace {
 
-constexpr int64_t SUMMED = 256;  // weights that are summed in float32 before they meet a double
+constexpr int64_t SUM_BLOCK = 256;  // numbers summed in float32 before they are added to a double
 
-// The vector that starts at i; behind the end there is something else instead.
-INLINE Floats read_within(const float *from, int64_t i, int64_t size, float instead) {
+// Reads the vector that starts at index i. Lanes beyond the end receive the padding value.
+INLINE Floats read_partial(const float *from, int64_t i, int64_t size, float padding) {
     if (i + LANES <= size) return read(from + i);
-    float some[LANES];
-    for (int lane = 0; lane < LANES; ++lane) some[lane] = i + lane < size ? from[i + lane] : instead;
-    return read(some);
+    float padded[LANES];
+    for (int lane = 0; lane < LANES; ++lane)
+        padded[lane] = i + lane < size ? from[i + lane] : padding;
+    return read(padded);
 }
 
-INLINE void write_within(Floats v, float *to, int64_t i, int64_t size) {
+// Writes the lanes of a vector, starting at index i, that are within size.
+INLINE void write_partial(Floats v, float *to, int64_t i, int64_t size) {
     if (i + LANES <= size)
         write(v, to + i);
     else
@@ -25,34 +27,36 @@ INLINE void write_within(Floats v, float *to, int64_t i, int64_t size) {
 
 INLINE void fill(float *to, int64_t size, float value) {
     const Floats v = Floats{} + value;
-    for (int64_t i = 0; i < size; i += LANES) write_within(v, to, i, size);
+    for (int64_t i = 0; i < size; i += LANES) write_partial(v, to, i, size);
 }
 
-// use(start, end) for pieces of SUMMED numbers and the rest.
-template <class Use>
-INLINE void by_pieces(int64_t size, const Use &use) {
-    for (int64_t start = 0; start < size; start += SUMMED)
-        use(start, start + least(SUMMED, size - start));
+// Calls body(start, end) for each block of up to SUM_BLOCK numbers.
+template <class Body>
+INLINE void for_each_block(int64_t size, const Body &body) {
+    for (int64_t start = 0; start < size; start += SUM_BLOCK)
+        body(start, start + min_int(SUM_BLOCK, size - start));
 }
 
-// Of weights; in double, so that the unlikely count too.
+// Sum of weights. Blocks are added in double, so that small weights are not lost.
 INLINE double sum_of(const float *weights, int64_t size) {
     double sum = 0;
-    by_pieces(size, [&](int64_t start, int64_t end) {
+    for_each_block(size, [&](int64_t start, int64_t end) {
         Floats part = {};
-        for (int64_t i = start; i < end; i += LANES) part += read_within(weights, i, end, 0.0f);
-        sum += total(part);
+        for (int64_t i = start; i < end; i += LANES) part += read_partial(weights, i, end, 0.0f);
+        sum += horizontal_sum(part);
     });
     return sum;
 }
 
+// Maximum, ignoring NaN.
 INLINE float maximum(const float *numbers, int64_t size) {
     Floats top = Floats{} + MINUS_INFINITY;
     for (int64_t i = 0; i < size; i += LANES)
-        top = larger(read_within(numbers, i, size, MINUS_INFINITY), top);
-    return largest(top);
+        top = lanewise_max(read_partial(numbers, i, size, MINUS_INFINITY), top);
+    return horizontal_max(top);
 }
 
+// First index of a number; 0 if there is none.
 INLINE int64_t index_of(float number, const float *numbers, int64_t size) {
     for (int64_t i = 0; i < size; ++i)
         if (numbers[i] == number) return i;

@@ -1,13 +1,14 @@
-// From logits to distributions and tokens, a row at a time: what draftwise.core.sampling and
-// draftwise.core.signals compute, in as few passes over the vocabulary as it takes.
+// Distributions, sampled tokens and signals from logits, one row at a time. These functions compute
+// the same as draftwise.core.sampling and draftwise.core.signals. They need few passes over the
+// vocabulary.
 
 #pragma once
 
 #include "filters.h"
 
-// Sampling parameters, one entry per request; what nobody uses is null.
+// Sampling parameters, [requests] each. A parameter that no request uses is null.
 struct Sampling {
-    const float *temperature;  // 0 for greedy
+    const float *temperature;  // 0 for greedy requests
     const int64_t *top_k;
     const float *top_p, *min_p;
 };
@@ -17,27 +18,28 @@ namespace {
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 
-// Softmax with temperature (1 where it is 0) and filters. Returns the entropy in nats; NaN, with
-// nothing but NaN in p, where logits are not numbers. order: memory for as many numbers.
-float soften(const float *logits, int64_t size, const Sampling &sampling, int64_t request, float *p,
-             int32_t *order) {
+// Computes p, the softmax of logits with the request's temperature and filters. A temperature of 0
+// counts as 1. Returns the entropy in nats. If logits are NaN, returns NaN and fills p with NaN.
+// order is scratch memory for size numbers.
+float filtered_softmax(const float *logits, int64_t size, const Sampling &sampling, int64_t request,
+                       float *p, int32_t *order) {
     const float temperature = sampling.temperature[request];
     const float scale = LOG2_E / (temperature == 0.0f ? 1.0f : temperature);
     const float top = maximum(logits, size);
     const auto exponent = [&](int64_t i) {
-        return (read_within(logits, i, size, MINUS_INFINITY) - top) * scale;
+        return (read_partial(logits, i, size, MINUS_INFINITY) - top) * scale;
     };
     double sum = 0, moment = 0;
-    by_pieces(size, [&](int64_t start, int64_t end) {
+    for_each_block(size, [&](int64_t start, int64_t end) {
         Floats part = {}, moments = {};
         for (int64_t i = start; i < end; i += LANES) {
             const Floats y = exponent(i), weight = power_of_two(y), zero = {};
             part += weight;
             moments += weight > 0.0f ? weight * y : zero;
-            write_within(weight, p, i, size);
+            write_partial(weight, p, i, size);
         }
-        sum += total(part);
-        moment += total(moments);
+        sum += horizontal_sum(part);
+        moment += horizontal_sum(moments);
     });
     if (!(sum > 0)) {
         fill(p, size, __builtin_nanf(""));
@@ -49,36 +51,37 @@ float soften(const float *logits, int64_t size, const Sampling &sampling, int64_
     if (top_k < size || top_p < 1.0f || min_p > 0.0f) {
         if (top_k < size || top_p < 1.0f) keep_top(p, size, top_k, top_p, order);
         sum = moment = 0;
-        by_pieces(size, [&](int64_t start, int64_t end) {
+        for_each_block(size, [&](int64_t start, int64_t end) {
             Floats part = {}, moments = {};
             for (int64_t i = start; i < end; i += LANES) {
                 const Floats zero = {};
-                Floats weight = read_within(p, i, size, 0.0f);
+                Floats weight = read_partial(p, i, size, 0.0f);
                 weight = weight < min_p ? zero : weight;
                 part += weight;
                 moments += weight > 0.0f ? weight * exponent(i) : zero;
-                write_within(weight, p, i, size);
+                write_partial(weight, p, i, size);
             }
-            sum += total(part);
-            moment += total(moments);
+            sum += horizontal_sum(part);
+            moment += horizontal_sum(moments);
         });
     }
     const float factor = (float)(1.0 / sum);
     for (int64_t i = 0; i < size; i += LANES)
-        write_within(read_within(p, i, size, 0.0f) * factor, p, i, size);
+        write_partial(read_partial(p, i, size, 0.0f) * factor, p, i, size);
     const double entropy = LN_2 * (__builtin_log2(sum) - moment / sum);
     return entropy > 0 ? (float)entropy : 0.0f;
 }
 
-// Draw an index from weights by inverting the cumulative distribution; never one of weight 0.
-int64_t drawn(const float *weights, int64_t size, double uniform) {
+// Samples an index from weights by inverting the cumulative distribution. Never returns an index of
+// weight 0.
+int64_t sample_index(const float *weights, int64_t size, double uniform) {
     const double threshold = uniform * sum_of(weights, size);
     double before = 0;
     int64_t last = 0;
-    for (int64_t start = 0; start < size; start += SUMMED) {
-        const int64_t count = least(SUMMED, size - start);
-        const double piece = sum_of(weights + start, count);
-        if (before + piece > threshold) {
+    for (int64_t start = 0; start < size; start += SUM_BLOCK) {
+        const int64_t count = min_int(SUM_BLOCK, size - start);
+        const double block_sum = sum_of(weights + start, count);
+        if (before + block_sum > threshold) {
             double sum = before;
             for (int64_t i = start; i < start + count; ++i) {
                 if (weights[i] > 0) last = i;
@@ -86,13 +89,13 @@ int64_t drawn(const float *weights, int64_t size, double uniform) {
                 if (sum > threshold && weights[i] > 0) return i;
             }
         }
-        before += piece;
+        before += block_sum;
     }
-    // Rounding at the edges: the last that can be drawn, or the likeliest.
+    // Rounding errors may leave no index: use the last one of positive weight, or the heaviest.
     return weights[last] > 0 ? last : index_of(maximum(weights, size), weights, size);
 }
 
-// The one-hot distribution of the first of the largest.
+// Returns the first index of the largest score. Writes its one-hot distribution unless p is null.
 INLINE int64_t one_hot(const float *scores, int64_t size, float *p) {
     const int64_t token = index_of(maximum(scores, size), scores, size);
     if (p) {
@@ -102,50 +105,52 @@ INLINE int64_t one_hot(const float *scores, int64_t size, float *p) {
     return token;
 }
 
-// The same, or NaN throughout where a score is not a number.
+// Writes the one-hot distribution of the largest score, or only NaN if a score is NaN or infinite.
 INLINE void one_hot_or_nan(const float *scores, int64_t size, float *p) {
     const double sum = sum_of(scores, size);
     const int64_t token = one_hot(scores, size, p);
     if (sum != sum || !(scores[token] < __builtin_inff())) fill(p, size, __builtin_nanf(""));
 }
 
-// S = sum of min(q, c).
+// Returns the overlap S, the sum of min(q, c).
 INLINE float overlap(const float *q, const float *c, int64_t size) {
     double sum = 0;
-    by_pieces(size, [&](int64_t start, int64_t end) {
+    for_each_block(size, [&](int64_t start, int64_t end) {
         Floats part = {};
         for (int64_t i = start; i < end; i += LANES) {
-            const Floats a = read_within(q, i, end, 0.0f), b = read_within(c, i, end, 0.0f);
+            const Floats a = read_partial(q, i, end, 0.0f), b = read_partial(c, i, end, 0.0f);
             part += a < b ? a : b;
         }
-        sum += total(part);
+        sum += horizontal_sum(part);
     });
     return (float)sum;
 }
 
 }  // namespace
 
-// Distributions that tokens are drawn from.
+// Arguments of draftwise_distributions, which computes distributions from logits.
 struct DistributionCall {
-    const float *logits;       // [rows, vocab]
-    const int64_t *requests;   // [rows] index into the sampling parameters
-    float *p;                  // [rows, vocab]
-    int32_t *order;            // [threads, vocab], or null if nobody uses top-k or top-p
+    const float *logits;      // [rows, vocab]
+    const int64_t *requests;  // [rows] index into the sampling parameters
+    float *p;                 // [rows, vocab] output
+    int32_t *order;           // [threads, vocab] scratch memory; null without top-k and top-p
     Sampling sampling;
-    int64_t num_rows, vocab, softens_greedy;  // greedy rows: draft_probs instead of one-hot
+    int64_t num_rows, vocab;
+    int64_t softens_greedy;  // whether greedy rows are computed at temperature 1, not as one-hot
 };
 
-// What a companion thinks of drafted tokens.
+// Arguments of draftwise_score, which computes a companion's scores of drafted tokens.
 struct ScoreCall {
-    const float *logits;       // [rows, own_vocab]
-    const int64_t *places;     // [rows, 2] request and position
-    const int64_t *tokens;     // [requests, width]
-    const float *q;            // [requests, q_width, vocab]
-    float *c;                  // [requests, width, vocab]
-    float *overlap, *agreement;  // [requests, width]
-    int32_t *order;
+    const float *logits;         // [rows, own_vocab] logits of the companion
+    const int64_t *places;       // [rows, 2] request and position
+    const int64_t *tokens;       // [requests, width] drafted tokens
+    const float *q;              // [requests, q_width, vocab] distributions of the draft
+    float *c;                    // [requests, width, vocab] output: distributions of the companion
+    float *overlap, *agreement;  // [requests, width] output: S and A
+    int32_t *order;              // [threads, vocab] scratch memory; null without top-k and top-p
     Sampling sampling;
-    int64_t num_rows, own_vocab, vocab, width, q_stride;  // q_stride: numbers of a request
+    int64_t num_rows, own_vocab, vocab, width;
+    int64_t q_stride;  // elements of q per request
 };
 
 namespace {
@@ -156,7 +161,7 @@ void distribution(const DistributionCall &call, int64_t row, int64_t thread) {
     float *p = call.p + row * call.vocab;
     int32_t *order = call.order ? call.order + thread * call.vocab : nullptr;
     if (call.softens_greedy || call.sampling.temperature[request] != 0.0f)
-        soften(logits, call.vocab, call.sampling, request, p, order);
+        filtered_softmax(logits, call.vocab, call.sampling, request, p, order);
     else
         one_hot_or_nan(logits, call.vocab, p);
 }
@@ -166,10 +171,10 @@ void score_row(const ScoreCall &call, int64_t row, int64_t thread) {
     const int64_t place = request * call.width + position, vocab = call.vocab;
     int32_t *order = call.order ? call.order + thread * vocab : nullptr;
     float *c = call.c + place * vocab;
-    const int64_t own = least(call.own_vocab, vocab);
-    const float entropy = soften(call.logits + row * call.own_vocab, own, call.sampling, request, c,
-                                 order);
-    fill(c + own, vocab - own, 0.0f);
+    const int64_t shared_vocab = min_int(call.own_vocab, vocab);
+    const float entropy = filtered_softmax(call.logits + row * call.own_vocab, shared_vocab,
+                                           call.sampling, request, c, order);
+    fill(c + shared_vocab, vocab - shared_vocab, 0.0f);
     if (entropy != entropy) fill(c, vocab, 0.0f);
     const float *q = call.q + request * call.q_stride + position * vocab;
     const int64_t token = call.tokens[place];

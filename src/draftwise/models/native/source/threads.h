@@ -1,4 +1,4 @@
-// Threads that work on something together.
+// A thread team: running a function on all threads, and the barrier between its phases.
 
 #pragma once
 
@@ -6,62 +6,63 @@
 
 #include <cstdint>
 
-// How GNU's OpenMP runtime, and those compatible with it, start something on all threads.
+// Signature of GOMP_parallel, which runs a function on all threads. GNU's OpenMP runtime and
+// compatible runtimes export it.
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
 
 struct Threads {
     Parallel parallel;
-    int (*team_size)();  // how many there really are, asked by one of them
-    int64_t count;
+    int (*team_size)();  // omp_get_num_threads: the actual team size, called within the team
+    int64_t count;       // requested number of threads
 };
 
 namespace {
 
-constexpr int SPINS = 4000;  // before a thread that waits lets others run
+constexpr int SPINS_BEFORE_YIELD = 4000;  // iterations of waiting before a thread yields its core
 
-// All threads wait for each other. They spin: what they wait for takes microseconds.
+// A spinning barrier. Threads spin because the waiting times are microseconds.
 struct Barrier {
-    int64_t waiting, round;
+    int64_t num_waiting, round;
 
     void wait(int64_t count) {
         if (count == 1) return;
-        const int64_t now = __atomic_load_n(&round, __ATOMIC_ACQUIRE);
-        if (__atomic_add_fetch(&waiting, 1, __ATOMIC_ACQ_REL) == count) {
-            __atomic_store_n(&waiting, 0, __ATOMIC_RELAXED);
-            __atomic_store_n(&round, now + 1, __ATOMIC_RELEASE);
+        const int64_t current_round = __atomic_load_n(&round, __ATOMIC_ACQUIRE);
+        if (__atomic_add_fetch(&num_waiting, 1, __ATOMIC_ACQ_REL) == count) {
+            __atomic_store_n(&num_waiting, 0, __ATOMIC_RELAXED);
+            __atomic_store_n(&round, current_round + 1, __ATOMIC_RELEASE);
             return;
         }
-        for (int spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == now; ++spins)
-            if (spins > SPINS) sched_yield();
+        for (int spins = 0; __atomic_load_n(&round, __ATOMIC_ACQUIRE) == current_round; ++spins)
+            if (spins > SPINS_BEFORE_YIELD) sched_yield();
     }
 };
 
-// One of the threads.
+// One thread of the team.
 struct Worker {
     int64_t index, count;
     Barrier *barrier;
 
     void wait() const { barrier->wait(count); }
 
-    // Its share of something of this size.
+    // First index and end index of this thread's share of size items.
     int64_t first(int64_t size) const { return size * index / count; }
     int64_t end(int64_t size) const { return size * (index + 1) / count; }
 };
 
-// Run work(worker) on all threads.
-template <class Run>
-void together(const Threads &threads, const Run &work) {
+// Runs work(worker) on all threads and returns when all have finished.
+template <class Work>
+void run_on_team(const Threads &threads, const Work &work) {
     struct Shared {
         const Threads &threads;
-        const Run &work;
+        const Work &work;
         Barrier barrier;
-        int64_t next;
+        int64_t next_index;
     } shared = {threads, work, {0, 0}, 0};
     if (threads.count <= 1) return work(Worker{0, 1, &shared.barrier});
     threads.parallel(
         [](void *data) {
             Shared &shared = *(Shared *)data;
-            const int64_t index = __atomic_fetch_add(&shared.next, 1, __ATOMIC_RELAXED);
+            const int64_t index = __atomic_fetch_add(&shared.next_index, 1, __ATOMIC_RELAXED);
             shared.work(Worker{index, shared.threads.team_size(), &shared.barrier});
         },
         &shared, (unsigned)threads.count, 0);

@@ -1,5 +1,5 @@
-// Vectors of the compiler (GCC and Clang), so that one source serves all instruction sets: numbers
-// as float32, loading and storing them, and the few functions that kernels here need.
+// Vectors of float32, based on the vector extensions of GCC and Clang. The same source compiles for
+// every instruction set. The functions load, store, convert and reduce vectors.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <cstring>
 
 #if defined(__AVX512BF16__)
-// GCC 12 warns of the values that its own intrinsics leave undefined on purpose.
+// GCC 12 warns about values that its own intrinsics leave undefined on purpose.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -42,9 +42,10 @@ struct BFloat16 {
     uint16_t bits;
 };
 
-// A vector or, of the shorter type, a pair of vectors, as float32. Splitting 32 bits into two halves
-// is all that BFloat16 takes; it leaves the numbers at even places in the first vector and those at
-// odd places in the second. Scores do not depend on the order, and unload restores it.
+// Loads one vector of float32, or widens one vector of BFloat16 to two vectors of float32. BFloat16
+// is widened by splitting each 32-bit word into halves. The first vector receives the elements at
+// even indices, the second those at odd indices. Attention scores do not depend on this order, and
+// store restores the original one.
 INLINE void load(const float *from, Floats *to) { memcpy(to, from, sizeof *to); }
 
 INLINE void load(const BFloat16 *from, Floats *to) {
@@ -54,27 +55,30 @@ INLINE void load(const BFloat16 *from, Floats *to) {
     to[1] = (Floats)(pairs & 0xffff0000u);
 }
 
+// Number of float32 vectors that one vector of T is widened to.
 template <class T>
-constexpr int PAIR = sizeof(float) / sizeof(T);
+constexpr int WIDE_VECTORS = sizeof(float) / sizeof(T);
 
-INLINE void unload(const Floats *from, float *to) { memcpy(to, from, sizeof *from); }
+// Stores vectors in the order that load produces, the inverse of load.
+INLINE void store(const Floats *from, float *to) { memcpy(to, from, sizeof *from); }
 
-// Rounded to nearest even, in the upper halves; a NaN stays one.
-INLINE Words rounded(Floats x) {
+// Rounds to BFloat16, to nearest even. The result is in the upper half of each word. NaN stays NaN.
+INLINE Words round_to_bfloat16(Floats x) {
     const Words bits = (Words)x, nan = Words{} + 0x7fc00000u;
     return x == x ? bits + 0x7fffu + ((bits >> 16) & 1u) : nan;
 }
 
-INLINE void unload(const Floats *from, BFloat16 *to) {
-    const Words pairs = (rounded(from[0]) >> 16) | (rounded(from[1]) & 0xffff0000u);
+INLINE void store(const Floats *from, BFloat16 *to) {
+    const Words pairs =
+        (round_to_bfloat16(from[0]) >> 16) | (round_to_bfloat16(from[1]) & 0xffff0000u);
     memcpy(to, &pairs, sizeof pairs);
 }
 
-// size numbers as float32, filled up with zeros to a whole number of vectors.
+// Widens size numbers to float32 and pads them with zeros to a whole number of vectors.
 template <class T>
 INLINE void widen(const T *from, int size, Floats *to) {
-    constexpr int step = PAIR<T> * LANES;
-    for (; size >= step; size -= step, from += step, to += PAIR<T>) load(from, to);
+    constexpr int step = WIDE_VECTORS<T> * LANES;
+    for (; size >= step; size -= step, from += step, to += WIDE_VECTORS<T>) load(from, to);
     if (size) {
         T padded[step] = {};
         memcpy(padded, from, size * sizeof(T));
@@ -82,19 +86,20 @@ INLINE void widen(const T *from, int size, Floats *to) {
     }
 }
 
-// The opposite: of so many numbers.
+// Converts size numbers from float32 to T, the inverse of widen.
 template <class T>
 INLINE void narrow(const Floats *from, int size, T *to) {
-    constexpr int step = PAIR<T> * LANES;
-    for (; size >= step; size -= step, from += PAIR<T>, to += step) unload(from, to);
+    constexpr int step = WIDE_VECTORS<T> * LANES;
+    for (; size >= step; size -= step, from += WIDE_VECTORS<T>, to += step) store(from, to);
     if (size) {
         T padded[step];
-        unload(from, padded);
+        store(from, padded);
         memcpy(to, padded, size * sizeof(T));
     }
 }
 
-// rotated: the lanes moved around. sum_neighbours: sums of two lanes each, those of a before b's.
+// rotate_lanes rotates the lanes of a vector by BY. sum_neighbours adds adjacent pairs of lanes and
+// returns the sums of a before those of b.
 #if defined(__clang__)
 template <int... I>
 struct Lanes {};
@@ -105,23 +110,24 @@ struct LanesUpTo<0, I...> {
     typedef Lanes<I...> type;
 };
 template <int BY, int... I>
-INLINE Floats rotated(Floats v, Lanes<I...>) {
+INLINE Floats rotate_lanes(Floats v, Lanes<I...>) {
     return __builtin_shufflevector(v, v, ((I + BY) % LANES)...);
 }
 template <int BY>
-INLINE Floats rotated(Floats v) {
-    return rotated<BY>(v, typename LanesUpTo<LANES>::type());
+INLINE Floats rotate_lanes(Floats v) {
+    return rotate_lanes<BY>(v, typename LanesUpTo<LANES>::type());
 }
 template <int... I>
 INLINE Floats sum_neighbours(Floats a, Floats b, Lanes<I...>) {
-    return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
+    return __builtin_shufflevector(a, b, (2 * I)...) +
+           __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
 INLINE Floats sum_neighbours(Floats a, Floats b) {
     return sum_neighbours(a, b, typename LanesUpTo<LANES>::type());
 }
 #else
 template <int BY>
-INLINE Floats rotated(Floats v) {
+INLINE Floats rotate_lanes(Floats v) {
     Ints from;
     for (int i = 0; i < LANES; ++i) from[i] = (i + BY) % LANES;
     return __builtin_shuffle(v, from);
@@ -133,9 +139,9 @@ INLINE Floats sum_neighbours(Floats a, Floats b) {
 }
 #endif
 
-// 2^x for x < 127, by the Taylor series of the fraction; NaN for NaN.
+// Computes 2^x for x < 127 with the Taylor series of the fractional part. NaN gives NaN.
 INLINE Floats power_of_two(Floats x) {
-    const float to_integer = 12582912.0f;  // 1.5 * 2^23: adding it leaves no bits for a fraction
+    const float to_integer = 12582912.0f;  // 1.5 * 2^23; adding it rounds to an integer
     const Floats shifted = x + to_integer;
     const Floats f = x - (shifted - to_integer);
     Floats series = 1.54035304e-4f * f + 1.33335581e-3f;
@@ -144,38 +150,42 @@ INLINE Floats power_of_two(Floats x) {
     series = series * f + 2.40226507e-1f;
     series = series * f + 6.93147181e-1f;
     series = series * f + 1.0f;
-    // Unsigned: what is far below the range wraps around before it is replaced.
+    // Unsigned arithmetic, as values far below the range wrap around before they are replaced by 0.
     const Floats result = (Floats)((Words)series + ((Words)shifted << 23));
     const Floats zero = {};
     const Floats normal = x < -126.0f ? zero : result;
     return x == x ? normal : x;
 }
 
-INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+// Maximum of each lane; b if either is NaN.
+INLINE Floats lanewise_max(Floats a, Floats b) { return a > b ? a : b; }
 
+// Maximum over all lanes.
 template <int BY = LANES / 2>
-INLINE float largest(Floats v) {
+INLINE float horizontal_max(Floats v) {
     if constexpr (BY == 0)
         return v[0];
     else
-        return largest<BY / 2>(larger(v, rotated<BY>(v)));
+        return horizontal_max<BY / 2>(lanewise_max(v, rotate_lanes<BY>(v)));
 }
 
-INLINE int64_t rounded_up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
+// Rounds size up to a multiple of step.
+INLINE int64_t round_up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
 
-INLINE int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
+INLINE int min_int(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
 
+// Sum over all lanes.
 template <int BY = LANES / 2>
-INLINE float total(Floats v) {
+INLINE float horizontal_sum(Floats v) {
     if constexpr (BY == 0)
         return v[0];
     else
-        return total<BY / 2>(v + rotated<BY>(v));
+        return horizontal_sum<BY / 2>(v + rotate_lanes<BY>(v));
 }
 
 typedef uint16_t Shorts __attribute__((vector_size(LANES * 2)));
 
-// Numbers in the order in which they lie, one vector.
+// These functions read and write one vector in memory order. BFloat16 is converted.
 INLINE Floats read(const float *from) {
     Floats v;
     memcpy(&v, from, sizeof v);
@@ -194,7 +204,7 @@ INLINE void write(Floats v, BFloat16 *to) {
 #if defined(__AVX512BF16__)
     const __m256bh bits = _mm512_cvtneps_pbh((__m512)v);
 #else
-    const Shorts bits = __builtin_convertvector(rounded(v) >> 16, Shorts);
+    const Shorts bits = __builtin_convertvector(round_to_bfloat16(v) >> 16, Shorts);
 #endif
     memcpy(to, &bits, sizeof bits);
 }
