@@ -73,13 +73,13 @@ class AttentionCall(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("queries", "new_keys", "new_values")),
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "out", "scratch")),
+        *((name, ctypes.c_void_p) for name in ("sinks", "keys", "values", "out", "scratch")),
         ("segments", ctypes.c_void_p),
         *((f"{name}_strides", ctypes.c_int64 * 2) for name in ("query", "key", "value")),
         *((name, ctypes.c_int64) for name in ("num_segments", "capacity", "heads", "kv_heads")),
         *((name, ctypes.c_int64) for name in ("key_size", "value_size", "heads_per_task")),
-        *((name, ctypes.c_int64) for name in ("scratch_size", "is_bfloat16")),
-        ("scale", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("scratch_size", "is_bfloat16", "window", "chunk")),
+        *((name, ctypes.c_double) for name in ("scale", "softcap")),
     )
 
 

@@ -7,6 +7,10 @@
 // softmax over the blocks in float32 (Milakov and Gimelshein 2018, algorithm 3). If a token attends
 // to a NaN, its result is NaN.
 //
+// A layer may limit attention to a window or to a chunk of positions. Its cache may then be a ring:
+// position p is in token slot p % capacity. A ring's capacity is a multiple of the block size, so
+// that no block wraps around.
+//
 // The caller provides the threads.
 
 #pragma once
@@ -27,6 +31,7 @@ struct AttentionCall {
     const void *queries;      // [tokens, heads, key_size]
     const void *new_keys;     // [tokens, kv_heads, key_size]; null if they are in the cache
     const void *new_values;   // [tokens, kv_heads, value_size]; null like new_keys
+    const float *sinks;       // [heads] score of the attention sink; null for none
     void *keys;               // [cache_slots, capacity, kv_heads, key_size] KV cache
     void *values;             // [cache_slots, capacity, kv_heads, value_size] KV cache
     void *out;                // [tokens, heads, value_size] output, contiguous
@@ -37,7 +42,10 @@ struct AttentionCall {
     int64_t heads_per_task;  // key-value heads of a task
     int64_t scratch_size;    // floats per thread
     int64_t is_bfloat16;     // whether the tensors are BFloat16, not float32
+    int64_t window;          // newest tokens that a token attends to, itself included; 0 for all
+    int64_t chunk;           // size of the chunks that limit attention; 0 for no chunks
     double scale;            // factor of the scores
+    double softcap;          // limit of the scores: softcap * tanh(score / softcap); 0 for none
 };
 
 namespace {
@@ -45,6 +53,33 @@ namespace {
 constexpr int BLOCK = 32;  // keys of a block
 constexpr int SCORE_VECTORS = BLOCK / LANES;  // vectors of scores per query and block
 constexpr int PREFETCH_HEADS = 2;  // prefetch distance in key-value heads
+
+constexpr double LOG2_E = 1.4426950408889634;  // scores are exponents of 2
+
+// The first position that the token at a position attends to. It never decreases with the position.
+INLINE int64_t first_visible(const AttentionCall &call, int64_t position) {
+    int64_t first = 0;
+    if (call.window && position >= call.window) first = position - call.window + 1;
+    if (call.chunk) {
+        const int64_t start = position - position % call.chunk;
+        if (start > first) first = start;
+    }
+    return first;
+}
+
+// Converts products of queries and keys to scores.
+struct ScoreScale {
+    float factor, cap;  // a score is cap * tanh(factor * product), or factor * product if cap is 0
+
+    explicit ScoreScale(const AttentionCall &call)
+        : factor((float)(call.softcap ? call.scale / call.softcap : call.scale * LOG2_E)),
+          cap((float)(call.softcap * LOG2_E)) {}
+
+    INLINE_MEMBER Floats operator()(Floats products) const {
+        const Floats scaled = products * factor;
+        return cap ? hyperbolic_tangent(scaled) * cap : scaled;
+    }
+};
 
 // The arithmetic for elements of type T, which are widened to float32.
 template <class T>
@@ -171,14 +206,15 @@ INLINE Floats products(const typename F::Packed *query, const typename F::Packed
     }
 }
 
-// Adds the weighted values of num_steps steps to WIDTH vectors of the sums of NUM_QUERIES queries.
+// Adds the weighted values of some steps to WIDTH vectors of the sums of NUM_QUERIES queries.
 template <class F, int NUM_QUERIES, int WIDTH>
 INLINE void add_weighted(Floats *sums, const typename F::Weight *weights,
-                         const typename F::Packed *values, int num_steps, int chunks) {
+                         const typename F::Packed *values, int first_step, int end_step,
+                         int chunks) {
     Floats part[NUM_QUERIES][WIDTH];
     for (int i = 0; i < NUM_QUERIES; ++i)
         for (int c = 0; c < WIDTH; ++c) part[i][c] = sums[i * chunks + c];
-    for (int t = 0; t < num_steps; ++t)
+    for (int t = first_step; t < end_step; ++t)
         for (int i = 0; i < NUM_QUERIES; ++i)
             for (int c = 0; c < WIDTH; ++c)
                 part[i][c] = F::multiply_add(part[i][c], values[t * chunks + c],
@@ -190,20 +226,25 @@ INLINE void add_weighted(Floats *sums, const typename F::Weight *weights,
 // The same for all vectors of the sums.
 template <class F, int NUM_QUERIES>
 void add_weighted(Floats *sums, const Floats *weights, const typename F::Packed *values,
-                  int num_steps, int chunks) {
+                  int first_step, int end_step, int chunks) {
     const typename F::Weight *block_weights = (const typename F::Weight *)weights;
     int c = 0;
     for (; c + 4 <= chunks; c += 4)
-        add_weighted<F, NUM_QUERIES, 4>(sums + c, block_weights, values + c, num_steps, chunks);
+        add_weighted<F, NUM_QUERIES, 4>(sums + c, block_weights, values + c, first_step, end_step,
+                                        chunks);
     for (; c < chunks; ++c)
-        add_weighted<F, NUM_QUERIES, 1>(sums + c, block_weights, values + c, num_steps, chunks);
+        add_weighted<F, NUM_QUERIES, 1>(sums + c, block_weights, values + c, first_step, end_step,
+                                        chunks);
 }
 
 // The running softmax of one query.
 struct RunningSoftmax {
     Floats sum;   // sum of the weights of each lane
     float shift;  // subtracted from the scores before exponentiation
-    int visible;  // number of keys of the current block that the causal mask permits
+    int hidden;   // leading keys of the current block that the query does not attend to
+    int visible;  // end of the keys of the current block that it attends to
+
+    bool sees_block() const { return hidden < visible; }
 };
 
 // The shift is updated only if the largest score exceeds it by more than this. Weights of up to 2
@@ -215,15 +256,17 @@ constexpr int SOFTMAX_SIZE = sizeof(RunningSoftmax) / sizeof(Floats);
 // Converts the scores of one block to weights, in place, and updates the running softmax and its
 // sums. The scores of masked keys count as -infinity.
 template <class F>
-INLINE void update_softmax(Floats *scores, float scale, RunningSoftmax &softmax, Floats *sums,
+INLINE void update_softmax(Floats *scores, ScoreScale scale, RunningSoftmax &softmax, Floats *sums,
                            int chunks) {
-    for (int g = 0; g < SCORE_VECTORS; ++g) scores[g] *= scale;
-    const Floats hidden = Floats{} + MINUS_INFINITY;
-    if (softmax.visible < BLOCK) {
+    for (int g = 0; g < SCORE_VECTORS; ++g) scores[g] = scale(scores[g]);
+    const Floats masked = Floats{} + MINUS_INFINITY;
+    if (softmax.visible < BLOCK || softmax.hidden > 0) {
         Ints lane;
         for (int i = 0; i < LANES; ++i) lane[i] = i;
-        for (int g = 0; g < SCORE_VECTORS; ++g)
-            scores[g] = lane + g * LANES < softmax.visible ? scores[g] : hidden;
+        for (int g = 0; g < SCORE_VECTORS; ++g) {
+            const Ints key = lane + g * LANES;
+            scores[g] = (key < softmax.visible) & (key >= softmax.hidden) ? scores[g] : masked;
+        }
     }
     Floats top = scores[0];
     for (int g = 1; g < SCORE_VECTORS; ++g) top = lanewise_max(scores[g], top);
@@ -254,7 +297,8 @@ struct NextBlock {
         const int64_t count_heads = end_head - first_head;
         const int64_t offset = head - first_head + PREFETCH_HEADS;
         const int64_t next = first + offset / count_heads * block;
-        const int64_t at = next * call.kv_heads + first_head + offset % count_heads;
+        const int64_t at =
+            next % call.capacity * call.kv_heads + first_head + offset % count_heads;
         keys = all_keys + at * call.key_size;
         values = all_values + at * call.value_size;
         key_stride = call.kv_heads * call.key_size;
@@ -285,10 +329,13 @@ struct NextBlock {
 // Stores the new keys or values of a segment in the cache.
 template <class T>
 INLINE void append(const Segment &segment, const void *from, const int64_t *strides, int64_t head,
-                   int size, T *to, int64_t to_stride) {
+                   int size, T *to, int64_t to_stride, int64_t capacity) {
     const T *first = (const T *)from + segment.first_token * strides[0] + head * strides[1];
-    for (int64_t j = 0; j < segment.count; ++j)
-        memcpy(to + (segment.start + j) * to_stride, first + j * strides[0], size * sizeof(T));
+    int64_t slot = segment.start % capacity;
+    for (int64_t j = 0; j < segment.count; ++j) {
+        memcpy(to + slot * to_stride, first + j * strides[0], size * sizeof(T));
+        if (++slot == capacity) slot = 0;
+    }
 }
 
 // The state of one key-value head of a task, in scratch memory.
@@ -311,7 +358,7 @@ void attend_block(const AttentionCall &call, const Segment &segment, const HeadS
     const int heads = (int)(call.heads / call.kv_heads);
     const int num_queries = heads * (int)segment.count;
     const int num_keys = min_int(BLOCK, segment.start + segment.count - first);
-    const float scale = (float)(call.scale * 1.4426950408889634);  // 1 / ln 2, for powers of two
+    const ScoreScale scale(call);
     Packed *key_block = (Packed *)scratch;
     Packed *value_block = key_block + BLOCK * key_chunks;
     Floats *weights = (Floats *)(value_block + BLOCK / F::KEYS_PER_STEP * value_chunks);
@@ -322,14 +369,20 @@ void attend_block(const AttentionCall &call, const Segment &segment, const HeadS
     // Causal mask: token j attends to the keys up to its own. Tokens before this block are skipped.
     const int64_t num_skipped = first - segment.start;
     const int first_query = num_skipped > 0 ? (int)num_skipped * heads : 0;
-    for (int i = first_query, j = first_query / heads; i < num_queries; ++j)
-        for (const int end = i + heads; i < end; ++i)
-            head.softmax[i].visible = min_int(BLOCK, segment.start + j + 1 - first);
+    for (int i = first_query, j = first_query / heads; i < num_queries; ++j) {
+        const int64_t position = segment.start + j;
+        const int64_t num_hidden = first_visible(call, position) - first;
+        for (const int end = i + heads; i < end; ++i) {
+            head.softmax[i].hidden = num_hidden > 0 ? min_int(BLOCK, num_hidden) : 0;
+            head.softmax[i].visible = min_int(BLOCK, position + 1 - first);
+        }
+    }
     for (int i = first_query; i < num_queries; ++i) {
-        const int visible = head.softmax[i].visible;
+        const int hidden = head.softmax[i].hidden, visible = head.softmax[i].visible;
+        if (hidden >= visible) continue;
         Floats *scores = weights + i * SCORE_VECTORS;
         for (int g = 0; g < SCORE_VECTORS; ++g)
-            scores[g] = g * LANES < visible
+            scores[g] = g * LANES < visible && (g + 1) * LANES > hidden
                             ? products<F, CHUNKS, LANES>(head.queries + i * key_chunks,
                                                          packed_keys + g * LANES * stride, stride,
                                                          key_chunks)
@@ -340,29 +393,27 @@ void attend_block(const AttentionCall &call, const Segment &segment, const HeadS
 
     F::pack_values(values, call.kv_heads * value_size, num_keys, value_size, value_block);
     for (int i = first_query; i < num_queries;) {
-        // Up to four queries with the same number of visible keys are computed together. With two
-        // keys per step, the last step may contain a masked key, whose weight is 0.
-        const int visible = head.softmax[i].visible;
-        const int steps = (visible + F::KEYS_PER_STEP - 1) / F::KEYS_PER_STEP;
+        // Up to four queries with the same visible keys are computed together. With two keys per
+        // step, the first and the last step may contain a masked key, whose weight is 0.
+        const RunningSoftmax &softmax = head.softmax[i];
+        if (!softmax.sees_block()) {
+            ++i;
+            continue;
+        }
+        const int first_step = softmax.hidden / F::KEYS_PER_STEP;
+        const int end_step = (softmax.visible + F::KEYS_PER_STEP - 1) / F::KEYS_PER_STEP;
         int num_joint = 1;
         while (num_joint < 4 && i + num_joint < num_queries &&
-               head.softmax[i + num_joint].visible == visible)
+               head.softmax[i + num_joint].visible == softmax.visible &&
+               head.softmax[i + num_joint].hidden == softmax.hidden)
             ++num_joint;
         Floats *query_sums = head.sums + i * value_chunks;
         const Floats *block_weights = weights + i * SCORE_VECTORS;
-        switch (num_joint) {
-            case 1:
-                add_weighted<F, 1>(query_sums, block_weights, value_block, steps, value_chunks);
-                break;
-            case 2:
-                add_weighted<F, 2>(query_sums, block_weights, value_block, steps, value_chunks);
-                break;
-            case 3:
-                add_weighted<F, 3>(query_sums, block_weights, value_block, steps, value_chunks);
-                break;
-            default:
-                add_weighted<F, 4>(query_sums, block_weights, value_block, steps, value_chunks);
-        }
+        const auto add = num_joint == 1   ? add_weighted<F, 1>
+                         : num_joint == 2 ? add_weighted<F, 2>
+                         : num_joint == 3 ? add_weighted<F, 3>
+                                          : add_weighted<F, 4>;
+        add(query_sums, block_weights, value_block, first_step, end_step, value_chunks);
         i += num_joint;
     }
 }
@@ -396,9 +447,9 @@ void attend(const AttentionCall &call, const Segment &segment, int64_t first_hea
     for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
         if (call.new_keys) {
             append(segment, call.new_keys, call.key_strides, kv_head, key_size,
-                   keys + kv_head * key_size, key_stride);
+                   keys + kv_head * key_size, key_stride, call.capacity);
             append(segment, call.new_values, call.value_strides, kv_head, value_size,
-                   values + kv_head * value_size, value_stride);
+                   values + kv_head * value_size, value_stride, call.capacity);
         }
         const HeadState<F> head = state(kv_head);
         for (int i = 0; i < num_queries; ++i) {
@@ -407,20 +458,27 @@ void attend(const AttentionCall &call, const Segment &segment, int64_t first_hea
                              (kv_head * heads + i % heads) * call.query_strides[1];
             F::pack(query, key_size, head.queries + i * key_chunks);
             for (int c = 0; c < value_chunks; ++c) head.sums[i * value_chunks + c] = Floats{};
-            head.softmax[i] = {Floats{}, MINUS_INFINITY, 0};
+            head.softmax[i] = {Floats{}, MINUS_INFINITY, 0, 0};
+            if (call.sinks) {
+                head.softmax[i].shift = (float)(call.sinks[kv_head * heads + i % heads] * LOG2_E);
+                head.softmax[i].sum[0] = 1.0f;
+            }
         }
     }
 
     const int64_t length = segment.start + segment.count;
-    for (int64_t first = 0; first < length; first += BLOCK)
+    const int64_t begin = first_visible(call, segment.start) / BLOCK * BLOCK;
+    for (int64_t first = begin; first < length; first += BLOCK) {
+        const int64_t slot = first % call.capacity;
         for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
             NextBlock<T>(call, keys, values, first_head, end_head, kv_head, first, length, BLOCK)
                 .prefetch_rest();
             attend_block<F, CHUNKS>(call, segment, state(kv_head),
-                                    keys + first * key_stride + kv_head * key_size,
-                                    values + first * value_stride + kv_head * value_size, first,
+                                    keys + slot * key_stride + kv_head * key_size,
+                                    values + slot * value_stride + kv_head * value_size, first,
                                     scratch);
         }
+    }
 
     for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {
         const HeadState<F> head = state(kv_head);

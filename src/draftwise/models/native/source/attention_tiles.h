@@ -57,7 +57,9 @@ INLINE void transpose(Words *rows) {
 // The state of a tile of up to 16 queries of a key-value head, with one lane per query.
 struct TiledQueries {
     Floats sum, shift;  // running softmax, as in RunningSoftmax
-    Ints last;          // position of the last key that each query attends to
+    Ints begin, last;   // positions of the first and the last key that each query attends to
+    int min_begin;      // minimum of begin
+    int max_begin;      // maximum of begin
     int min_last;       // minimum of last
     int count;          // number of queries
 };
@@ -118,6 +120,11 @@ INLINE void init_queries(const AttentionCall &call, const Segment &segment, int6
         const int64_t query = first + i;
         // Unused lanes have the causal mask of the first query.
         state.last[i] = i < state.count ? (int)(segment.start + query / heads) : state.min_last;
+        state.begin[i] = (int)first_visible(call, state.last[i]);
+        if (call.sinks && i < state.count) {
+            state.shift[i] = (float)(call.sinks[kv_head * heads + query % heads] * LOG2_E);
+            state.sum[i] = 1.0f;
+        }
         for (int64_t step = 0; step < memory.key_steps; ++step) {
             Words row = {};
             if (i < state.count)
@@ -129,6 +136,8 @@ INLINE void init_queries(const AttentionCall &call, const Segment &segment, int6
             queries[step * 16 + i] = row;
         }
     }
+    state.min_begin = state.begin[0];
+    state.max_begin = state.begin[state.count - 1];
     for (int64_t step = 0; step < memory.key_steps; ++step) transpose(queries + step * 16);
     memset((void *)memory.sums(tile), 0, memory.value_chunks * 16 * sizeof(Floats));
 }
@@ -191,9 +200,12 @@ INLINE void update_tile_softmax(Floats *scores, int num_keys, int num_rows, int6
                                 Words *weights, NextBlock<BFloat16> &next_block) {
     const Floats hidden = Floats{} + MINUS_INFINITY;
     for (int k = num_keys; k < num_rows; ++k) scores[k] = hidden;
-    if (first + num_keys - 1 > state.min_last)
-        for (int k = 0; k < num_keys; ++k)
-            scores[k] = state.last >= (int)first + k ? scores[k] : hidden;
+    if (first + num_keys - 1 > state.min_last || first < state.max_begin)
+        for (int k = 0; k < num_keys; ++k) {
+            const int position = (int)first + k;
+            scores[k] =
+                (state.last >= position) & (state.begin <= position) ? scores[k] : hidden;
+        }
     Floats tops[4] = {hidden, hidden, hidden, hidden};
     for (int k = 0; k < num_rows; k += 4)
         for (int i = 0; i < 4; ++i) tops[i] = lanewise_max(scores[k + i], tops[i]);
@@ -207,7 +219,7 @@ INLINE void update_tile_softmax(Floats *scores, int num_keys, int num_rows, int6
             (__m512)(Floats{} + 1.0f), exceeded, (__m512)power_of_two(state.shift - shift));
         state.sum *= rescale;
         state.shift = shift;
-        if (first)
+        if (first)  // before, the sums are 0
             for (int i = 0; i < state.count; ++i)
                 for (int64_t c = 0; c < chunks; ++c) sums[c * 16 + i] *= rescale[i];
     }
@@ -270,7 +282,7 @@ INLINE void attend_tiled_block(const AttentionCall &call, const BFloat16 *keys,
                                int64_t first_tile, int64_t end_tile, const TiledScratch &memory,
                                NextBlock<BFloat16> &next_block) {
     const int64_t key_size = call.key_size, value_stride = call.kv_heads * call.value_size;
-    const float scale = (float)(call.scale * 1.4426950408889634);  // 1 / ln 2, for powers of two
+    const ScoreScale scale(call);
     const int num_rows = (int)round_up(num_keys, TILE_DEPTH);
     int64_t stride = call.kv_heads * key_size;
     if (num_keys % TILE_KEYS) {  // copied so that nothing after the last key is read
@@ -286,7 +298,8 @@ INLINE void attend_tiled_block(const AttentionCall &call, const BFloat16 *keys,
                       next_block);
     for (int64_t tile = first_tile; tile < end_tile; ++tile) {
         TiledQueries &state = memory.state(tile);
-        if (state.last[state.count - 1] < first) continue;  // the causal mask hides all keys
+        // All keys are masked.
+        if (state.last[state.count - 1] < first || first + num_keys <= state.min_begin) continue;
         Floats *sums = memory.sums(tile);
         // Tile loads and stores are unknown to the compiler.
         __asm__ volatile("" ::: "memory");
@@ -295,8 +308,11 @@ INLINE void attend_tiled_block(const AttentionCall &call, const BFloat16 *keys,
                 keys + k * stride, stride, memory.queries(tile), memory.key_steps,
                 memory.scores + k);
         __asm__ volatile("" ::: "memory");
-        update_tile_softmax(memory.scores, num_keys, num_rows, first, scale, state, sums,
-                            memory.value_chunks, memory.weights, next_block);
+        if (scale.cap)
+            for (int k = 0; k < num_keys; ++k) memory.scores[k] = scale(memory.scores[k]);
+        update_tile_softmax(memory.scores, num_keys, num_rows, first,
+                            scale.cap ? 1.0f : scale.factor, state, sums, memory.value_chunks,
+                            memory.weights, next_block);
         __asm__ volatile("" ::: "memory");
         int64_t c = 0;
         for (; c + 4 <= memory.value_chunks; c += 4)
@@ -341,9 +357,9 @@ void attend_tiled(const AttentionCall &call, const Segment &segment, int64_t fir
     if (call.new_keys)
         for (int64_t head = first_head; head < end_head; ++head) {
             append(segment, call.new_keys, call.key_strides, head, (int)key_size,
-                   keys + head * key_size, key_stride);
+                   keys + head * key_size, key_stride, call.capacity);
             append(segment, call.new_values, call.value_strides, head, (int)value_size,
-                   values + head * value_size, value_stride);
+                   values + head * value_size, value_stride, call.capacity);
         }
     const TiledScratch memory(key_size, value_size, MAX_QUERY_TILES * count_heads, (char *)scratch);
     const TileConfig config(TILE_ROWS);
@@ -357,19 +373,23 @@ void attend_tiled(const AttentionCall &call, const Segment &segment, int64_t fir
         };
         for_tiles(init_queries);
         const int64_t num_tiles = (end - begin + TILE_QUERIES - 1) / TILE_QUERIES;
-        const int64_t heads = call.heads / call.kv_heads;
+        const int64_t heads = call.heads / call.kv_heads;  // query heads per key-value head
         const int64_t length = segment.start + (end - 1) / heads + 1;  // visible to the last query
-        for (int64_t first = 0; first < length; first += TILED_BLOCK)
+        const int64_t first_key =
+            first_visible(call, segment.start + begin / heads) / TILED_BLOCK * TILED_BLOCK;
+        for (int64_t first = first_key; first < length; first += TILED_BLOCK) {
+            const int64_t slot = first % call.capacity;
             for (int64_t head = first_head; head < end_head; ++head) {
                 NextBlock<BFloat16> next_block(call, keys, values, first_head, end_head, head,
                                                first, length, TILED_BLOCK);
                 const int64_t tile = (head - first_head) * MAX_QUERY_TILES;
-                attend_tiled_block(call, keys + first * key_stride + head * key_size,
-                                   values + first * value_stride + head * value_size, first,
+                attend_tiled_block(call, keys + slot * key_stride + head * key_size,
+                                   values + slot * value_stride + head * value_size, first,
                                    min_int(TILED_BLOCK, length - first), tile, tile + num_tiles,
                                    memory, next_block);
                 next_block.prefetch_rest();
             }
+        }
         for_tiles(write_outputs);
     }
 }

@@ -157,6 +157,14 @@ INLINE Floats power_of_two(Floats x) {
     return x == x ? normal : x;
 }
 
+// tanh(x) = 1 - 2 / (e^(2x) + 1); NaN for NaN.
+INLINE Floats hyperbolic_tangent(Floats x) {
+    Floats exponent = x * 2.8853900817779268f;  // 2 / ln 2
+    const Floats limit = Floats{} + 126.0f;
+    exponent = exponent > limit ? limit : exponent;
+    return 1.0f - 2.0f / (power_of_two(exponent) + 1.0f);
+}
+
 // Maximum of each lane; b if either is NaN.
 INLINE Floats lanewise_max(Floats a, Floats b) { return a > b ? a : b; }
 
