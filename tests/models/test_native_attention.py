@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from draftwise.models import attention as attention_module
 from draftwise.models.attention import Segment, attend, pack
+from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache, LayerShape
 from draftwise.models.native.library import native_library
 
@@ -66,7 +67,7 @@ class Case:
 
     def actual(self):
         packed = pack(self.cache, self.segments, self.dtype, CPU)
-        return attend(packed, 0, self.q, self.k, self.v, self.scaling)
+        return attend(packed, 0, self.q, self.k, self.v, Scores(self.scaling))
 
     def check(self):
         expected = self.expected()

@@ -116,8 +116,8 @@ class PackedBatch:
     Attributes:
         cache: the model's cache.
         positions: ``[tokens]`` int64 position of each token in its request.
-        token_slots: ``[tokens]`` int64, token slot that each token is written to in layers without a
-            ring.
+        token_slots: ``[tokens]`` int64, token slot that each token is written to, in layers without
+            a ring.
         groups: attention calls of the segments that ``native`` does not compute, in layers in which
             each token attends to all tokens before it.
         segments: the segments that ``native`` does not compute.
@@ -275,6 +275,61 @@ class ShapeProbe:
             UnsupportedModelError: the layer uses attention that is not supported.
         """
         layer: int = module.layer_idx  # type: ignore[assignment]
+        for name, value in extra.items():
+            if value is not None and value is not False and name not in _SUPPORTED | _HARMLESS:
+                raise UnsupportedModelError(
+                    self._role,
+                    f"layer {layer} uses attention with {name!r}, which is not supported",
+                )
+        self.layers[layer] = LayerShape(
+            keys.shape[1],
+            keys.shape[3],
+            values.shape[3],
+            self._limit(extra.get("sliding_window")),
+            self._limit(_chunk(module, layer)),
+            extra.get("softcap") is None and extra.get("s_aux") is None,
+        )
+
+    def _limit(self, span: int | None) -> int | None:
+        return None if span is None or span >= self.max_model_len else span
+
+
+def _chunk(module: nn.Module, layer: int) -> int | None:
+    """The size of the chunks that limit a layer's attention, according to its configuration."""
+    config: Any = getattr(module, "config", None)
+    types = getattr(config, "layer_types", None)
+    if not types or types[layer] != "chunked_attention":
+        return None
+    chunk: int = config.attention_chunk_size
+    return chunk
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    packed: PackedBatch | ShapeProbe | None = None,
+    **extra: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for ``transformers``' ``AttentionInterface``.
+
+    Args:
+        module: the attention module, with its ``layer_idx``.
+        query: ``[1, heads, tokens, key_size]``.
+        key: ``[1, kv_heads, tokens, key_size]``.
+        value: ``[1, kv_heads, tokens, value_size]``.
+        attention_mask: always ``None``; ``packed`` separates the requests.
+        scaling: factor of the scores.
+        packed: plan of this forward pass.
+        extra: further arguments of the module. Unsupported ones are refused at load.
+
+    Returns:
+        ``[1, tokens, heads, value_size]`` and ``None``.
+    """
+    layer: int = module.layer_idx  # type: ignore[assignment]
     if isinstance(packed, ShapeProbe):
         packed.record(module, key, value, extra)
         keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)

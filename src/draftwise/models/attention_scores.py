@@ -14,8 +14,8 @@ class Scores(NamedTuple):
         scaling: factor of the scores; ``None`` for 1/√key_size.
         softcap: the scores are limited to ±softcap by softcap·tanh(score / softcap); ``None`` for
             no limit (Gemma 2).
-        sinks: ``[heads]`` a further score of each head, whose weight is discarded; ``None`` for none
-            (gpt-oss).
+        sinks: ``[heads]`` a further score of each head, whose weight is discarded; ``None`` for
+            none (gpt-oss).
     """
 
     scaling: float | None = None

@@ -291,5 +291,5 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos, sin: ``[tokens, 1, rotated / 2]``.
     """
     half = cos.shape[-1]
-    first, second, rest = heads.split((half, half, heads.shape[-1] - 2 * half), dim=-1)
+    first, second, rest = heads.tensor_split((half, 2 * half), dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

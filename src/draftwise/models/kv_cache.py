@@ -61,7 +61,7 @@ class LayerShape:
         return first
 
 
-# Rings are a multiple of this many token slots, so that a kernel's block of keys never wraps around.
+# The size of a ring is a multiple of this, so that a kernel's block of keys never wraps around.
 _RING_BLOCK = 64
 
 
@@ -166,13 +166,18 @@ class KVCache:
         size = layer.span + self.max_new_tokens
         return min(self.capacity, -(-size // _RING_BLOCK) * _RING_BLOCK)
 
+    @property
+    def has_rings(self) -> bool:
+        """Whether any layer keeps its newest tokens only."""
+        return self.ring_bytes > 0
+
     def write(self, layer: int, token_slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store the keys and values of packed tokens.
 
         Args:
             layer: layer index.
-            token_slots: ``[tokens]`` int64, cache_slot * size + position % size, with the size of the
-                layer.
+            token_slots: ``[tokens]`` int64, cache_slot * size + position % size, with the size of
+                the layer.
             keys: ``[tokens, heads, key_size]``.
             values: ``[tokens, heads, value_size]``.
         """
@@ -193,7 +198,7 @@ class KVCache:
     def read(
         self, layer: int, first_cache_slot: int, end_cache_slot: int, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Views of the first ``length`` tokens of consecutive cache slots of a layer without a ring.
+        """Views of the first tokens of consecutive cache slots of a layer without a ring.
 
         Args:
             layer: layer index.
@@ -211,9 +216,7 @@ class KVCache:
             v[first_cache_slot:end_cache_slot, :length].transpose(1, 2),
         )
 
-    def read_span(
-        self, layer: int, cache_slot: int, first: int, end: int
-    ) -> tuple[Tensor, Tensor]:
+    def read_span(self, layer: int, cache_slot: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """The keys and values of consecutive positions of one cache slot, from a ring or not.
 
         Args:

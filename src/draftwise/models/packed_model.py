@@ -108,6 +108,8 @@ class PackedModel:
         """
         if not segments:
             return None
+        if cache.has_rings and max(each[2] for each in segments) > cache.max_new_tokens:
+            raise ValueError(f"a pass has more than {cache.max_new_tokens} new tokens of a request")
         logits: Tensor | None
         if self.native is not None:
             logits = self.native(cache, tokens, segments, logit_rows or None)

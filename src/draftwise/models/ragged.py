@@ -167,7 +167,8 @@ class RaggedKernels:
     ) -> RaggedKernels:
         """Determine the kernels for a model with these layers."""
         alike = all(
-            s.is_plain and s.key_size == s.value_size and s.key_size <= _LARGEST_HEAD for s in layers
+            s.is_plain and s.key_size == s.value_size and s.key_size <= _LARGEST_HEAD
+            for s in layers
         )
         if device.type != "cuda" or not alike:
             return cls(False, False)

@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.library import NativeLibrary, native_library
 from draftwise.models.native.structures import AttentionCall
@@ -62,7 +63,7 @@ class NativeAttention:
         self._scratch = torch.empty(0)
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None, writes: bool
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores, writes: bool
     ) -> Tensor:
         """Compute causal attention of one layer.
 
@@ -71,7 +72,7 @@ class NativeAttention:
             q: ``[tokens, heads, key_size]``.
             k: ``[tokens, kv_heads, key_size]``.
             v: ``[tokens, kv_heads, value_size]``.
-            scaling: factor of the scores; ``None`` for 1/√key_size.
+            scores: how scores are computed.
             writes: whether the kernel stores the new keys and values in the cache. If false, the
                 cache already contains them.
 
@@ -82,9 +83,10 @@ class NativeAttention:
         Raises:
             ValueError: shapes or types differ from those of the cache.
         """
-        keys, values = self._cache.read(layer, 0, self._cache.num_cache_slots, self._cache.capacity)
-        _, kv_heads, capacity, key_size = keys.shape
-        heads, value_size = q.shape[1], values.shape[3]
+        keys, values = self._cache.token_slots(layer)
+        shape = self._cache.layers[layer]
+        kv_heads, key_size, value_size = shape.num_heads, shape.key_size, shape.value_size
+        heads = q.shape[1]
         fits = (
             q.dtype == k.dtype == v.dtype == keys.dtype
             and min(len(q), len(k), len(v)) >= self._end
@@ -96,6 +98,7 @@ class NativeAttention:
         if not fits:
             raise ValueError(f"layer {layer} computes other shapes or types than its cache holds")
         q, k, v = (each if each.stride(2) == 1 else each.contiguous() for each in (q, k, v))
+        sinks = None if scores.sinks is None else scores.sinks.detach().float().contiguous()
         out = q.new_empty(len(q), heads, value_size)
         num_threads = self._num_threads if self._work * heads >= _MIN_SHARED_WORK else 1
         num_tasks = _MIN_TASKS_PER_THREAD * num_threads if num_threads > 1 else 1
@@ -110,6 +113,7 @@ class NativeAttention:
             q.data_ptr(),
             k.data_ptr() if writes else None,
             v.data_ptr() if writes else None,
+            None if sinks is None else sinks.data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
             out.data_ptr(),
@@ -119,7 +123,7 @@ class NativeAttention:
             k.stride()[:2],
             v.stride()[:2],
             len(self._segments),
-            capacity,
+            self._cache.sizes[layer],
             heads,
             kv_heads,
             key_size,
@@ -127,7 +131,10 @@ class NativeAttention:
             heads_per_task,
             size,
             keys.dtype == torch.bfloat16,
-            1 / math.sqrt(key_size) if scaling is None else scaling,
+            shape.window or 0,
+            shape.chunk or 0,
+            1 / math.sqrt(key_size) if scores.scaling is None else scores.scaling,
+            scores.softcap or 0.0,
         )
         threads = self._library.threads(num_threads)
         self._library.attention(ctypes.byref(call), ctypes.byref(threads))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from draftwise.models.decoder_spec import Activation, DecoderSpec, LayerSpec, NormSpec
 from draftwise.models.host_memory import in_large_pages
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.library import NativeLibrary
@@ -40,7 +41,7 @@ from draftwise.models.quantization import (
 
 
 class NativeDecoder:
-    """A Llama-like model that Draftwise's kernels compute.
+    """A decoder-only model that Draftwise's kernels compute.
 
     Attributes:
         bits: stored bits per number of a linear layer: 8 for quantised integers, 12 for losslessly
@@ -50,51 +51,56 @@ class NativeDecoder:
         vocab_size: width of the logits.
     """
 
-    def __init__(self, model: nn.Module, library: NativeLibrary, bits: int) -> None:
+    def __init__(self, spec: DecoderSpec, library: NativeLibrary, bits: int) -> None:
         """Pack the weights of a model. Its own linear layers lose their weights.
 
         Args:
-            model: a Llama-like model.
+            spec: the model.
             library: the compiled kernels.
             bits: stored bits per number of a linear layer: 8 for a model whose 8-bit weights were
                 dequantised, 12 for lossless compression of bfloat16, or those of the dtype.
         """
-        causal: Any = model
-        decoder = causal.model
         self._library = library
         self.bits = bits
-        self._rotary: nn.Module = decoder.rotary_emb
         self._kept: list[Tensor] = []
-        embedding = self._keep(decoder.embed_tokens.weight.detach())
-        self.dtype = decoder.embed_tokens.weight.dtype
-        self.num_embeddings = decoder.embed_tokens.num_embeddings
-        self.vocab_size: int = causal.lm_head.out_features
-        layers = (DecoderLayer * len(decoder.layers))()
-        for to, layer in zip(layers, decoder.layers, strict=True):
+        embedding = spec.embedding
+        self.dtype = embedding.weight.dtype
+        self.num_embeddings = embedding.num_embeddings
+        self.vocab_size: int = spec.head.out_features
+        self._rotary_keys = sorted(spec.rotary)
+        self._rotary = [spec.rotary[key] for key in self._rotary_keys]
+        layers = (DecoderLayer * len(spec.layers))()
+        for to, layer in zip(layers, spec.layers, strict=True):
             self._pack_layer(to, layer)
-        attention = decoder.layers[0].self_attn
-        head_size: int = attention.head_dim
-        head = self._keep_matrix(causal.lm_head)
-        _release_weight(causal.lm_head)
+        head = self._keep_matrix(spec.head)
+        _release_weight(spec.head)
         self._layers = layers
+        rotary_sizes = torch.tensor([each.size for each in self._rotary], dtype=torch.int64)
         self._model = DecoderModel(
-            embedding,
-            self._keep(decoder.norm.weight.detach().float()),
+            self._keep(embedding.weight.detach()),
+            self._keep(spec.norm.weight),
             head,
             ctypes.addressof(layers),
+            self._keep(rotary_sizes),
             len(layers),
-            decoder.embed_tokens.embedding_dim,
-            attention.q_proj.out_features // head_size,
-            attention.k_proj.out_features // head_size,
-            head_size,
-            decoder.layers[0].mlp.gate_proj.out_features,
+            spec.hidden_size,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_size,
+            spec.intermediate_size,
             self.vocab_size,
             self.dtype == torch.bfloat16,
             bits,
-            decoder.norm.variance_epsilon,
-            attention.scaling,
+            list(Activation).index(spec.activation),
+            spec.norm.epsilon,
+            spec.scaling,
+            spec.softcap or 0.0,
+            spec.embedding_scale,
+            spec.residual_scale,
+            spec.logit_scale,
+            spec.logit_softcap or 0.0,
         )
-        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tables: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._caches: WeakKeyDictionary[KVCache, tuple[DecoderCache, Any]] = WeakKeyDictionary()
         self._memory = np.zeros(0, dtype=np.uint8)
         self._sizes: dict[tuple[int, int, int], int] = {}
@@ -104,14 +110,24 @@ class NativeDecoder:
         self._kept.append(tensor.contiguous())
         return self._kept[-1].data_ptr()
 
+    def _keep_norm(self, norm: NormSpec | None) -> int | None:
+        """The address of a norm's weight; ``None`` if there is no norm."""
+        return None if norm is None else self._keep(norm.weight)
+
     def _keep_matrix(self, *layers: nn.Linear, interleave: bool = False) -> int:
-        """Pack the weights of layers with the same input, concatenated or interleaved."""
+        """Pack the weights of layers with the same input, concatenated.
+
+        Args:
+            layers: the layers.
+            interleave: whether to interleave the first and the second half of the columns.
+        """
         library = self._library
 
         def joined(parts: list[Tensor]) -> Tensor:
+            whole = torch.cat(parts)
             if not interleave:
-                return torch.cat(parts)
-            first, second = parts
+                return whole
+            first, second = whole.chunk(2)
             return interleaved(first, second, library)
 
         if self.bits != QUANTIZED_BITS:
@@ -127,22 +143,26 @@ class NativeDecoder:
         )
         return self._keep(in_large_pages(quantized_weight(whole, library)))
 
-    def _pack_layer(self, to: DecoderLayer, layer: Any) -> None:
+    def _pack_layer(self, to: DecoderLayer, layer: LayerSpec) -> None:
         """Pack the weights of a layer."""
-        attention, mlp, library = layer.self_attn, layer.mlp, self._library
-        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        to.attention_norm = self._keep(layer.input_layernorm.weight.detach().float())
-        to.mlp_norm = self._keep(layer.post_attention_layernorm.weight.detach().float())
-        to.qkv = self._keep_matrix(*projections)
-        to.out = self._keep_matrix(attention.o_proj)
-        to.gate_up = self._keep_matrix(mlp.gate_proj, mlp.up_proj, interleave=True)
-        to.down = self._keep_matrix(mlp.down_proj)
-        if attention.q_proj.bias is not None:
-            bias = torch.cat([each.bias.detach() for each in projections]).float()
-            to.qkv_bias = self._keep(
-                torch.nn.functional.pad(bias, (0, -len(bias) % (2 * library.lanes)))
-            )
-        for each in (*projections, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+        to.attention_norm = self._keep_norm(layer.attention_norm)
+        to.mlp_norm = self._keep_norm(layer.mlp_norm)
+        to.attention_out_norm = self._keep_norm(layer.attention_out_norm)
+        to.mlp_out_norm = self._keep_norm(layer.mlp_out_norm)
+        to.q_norm, to.k_norm = self._keep_norm(layer.q_norm), self._keep_norm(layer.k_norm)
+        to.q_norm_size = 0 if layer.q_norm is None else len(layer.q_norm.weight)
+        to.k_norm_size = 0 if layer.k_norm is None else len(layer.k_norm.weight)
+        to.rotary = -1 if layer.rotary is None else self._rotary_keys.index(layer.rotary)
+        to.qkv = self._keep_matrix(*layer.qkv)
+        to.out = self._keep_matrix(layer.out)
+        to.gate_up = self._keep_matrix(*layer.gate_up, interleave=True)
+        to.down = self._keep_matrix(layer.down)
+        biases = [each.bias.detach() for each in layer.qkv if each.bias is not None]
+        if biases:
+            bias = torch.cat(biases).float()
+            padding = -len(bias) % (2 * self._library.lanes)
+            to.qkv_bias = self._keep(torch.nn.functional.pad(bias, (0, padding)))
+        for each in layer.linear_layers:
             _release_weight(each)
 
     @property
@@ -231,32 +251,29 @@ class NativeDecoder:
         """The structure of a cache, created once."""
         found = self._caches.get(cache)
         if found is None:
-            pairs = [cache.token_slots(index) for index in range(self._model.num_layers)]
-            pointers = tuple(
-                (ctypes.c_void_p * len(pairs))(*(pair[side].data_ptr() for pair in pairs))
-                for side in (0, 1)
+            num_layers = self._model.num_layers
+            pairs = [cache.token_slots(index) for index in range(num_layers)]
+            tables = self._angles(cache.capacity)
+            arrays = (
+                *(_addresses([pair[side] for pair in pairs]) for side in (0, 1)),
+                (ctypes.c_int64 * num_layers)(*cache.sizes),
+                (ctypes.c_int64 * num_layers)(*(each.window or 0 for each in cache.layers)),
+                (ctypes.c_int64 * num_layers)(*(each.chunk or 0 for each in cache.layers)),
+                *(_addresses([table[side] for table in tables]) for side in (0, 1)),
             )
-            cosines, sines = self._angles(cache.capacity)
-            plan = DecoderCache(
-                ctypes.addressof(pointers[0]),
-                ctypes.addressof(pointers[1]),
-                cosines.data_ptr(),
-                sines.data_ptr(),
-                cache.capacity,
-            )
-            found = self._caches[cache] = plan, pointers
+            plan = DecoderCache(*(ctypes.addressof(array) for array in arrays))
+            found = self._caches[cache] = plan, arrays
         return found[0]
 
-    def _angles(self, capacity: int) -> tuple[Tensor, Tensor]:
-        """``[capacity, head_size / 2]`` float32 cosines and sines of all positions of a cache."""
+    def _angles(self, capacity: int) -> list[tuple[Tensor, Tensor]]:
+        """Cosines and sines of all positions of a cache, for each rotary embedding.
+
+        Returns:
+            Pairs ``[capacity, size / 2]`` float32.
+        """
         if capacity not in self._tables:
-            positions = torch.arange(capacity).unsqueeze(0)
-            half = self._model.head_size // 2
-            cos, sin = self._rotary(torch.zeros(1), positions)
-            self._tables[capacity] = (
-                cos[0, :, :half].float().contiguous(),
-                sin[0, :, :half].float().contiguous(),
-            )
+            positions = torch.arange(capacity)
+            self._tables[capacity] = [table(positions) for table in self._rotary]
         return self._tables[capacity]
 
     def _memory_for(self, num_tokens: int, largest_segment: int, num_threads: int) -> int:
@@ -300,6 +317,11 @@ def checked_segments(
     ):
         raise ValueError("tokens have no place in the cache")
     return where
+
+
+def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    """An array of the addresses of tensors."""
+    return (ctypes.c_void_p * len(tensors))(*(each.data_ptr() for each in tensors))
 
 
 def _release_weight(layer: nn.Linear) -> None:

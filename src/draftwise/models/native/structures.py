@@ -86,9 +86,12 @@ class AttentionCall(ctypes.Structure):
 class DecoderLayer(ctypes.Structure):
     """``DecoderLayer`` of ``decoder.h``."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_void_p)
-        for name in ("attention_norm", "mlp_norm", "qkv", "out", "gate_up", "down", "qkv_bias")
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("attention_norm", "mlp_norm")),
+        *((name, ctypes.c_void_p) for name in ("attention_out_norm", "mlp_out_norm")),
+        *((name, ctypes.c_void_p) for name in ("q_norm", "k_norm")),
+        *((name, ctypes.c_void_p) for name in ("qkv", "out", "gate_up", "down", "qkv_bias")),
+        *((name, ctypes.c_int64) for name in ("q_norm_size", "k_norm_size", "rotary")),
     )
 
 
@@ -97,10 +100,12 @@ class DecoderModel(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("embedding", "norm", "head", "layers")),
+        ("rotary_sizes", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("num_layers", "hidden", "heads", "kv_heads")),
         *((name, ctypes.c_int64) for name in ("head_size", "intermediate", "vocab")),
-        *((name, ctypes.c_int64) for name in ("is_bfloat16", "bits")),
-        *((name, ctypes.c_double) for name in ("epsilon", "scale")),
+        *((name, ctypes.c_int64) for name in ("is_bfloat16", "bits", "activation")),
+        *((name, ctypes.c_double) for name in ("epsilon", "scale", "softcap", "embedding_scale")),
+        *((name, ctypes.c_double) for name in ("residual_scale", "logit_scale", "logit_softcap")),
     )
 
 
@@ -108,8 +113,8 @@ class DecoderCache(ctypes.Structure):
     """``DecoderCache`` of ``decoder.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "cosines", "sines")),
-        ("capacity", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "capacities", "windows")),
+        *((name, ctypes.c_void_p) for name in ("chunks", "cosines", "sines")),
     )
 
 

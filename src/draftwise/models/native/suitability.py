@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from draftwise.models.decoder_spec import DecoderSpec, decoder_spec
 from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.native.library import (
     NativeLibrary,
@@ -29,19 +30,21 @@ _LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
 
 
 def native_decoder(model: nn.Module) -> NativeDecoder | None:
-    """Pack a Llama-like model for the native kernels; ``None`` if they do not support it."""
+    """Pack a described model for the native kernels; ``None`` if they do not support it."""
     library = native_library()
     if library is None or why_not_native(model) is not None:
         return None
     dtype = _weight(model).dtype
-    return NativeDecoder(model, library, _stored_bits(model, library, dtype, is_large(model)))
+    bits = _stored_bits(model, library, dtype, is_large(model))
+    return NativeDecoder(decoder_spec(model), library, bits)
 
 
 def why_not_native(model: nn.Module) -> str | None:
-    """The reason why the native kernels do not compute a Llama-like model.
+    """The reason why the native kernels do not compute a model.
 
     Args:
-        model: a loaded model whose weights are not packed yet.
+        model: a loaded model that :mod:`draftwise.models.decoder_spec` can describe, whose weights
+            are not packed yet.
 
     Returns:
         A clause; ``None`` if the kernels compute the model.
@@ -54,12 +57,13 @@ def why_not_native(model: nn.Module) -> str | None:
     library = native_library()
     if library is None:
         return f"there are no native kernels: {why_unavailable()}"
-    decoder: Any = model.model
-    missing = _missing_feature(decoder)
+    causal: Any = model
+    spec = decoder_spec(model)
+    missing = _missing_feature(spec, causal.config)
     if missing is not None or not is_large(model):
         return missing
     limit = f"for models of more than {_SMALL_MODEL // _MIB} MiB the native kernels need"
-    slower = _why_slower(decoder, library)
+    slower = _why_slower(spec, library)
     if slower is not None:
         return f"{limit} {slower}"
     if weight.dtype != torch.bfloat16:
@@ -105,34 +109,35 @@ def _stored_bits(
     return 8 * dtype.itemsize
 
 
-def _missing_feature(decoder: Any) -> str | None:
+def _missing_feature(spec: DecoderSpec, config: Any) -> str | None:
     """A feature of the layers that the kernels do not support, as a clause; ``None`` if none."""
-    attention = decoder.layers[0].self_attn
-    rope = getattr(decoder.config, "rope_parameters", None) or {}
+    rope = getattr(config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
-    if decoder.config.hidden_act != "silu":
-        return f"its activation is {decoder.config.hidden_act}, and the native kernels have silu"
-    if attention.head_dim % 2:
-        return f"its heads have {attention.head_dim} numbers, and the native kernels need pairs"
+    if spec.head_size % 2 or any(table.size % 2 for table in spec.rotary.values()):
+        return f"its heads have {spec.head_size} numbers, and the native kernels need pairs"
     if rope_type in _LENGTH_DEPENDENT_ROTARY:
         return f"its rotary embedding is {rope_type}, which the native kernels do not have"
-    names = ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-    for layer in decoder.layers:
-        for name in names:
-            if layer.get_submodule(name).bias is not None:
+    for layer in spec.layers:
+        biased = {"o_proj": (layer.out,), "gate_proj": layer.gate_up, "down_proj": (layer.down,)}
+        for name, linear in biased.items():
+            if any(each.bias is not None for each in linear):
                 return f"its {name} has a bias, which the native kernels do not have"
+        norms = (layer.attention_norm, layer.mlp_norm, layer.attention_out_norm)
+        for norm in (*norms, layer.mlp_out_norm, layer.q_norm, layer.k_norm):
+            if norm is not None and norm.epsilon != spec.norm.epsilon:
+                return "its norms have different epsilons, and the native kernels have one"
     return None
 
 
-def _why_slower(decoder: Any, library: NativeLibrary) -> str | None:
+def _why_slower(spec: DecoderSpec, library: NativeLibrary) -> str | None:
     """What the kernels need to multiply bfloat16 as fast as oneDNN; ``None`` if they do so.
 
     oneDNN uses a matrix unit for all sizes, the kernels only for multiples of a tile. Without a
     matrix unit, the dot-product instructions of AVX512-BF16 are required.
     """
     if library.multiplies_tiles:
-        attention, mlp = decoder.layers[0].self_attn, decoder.layers[0].mlp
-        for layer in (attention.q_proj, attention.o_proj, mlp.down_proj):
+        first = spec.layers[0]
+        for layer in (first.qkv[0], first.out, first.down):
             if layer.in_features % _TILE_DEPTH:
                 return f"sizes that are multiples of {_TILE_DEPTH}, and one is {layer.in_features}"
         return None

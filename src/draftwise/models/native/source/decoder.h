@@ -1,4 +1,5 @@
-// A whole forward pass of a Llama over packed tokens, on the CPU.
+// A whole forward pass of a decoder-only model over packed tokens, on the CPU. The families differ
+// in what decoder_spec.py describes: norms, activation, rotary embedding and constant factors.
 //
 // All threads of the team go through the layers together. Each thread computes a share of the
 // columns of every product and a share of the rows between products. The threads synchronise at a
@@ -17,31 +18,45 @@
 #include <algorithm>
 
 // Weights of one layer. Matrices are packed into panels. Each panel of gate_up contains one vector
-// of columns of gate and one of up.
+// of columns of gate and one of up. Norms that the layer does not have are null.
 struct DecoderLayer {
-    const float *attention_norm, *mlp_norm;  // [hidden]
+    const float *attention_norm, *mlp_norm;          // [hidden] norms of the blocks' inputs
+    const float *attention_out_norm, *mlp_out_norm;  // [hidden] norms of the blocks' outputs
+    const float *q_norm, *k_norm;                    // [norm size] before the rotary embedding
     const void *qkv, *out, *gate_up, *down;
-    const float *qkv_bias;  // padded with zeros to whole panels, or null
+    const float *qkv_bias;             // padded with zeros to whole panels, or null
+    int64_t q_norm_size, k_norm_size;  // of one head, or of all heads that are normalised together
+    int64_t rotary;                    // index of the rotary embedding; -1 for none
 };
+
+enum Activation { SILU = 0, GELU_TANH = 1 };
 
 // Sizes and weights of a model.
 struct DecoderModel {
-    const void *embedding;       // [vocab, hidden]
-    const float *norm;           // [hidden] weight of the final norm
-    const void *head;            // packed panels of the vocabulary projection
-    const DecoderLayer *layers;  // [num_layers]
+    const void *embedding;        // [vocab, hidden]
+    const float *norm;            // [hidden] weight of the final norm
+    const void *head;             // packed panels of the vocabulary projection
+    const DecoderLayer *layers;   // [num_layers]
+    const int64_t *rotary_sizes;  // [rotary embeddings] leading elements of a head that are rotated
     int64_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab;
-    int64_t is_bfloat16;  // whether weights and cache are BFloat16, not float32
-    int64_t bits;         // stored bits per number of a matrix; fewer than in its type for narrow.h
-    double epsilon;       // added to the mean square in norms
-    double scale;         // factor of the attention scores
+    int64_t is_bfloat16;     // whether weights and cache are BFloat16, not float32
+    int64_t bits;            // stored bits per number of a matrix; fewer than in its type for narrow.h
+    int64_t activation;      // Activation of the gate
+    double epsilon;          // added to the mean square in norms
+    double scale;            // factor of the attention scores
+    double softcap;          // limit of the attention scores, as in AttentionCall
+    double embedding_scale;  // factor of the embedding
+    double residual_scale;   // factor of a block's output before it is added
+    double logit_scale;      // factor of the logits
+    double logit_softcap;    // limit of the logits: softcap * tanh(logit / softcap); 0 for none
 };
 
 // The KV cache of a model.
 struct DecoderCache {
-    void *const *keys, *const *values;  // [num_layers] keys and values, as in AttentionCall
-    const float *cosines, *sines;       // [capacity, head_size / 2] of the rotary embedding
-    int64_t capacity;                   // tokens per cache slot
+    void *const *keys, *const *values;           // [num_layers] as in AttentionCall
+    const int64_t *capacities;                   // [num_layers] token slots per cache slot
+    const int64_t *windows, *chunks;             // [num_layers] as in AttentionCall
+    const float *const *cosines, *const *sines;  // [rotary embeddings][positions, size / 2]
 };
 
 // Arguments of draftwise_decode: one forward pass.
@@ -75,7 +90,7 @@ struct Buffers {
     static constexpr int64_t COUNTERS_PER_LINE = CACHE_LINE / sizeof(int64_t);
 
     int64_t hidden_stride, normed_stride, qkv_stride, attended_size, kv_size, inner_stride;
-    float *hidden, *qkv;
+    float *hidden, *projected, *qkv;
     Input *normed, *inputs, *inner;
     T *queries, *keys, *values, *attended;
     float *scratch;
@@ -96,7 +111,11 @@ struct Buffers {
         normed_stride = round_up(model.hidden, W::DEPTH);
         qkv_stride = round_up(attended_size + 2 * kv_size, PANEL_WIDTH);
         inner_stride = round_up(model.intermediate, LANES);
+        bool norms_outputs = false;
+        for (int64_t i = 0; i < model.num_layers; ++i)
+            norms_outputs |= model.layers[i].attention_out_norm || model.layers[i].mlp_out_norm;
         allocate(hidden, num_tokens * hidden_stride);
+        allocate(projected, norms_outputs ? num_tokens * hidden_stride : 0);
         allocate(qkv, num_tokens * qkv_stride);
         allocate(normed, num_tokens * normed_stride);
         allocate(inner, num_tokens * inner_stride);
@@ -174,6 +193,12 @@ INLINE Floats silu(Floats x) {
     return x / (1.0f + power_of_two(exponent));
 }
 
+// x * P(z <= x) for a standard normal z, approximated with tanh (Hendrycks and Gimpel 2016).
+INLINE Floats gelu_tanh(Floats x) {
+    const Floats inner = (x + x * x * x * 0.044715f) * 0.7978845608028654f;  // sqrt(2 / pi)
+    return x * 0.5f * (1.0f + hyperbolic_tangent(inner));
+}
+
 // One thread's part of a forward pass. All threads call the same functions in the same order.
 template <class W>
 struct Pass {
@@ -190,21 +215,44 @@ struct Pass {
         const int64_t *ids = call.ids;
         *claimed(0, worker.index) = *claimed(1, worker.index) = 0;
         const int64_t rows = call.num_tokens, hidden = model.hidden;
-        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
-            convert((const T *)model.embedding + ids[i] * hidden, hidden,
-                    buffers.hidden + i * buffers.hidden_stride);
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            float *to = buffers.hidden + i * buffers.hidden_stride;
+            convert((const T *)model.embedding + ids[i] * hidden, hidden, to);
+            if (model.embedding_scale != 1)
+                for (int64_t j = 0; j < hidden; ++j) to[j] *= (float)model.embedding_scale;
+        }
         worker.wait();
         for (int64_t index = 0; index < model.num_layers; ++index) layer(index);
         logits();
     }
 
-    // Normalises all rows of hidden.
+    // Normalises all rows of hidden, or copies them if weight is null.
     void norm_rows(const float *weight) const {
         const int64_t rows = call.num_tokens;
-        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
-            normalise(buffers.hidden + i * buffers.hidden_stride, weight, model.hidden,
-                      buffers.normed_stride, model.epsilon,
-                      buffers.normed + i * buffers.normed_stride);
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            const float *from = buffers.hidden + i * buffers.hidden_stride;
+            auto *to = buffers.normed + i * buffers.normed_stride;
+            if (weight) {
+                normalise(from, weight, model.hidden, buffers.normed_stride, model.epsilon, to);
+            } else {
+                convert(from, model.hidden, to);
+                const int64_t padding = buffers.normed_stride - model.hidden;
+                memset((void *)(to + model.hidden), 0, padding * sizeof *to);
+            }
+        }
+        worker.wait();
+    }
+
+    // Normalises all rows of projected and adds them to hidden.
+    void add_normed_rows(const float *weight) const {
+        const int64_t rows = call.num_tokens, size = model.hidden;
+        const float scale = (float)model.residual_scale;
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            float *row = buffers.projected + i * buffers.hidden_stride;
+            float *to = buffers.hidden + i * buffers.hidden_stride;
+            normalise(row, weight, size, size, model.epsilon, row);
+            for (int64_t j = 0; j < size; ++j) to[j] += row[j] * scale;
+        }
         worker.wait();
     }
 
@@ -239,16 +287,24 @@ struct Pass {
         ++num_products;
     }
 
-    // Adds the product of x and a weight to hidden.
+    // Adds the product of x and a weight to hidden. It is normalised first unless norm is null.
     void add_product(const typename W::Input *x, int64_t stride, int64_t depth,
-                     const void *weight) {
+                     const void *weight, const float *norm) {
+        const float scale = (float)model.residual_scale;
         product(x, stride, call.num_tokens, depth, weight, num_panels(model.hidden),
                 [&](int64_t row, int64_t panel, Floats left, Floats right) {
-                    float *to = buffers.hidden + row * buffers.hidden_stride + panel * PANEL_WIDTH;
-                    write(read(to) + left, to);
-                    write(read(to + LANES) + right, to + LANES);
+                    const int64_t offset = row * buffers.hidden_stride + panel * PANEL_WIDTH;
+                    if (norm) {
+                        write(left, buffers.projected + offset);
+                        write(right, buffers.projected + offset + LANES);
+                        return;
+                    }
+                    float *to = buffers.hidden + offset;
+                    write(read(to) + left * scale, to);
+                    write(read(to + LANES) + right * scale, to + LANES);
                 });
         worker.wait();
+        if (norm) add_normed_rows(norm);
     }
 
     void layer(int64_t index) {
@@ -266,40 +322,57 @@ struct Pass {
                     write(right, to + LANES);
                 });
         worker.wait();
-        rotate_rows();
+        rotate_rows(layer);
         attend(index);
         const auto *inputs = attended_inputs();
-        add_product(inputs, buffers.attended_size, buffers.attended_size, layer.out);
+        add_product(inputs, buffers.attended_size, buffers.attended_size, layer.out,
+                    layer.attention_out_norm);
         norm_rows(layer.mlp_norm);
         product(buffers.normed, buffers.normed_stride, call.num_tokens, model.hidden,
                 layer.gate_up, buffers.inner_stride / LANES,
                 [&](int64_t row, int64_t panel, Floats gate, Floats up) {
-                    write(silu(gate) * up,
-                          buffers.inner + row * buffers.inner_stride + panel * LANES);
+                    const Floats active =
+                        model.activation == GELU_TANH ? gelu_tanh(gate) : silu(gate);
+                    write(active * up, buffers.inner + row * buffers.inner_stride + panel * LANES);
                 });
         worker.wait();
-        add_product(buffers.inner, buffers.inner_stride, model.intermediate, layer.down);
+        add_product(buffers.inner, buffers.inner_stride, model.intermediate, layer.down,
+                    layer.mlp_out_norm);
     }
 
-    // Applies the rotary embedding to queries and keys, and converts them and the values.
-    void rotate_rows() const {
-        const int64_t size = model.head_size, half = size / 2;
-        const DecoderCache &cache = *call.cache;
-        const int64_t end = worker.end(call.num_tokens);
+    // Normalises consecutive heads in place, one by one or several together.
+    void norm_heads(float *heads, int64_t num_heads, const float *weight, int64_t size) const {
+        if (!weight) return;
+        for (int64_t i = 0; i < num_heads * model.head_size; i += size)
+            normalise(heads + i, weight, size, size, model.epsilon, heads + i);
+    }
+
+    // Normalises queries and keys, applies the rotary embedding, and converts them and the values.
+    void rotate_rows(const DecoderLayer &layer) const {
+        const int64_t size = model.head_size, num_query = model.heads * size;
+        const int64_t rotated = layer.rotary < 0 ? 0 : model.rotary_sizes[layer.rotary];
+        const int64_t half = rotated / 2, end = worker.end(call.num_tokens);
         int64_t segment = 0;
         for (int64_t i = worker.first(call.num_tokens); i < end; ++i) {
             const int64_t *fields = call.segments + 4 * segment;
             while (i >= fields[3] + fields[2]) fields = call.segments + 4 * ++segment;
             const int64_t position = fields[1] + i - fields[3];
-            const float *cosines = cache.cosines + position * half;
-            const float *sines = cache.sines + position * half;
-            const float *from = buffers.qkv + i * buffers.qkv_stride;
-            T *query = buffers.queries + i * buffers.attended_size;
-            for (int64_t h = 0; h < model.heads; ++h, from += size)
-                rotate(from, cosines, sines, half, query + h * size);
-            T *key = buffers.keys + i * buffers.kv_size;
-            for (int64_t h = 0; h < model.kv_heads; ++h, from += size)
-                rotate(from, cosines, sines, half, key + h * size);
+            const float *cosines = nullptr, *sines = nullptr;
+            if (rotated) {
+                cosines = call.cache->cosines[layer.rotary] + position * half;
+                sines = call.cache->sines[layer.rotary] + position * half;
+            }
+            float *from = buffers.qkv + i * buffers.qkv_stride;
+            norm_heads(from, model.heads, layer.q_norm, layer.q_norm_size);
+            norm_heads(from + num_query, model.kv_heads, layer.k_norm, layer.k_norm_size);
+            const auto rotate_heads = [&](int64_t num_heads, T *to) {
+                for (int64_t h = 0; h < num_heads; ++h, from += size, to += size) {
+                    if (rotated) rotate(from, cosines, sines, half, to);
+                    if (rotated < size) convert(from + rotated, size - rotated, to + rotated);
+                }
+            };
+            rotate_heads(model.heads, buffers.queries + i * buffers.attended_size);
+            rotate_heads(model.kv_heads, buffers.keys + i * buffers.kv_size);
             convert(from, buffers.kv_size, buffers.values + i * buffers.kv_size);
         }
         if (worker.index == 0) next_task = 0;
@@ -320,7 +393,9 @@ struct Pass {
         attention.key_strides[0] = attention.value_strides[0] = buffers.kv_size;
         attention.query_strides[1] = attention.key_strides[1] = attention.value_strides[1] = size;
         attention.num_segments = call.num_segments;
-        attention.capacity = call.cache->capacity;
+        attention.capacity = call.cache->capacities[index];
+        attention.window = call.cache->windows[index];
+        attention.chunk = call.cache->chunks[index];
         attention.heads = model.heads;
         attention.kv_heads = model.kv_heads;
         attention.key_size = attention.value_size = size;
@@ -330,6 +405,7 @@ struct Pass {
         attention.heads_per_task = per_task < 1 ? 1 : min_int(per_task, model.kv_heads);
         attention.is_bfloat16 = model.is_bfloat16;
         attention.scale = model.scale;
+        attention.softcap = model.softcap;
         tasks_for(attention)(attention, buffers.scratch + worker.index * buffers.scratch_size,
                              &next_task);
         worker.wait();
@@ -355,9 +431,17 @@ struct Pass {
                       model.hidden, buffers.normed_stride, model.epsilon,
                       buffers.normed + i * buffers.normed_stride);
         worker.wait();
+        const float cap = (float)model.logit_softcap;
+        const float factor = (float)(cap ? model.logit_scale / cap : model.logit_scale);
         product(buffers.normed, buffers.normed_stride, rows, model.hidden, model.head,
                 num_panels(model.vocab),
                 [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                    left *= factor;
+                    right *= factor;
+                    if (cap) {
+                        left = hyperbolic_tangent(left) * cap;
+                        right = hyperbolic_tangent(right) * cap;
+                    }
                     write_columns(left, right,
                                   min_int(PANEL_WIDTH, model.vocab - panel * PANEL_WIDTH),
                                   call.logits + row * model.vocab + panel * PANEL_WIDTH);
