@@ -37,6 +37,17 @@ RECIPES = [
     TILED,
     Recipe("mistral", 32),
     Recipe("qwen2", 32),
+    Recipe("qwen3", 32),
+    Recipe("gemma", 32),
+    Recipe("gemma2", 32),
+    Recipe("gemma3_text", 32),
+    Recipe("gemma3_text", 35, config={"head_dim": 64, "hidden_size": 64}),
+    Recipe("phi3", 32),
+    Recipe("phi3", 33, config={"head_dim": 8, "partial_rotary_factor": 0.5}),
+    Recipe("olmo2", 32),
+    Recipe("olmo3", 32),
+    Recipe("granite", 32),
+    Recipe("smollm3", 32, config={"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
 ]
 
 

@@ -19,6 +19,10 @@ from draftwise.policies import Policy, PolicyContext, create_policy
 from draftwise.policies.router import PolicyRouter
 
 
+# Minimum of ``max_new_tokens``, so that ``num_speculative_tokens`` can be raised later.
+_MIN_NEW_TOKENS = 64
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """Size limits of an engine.
@@ -57,6 +61,8 @@ class Assembly:
         speculation: how to speculate.
         options: size limits.
         caches: the key-value caches of all models, the target's first.
+        max_new_tokens: maximum number of new tokens of one request in one pass. The caches of
+            layers that attend to a window are allocated for it.
     """
 
     def __init__(
@@ -78,7 +84,10 @@ class Assembly:
         self._vocab_size, self._device = target.model.vocab_size, target.model.device
         self._latency = latency
         self._given_policy = policy
-        self.caches = [target.model.new_cache(options.max_batch_size, target.max_model_len)]
+        self.max_new_tokens = max(
+            options.max_chunk_tokens, speculation.num_speculative_tokens + 1, _MIN_NEW_TOKENS
+        )
+        self.caches = [self._new_cache(target)]
         proposer = proposer_name(speculation, models)
         self._context = PolicyContext(
             speculation.num_speculative_tokens,
@@ -165,9 +174,14 @@ class Assembly:
         return min(whole, max(0, rest) // per_token) if per_token else whole
 
     def _cached_model(self, model: LoadedModel) -> CachedModel:
-        cache: KVCache = model.model.new_cache(self.options.max_batch_size, model.max_model_len)
+        cache = self._new_cache(model)
         self.caches.append(cache)
         return CachedModel(model.model, cache, self._vocab_size)
+
+    def _new_cache(self, model: LoadedModel) -> KVCache:
+        return model.model.new_cache(
+            self.options.max_batch_size, model.max_model_len, self.max_new_tokens
+        )
 
 
 def proposer_name(speculation: SpeculationConfig, models: Models) -> str:

@@ -103,7 +103,12 @@ class CachedModel:
         return None if logits is None else self.fit_vocabulary(logits), len(tokens)
 
     def gather(self, inputs: Iterable[ForwardInput]) -> tuple[list[int], list[Segment], list[int]]:
-        """Packed tokens, their segments in order of cache slot, and the rows that give logits."""
+        """Packed tokens, their segments in order of cache slot, and the rows that give logits.
+
+        A model that is further behind than one pass may read catches up first.
+        """
+        inputs = list(inputs)
+        self._catch_up(inputs)
         tokens: list[int] = []
         segments: list[Segment] = []
         rows: list[int] = []
@@ -115,6 +120,23 @@ class CachedModel:
                 segments.append(Segment(request.cache_slot, start, len(new)))
             rows.extend(range(len(tokens) - num_logits, len(tokens)))
         return tokens, segments, rows
+
+    def _catch_up(self, inputs: Iterable[ForwardInput]) -> None:
+        """Read tokens without logits until each request's new tokens fit in one pass."""
+        cache = self.cache
+        while cache.has_rings:
+            tokens: list[int] = []
+            segments: list[Segment] = []
+            for request, end, drafted, _ in sorted(inputs, key=lambda r: r.request.cache_slot):
+                start = cache.lengths[request.cache_slot]
+                end = min(end, self.capacity)
+                if end - start + len(drafted) > cache.max_new_tokens:
+                    count = min(end - start, cache.max_new_tokens)
+                    tokens.extend(self._readable(request.tokens[start : start + count]))
+                    segments.append(Segment(request.cache_slot, start, count))
+            if not segments:
+                return
+            self.model.forward(cache, tokens, segments, None)
 
     def read_one(self, rows: Sequence[int], tokens: Tensor) -> Tensor:
         """Read one more token per cache slot; returns ``[rows, vocab]`` logits."""

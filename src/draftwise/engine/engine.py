@@ -22,7 +22,12 @@ from draftwise.engine.scheduler import Scheduler
 from draftwise.engine.step import CostLearner, Step, Stopwatch
 from draftwise.engine.turns import Turns
 from draftwise.engine.verification import Acceptance, TargetVerifier
-from draftwise.errors import ClosedError, DraftwiseError, EngineError
+from draftwise.errors import (
+    ClosedError,
+    DraftwiseError,
+    EngineError,
+    InvalidParameterError,
+)
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.params import (
     RequestSpeculation,
@@ -94,6 +99,7 @@ class Engine:
         self._pipeline = parts.pipeline()
         self._pipelines = [self._pipeline, *self._more_pipelines(parts)]
         self._costs = CostLearner(latency)
+        self._max_new_tokens = parts.max_new_tokens
         self._scheduler = Scheduler(
             parts.caches[0],
             [follower for pipeline in self._pipelines for follower in pipeline.followers],
@@ -230,6 +236,12 @@ class Engine:
         if "policy" in changes:
             changes.setdefault("policy_options", {})
         speculation = replace(self._speculation, **changes)
+        if speculation.num_speculative_tokens >= self._max_new_tokens:
+            raise InvalidParameterError(
+                "num_speculative_tokens",
+                f"must be less than {self._max_new_tokens} while the engine runs, "
+                f"got {speculation.num_speculative_tokens}",
+            )
         if {"policy", "policy_options", "num_speculative_tokens"} & changes.keys():
             for pipeline in self._pipelines:
                 pipeline.policies.reset(

@@ -54,8 +54,6 @@ constexpr int BLOCK = 32;  // keys of a block
 constexpr int SCORE_VECTORS = BLOCK / LANES;  // vectors of scores per query and block
 constexpr int PREFETCH_HEADS = 2;  // prefetch distance in key-value heads
 
-constexpr double LOG2_E = 1.4426950408889634;  // scores are exponents of 2
-
 // The first position that the token at a position attends to. It never decreases with the position.
 INLINE int64_t first_visible(const AttentionCall &call, int64_t position) {
     int64_t first = 0;

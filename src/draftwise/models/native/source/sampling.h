@@ -15,7 +15,6 @@ struct Sampling {
 
 namespace {
 
-constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 
 // Computes p, the softmax of logits with the request's temperature and filters. A temperature of 0
@@ -24,7 +23,7 @@ constexpr float LN_2 = 0.6931471805599453f;
 float filtered_softmax(const float *logits, int64_t size, const Sampling &sampling, int64_t request,
                        float *p, int32_t *order) {
     const float temperature = sampling.temperature[request];
-    const float scale = LOG2_E / (temperature == 0.0f ? 1.0f : temperature);
+    const float scale = (float)LOG2_E / (temperature == 0.0f ? 1.0f : temperature);
     const float top = maximum(logits, size);
     const auto exponent = [&](int64_t i) {
         return (read_partial(logits, i, size, MINUS_INFINITY) - top) * scale;

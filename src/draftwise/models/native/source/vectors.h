@@ -36,6 +36,7 @@ typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 #define INLINE static INLINE_MEMBER
 
 constexpr int CACHE_LINE = 64;
+constexpr double LOG2_E = 1.4426950408889634;  // 1 / ln 2: exponents of e as exponents of 2
 constexpr float MINUS_INFINITY = -__builtin_inff();
 
 struct BFloat16 {
