@@ -4,8 +4,8 @@ import pytest
 import torch
 import transformers
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
-from draftwise.errors import DraftwiseError, UnsupportedModelError
+from draftwise import LLM, SamplingParams
+from draftwise.errors import DraftwiseError
 
 from ..tiny_models import Recipe, save
 from .loading_tools import load, refused, tiny
@@ -76,8 +76,6 @@ class TestUnsupported:
                 "custom attention",
             ),
             ("StableLm", {}, "cannot run on packed tokens"),
-            # Scores in addition to those of the keys.
-            ("GptOss", {"head_dim": 8, "sliding_window": 64}, "'s_aux'"),
             # Attention that is not softmax over the keys.
             ("DiffLlama", {}, "not plain causal attention"),
             # Bidirectional attention.
@@ -89,71 +87,10 @@ class TestUnsupported:
         assert error.field == "target"
         assert reason in error.message
 
-    def test_capped_scores(self, tmp_path):
-        folder = tiny(tmp_path, "Gemma2", head_dim=8, sliding_window=64)
-        error = refused(folder)
-        assert "softcap" in error.message
-
     def test_a_context_longer_than_the_models(self, models):
         error = refused(models.folder(Recipe()), max_model_len=65)
         assert error.field == "max_model_len"
         assert "65 exceeds the target's context of 64 tokens" in error.message
-
-
-WINDOWS = {
-    "Mistral": {"sliding_window": 20, "head_dim": 4},
-    "Phi3": {"sliding_window": 20},
-    "Qwen2": {"sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1},
-    "Qwen3": {
-        "sliding_window": 20,
-        "use_sliding_window": True,
-        "max_window_layers": 1,
-        "head_dim": 8,
-    },
-}
-
-
-class TestSlidingWindow:
-    @pytest.mark.parametrize("class_name", WINDOWS)
-    def test_a_window_shorter_than_the_context(self, tmp_path, class_name):
-        folder = tiny(tmp_path, class_name, **WINDOWS[class_name])
-        error = refused(folder, role="draft")
-        assert error.field == "draft"
-        assert "20 tokens" in error.message
-        assert "set max_model_len to 20 or less" in error.message
-        assert refused(folder, max_model_len=21).field == "target"
-        assert load(folder, max_model_len=20).max_model_len == 20
-
-    @pytest.mark.parametrize("class_name", WINDOWS)
-    def test_texts_up_to_the_window_equal_those_of_transformers(self, tmp_path, class_name):
-        folder = tiny(tmp_path, class_name, **WINDOWS[class_name])
-        llm = LLM(folder, dtype="float32", max_model_len=20)
-        (output,) = llm.generate([1, 2, 3], SamplingParams(temperature=0))
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        ids = torch.tensor([[1, 2, 3]])
-        expected = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=17, do_sample=False
-        )
-        assert [1, 2, 3, *output.token_ids] == expected[0].tolist()
-
-    def test_the_window_of_a_draft(self, models, tmp_path):
-        """The context of the target limits the draft's too."""
-        draft = tiny(tmp_path, "Mistral", **WINDOWS["Mistral"])
-        target = models.folder(Recipe(vocab=16))
-        with pytest.raises(UnsupportedModelError) as caught:
-            LLM(target, SpeculationConfig(draft, policy="fixed"), dtype="float32")
-        assert caught.value.field == "draft"
-        llm = LLM(
-            target, SpeculationConfig(draft, policy="fixed"), dtype="float32", max_model_len=20
-        )
-        assert llm.draft.max_model_len == 20
-        alone = LLM(target, dtype="float32", max_model_len=20)
-        greedy = SamplingParams(temperature=0)
-        assert llm.generate([1], greedy)[0].text == alone.generate([1], greedy)[0].text
-
-    def test_a_disabled_window_is_supported(self, tmp_path):
-        folder = tiny(tmp_path, "Qwen2", sliding_window=20, use_sliding_window=False)
-        assert load(folder).max_model_len == 64
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}

@@ -18,7 +18,6 @@ from draftwise.params import SpeculationConfig
 from draftwise.policies import Policy, PolicyContext, create_policy
 from draftwise.policies.router import PolicyRouter
 
-
 # Minimum of ``max_new_tokens``, so that ``num_speculative_tokens`` can be raised later.
 _MIN_NEW_TOKENS = 64
 

@@ -25,6 +25,7 @@ from draftwise.models.transfer import upload
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: F.silu,
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+    Activation.GELU: F.gelu,
 }
 
 

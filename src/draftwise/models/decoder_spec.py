@@ -22,12 +22,14 @@ class Activation(StrEnum):
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
+    GELU = "gelu"
 
 
 _ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu": Activation.GELU,
 }
 
 

@@ -39,6 +39,9 @@ from draftwise.models.quantization import (
     quantized_matrix,
 )
 
+# Activations in the order of ``Activation`` of ``decoder.h``.
+ACTIVATIONS = (Activation.SILU, Activation.GELU_TANH)
+
 
 class NativeDecoder:
     """A decoder-only model that Draftwise's kernels compute.
@@ -91,7 +94,7 @@ class NativeDecoder:
             self.vocab_size,
             self.dtype == torch.bfloat16,
             bits,
-            list(Activation).index(spec.activation),
+            ACTIVATIONS.index(spec.activation),
             spec.norm.epsilon,
             spec.scaling,
             spec.softcap or 0.0,

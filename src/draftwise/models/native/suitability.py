@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from draftwise.models.decoder_spec import DecoderSpec, decoder_spec
-from draftwise.models.native.decoder import NativeDecoder
+from draftwise.models.native.decoder import ACTIVATIONS, NativeDecoder
 from draftwise.models.native.library import (
     NativeLibrary,
     native_library,
@@ -113,6 +113,8 @@ def _missing_feature(spec: DecoderSpec, config: Any) -> str | None:
     """A feature of the layers that the kernels do not support, as a clause; ``None`` if none."""
     rope = getattr(config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
+    if spec.activation not in ACTIVATIONS:
+        return f"its activation is {spec.activation}, which the native kernels do not have"
     if spec.head_size % 2 or any(table.size % 2 for table in spec.rotary.values()):
         return f"its heads have {spec.head_size} numbers, and the native kernels need pairs"
     if rope_type in _LENGTH_DEPENDENT_ROTARY:

@@ -1,0 +1,89 @@
+"""Models whose layers attend to a window or a chunk, compared with transformers."""
+
+import pytest
+import torch
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+
+from ..tiny_models import Recipe
+
+WINDOW = 8
+CONTEXT = 200
+NUM_TOKENS = 100
+
+
+def recipe(family, **config):
+    return Recipe(family, vocab=16, context=CONTEXT, seed=3, config=config)
+
+
+RECIPES = {
+    "mistral": recipe("mistral", sliding_window=WINDOW),
+    "phi3": recipe("phi3", sliding_window=WINDOW),
+    **{
+        family: recipe(family, sliding_window=WINDOW, use_sliding_window=True, max_window_layers=1)
+        for family in ("qwen2", "qwen3")
+    },
+    **{family: recipe(family) for family in ("gemma2", "gemma3_text", "gpt_oss", "olmo3")},
+}
+PROMPTS = [[(7 * i + j * j) % 16 for j in range(1 + 5 * i)] for i in range(16)]
+
+
+def expected(models, each, prompt):
+    """The greedy continuation by transformers, without a cache."""
+    model = models.reference(each)
+    ids = list(prompt)
+    with torch.inference_mode():
+        for _ in range(NUM_TOKENS):
+            logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+            ids.append(int(logits.argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 16])
+@pytest.mark.parametrize("policy", ["none", "fixed"])
+@pytest.mark.parametrize("family", RECIPES)
+def test_greedy_texts_equal_those_of_transformers(models, family, policy, batch_size):
+    """Prompts and outputs cross the window many times, and rings overwrite old tokens."""
+    each = RECIPES[family]
+    speculation = SpeculationConfig(
+        models.folder(each.draft()), policy=policy, num_speculative_tokens=3
+    )
+    llm = LLM(
+        models.folder(each),
+        speculation,
+        dtype="float32",
+        max_batch_size=batch_size,
+        max_chunk_tokens=16,
+    )
+    assert min(llm.engine._verifier._cache.sizes) < CONTEXT
+    prompts = PROMPTS if batch_size > 1 else PROMPTS[-2:]
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+    for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+        assert output.token_ids == expected(models, each, prompt)
+
+
+def test_a_draft_that_is_far_behind_catches_up(models):
+    """A pass reads no more new tokens than a ring can hold."""
+    target, draft = Recipe(vocab=16, context=CONTEXT), RECIPES["mistral"]
+    speculation = SpeculationConfig(models.folder(draft), policy="fixed", num_speculative_tokens=3)
+    llm = LLM(models.folder(target), speculation, dtype="float32", max_chunk_tokens=16)
+    alone = LLM(models.folder(target), dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+    with llm.engine.turns:
+        llm.change_speculation(policy="none")
+        request = llm.engine.add(None, PROMPTS[-1], params)
+        while len(request.tokens) < 180:
+            llm.engine.step()
+        llm.change_speculation(policy="fixed")
+        while llm.engine.num_unfinished:
+            llm.engine.step()
+    (output,) = alone.generate([PROMPTS[-1]], params)
+    assert request.output().token_ids == output.token_ids
+    assert request.stats.num_verified > 0
+
+
+def test_a_disabled_window_is_no_limit(models):
+    each = recipe("qwen2", sliding_window=WINDOW, use_sliding_window=False)
+    llm = LLM(models.folder(each), dtype="float32")
+    assert all(layer.window is None for layer in llm.target.model.layers)
