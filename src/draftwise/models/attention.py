@@ -1,9 +1,9 @@
 """Attention over packed tokens, plugged into Hugging Face's modules.
 
 The linear layers of a model compute one sequence of packed tokens without padding. In attention,
-each token attends to its own request's cache slot. On a CPU a native kernel does so for all
-requests with few new tokens. Elsewhere, requests in neighbouring cache slots with a similar amount
-of work form a group, which is padded and computed in one call.
+each token attends to its own request's cache slot. On a CPU, a native kernel computes all requests
+with few new tokens. Otherwise, requests in neighbouring cache slots with a similar amount of work
+form a group, which is padded and computed in one call.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class ShapeProbe:
             extra: the module's further arguments.
 
         Raises:
-            UnsupportedModelError: the layer asks for attention that is not supported.
+            UnsupportedModelError: the layer uses attention that is not supported.
         """
         window = extra.pop("sliding_window", None)
         if window is not None and window < self.max_model_len:

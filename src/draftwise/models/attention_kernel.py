@@ -6,7 +6,7 @@ kernel puts the new tokens of a request and all query heads that share keys (gro
 Ainslie et al. 2023) into one small block. It computes the softmax block by block (Milakov and
 Gimelshein 2018, "Online normalizer calculation for softmax", algorithm 3). Where there are too few
 requests to occupy the device, the keys are split between programs and the partial results are
-merged afterwards. It needs Triton, which is part of PyTorch's CUDA builds.
+merged afterwards. The kernel needs Triton, which is part of PyTorch's CUDA builds.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 64
 _KEY_BLOCK = 64
-_MOST_SPLITS = 16
-# Programs per multiprocessor up to which keys are split.
-_PROGRAMS = 2
+_MAX_SPLITS = 16
+# Number of programs per multiprocessor up to which keys are split.
+_PROGRAMS_PER_MULTIPROCESSOR = 2
 
 
 # Triton would compile a new kernel for some values of arguments that vary from step to step.
@@ -124,10 +124,10 @@ def _join(  # type: ignore[no-untyped-def]
     splits,
     size: tl.constexpr,
     size_block: tl.constexpr,
-    most_splits: tl.constexpr,
+    max_splits: tl.constexpr,
 ):
     entry = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, most_splits)
+    split = tl.arange(0, max_splits)
     there = split < splits
     column = tl.arange(0, size_block)
     inside = column < size
@@ -212,7 +212,7 @@ def attend(
     )
     if splits > 1:
         _join[(tokens * heads,)](
-            parts, norms, out, splits, size, size_block, _MOST_SPLITS, num_warps=1
+            parts, norms, out, splits, size, size_block, _MAX_SPLITS, num_warps=1
         )
     return out
 
@@ -230,7 +230,7 @@ def compile_for(heads: int, keys: Tensor) -> None:
     block = _SMALLEST_BLOCK
     while block <= _LARGEST_BLOCK:
         # With and without a split of the keys.
-        for requests, max_keys in ((1, _KEY_BLOCK * _MOST_SPLITS), (1, 1)):
+        for requests, max_keys in ((1, _KEY_BLOCK * _MAX_SPLITS), (1, 1)):
             ends = torch.arange(requests + 1, dtype=torch.int32, device=keys.device)
             first = torch.zeros_like(ends)
             queries = torch.zeros(
@@ -245,6 +245,9 @@ def _num_splits(num_programs: int, max_keys: int, device: torch.device) -> int:
     """Number of parts that the keys are split into, a power of two."""
     if device.type != "cuda":
         return 4 if num_programs < 16 else 1
-    wanted = _PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
-    useful: int = min(_MOST_SPLITS, -(-max_keys // _KEY_BLOCK), wanted // num_programs)
+    wanted = (
+        _PROGRAMS_PER_MULTIPROCESSOR
+        * torch.cuda.get_device_properties(device).multi_processor_count
+    )
+    useful: int = min(_MAX_SPLITS, -(-max_keys // _KEY_BLOCK), wanted // num_programs)
     return 1 << max(0, useful.bit_length() - 1)

@@ -1,7 +1,7 @@
-"""Which models do not run on the fastest forward pass that a device has, and why.
+"""Detection of models that do not run on the fast path of their device.
 
-On a CPU that is the native kernels' pass, on CUDA the recorded steps of models that are written out
-in :mod:`draftwise.models.llama`.
+On a CPU, the fast path is the forward pass of the native kernels. On CUDA, it is the captured steps
+of models whose forward pass is written out in :mod:`draftwise.models.llama`.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from draftwise.models.native.suitability import (
 )
 from draftwise.models.quantization import has_quantized_weights
 
-# How many times as long a decoding pass takes on a CPU as by the native kernels in bfloat16, of a
-# model that stays in the processor's caches and of a larger one. ``docs/cpu.md`` says how it was
-# measured; what has no entry was not.
+# Time of a decoding pass on a CPU relative to the native kernels in bfloat16, for models that stay
+# in the processor's caches and for larger ones. ``docs/cpu.md`` describes the measurement.
+# Combinations without an entry were not measured.
 _SLOWDOWNS = {
-    # by PyTorch's operations written out, and by Hugging Face's modules
+    # (with PyTorch's operations written out, with Hugging Face's modules)
     torch.bfloat16: {"small": ("4", "6"), "large": ("1.5 to 3", "2.5 to 3")},
     torch.float32: {"small": ("4", "6"), "large": ("4", "4")},
     torch.float16: {"small": ("3 to 7", ""), "large": ("2 to 10", "")},
 }
-# On CUDA: steps that are not recorded over steps that are; see ``docs/cuda.md``.
+# Time of a step on CUDA relative to a captured step; see ``docs/cuda.md``.
 _CUDA_SLOWDOWN = "2 to 5"
 
 
 @dataclass(frozen=True)
 class SlowPath:
-    """Why a model is computed more slowly than others of its size.
+    """The reason why a model is slower than others of its size, and the slowdown.
 
     Attributes:
         reason: a clause, such as ``"its weights are float16, not bfloat16 or float32"``.
-        slowdown: how many times as long a decoding pass takes, such as ``"4"`` or ``"2 to 5"``;
-            empty where it was not measured.
+        slowdown: time of a decoding pass relative to the fast path, such as ``"4"`` or
+            ``"2 to 5"``; empty if it was not measured.
     """
 
     reason: str
@@ -52,10 +52,10 @@ class SlowPath:
 
 
 def slow_path(model: nn.Module) -> SlowPath | None:
-    """Why a model does not run on the fast path; ``None`` if it does.
+    """The reason why a model does not run on the fast path; ``None`` if it does.
 
     Args:
-        model: loaded, and not taken over by a forward pass yet.
+        model: a loaded model whose weights are not packed yet.
     """
     device = next(model.parameters()).device.type
     if device not in ("cpu", "cuda"):
@@ -74,7 +74,7 @@ def slow_path(model: nn.Module) -> SlowPath | None:
 
 
 def _why_modules(model: nn.Module) -> str | None:
-    """Why a model is computed by Hugging Face's modules; ``None`` if it is not."""
+    """The reason why Hugging Face's modules compute a model; ``None`` if they do not."""
     if not is_llama(model):
         architectures = ", ".join(sorted(LLAMA_ARCHITECTURES))
         return f"its architecture is {type(model).__name__}, not one of {architectures}"

@@ -39,7 +39,7 @@ class ModuleForward:
     """The forward pass of any model, by Hugging Face's own modules."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Take over a model whose attention function is :func:`packed_attention`."""
+        """Prepare a model with :func:`packed_attention`, and pack its linear layers if possible."""
         self._model: Any = model
         parameter = next(model.parameters())
         if can_pack(parameter.dtype, parameter.device) and not has_quantized_weights(model):
@@ -64,10 +64,10 @@ class ModuleForward:
 
 
 def native_pass(model: nn.Module) -> NativeDecoder | None:
-    """Draftwise's native kernels for a whole pass, which take the model over.
+    """Pack a model for the native kernels, which compute whole passes. The model loses its weights.
 
     Returns:
-        ``None`` where they do not support the model.
+        The packed model; ``None`` if the kernels do not support it.
     """
     if not is_llama(model) or has_quantized_weights(model):
         return None
@@ -75,7 +75,7 @@ def native_pass(model: nn.Module) -> NativeDecoder | None:
 
 
 def forward_pass(model: nn.Module) -> ForwardPass:
-    """The fastest forward pass of a model in PyTorch operations. It takes the model over."""
+    """The fastest forward pass of a model in PyTorch operations. The model loses packed weights."""
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             forget_quantized(layer)

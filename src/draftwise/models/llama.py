@@ -1,7 +1,7 @@
 """The forward pass of Llama and models with the same layers, without Hugging Face's modules.
 
-With few tokens, a small model's step is mostly overhead of calls between modules. Here they are
-left out and projections with the same input are merged. A step of a two-layer draft then takes
+With few tokens, a step of a small model is mostly overhead of calls between modules. This forward
+pass has no modules and merges projections with the same input. A step of a two-layer draft takes
 about half the time. As for every model, the logits are compared with Hugging Face's at load.
 """
 
@@ -33,7 +33,7 @@ class LlamaForward:
     """Embedding, decoder layers, final norm and head on packed tokens."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Take over a model. Its own linear layers lose their weights."""
+        """Pack the weights of a model. Its own linear layers lose their weights."""
         causal: Any = model
         decoder = causal.model
         self._embedding: nn.Embedding = decoder.embed_tokens

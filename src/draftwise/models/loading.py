@@ -112,7 +112,7 @@ def load_model(
         device: device that the weights are moved to.
         max_model_len: longest context to serve; ``None`` for the model's own.
         trust_remote_code: whether to run code that comes with the model.
-        may_be_shorter: serve the model's own context where it is shorter than ``max_model_len``.
+        may_be_shorter: whether to serve the model's own context if ``max_model_len`` is longer.
         quantization: ``"int8"`` or ``"int4"`` for 8-bit or 4-bit weights.
 
     Raises:

@@ -42,7 +42,7 @@ class PackedModel:
     """
 
     def __init__(self, model: nn.Module, role: str, max_model_len: int) -> None:
-        """Take over a loaded model.
+        """Prepare a loaded model. The model loses the weights that are packed.
 
         Raises:
             UnsupportedModelError: packed attention gives other logits than the model's own.

@@ -22,7 +22,7 @@ _MANY_QUERIES = 32
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 256
 _FLASH_CAPABILITY = (8, 0)
-# Most elements of keys that :class:`TokenwiseAttention` may copy at once.
+# Maximum number of elements of keys that :class:`TokenwiseAttention` may copy at once.
 _LARGEST_COPY = 2**28
 
 

@@ -1,7 +1,7 @@
 """Decoding steps of fixed sizes, which run the same kernels on the same memory every time.
 
 A step is padded to the next size and runs on persistent buffers. On CUDA the second step of a size
-is captured as a CUDA graph, and every later one replays it: one call, whatever the number of
+is captured as a CUDA graph, and every later one replays the graph in one call, for any number of
 layers. A size that occurs once is not captured.
 """
 
@@ -24,9 +24,9 @@ from draftwise.models.step_inputs import StepInputs
 _SIZES = ((4, 1), (32, 4), (128, 16), (512, 64), (1024, 128))
 LARGEST_STEP = _SIZES[-1][0]
 # The maximum number of tokens per request is rounded up to this number times a power of two.
-_LEAST_QUERIES = 4
+_MIN_QUERIES = 4
 # Maximum number of sizes that are kept. Steps of further sizes run eagerly.
-_MOST_SIZES = 96
+_MAX_SIZES = 96
 
 
 class StepMode(StrEnum):
@@ -202,7 +202,7 @@ class StaticSteps:
     def has_room(self, num_tokens: int, segments: Sequence[Segment], cache: KVCache) -> bool:
         """Whether the size of a step is known already, or another size may still be added."""
         known = self._key(num_tokens, segments, cache) in self._steps
-        return known or len(self._steps) < _MOST_SIZES
+        return known or len(self._steps) < _MAX_SIZES
 
     @staticmethod
     def _key(num_tokens: int, segments: Sequence[Segment], cache: KVCache) -> _Key:
@@ -214,5 +214,5 @@ class StaticSteps:
             return _Key(size, size, 1)
         requests = min(step_size(len(segments)), size, cache.num_cache_slots)
         return _Key(
-            size, requests, min(_LEAST_QUERIES << max(0, (longest - 1).bit_length() - 2), size)
+            size, requests, min(_MIN_QUERIES << max(0, (longest - 1).bit_length() - 2), size)
         )

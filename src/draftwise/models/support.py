@@ -1,4 +1,4 @@
-"""Checks of a model's configuration: what the engine cannot serve is refused at load."""
+"""Checks of a model's configuration. Models that the engine cannot serve are refused at load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def context_length(
         config: a Hugging Face configuration.
         role: ``"target"`` or ``"draft"``, named in the error.
         requested: longest context to serve; ``None`` for the model's own.
-        may_be_shorter: use the model's own where it is shorter than requested, as a draft's may be.
+        may_be_shorter: whether to use the model's own if it is shorter, as for drafts.
 
     Raises:
         UnsupportedModelError: the requested context is longer than the model's, or none is

@@ -212,17 +212,19 @@ class PassTimer:
         return self._caches[stage]
 
     def _rewind(self, stage: Stage, shape: PassShape) -> None:
-        """Reset each row to its context length, and fill its keys and values if not yet filled."""
+        """Reset each cache slot to its context length. Fill keys and values that are missing."""
         cache, filled = self._caches[stage], self._filled[stage]
-        for row, context in enumerate(shape.contexts):
-            if filled[row] < context:
-                self._fill(cache, self._models[stage], row, filled[row], context)
-                filled[row] = context
-            cache.truncate(row, 0)
-            cache.advance(row, context)
+        for cache_slot, context in enumerate(shape.contexts):
+            if filled[cache_slot] < context:
+                self._fill(cache, self._models[stage], cache_slot, filled[cache_slot], context)
+                filled[cache_slot] = context
+            cache.truncate(cache_slot, 0)
+            cache.advance(cache_slot, context)
 
-    def _fill(self, cache: KVCache, model: LoadedModel, row: int, start: int, end: int) -> None:
-        slots = torch.arange(start, end, device=self._device) + row * cache.capacity
+    def _fill(
+        self, cache: KVCache, model: LoadedModel, cache_slot: int, start: int, end: int
+    ) -> None:
+        slots = torch.arange(start, end, device=self._device) + cache_slot * cache.capacity
         for index, layer in enumerate(model.model.layers):
             keys, values = (
                 torch.full(

@@ -11,7 +11,7 @@ Shapes = dict[Stage, list[PassShape]]
 # Quick measurement: few sizes, denser where passes change from memory-bound to compute-bound.
 _QUICK_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _QUICK_CONTEXTS = (64, 512)
-_QUICK_ROWS = 8
+_QUICK_REQUESTS = 8
 # Maximum total context of a pass, which limits memory and time. The cost of context depends only on
 # its sum over the requests.
 _MAX_TOTAL_CONTEXT = 16384
@@ -43,8 +43,10 @@ def quick_shapes(
 
     tokens = _up_to(max_requests * per_request)
     target = [PassShape(requests_of(n), n, short) for n in tokens]
-    rows = min(_QUICK_ROWS, max_requests)
-    target += [PassShape(rows, n, long) for n in tokens if rows <= n <= min(2, per_request) * rows]
+    batch = min(_QUICK_REQUESTS, max_requests)
+    target += [
+        PassShape(batch, n, long) for n in tokens if batch <= n <= min(2, per_request) * batch
+    ]
     scored = _up_to(max_requests * num_speculative_tokens)
     companion = [PassShape(-(-n // num_speculative_tokens), n, middle) for n in scored]
     batches = [n for n in _powers_up_to(max_requests) if n in (1, 2, 4, 8, 32) or n > 32]

@@ -1,4 +1,4 @@
-"""vLLM's configuration of a companion: that of a second draft model."""
+"""vLLM's configuration of a companion, which is that of a second draft model."""
 
 from __future__ import annotations
 

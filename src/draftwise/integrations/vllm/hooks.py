@@ -1,4 +1,4 @@
-"""What vLLM's drafting loop calls in every step, for either of its model runners."""
+"""Functions that vLLM's drafting loop calls in every step, for both model runners."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StopDrafting(Exception):  # noqa: N818
 
 
 class DraftHooks:
-    """Asks the policy before, during and after drafting, and measures the step.
+    """Calls the policy before, during and after drafting, and measures the step.
 
     Attributes:
         steering: drives the policy.
@@ -90,14 +90,14 @@ class DraftHooks:
         return distributions(library, logits, self._controls, owner, softens_greedy=True)
 
     def drawn(self, tokens: Tensor, soft_probs: Tensor | None) -> None:
-        """Record one more drafted token of every request and ask the policy who goes on.
+        """Record one more drafted token of every request and get the policy's decision.
 
         Args:
             tokens: ``[batch]`` token ids.
             soft_probs: the result of :meth:`soft_probabilities` for these tokens.
 
         Raises:
-            StopDrafting: no request goes on.
+            StopDrafting: no request continues drafting.
         """
         if not self.steering.drawn(tokens, soft_probs):
             raise StopDrafting

@@ -1,4 +1,4 @@
-"""Bookkeeping of a companion's paged KV cache: which tokens are computed, which are missing."""
+"""Bookkeeping of computed and missing tokens in a companion's paged KV cache."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def split_into_passes(spans: Spans, max_tokens: int) -> list[Spans]:
 class ComputedTokens:
     """The number of tokens of each request whose keys and values are in the cache.
 
-    A preempted request loses its blocks to others and gets different ones later. So the block table
-    is recorded as well, and tokens count only as far as the blocks are still the same.
+    A preempted request loses its blocks to others and gets different ones later. The block table is
+    therefore recorded as well, and tokens count only up to the first block that differs.
     """
 
     def __init__(self, block_size: int) -> None:

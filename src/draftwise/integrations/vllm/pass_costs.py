@@ -14,7 +14,7 @@ from draftwise.core.latency import StageCost
 
 # Timed rounds over all sizes, after one untimed round that allocates memory and compiles kernels.
 _ROUNDS = 4
-# Sizes larger than the first one whose pass takes longer than this are left out.
+# Sizes larger than the first one whose pass takes longer than this are not measured.
 _LONG_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def timed(run: Callable[[int], object], sizes: Sequence[int]) -> StageCost:
             break
     rounds = [[_seconds(run, size) for size in measured] for _ in range(_ROUNDS)]
     best = [min(of_size) for of_size in zip(*rounds, strict=True)]
-    # A pass that was slower than a larger one was disturbed; it gets the larger one's time.
+    # A pass that was slower than a larger one was disturbed. It gets the larger one's time.
     rising = tuple(accumulate(reversed(best), min))[::-1]
     return StageCost(tuple(float(size) for size in measured), rising)
 

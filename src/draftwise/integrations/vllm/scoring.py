@@ -25,10 +25,11 @@ Forward = Callable[[PackedSpans, Tensor, Integers], Tensor]
 
 
 class DraftScorer:
-    """Computes a model's logits of drafts, in the steps in which they are needed.
+    """Computes a model's logits of drafts in the steps that need them.
 
-    The model's keys and values are stored in blocks that vLLM allocates to each request. In the
-    other steps nothing is computed; the next time the model also reads the tokens it has missed.
+    The model's keys and values are stored in blocks that vLLM allocates to each request. In other
+    steps, the model computes nothing. When its logits are needed again, it also reads the tokens
+    that it has missed.
     """
 
     def __init__(self, forward: Forward, block_size: int, max_tokens: int) -> None:
@@ -52,7 +53,7 @@ class DraftScorer:
     ) -> Tensor:
         """Compute the logits of drafted tokens.
 
-        It takes one pass, or several where there are more tokens than ``max_tokens``.
+        This takes one pass, or several if there are more than ``max_tokens`` tokens.
 
         Args:
             drafted: at least one request.

@@ -73,7 +73,7 @@ class VllmSettings:
         vLLM draws the token after the verified ones from p, or from max(p − q, 0) after a
         rejection, with the unfiltered proposal q. With greedy drafts, any rule of selection keeps
         the target's distribution, because the drafted token is determined by its position. With
-        sampled drafts, only rules that drop a token without looking at it do.
+        sampled drafts, only rules that drop a token independently of its id do.
 
         Args:
             samples_drafts: whether drafts are sampled (``draft_sample_method`` probabilistic).

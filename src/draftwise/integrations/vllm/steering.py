@@ -22,12 +22,12 @@ from draftwise.policies.base import AcceptanceHistory, DraftPosition, Policy, Re
 from draftwise.policies.priced import PricedPolicy
 
 Decision = TypeVar("Decision")
-# Has a companion score a draft. Returns the scores and the time in seconds.
+# Scores a draft with the companion. Returns the scores and the time in seconds.
 ScoreDraft = Callable[[Draft], tuple[CompanionScores, float]]
 
 
 class Agree(Protocol):
-    """Makes a decision equal on all processes that run one model."""
+    """Function that makes a decision equal on all processes that run one model."""
 
     def __call__(self, decision: Decision) -> Decision:
         """The common decision. All processes call it at the same point."""
@@ -141,7 +141,7 @@ class Steering:
         return self.policy.uses_draft_signals()
 
     def drawn(self, tokens: Tensor, draft_probs: Tensor | None) -> bool:
-        """Record one more drafted token of every request and ask the policy who goes on.
+        """Record one more drafted token of every request and get the policy's decision.
 
         Args:
             tokens: ``[batch]`` token ids.
@@ -149,7 +149,7 @@ class Steering:
                 drawn from; required if :attr:`wants_draft_probs`.
 
         Returns:
-            Whether any request goes on.
+            Whether any request continues drafting.
         """
         index = len(self._tokens)
         tokens = tokens.long()
@@ -170,7 +170,7 @@ class Steering:
         """Select how many leading drafted tokens of each request to verify.
 
         Args:
-            score: has the companion score the draft; ``None`` without a companion.
+            score: scores the draft with the companion; ``None`` without a companion.
             clock: the time in seconds.
             draft_seconds: time that drafting took.
         """

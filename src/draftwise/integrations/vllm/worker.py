@@ -22,11 +22,11 @@ from draftwise.profiling.latency_profile import LatencyProfile
 
 check_version(vllm_version())
 
-# Costs that are assumed until passes are measured: the time of a target pass over one token, the
-# increase per further token and the time of a pass of the small models, both relative to it.
+# Costs that are assumed until passes are measured. The increase per further token and the time of a
+# pass of the small models are relative to the time of a target pass over one token.
 _GUESSED_SECONDS, _GUESSED_PER_TOKEN = 0.02, 0.02
 _GUESSED_DRAFT = 0.1
-_MOST_TOKENS = 4096
+_MAX_TOKENS = 4096
 
 
 def steered_drafter(runner: Any, device: torch.device) -> Any:
@@ -123,8 +123,8 @@ def _latency(settings: VllmSettings) -> LatencyModel:
     """Costs of passes from a profile, or assumed ones until :meth:`_SteeredWorker.measure`."""
     if settings.latency_profile is not None:
         return LatencyProfile.load(settings.latency_profile).latency_model()
-    most = _GUESSED_SECONDS * (1 + _GUESSED_PER_TOKEN * _MOST_TOKENS)
-    target = StageCost((1.0, float(_MOST_TOKENS)), (_GUESSED_SECONDS, most))
+    most = _GUESSED_SECONDS * (1 + _GUESSED_PER_TOKEN * _MAX_TOKENS)
+    target = StageCost((1.0, float(_MAX_TOKENS)), (_GUESSED_SECONDS, most))
     small = StageCost((1.0, 1024.0), (_GUESSED_DRAFT * _GUESSED_SECONDS,) * 2)
     return LatencyModel(target, small, small)
 

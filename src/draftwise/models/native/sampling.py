@@ -89,8 +89,8 @@ def score_draft(
         controls: sampling parameters, one entry per request.
         places: ``[rows, 2]`` int64 request and position of each row.
         tokens: ``[requests, width]`` int64 drafted tokens.
-        q: ``[requests, >= width, vocab]`` float32 distributions of the draft. They are copied unless
-            those of each request are contiguous.
+        q: ``[requests, >= width, vocab]`` float32 distributions of the draft, copied unless each
+            request's part is contiguous.
 
     Returns:
         The companion's distributions ``[requests, width, vocab]``, and S and A

@@ -30,12 +30,12 @@ _GREEDY = 1e-5
 class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
     """vLLM's proposer, whose drafting loop ends early and whose drafts are selected by a policy.
 
-    vLLM's loop samples each token in :meth:`_sample_draft_tokens`. The override asks the policy,
-    and an exception leaves the loop when no request goes on. Tokens that a request drafted after
-    its end are dropped.
+    vLLM's loop samples each token in :meth:`_sample_draft_tokens`. The override calls the policy,
+    and raises an exception to leave the loop when no request continues. Tokens that a request
+    drafted after its end are dropped.
 
     Attributes:
-        hooks: asks the policy.
+        hooks: calls the policy.
         companion: scores drafts; ``None`` without a companion.
         skips_dummy_runs: whether :meth:`dummy_run` does nothing, so that the target is timed alone.
     """
@@ -195,7 +195,7 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
     def _sample_draft_tokens(
         self, hidden_states: Tensor, sampling_metadata: SamplingMetadata
     ) -> tuple[Tensor, Tensor | None]:
-        """See vLLM; also asks the policy who goes on."""
+        """See vLLM; also gets the policy's decision which requests continue."""
         logits = self.model.compute_logits(hidden_states)
         soft_probs = self.hooks.soft_probabilities(logits)
         tokens, probs = self._sample_from_logits(logits, sampling_metadata)

@@ -28,12 +28,12 @@ from draftwise.integrations.vllm.v2.companion import CompanionModel
 class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
     """vLLM's speculator, whose drafting loop ends early and whose drafts are selected by a policy.
 
-    vLLM's loop samples each token in :meth:`sample_draft`. The override asks the policy, and an
-    exception leaves the loop when no request goes on. :class:`SelectedDrafts` passes the number of
-    tokens to verify of each request to the scheduler.
+    vLLM's loop samples each token in :meth:`sample_draft`. The override calls the policy, and
+    raises an exception to leave the loop when no request continues. :class:`SelectedDrafts` passes
+    the tokens to verify of each request to the scheduler.
 
     Attributes:
-        hooks: asks the policy.
+        hooks: calls the policy.
         companion: scores drafts; ``None`` without a companion.
         skips_dummy_runs: whether a dummy run does nothing, so that the target is timed alone.
         num_speculative_tokens: maximum number of tokens drafted per step.
@@ -198,7 +198,7 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         draft_logits: Tensor | None,
         spec_step_idx: int = 0,
     ) -> Tensor:
-        """See vLLM; also asks the policy who goes on."""
+        """See vLLM; also gets the policy's decision which requests continue."""
         tokens: Tensor = super().sample_draft(
             hidden_states,
             sample_src_positions,
@@ -273,13 +273,13 @@ class SelectedDrafts(DraftTokensHandler):  # type: ignore[misc]
 
         Args:
             device: the worker's device.
-            speculator: has the selected lengths.
+            speculator: provides the selected lengths.
         """
         super().__init__(device)
         self._speculator = speculator
 
     def get_draft_tokens(self) -> DraftTokenIds | None:
-        """See vLLM; with the selected tokens of each request only."""
+        """See vLLM; returns only the selected tokens of each request."""
         drafts = super().get_draft_tokens()
         if drafts is None:
             return None

@@ -222,7 +222,8 @@ struct Pass {
     void product(const typename W::Input *x, int64_t stride, int64_t rows, int64_t depth,
                  const void *weight, int64_t panels, const Epilogue &epilogue) {
         char *expanded = buffers.expanded + worker.index * buffers.expanded_bytes;
-        *claimed(num_products + 1, worker.index) = 0;  // of the next product, after the barrier
+        // Resets the counter of the next product, which no thread uses before the next barrier.
+        *claimed(num_products + 1, worker.index) = 0;
         for (int64_t i = 0; i < worker.count; ++i) {
             const Worker owner = {(worker.index + i) % worker.count, worker.count, worker.barrier};
             const int64_t first = owner.first(panels), share = owner.end(panels) - first;
