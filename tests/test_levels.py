@@ -18,21 +18,21 @@ LOSSLESS = {name for name, policy in POLICIES.items() if policy.lossless}
 # A statistical test of each execution path, by its name and what its cases have in theirs.
 PATHS = {
     "native": ("engine/test_lossless.py::test_texts_follow_the_target", "fixed"),
-    "eager": ("engine/test_lossless.py::test_texts_without_kernels_follow_the_target", ""),
+    "eager": ("engine/test_lossless.py::test_texts_without_native_kernels_follow_the_target", ""),
     "drafted by kernels": (
-        "engine/test_lossless.py::test_texts_drafted_by_kernels_follow_the_target",
+        "engine/test_lossless.py::test_texts_drafted_by_native_kernels_follow_the_target",
         "by-kernels",
     ),
     "recorded": ("cuda/test_lossless.py::test_texts_follow_the_target", "plain"),
     "penalties": ("cuda/test_lossless.py::test_texts_follow_the_target", "penalised"),
-    "overlap": ("engine/test_lossless.py::test_texts_of_halves_follow_the_target", ""),
+    "overlap": ("engine/test_lossless.py::test_texts_with_overlap_follow_the_target", ""),
     "another proposer": (
         "engine/test_proposers.py::test_texts_follow_the_target_with_every_policy",
         "",
     ),
     "replicas": ("engine/test_replicas.py::test_texts_follow_the_target", ""),
     "grammar": (
-        "engine/test_structured_outputs.py::test_texts_follow_the_target_within_the_form",
+        "engine/test_structured_outputs.py::test_texts_follow_the_masked_target",
         "",
     ),
     "minimum length": ("engine/test_min_tokens.py::test_texts_follow_the_masked_target", ""),

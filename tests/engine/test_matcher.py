@@ -158,7 +158,7 @@ def test_a_draft_that_breaks_the_parser_is_rolled_back(compiler):
     assert matcher.take(TOKENS["a"])
     matcher._grammar.consume_token(TOKENS["h"])
     assert matcher._grammar.is_error()
-    matcher._drafted, matcher._places = [TOKENS["h"]], [*matcher._places, matcher._here()]
+    matcher._drafted, matcher._positions = [TOKENS["h"]], [*matcher._positions, matcher._here()]
     assert tokens_of(matcher.allowed([TOKENS["c"]])) == {END}
     assert not matcher._grammar.is_error()
     assert matcher.take(TOKENS["c"])
