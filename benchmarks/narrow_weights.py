@@ -23,7 +23,7 @@ from turns import pass_turns, ratio_of_turns
 from draftwise import LLM, SpeculationConfig
 from draftwise.benchmark.report import write_report
 from draftwise.engine.assembly import Models
-from draftwise.models.native import decoder
+from draftwise.models.native import suitability
 from draftwise.models.packed_model import Segment
 from draftwise.profiling.passes import PassShape, PassTimer, Stage
 
@@ -34,7 +34,7 @@ BITS = (16, 12, 8)
 def load(target: str, bits: int, capacity: int) -> Models:
     """Load a target whose weights are stored in ``bits`` bits."""
     name = f"{target}:int8" if bits == 8 else target
-    with patch.object(decoder, "are_compressible", lambda *_: bits == 12):
+    with patch.object(suitability, "are_compressible", lambda *_: bits == 12):
         llm = LLM(name, None, dtype="bfloat16", max_batch_size=32, max_model_len=capacity)
         models = llm.load_models(SpeculationConfig("zoo:draft", policy="none"))
     native: Any = models.target.model.native
