@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -17,10 +17,11 @@ import torch
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
+from draftwise.engine.memory import fitting_context
 from draftwise.engine.parallel.overlap import Interference, OverlapOptions, OverlappedEngine
 from draftwise.engine.proposers.registry import is_proposer
 from draftwise.engine.turns import Turns
-from draftwise.errors import InvalidParameterError, SlowPathWarning
+from draftwise.errors import DraftwiseWarning, InvalidParameterError, SlowPathWarning
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.imports import quiet_import
 from draftwise.models.loading import (
@@ -92,6 +93,22 @@ class EngineBuilder:
         self._settings = settings
         self._measured: dict[tuple[str | int, ...], LatencyModel] = {}
         self.target = self._load(target, "target", max_model_len)
+        if max_model_len is None:
+            self._fit_context()
+
+    def _fit_context(self) -> None:
+        """Shorten the target's context if one request of it does not fit the caches' memory."""
+        target, limit = self.target, self._settings.options.cache_bytes
+        fitting = fitting_context(target.model, target.max_model_len, limit)
+        if fitting < target.max_model_len:
+            assert limit is not None
+            warnings.warn(
+                f"max_model_len is {fitting}: the target's context of {target.max_model_len} "
+                f"tokens does not fit the {limit / 2**30:.1f} GiB of the key-value caches",
+                DraftwiseWarning,
+                stacklevel=2,
+            )
+            self.target = replace(target, max_model_len=fitting)
 
     def load_models(self, speculation: SpeculationConfig, at_hand: Models | None = None) -> Models:
         """Load the draft and the companion of a configuration.

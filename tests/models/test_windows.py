@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.errors import DraftwiseWarning
 
 from ..tiny_models import Recipe
 
@@ -84,7 +85,7 @@ def test_a_draft_that_is_far_behind_catches_up(models):
     with llm.engine.turns:
         llm.change_speculation(policy="none")
         request = llm.engine.add(None, PROMPTS[-1], params)
-        while len(request.tokens) < 180:
+        while len(request.tokens) < 150:
             llm.engine.step()
         llm.change_speculation(policy="fixed")
         while llm.engine.num_unfinished:
@@ -98,3 +99,13 @@ def test_a_disabled_window_is_no_limit(models):
     each = recipe("qwen2", sliding_window=WINDOW, use_sliding_window=False)
     llm = LLM(models.folder(each), dtype="float32")
     assert all(layer.window is None for layer in llm.target.model.layers)
+
+
+def test_a_context_that_does_not_fit_is_shortened(models):
+    """A token of this model takes 1 KiB of float32 keys and values."""
+    each = Recipe(vocab=16, context=4096, config={"head_dim": 32})
+    with pytest.warns(DraftwiseWarning, match="max_model_len is 1024"):
+        llm = LLM(models.folder(each), dtype="float32", cache_gib=1 / 1024)
+    assert llm.target.max_model_len == llm.engine.max_model_len == 1024
+    (output,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=5, ignore_eos=True))
+    assert len(output.token_ids) == 5

@@ -1,4 +1,4 @@
-"""The memory limit of the key-value caches."""
+"""The memory limit of the key-value caches, and the context that fits it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from pathlib import Path
 
 import torch
 
+from draftwise.models.packed_model import PackedModel
+
 # Fraction of the available memory that the caches may use on a CPU.
 _CACHE_SHARE = 0.5
+# A context that is shortened to fit is a multiple of this.
+_CONTEXT_STEP = 64
 
 
 def cache_bytes(cache_gib: float | None, device: torch.device) -> int | None:
@@ -27,6 +31,24 @@ def cache_bytes(cache_gib: float | None, device: torch.device) -> int | None:
         return None  # slots are allocated in full, so a cache that does not fit fails at load
     free = _available_bytes()
     return None if free is None else int(_CACHE_SHARE * free)
+
+
+def fitting_context(model: PackedModel, context: int, limit: int | None) -> int:
+    """The longest context of which one request fits the memory of the key-value caches.
+
+    Args:
+        model: the target.
+        context: its context length.
+        limit: bytes for all caches; ``None`` for no limit.
+
+    Returns:
+        At most ``context`` and at least 1.
+    """
+    per_token = sum(layer.token_bytes(model.dtype) for layer in model.layers if layer.span is None)
+    if limit is None or not per_token:
+        return context
+    fitting = limit // per_token
+    return context if fitting >= context else max(1, fitting // _CONTEXT_STEP * _CONTEXT_STEP)
 
 
 def _available_bytes() -> int | None:

@@ -46,6 +46,10 @@ class LayerShape:
         spans = [span for span in (self.window, self.chunk) if span is not None]
         return min(spans, default=None)
 
+    def token_bytes(self, dtype: torch.dtype) -> int:
+        """Memory of one token's keys and values."""
+        return dtype.itemsize * self.num_heads * (self.key_size + self.value_size)
+
     @property
     def is_plain(self) -> bool:
         """Whether it computes plain causal attention to all tokens."""
@@ -131,7 +135,7 @@ class KVCache:
         self.hides_stale = False
         self.steps: StaticSteps | None = None
         self._written = [0] * num_cache_slots
-        per_token = [dtype.itemsize * s.num_heads * (s.key_size + s.value_size) for s in layers]
+        per_token = [layer.token_bytes(dtype) for layer in layers]
         is_ring = [size < capacity for size in self.sizes]
         self.bytes_per_token = sum(
             each for each, ring in zip(per_token, is_ring, strict=True) if not ring
