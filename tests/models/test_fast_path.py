@@ -94,17 +94,28 @@ class TestLargeModels:
 
     @needs_kernel
     def test_float32_weights(self, models, monkeypatch):
+        """With a matrix unit, which the kernels use for bfloat16 only."""
         monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
         monkeypatch.setattr(fast_path, "multiplies_large_models", lambda: True)
+        monkeypatch.setattr(native_library(), "multiplies_tiles", True)
         model = load(models, Recipe("llama", 32))
         assert model.native is None
         assert model.slow_path.reason.startswith("its weights are float32, and")
         assert model.slow_path.slowdown == "4"
 
     @needs_kernel
-    def test_a_processor_without_bfloat16_instructions(self, models, monkeypatch):
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_vectors_of_avx512_suffice_without_a_matrix_unit(self, models, monkeypatch, dtype):
+        monkeypatch.setattr(suitability, "_missing_instructions", lambda _: None)
+        monkeypatch.setattr(native_library(), "multiplies_tiles", False)
+        model = load(models, Recipe("llama", 32), dtype)
+        assert model.native is not None
+        assert model.slow_path is None
+
+    @needs_kernel
+    def test_a_processor_without_avx512(self, models, monkeypatch):
         """The loss of speed was not measured for this processor."""
-        missing = "a processor with AVX512-BF16"
+        missing = "a processor with AVX-512"
         monkeypatch.setattr(suitability, "_missing_instructions", lambda _: missing)
         library = native_library()
         monkeypatch.setattr(library, "multiplies_tiles", False)

@@ -23,6 +23,8 @@ _MIB = 2**20
 # Maximum number of bytes of a small model, which stays in the processor's caches. For larger
 # models, the native kernels are used only if they read memory faster than PyTorch's.
 _SMALL_MODEL = 32 * _MIB
+# float32 lanes of a vector. The kernels were compared with oneDNN on vectors of this size only.
+_AVX512_LANES = 16
 # Depth of a tile of the matrix unit (``tiles.h``).
 _TILE_DEPTH = 32
 # Types of rotary embeddings whose angles depend on the length of the text.
@@ -66,7 +68,7 @@ def why_not_native(model: nn.Module) -> str | None:
     slower = _why_slower(spec, library)
     if slower is not None:
         return f"{limit} {slower}"
-    if weight.dtype != torch.bfloat16:
+    if weight.dtype != torch.bfloat16 and library.multiplies_tiles:
         return f"its weights are {_name(weight.dtype)}, and {limit} bfloat16"
     return None
 
@@ -135,7 +137,7 @@ def _why_slower(spec: DecoderSpec, library: NativeLibrary) -> str | None:
     """What the kernels need to multiply bfloat16 as fast as oneDNN; ``None`` if they do so.
 
     oneDNN uses a matrix unit for all sizes, the kernels only for multiples of a tile. Without a
-    matrix unit, the dot-product instructions of AVX512-BF16 are required.
+    matrix unit, the kernels are faster with AVX-512, with or without instructions for bfloat16.
     """
     if library.multiplies_tiles:
         first = spec.layers[0]
@@ -152,4 +154,4 @@ def _missing_instructions(library: NativeLibrary) -> str | None:
         return None
     if "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         return "the right to use the processor's matrix unit (AMX)"
-    return None if library.multiplies_pairs else "a processor with AVX512-BF16"
+    return None if library.lanes == _AVX512_LANES else "a processor with AVX-512"
