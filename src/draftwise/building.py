@@ -55,6 +55,7 @@ class BuildSettings:
         overlap: draft for one half of the batch while the target verifies the other half; ``None``
             decides by the latency profile.
         draft_replicas: number of processes that draft.
+        fits_context: whether a target's context that does not fit the caches is shortened.
         on_status: called with a description of each operation that takes seconds.
     """
 
@@ -64,6 +65,7 @@ class BuildSettings:
     options: EngineOptions
     overlap: bool | None
     draft_replicas: int
+    fits_context: bool
     on_status: Callable[[str], None]
 
 
@@ -93,7 +95,7 @@ class EngineBuilder:
         self._settings = settings
         self._measured: dict[tuple[str | int, ...], LatencyModel] = {}
         self.target = self._load(target, "target", max_model_len)
-        if max_model_len is None:
+        if max_model_len is None and settings.fits_context:
             self._fit_context()
 
     def _fit_context(self) -> None:

@@ -85,7 +85,7 @@ class LLM:
             device: ``"auto"``, ``"cpu"`` or ``"cuda"``, or a :class:`torch.device`.
             max_batch_size: maximum number of requests that run at once; further requests wait.
             max_model_len: maximum number of tokens of a prompt and its output together; ``None``
-                for the context length of the target.
+                for the context length of the target, or for what fits half of the free memory.
             max_chunk_tokens: maximum number of prompt tokens processed per step.
             cache_gib: size of the KV cache in GiB; ``None`` for half of the free memory.
             trust_remote_code: allow models to run code from their repositories.
@@ -137,6 +137,7 @@ class LLM:
                 ),
                 overlap,
                 draft_replicas,
+                cache_gib is None,
                 on_status or _ignore_status,
             ),
         )

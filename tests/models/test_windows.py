@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.engine import memory
 from draftwise.errors import DraftwiseWarning
 
 from ..tiny_models import Recipe
@@ -101,11 +102,12 @@ def test_a_disabled_window_is_no_limit(models):
     assert all(layer.window is None for layer in llm.target.model.layers)
 
 
-def test_a_context_that_does_not_fit_is_shortened(models):
+def test_a_context_that_does_not_fit_is_shortened(models, monkeypatch):
     """A token of this model takes 1 KiB of float32 keys and values."""
     each = Recipe(vocab=16, context=4096, config={"head_dim": 32})
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 2 * 2**20)
     with pytest.warns(DraftwiseWarning, match="max_model_len is 1024"):
-        llm = LLM(models.folder(each), dtype="float32", cache_gib=1 / 1024)
+        llm = LLM(models.folder(each), dtype="float32")
     assert llm.target.max_model_len == llm.engine.max_model_len == 1024
     (output,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=5, ignore_eos=True))
     assert len(output.token_ids) == 5
