@@ -371,9 +371,10 @@ def attend(
     packed.cache.write(layer, packed.slots(layer), k, v)
     if packed.ragged is not None:
         return packed.ragged.attend(packed.cache, layer, q, scores.scaling).contiguous()
-    result = q.new_empty(len(q), q.shape[1], v.shape[2])
     if packed.native is not None:
         result = packed.native(layer, q, k, v, scores, writes=False)
+    else:
+        result = q.new_empty(len(q), q.shape[1], v.shape[2])
     if scores.is_plain and packed.cache.layers[layer].span is None:
         for group in packed.groups:
             tokens = slice(group.first_token, group.first_token + group.num_tokens)

@@ -129,21 +129,22 @@ class KVCache:
         # Kernels for CUDA read contiguous positions.
         rings = max_new_tokens is not None and device.type == "cpu"
         self.sizes = [self._size(layer) if rings else capacity for layer in layers]
+        self._rings = [
+            (layer, size) for layer, size in zip(layers, self.sizes, strict=True) if size < capacity
+        ]
         self.lengths = [0] * num_cache_slots
         self.dtype, self.device = dtype, device
         self.spare_token_slot = num_cache_slots * capacity
         self.hides_stale = False
         self.steps: StaticSteps | None = None
         self._written = [0] * num_cache_slots
-        per_token = [layer.token_bytes(dtype) for layer in layers]
-        is_ring = [size < capacity for size in self.sizes]
         self.bytes_per_token = sum(
-            each for each, ring in zip(per_token, is_ring, strict=True) if not ring
+            layer.token_bytes(dtype)
+            for layer, size in zip(layers, self.sizes, strict=True)
+            if size == capacity
         )
         self.ring_bytes = num_cache_slots * sum(
-            each * size
-            for each, size, ring in zip(per_token, self.sizes, is_ring, strict=True)
-            if ring
+            size * layer.token_bytes(dtype) for layer, size in self._rings
         )
         try:
             self._slots = [
@@ -253,7 +254,7 @@ class KVCache:
         """
         if length >= self.lengths[cache_slot]:
             return
-        for layer, size in zip(self.layers, self.sizes, strict=True):
+        for layer, size in self._rings:
             if layer.first_visible(length) < self._written[cache_slot] - size:
                 raise ValueError(
                     f"cache slot {cache_slot} cannot be truncated to {length} tokens: "
