@@ -19,6 +19,8 @@ import os, random, signal, sys, threading, time
 from draftwise import LLM, SamplingParams
 from draftwise.errors import EngineError
 
+# A background process of a shell is started with SIGINT ignored, and its children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 target, draft = sys.argv[1:3]
 overlap, num_signals = sys.argv[3] == "True", int(sys.argv[4])
 speculation = {"draft": draft, "policy": "fixed", "num_speculative_tokens": 3}
