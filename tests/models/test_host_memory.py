@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftwise.models.host_memory import host_zeros, in_large_pages
+from draftwise.models.host_memory import ReusedMemory, host_zeros, in_large_pages
 
 pytestmark = pytest.mark.slow
 
@@ -75,3 +75,30 @@ def test_the_memory_of_a_copy_is_released():
     assert 0.9 * size < resident() - before < 1.2 * size
     del part
     assert resident() - before < 0.2 * size
+
+
+class TestReusedMemory:
+    def test_free_memory_is_used_again(self):
+        memory = ReusedMemory()
+        first = memory.floats(1000, 1000)
+        address = first.data_ptr()
+        del first
+        assert memory.floats(900, 1000).data_ptr() == address
+
+    def test_memory_in_use_is_not_lent_again(self):
+        memory = ReusedMemory()
+        first = memory.floats(1000, 1000)
+        part = first[5:].view(-1)
+        del first
+        second = memory.floats(1000, 1000)
+        part.fill_(1.0)
+        second.fill_(2.0)
+        assert bool((part == 1.0).all())
+        third = memory.floats(10, 1000)
+        assert third.shape == (10, 1000)
+
+    def test_growing_results_keep_one_block(self):
+        memory = ReusedMemory()
+        for rows in range(1000, 4000, 500):
+            memory.floats(rows, 1000)
+        assert len(memory._blocks) == 1

@@ -10,7 +10,7 @@ from draftwise.core import sampling as plain
 from draftwise.core.sampling import LogitControls
 from draftwise.core.signals import agreement, overlap, token_probabilities
 from draftwise.models.native.library import native_library
-from draftwise.models.native.sampling import distributions, score_draft
+from draftwise.models.native.sampling import distributions, greedy_tokens, score_draft
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
 
@@ -113,3 +113,41 @@ def test_companion_scores_equal_those_of_pytorch(seed, vocab, missing):
     )
     torch.testing.assert_close(s, wanted[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(a, wanted[1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("vocab", [1, 15, 300, 5000])
+def test_greedy_tokens_are_the_first_largest(vocab):
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(7, vocab, generator=generator).round()  # with many ties
+    logits[2] = float("-inf")
+    logits[4, vocab // 2] = float("nan")
+    logits[5, vocab - 1] = float("inf")
+    tokens, is_nan = greedy_tokens(native_library(), logits)
+    assert is_nan.tolist() == [False] * 4 + [True] + [False] * 2
+    first = np.argmax(logits.numpy(), axis=1)
+    assert torch.equal(tokens[~is_nan], torch.from_numpy(first)[~is_nan])
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [
+        (40, None, None),
+        (9000, None, None),
+        (None, 0.5, None),
+        (None, 0.999, None),
+        (None, None, 1e-7),
+    ],
+)
+@pytest.mark.parametrize("sharpness", [0.0, 3.0, 20.0])
+def test_filters_of_a_large_vocabulary(top_k, top_p, min_p, sharpness):
+    """Few and many tokens are kept, near the largest probability and far below it."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 20000, generator=generator) * sharpness
+    parameters = controls([1.0, 0.7], top_k, top_p, min_p)
+    owner = torch.tensor([0, 1])
+    actual = distributions(native_library(), logits, parameters, owner)
+    expected = plain.probabilities(logits, parameters)
+    # PyTorch's cumulative sum has a rounding error of some 1e-6.
+    at_edge = (actual > 0) != (expected > 0)
+    assert torch.where(at_edge, actual + expected, 0.0).sum() < 1e-5
+    torch.testing.assert_close(actual[~at_edge], expected[~at_edge], atol=2e-6, rtol=1e-4)

@@ -17,7 +17,6 @@ from draftwise.core.rejection import (
 from draftwise.core.sampling import (
     TokenHistory,
     control_packed_logits,
-    greedy_tokens,
     probabilities,
 )
 from draftwise.core.types import Draft, Outcome, Plan
@@ -29,6 +28,7 @@ from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.acceptance import accept as native_accept
 from draftwise.models.native.library import library_for
+from draftwise.models.native.sampling import greedy_tokens as native_greedy_tokens
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.transfer import fetch, upload
 
@@ -133,8 +133,8 @@ class Acceptance:
             drafted = plan.host_tokens
             mask = masks_along(batch.generating, drafted, counts, logits.shape[1], logits.device)
         if batch.uniforms is None:
-            chosen = greedy_tokens(logits, batch.controls.rows(owner).masked(mask), token_history)
-            is_nan = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isnan()
+            scores = control_packed_logits(logits, batch.controls, owner, token_history, mask)
+            chosen, is_nan = _greedy_tokens(scores)
             accepted = accept_greedy(chosen, plan.tokens, lengths)
         else:
             is_nan, accepted = self._accept_sampled(
@@ -181,6 +181,7 @@ class Acceptance:
                 batch.controls,
                 plan,
                 lengths,
+                owner,
                 uniforms.accept,
                 uniforms.final,
                 lenience,
@@ -200,3 +201,12 @@ class Acceptance:
             lenience,
             self._method,
         )
+
+
+def _greedy_tokens(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """``[rows]`` the index of each row's largest score, and whether a score of the row is NaN."""
+    library = library_for(scores.device)
+    if library is not None:
+        return native_greedy_tokens(library, scores)
+    tokens = scores.argmax(dim=-1)
+    return tokens, scores.gather(1, tokens.unsqueeze(1)).squeeze(1).isnan()

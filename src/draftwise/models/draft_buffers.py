@@ -12,6 +12,40 @@ from draftwise.core.types import Draft, DraftSignals
 from draftwise.models.transfer import upload
 
 
+class _Distributions:
+    """Distributions of drafted tokens, of which only those that were written before are cleared.
+
+    With a vocabulary of 262,144 tokens, a distribution has 1 MB.
+
+    Attributes:
+        numbers: ``[requests, columns, vocab]`` float32.
+        written: for each request, the number of leading columns that may not be 0.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], device: torch.device) -> None:
+        self.numbers = torch.zeros(shape, device=device)
+        self.written = [0] * shape[0]
+
+    def cleared(self, lengths: Sequence[int], columns: int, written: Sequence[int]) -> Tensor:
+        """``[batch, columns, vocab]``, a view with zeros beyond each request's length.
+
+        Args:
+            lengths: ``[batch]`` drafted tokens of each request.
+            columns: columns of the view.
+            written: ``[batch]`` leading columns of each request that this draft wrote.
+        """
+        view = self.numbers[: len(lengths), :columns]
+        if view.device.type != "cpu":
+            clear_beyond(lengths, view)
+            return view
+        array = view.numpy()
+        for request, length in enumerate(lengths):
+            end = max(self.written[request], written[request])
+            array[request, length:end] = 0
+            self.written[request] = end if end > columns else length
+        return view
+
+
 class DraftBuffers:
     """Buffers for the draft of one step. The next draft overwrites them.
 
@@ -34,16 +68,13 @@ class DraftBuffers:
         self.entropy = torch.zeros(num_requests, width, device=device)
         self.token_probs = torch.zeros(num_requests, width, device=device)
         self.is_nan = torch.zeros(num_requests, width, dtype=torch.uint8, device=device)
-        self._probs: Tensor | None = None
-        self._draft_probs: Tensor | None = None
+        self._probs: _Distributions | None = None
+        self._draft_probs: _Distributions | None = None
 
     @property
     def probs(self) -> Tensor:
         """``[requests, width + 1, vocab]`` float32 q, allocated at first use."""
-        if self._probs is None:
-            shape = self.num_requests, self.width + 1, self.vocab_size
-            self._probs = torch.zeros(shape, device=self.device)
-        return self._probs
+        return self._all_probs.numbers
 
     @property
     def draft_probs(self) -> Tensor:
@@ -51,9 +82,20 @@ class DraftBuffers:
 
         The draft's own distributions, used where they differ from q.
         """
+        return self._all_draft_probs.numbers
+
+    @property
+    def _all_probs(self) -> _Distributions:
+        if self._probs is None:
+            shape = self.num_requests, self.width + 1, self.vocab_size
+            self._probs = _Distributions(shape, self.device)
+        return self._probs
+
+    @property
+    def _all_draft_probs(self) -> _Distributions:
         if self._draft_probs is None:
             shape = self.num_requests, self.width, self.vocab_size
-            self._draft_probs = torch.zeros(shape, device=self.device)
+            self._draft_probs = _Distributions(shape, self.device)
         return self._draft_probs
 
     def fits(self, num_requests: int, width: int) -> bool:
@@ -68,6 +110,7 @@ class DraftBuffers:
         sampled: bool,
         signals: bool,
         own_draft_probs: bool,
+        written: Sequence[int] | None = None,
     ) -> Draft:
         """The draft in the buffers, with zeros beyond each request's length.
 
@@ -78,28 +121,32 @@ class DraftBuffers:
             sampled: whether q was written.
             signals: whether the signals were written.
             own_draft_probs: whether :attr:`draft_probs` was written; otherwise q is used instead.
+            written: ``[batch]`` leading columns of each request's distributions that may have been
+                written; ``None`` for all of them.
 
         Returns:
             A draft whose distributions are views of the buffers.
         """
         count = len(lengths)
         tokens = self.tokens[:count, :num_tokens].clone()
-        per_token, distributions = [tokens], []
+        per_token = [tokens]
+        if written is None:
+            written = [num_tokens + 1] * count
         probs = known = None
         if sampled:
-            probs = self.probs[:count, : num_tokens + 1]
-            distributions.append(probs)
+            probs = self._all_probs.cleared(lengths, num_tokens + 1, written)
         if signals:
-            wide = self.draft_probs if own_draft_probs else self.probs
+            if own_draft_probs or probs is None:
+                wide = self._all_draft_probs.cleared(lengths, num_tokens, written)
+            else:
+                wide = probs[:, :num_tokens]
             known = DraftSignals(
-                wide[:count, :num_tokens],
+                wide,
                 self.entropy[:count, :num_tokens].clone(),
                 self.token_probs[:count, :num_tokens].clone(),
             )
             per_token += [known.entropy, known.token_probs]
-            if own_draft_probs:
-                distributions.append(known.draft_probs)
-        clear_beyond(lengths, *per_token, *distributions)
+        clear_beyond(lengths, *per_token)
         return Draft(tokens, tuple(lengths), probs, known, stage_uniforms)
 
     def put(self, indices: Sequence[int], draft: Draft, own_draft_probs: bool) -> None:

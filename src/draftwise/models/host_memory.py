@@ -7,15 +7,18 @@ import ctypes
 import functools
 import math
 import mmap
+import weakref
 from collections.abc import Callable
 from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _CACHE_LINE_BYTES = 64
 _LARGE_PAGE_BYTES = 2 << 20
+_MAX_REUSED_BYTES = 256 << 20
 
 
 def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -26,6 +29,36 @@ def host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(flat[first : first + size]).view(dtype).view(shape)
 
 
+class ReusedMemory:
+    """Memory for results of changing size, of which a few are in use at a time.
+
+    The system zeroes every page of newly allocated memory. For the logits of a large vocabulary,
+    this takes as long as computing the acceptance law.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[NDArray[np.uint8], weakref.ref[NDArray[np.uint8]]]] = []
+
+    def floats(self, rows: int, columns: int) -> Tensor:
+        """An uninitialised float32 tensor ``[rows, columns]``.
+
+        It may use the memory of an earlier one that no tensor refers to any more. Small tensors and
+        those of more than 256 MiB are always newly allocated.
+        """
+        size = rows * columns * torch.float32.itemsize
+        if not _LARGE_PAGE_BYTES <= size <= _MAX_REUSED_BYTES:
+            return torch.empty(rows, columns)
+        free = [index for index, (_, lent) in enumerate(self._blocks) if lent() is None]
+        large = [index for index in free if len(self._blocks[index][0]) >= size]
+        memory = self._blocks[large[0]][0] if large else _large_pages(size)
+        for index in sorted(large[:1] or free, reverse=True):
+            del self._blocks[index]
+        # PyTorch keeps this array as long as a tensor refers to its memory.
+        array = memory[:size]
+        self._blocks.append((memory, weakref.ref(array)))
+        return torch.from_numpy(array).view(torch.float32).view(rows, columns)
+
+
 def in_large_pages(tensor: Tensor) -> Tensor:
     """A contiguous tensor, copied to huge pages if it is at least as large as one.
 
@@ -33,13 +66,20 @@ def in_large_pages(tensor: Tensor) -> Tensor:
     pages of the usual size, so that every pass would miss the TLB again for each of them. Where the
     system has no huge pages, the tensor itself is returned, made contiguous.
     """
-    size = tensor.nbytes
     if (
         tensor.device.type != "cpu"
-        or size < _LARGE_PAGE_BYTES
+        or tensor.nbytes < _LARGE_PAGE_BYTES
         or not hasattr(mmap, "MADV_HUGEPAGE")
     ):
         return tensor.contiguous()
+    copy = torch.from_numpy(_large_pages(tensor.nbytes)).view(tensor.dtype).view(tensor.shape)
+    return copy.copy_(tensor)
+
+
+def _large_pages(size: int) -> NDArray[np.uint8]:
+    """``[size]`` zeros, in huge pages where the system has them."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(size, dtype=np.uint8)
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, size + _LARGE_PAGE_BYTES, flags=private)
     flat = np.frombuffer(memory, dtype=np.uint8)
@@ -47,8 +87,7 @@ def in_large_pages(tensor: Tensor) -> Tensor:
     # Only whole huge pages, so that the rest does not occupy one more.
     with contextlib.suppress(OSError):  # a kernel built without transparent huge pages
         memory.madvise(mmap.MADV_HUGEPAGE, first, size // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES)
-    copy = torch.from_numpy(flat[first : first + size]).view(tensor.dtype).view(tensor.shape)
-    return copy.copy_(tensor)
+    return flat[first : first + size]
 
 
 def return_free_memory() -> None:

@@ -17,21 +17,48 @@ from draftwise.models.imports import quiet_import
 
 # Inputs per scale at 4 bits.
 _GROUP_SIZE = 32
-# Attribute of a dequantised layer that holds its QuantizedMatrix.
-_MATRIX_ATTRIBUTE = "_int8_matrix"
+# Attribute of a dequantised layer with its QuantizedMatrix.
+_MATRIX_ATTRIBUTE = "_quantized_matrix"
 
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A weight quantised to integers: ``numbers * scales.unsqueeze(1)``.
+    """A weight whose numbers are integers, with a scale per output and group of inputs.
+
+    The weight of output o and input i of group g is ``numbers[o, i] * scales[o, g]``, less
+    ``minimums[o, g]`` if there are minimums.
 
     Attributes:
         numbers: ``[out_features, in_features]`` int8.
-        scales: ``[out_features]`` float32.
+        scales: ``[out_features, groups]`` float32. All groups have the same number of inputs.
+        minimums: ``[out_features, groups]`` float32, or ``None``.
+        bits: bits of a number. The numbers are ``smallest`` to ``smallest + 2**bits - 1``.
+        smallest: the smallest number.
     """
 
     numbers: Tensor
     scales: Tensor
+    minimums: Tensor | None = None
+    bits: int = 8
+    smallest: int = -128
+
+    @property
+    def group(self) -> int:
+        """Inputs of a group."""
+        return self.numbers.shape[1] // self.scales.shape[1]
+
+    @property
+    def has_scale_per_output(self) -> bool:
+        """Whether the numbers have 8 bits and all inputs of an output have the same scale."""
+        return self.bits == 8 and self.scales.shape[1] == 1 and self.minimums is None
+
+    def dequantize(self) -> Tensor:
+        """The weight ``[out_features, in_features]`` in float32."""
+        grouped = self.numbers.view(*self.scales.shape, self.group)
+        weight: Tensor = grouped * self.scales.unsqueeze(2)
+        if self.minimums is not None:
+            weight = weight - self.minimums.unsqueeze(2)
+        return weight.flatten(1)
 
 
 def quantize_linear_layers(model: nn.Module, quantization: str) -> None:
@@ -76,19 +103,24 @@ def expand_weights(model: nn.Module) -> None:
 
     torchao has no CPU kernel for quantised weights and dequantises them at every call. Dequantised
     once, they can be packed, and the model has the speed and size of the unquantised one. The
-    integers of 8-bit weights are kept as well (:func:`quantized_matrix`), for the native kernels
-    that compute with them.
+    integers are kept as well (:func:`quantized_matrix`), for the native kernels that compute with
+    them.
     """
     for layer in _quantized_layers(model):
         weight: Any = layer.weight
-        if _has_scale_per_output(weight):
-            numbers = QuantizedMatrix(weight.qdata, weight.scale.float().flatten())
-            object.__setattr__(layer, _MATRIX_ATTRIBUTE, numbers)
+        matrix = _matrix_of(weight)
+        if matrix is not None:
+            keep_quantized(layer, matrix)
         layer.weight = nn.Parameter(weight.dequantize(), requires_grad=False)
 
 
+def keep_quantized(layer: nn.Linear, matrix: QuantizedMatrix) -> None:
+    """Keep the matrix that a layer's weight was dequantised from."""
+    object.__setattr__(layer, _MATRIX_ATTRIBUTE, matrix)
+
+
 def quantized_matrix(layer: nn.Linear) -> QuantizedMatrix | None:
-    """A layer's weight before it was dequantised; ``None`` unless it had 8 bits."""
+    """The matrix that a layer's weight was dequantised from; ``None`` if it is not known."""
     found: QuantizedMatrix | None = getattr(layer, _MATRIX_ATTRIBUTE, None)
     return found
 
@@ -110,12 +142,19 @@ def _quantized_layers(model: nn.Module) -> Iterator[nn.Linear]:
             yield module
 
 
-def _has_scale_per_output(weight: Any) -> bool:
-    """Whether a weight is torchao's symmetric 8-bit one with a scale per output."""
+def _matrix_of(weight: Any) -> QuantizedMatrix | None:
+    """The integers and scales of one of torchao's weights; ``None`` for other kinds."""
     with quiet_import():
-        from torchao.quantization import Int8Tensor
+        from torchao.quantization import Int8Tensor, IntxUnpackedToInt8Tensor
 
-    return isinstance(weight, Int8Tensor) and weight.scale.numel() == len(weight.qdata)
+    if isinstance(weight, Int8Tensor) and weight.scale.numel() == len(weight.qdata):
+        return QuantizedMatrix(weight.qdata, weight.scale.float().view(-1, 1))
+    if isinstance(weight, IntxUnpackedToInt8Tensor):
+        scales = weight.scale.float().view(len(weight.qdata), -1)
+        zeros = weight.zero_point.float().view_as(scales)
+        minimums = zeros * scales if bool(zeros.any()) else None
+        return QuantizedMatrix(weight.qdata, scales, minimums, bits=4, smallest=-8)
+    return None
 
 
 def _replace_conv1d(model: nn.Module) -> None:

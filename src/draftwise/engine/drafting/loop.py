@@ -293,8 +293,14 @@ class DraftingStep:
             buffers.token_probs[active, index],
         )
 
-    def collect(self, buffers: DraftBuffers, lengths: Sequence[int], num_tokens: int) -> Draft:
-        """The draft that was written to the buffers."""
+    def collect(
+        self,
+        buffers: DraftBuffers,
+        lengths: Sequence[int],
+        num_tokens: int,
+        written: Sequence[int] | None = None,
+    ) -> Draft:
+        """The draft that was written to the buffers; see :meth:`DraftBuffers.draft`."""
         uniforms = self.batch.uniforms
         return buffers.draft(
             lengths,
@@ -303,4 +309,5 @@ class DraftingStep:
             self.is_sampled,
             self.signals,
             self.own_draft_probs,
+            written,
         )

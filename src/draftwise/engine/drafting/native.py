@@ -83,4 +83,5 @@ class NativeBackend:
             length = lengths[request]
             drawn = length + int(length < num_tokens and is_nan[request, length])
             cache.advance(step.cache_slots[request], step.text_lengths[request] + drawn - 1)
-        return step.collect(self._buffers, lengths, num_tokens)
+        # The kernels write zeros for a token whose logits are NaN.
+        return step.collect(self._buffers, lengths, num_tokens, self._run.lengths.tolist())

@@ -13,10 +13,10 @@ from draftwise.core.types import Plan
 from draftwise.models.native.library import NativeLibrary
 from draftwise.models.native.sampling import (
     MIN_SHARED_NUMBERS,
-    order_memory,
     sampling_parameters,
+    sampling_scratch,
 )
-from draftwise.models.native.structures import AcceptanceCall
+from draftwise.models.native.structures import AcceptanceCall, Softmax
 
 
 def accept(
@@ -25,6 +25,7 @@ def accept(
     controls: LogitControls,
     plan: Plan,
     lengths: Tensor,
+    owner: Tensor,
     accept_uniforms: Tensor,
     final_uniforms: Tensor,
     lenience: Tensor | None,
@@ -39,6 +40,7 @@ def accept(
         controls: sampling parameters, one entry per request.
         plan: tokens to verify and their proposal distributions.
         lengths: ``[batch]`` int64 number of verified tokens of each request.
+        owner: ``[rows]`` int64 request of each row.
         accept_uniforms: ``[batch, >= width]`` float32 random numbers that decide acceptance.
         final_uniforms: ``[batch]`` float64 random numbers that sample the next token.
         lenience: ``[batch]`` float32 lenience of each request; ``None`` for 1.
@@ -52,7 +54,7 @@ def accept(
     vocab = logits.shape[1]
     ends = (lengths + 1).cumsum(dim=0)
     first_rows = ends - lengths - 1
-    logits, lengths = logits.contiguous(), lengths.contiguous()
+    logits, lengths, owner = logits.contiguous(), lengths.contiguous(), owner.contiguous()
     accept_uniforms, final_uniforms = accept_uniforms.contiguous(), final_uniforms.contiguous()
     if width and tokens.stride(1) != 1:
         tokens = tokens.contiguous()
@@ -61,13 +63,13 @@ def accept(
     between = None
     if plan.between is not None and proposals is not None:
         between = [bound.contiguous() for bound in plan.between]
-    p = torch.empty_like(logits)
+    rows = (Softmax * len(logits))()
     is_nan = torch.empty(len(logits), dtype=torch.bool)
     num_accepted = torch.empty(batch, dtype=torch.long)
     next_tokens = torch.empty(batch, dtype=torch.long)
     acceptance, prefix_acceptance_prob = torch.zeros(batch, width), torch.zeros(batch, width)
-    threads = library.threads(None if p.numel() >= MIN_SHARED_NUMBERS else 1)
-    order = order_memory(controls, threads.count, vocab)
+    threads = library.threads(None if logits.numel() >= MIN_SHARED_NUMBERS else 1)
+    scratch = sampling_scratch(library, controls, threads.count, vocab)
     call = AcceptanceCall(
         logits.data_ptr(),
         first_rows.data_ptr(),
@@ -77,8 +79,9 @@ def accept(
         accept_uniforms.data_ptr(),
         final_uniforms.data_ptr(),
         None if lenience is None else lenience.data_ptr(),
-        p.data_ptr(),
-        None if order is None else order.data_ptr(),
+        owner.data_ptr(),
+        ctypes.addressof(rows),
+        scratch.data_ptr(),
         num_accepted.data_ptr(),
         next_tokens.data_ptr(),
         acceptance.data_ptr(),
@@ -88,6 +91,7 @@ def accept(
         None if between is None else between[1].data_ptr(),
         sampling_parameters(controls),
         batch,
+        len(logits),
         vocab,
         width,
         tokens.stride(0),

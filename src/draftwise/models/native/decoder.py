@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.models.decoder_spec import Activation, DecoderSpec, LayerSpec, NormSpec
-from draftwise.models.host_memory import in_large_pages
+from draftwise.models.host_memory import ReusedMemory, in_large_pages
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.native.grouped import IN_GROUPS, grouped_weight
 from draftwise.models.native.library import NativeLibrary
 from draftwise.models.native.narrow import (
     COMPRESSED_BITS,
@@ -47,8 +49,9 @@ class NativeDecoder:
     """A decoder-only model that Draftwise's kernels compute.
 
     Attributes:
-        bits: stored bits per number of a linear layer: 8 for quantised integers, 12 for losslessly
-            compressed bfloat16, otherwise those of the dtype.
+        bits: stored bits per number of a linear layer: 8 for quantised integers with a scale per
+            output, 12 for losslessly compressed bfloat16, 0 for quantised integers with a scale per
+            group of inputs, otherwise those of the dtype.
         dtype: dtype of the embedding.
         num_embeddings: number of token ids.
         vocab_size: width of the logits.
@@ -60,8 +63,9 @@ class NativeDecoder:
         Args:
             spec: the model.
             library: the compiled kernels.
-            bits: stored bits per number of a linear layer: 8 for a model whose 8-bit weights were
-                dequantised, 12 for lossless compression of bfloat16, or those of the dtype.
+            bits: stored bits per number of a linear layer: ``QUANTIZED_BITS`` or ``IN_GROUPS`` for
+                a model whose quantised weights were dequantised, ``COMPRESSED_BITS`` for lossless
+                compression of bfloat16, or those of the dtype.
         """
         self._library = library
         self.bits = bits
@@ -106,6 +110,7 @@ class NativeDecoder:
         self._tables: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._caches: WeakKeyDictionary[KVCache, tuple[DecoderCache, Any]] = WeakKeyDictionary()
         self._memory = np.zeros(0, dtype=np.uint8)
+        self._logits = ReusedMemory()
         self._sizes: dict[tuple[int, int, int], int] = {}
 
     def _keep(self, tensor: Tensor) -> int:
@@ -125,6 +130,10 @@ class NativeDecoder:
             interleave: whether to interleave the first and the second half of the columns.
         """
         library = self._library
+        if self.bits == IN_GROUPS:
+            merge = partial(interleaved, library=library) if interleave else None
+            packed = grouped_weight(_quantized(layers), library, merge)
+            return self._keep(in_large_pages(packed))
 
         def joined(parts: list[Tensor]) -> Tensor:
             whole = torch.cat(parts)
@@ -133,18 +142,16 @@ class NativeDecoder:
             first, second = whole.chunk(2)
             return interleaved(first, second, library)
 
-        if self.bits != QUANTIZED_BITS:
-            weight = panels(joined([layer.weight.detach() for layer in layers]), library)
-            if self.bits == COMPRESSED_BITS:
-                weight = compressed_weight(weight, library)
-            return self._keep(in_large_pages(weight))
-        matrices = [quantized_matrix(layer) for layer in layers]
-        known = [each for each in matrices if each is not None]
-        assert len(known) == len(layers)
-        whole = QuantizedMatrix(
-            joined([each.numbers for each in known]), joined([each.scales for each in known])
-        )
-        return self._keep(in_large_pages(quantized_weight(whole, library)))
+        if self.bits == QUANTIZED_BITS:
+            known = _quantized(layers)
+            whole = QuantizedMatrix(
+                joined([each.numbers for each in known]), joined([each.scales for each in known])
+            )
+            return self._keep(in_large_pages(quantized_weight(whole, library)))
+        weight = panels(joined([layer.weight.detach() for layer in layers]), library)
+        if self.bits == COMPRESSED_BITS:
+            weight = compressed_weight(weight, library)
+        return self._keep(in_large_pages(weight))
 
     def _pack_layer(self, to: DecoderLayer, layer: LayerSpec) -> None:
         """Pack the weights of a layer."""
@@ -204,10 +211,14 @@ class NativeDecoder:
         if where[:, 2].sum() != len(ids):
             raise ValueError(f"{len(ids)} tokens do not make up the segments")
         wanted = np.asarray(() if logit_rows is None else logit_rows, dtype=np.int64)
-        logits = torch.empty(len(wanted), self.vocab_size)
+        logits = self.logits_memory(len(wanted))
         call = self.prepare(cache, ids, where, wanted, logits)
         self._library.decode(ctypes.byref(call))
         return None if logit_rows is None else logits
+
+    def logits_memory(self, num_rows: int) -> Tensor:
+        """Uninitialised memory for logits, ``[num_rows, vocab]`` float32."""
+        return self._logits.floats(num_rows, self.vocab_size)
 
     def draft(self, call: ctypes.Structure) -> None:
         """Run a ``DraftCall``; see :mod:`draftwise.models.native.drafting`."""
@@ -320,6 +331,14 @@ def checked_segments(
     ):
         raise ValueError("tokens have no place in the cache")
     return where
+
+
+def _quantized(layers: Sequence[nn.Linear]) -> list[QuantizedMatrix]:
+    """The matrices of layers that all have one."""
+    matrices = [quantized_matrix(layer) for layer in layers]
+    known = [each for each in matrices if each is not None]
+    assert len(known) == len(layers)
+    return known
 
 
 def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:

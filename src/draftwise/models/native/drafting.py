@@ -16,7 +16,7 @@ from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native import structures
 from draftwise.models.native.decoder import NativeDecoder, checked_segments
-from draftwise.models.native.sampling import order_memory, sampling_parameters
+from draftwise.models.native.sampling import sampling_parameters, sampling_scratch
 from draftwise.models.native.structures import DecoderCall, DraftCall
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -80,8 +80,7 @@ class DraftRun:
         self._uniforms = None if uniforms is None else uniforms.contiguous()
         self._controls = controls
         num_threads = torch.get_num_threads()
-        self._order = order_memory(controls, num_threads, vocab_size)
-        self._spare = torch.empty(num_threads, vocab_size)
+        self._scratch = sampling_scratch(decoder.library, controls, num_threads, vocab_size)
         own_draft_probs = signals and (uniforms is None or controls.any_greedy)
         call = DraftCall()
         call.tokens, call.is_nan = buffers.tokens.data_ptr(), buffers.is_nan.data_ptr()
@@ -94,8 +93,7 @@ class DraftRun:
         if signals:
             call.entropy = buffers.entropy.data_ptr()
             call.token_probs = buffers.token_probs.data_ptr()
-        call.spare = self._spare.data_ptr()
-        call.order = None if self._order is None else self._order.data_ptr()
+        call.scratch = self._scratch.data_ptr()
         call.sampling = sampling_parameters(controls)
         call.width, call.vocab = buffers.width, vocab_size
         self._limits = np.asarray(limits, dtype=np.int64)
@@ -161,9 +159,15 @@ class DraftRun:
         position: int = self._call.position
         return position
 
+    @property
+    def drawing_seconds(self) -> float:
+        """Seconds in which tokens were sampled from logits."""
+        seconds: float = self._call.drawing_s
+        return seconds
+
     def _prepared(self, ids: Integers, segments: Integers, wanted: Integers) -> DecoderCall:
         """The arguments of a pass, with references to its arrays."""
-        logits = torch.empty(len(wanted), self._decoder.vocab_size)
+        logits = self._decoder.logits_memory(len(wanted))
         call = self._decoder.prepare(self._cache, ids, segments, wanted, logits)
         call.keep_alive = (call.keep_alive, ids, segments, wanted, logits)
         return call

@@ -40,6 +40,8 @@ class NativeLibrary:
         compress: lossless compression of bfloat16 to 12 bits.
         distributions: softmax with temperature and filters.
         draft: drafting of several tokens with a draft model.
+        greedy: the largest logit of each row.
+        sampling_scratch: bytes of scratch memory per thread for sampling from logits.
         score: a companion's scores of a draft.
         lanes: number of float32 lanes of a vector.
         multiplies_pairs: whether weights of bfloat16 are packed in pairs.
@@ -65,6 +67,8 @@ class NativeLibrary:
         self.decoder_memory = _function(library, "decoder_memory", number, pointer, *[number] * 3)
         self.accept = _function(library, "accept", None, pointer, pointer)
         self.distributions = _function(library, "distributions", None, pointer, pointer)
+        self.greedy = _function(library, "greedy", None, pointer, pointer)
+        self.sampling_scratch = _function(library, "sampling_scratch", number, number, number)
         self.count_exponents = _function(library, "count_exponents", None, pointer, number, pointer)
         self.compress = _function(
             library, "compress", None, pointer, number, pointer, pointer, pointer

@@ -42,7 +42,7 @@ def quantized_weight(weight: QuantizedMatrix, library: NativeLibrary) -> Tensor:
     """
     width = 2 * library.lanes
     numbers = in_pairs(weight.numbers, width)
-    scales = F.pad(weight.scales, (0, -len(weight.scales) % width))
+    scales = F.pad(weight.scales.flatten(), (0, -len(weight.scales) % width))
     return _assembled(numbers, scales, _END_MARKER, np.zeros(_NUM_CODES, dtype=np.uint16))
 
 

@@ -1,4 +1,4 @@
-"""Distributions, and a companion's scores of a draft, by the kernels of ``sampling.h``."""
+"""Distributions, greedy tokens and a companion's scores, by the kernels of ``sampling.h``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwise.core.sampling import LogitControls
 from draftwise.models.native.library import NativeLibrary
-from draftwise.models.native.structures import DistributionCall, Sampling, ScoreCall
+from draftwise.models.native.structures import DistributionCall, GreedyCall, Sampling, ScoreCall
 
 # Minimum number of logits for more than one thread. Below it, waking the threads takes longer than
 # the time that they save.
@@ -27,11 +27,35 @@ def sampling_parameters(controls: LogitControls) -> Sampling:
     )
 
 
-def order_memory(controls: LogitControls, num_threads: int, vocab: int) -> Tensor | None:
-    """``[threads, vocab]`` int32 scratch memory of the filters; ``None`` without filters."""
-    if controls.top_k is None and controls.top_p is None:
-        return None
-    return torch.empty(num_threads, vocab, dtype=torch.int32)
+def sampling_scratch(
+    library: NativeLibrary, controls: LogitControls, num_threads: int, vocab: int
+) -> Tensor:
+    """Scratch memory of all threads for sampling from rows of ``vocab`` logits."""
+    filters = controls.top_k, controls.top_p, controls.min_p
+    has_filters = any(values is not None for values in filters)
+    size = num_threads * library.sampling_scratch(vocab, has_filters)
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def greedy_tokens(library: NativeLibrary, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the largest logit of each row.
+
+    Args:
+        library: the compiled kernels.
+        logits: ``[rows, vocab]`` float32 logits with bias and penalties applied.
+
+    Returns:
+        ``[rows]`` int64, the first index of the largest logit, and ``[rows]`` bool, whether a logit
+        is NaN.
+    """
+    logits = logits.contiguous()
+    num_rows, vocab = logits.shape
+    tokens = torch.empty(num_rows, dtype=torch.long)
+    is_nan = torch.empty(num_rows, dtype=torch.bool)
+    threads = library.threads(None if logits.numel() >= MIN_SHARED_NUMBERS else 1)
+    call = GreedyCall(logits.data_ptr(), tokens.data_ptr(), is_nan.data_ptr(), num_rows, vocab)
+    library.greedy(ctypes.byref(call), ctypes.byref(threads))
+    return tokens, is_nan
 
 
 def distributions(
@@ -57,12 +81,12 @@ def distributions(
     num_rows, vocab = logits.shape
     p = torch.empty_like(logits)
     threads = library.threads(None if p.numel() >= MIN_SHARED_NUMBERS else 1)
-    order = order_memory(controls, threads.count, vocab)
+    scratch = sampling_scratch(library, controls, threads.count, vocab)
     call = DistributionCall(
         logits.data_ptr(),
         owner.data_ptr(),
         p.data_ptr(),
-        None if order is None else order.data_ptr(),
+        scratch.data_ptr(),
         sampling_parameters(controls),
         num_rows,
         vocab,
@@ -104,7 +128,7 @@ def score_draft(
     if q.stride()[1:] != (vocab, 1):
         q = q.contiguous()
     threads = library.threads(None if logits.numel() >= MIN_SHARED_NUMBERS else 1)
-    order = order_memory(controls, threads.count, vocab)
+    scratch = sampling_scratch(library, controls, threads.count, vocab)
     call = ScoreCall(
         logits.data_ptr(),
         places.data_ptr(),
@@ -113,7 +137,7 @@ def score_draft(
         c.data_ptr(),
         overlap.data_ptr(),
         agreement.data_ptr(),
-        None if order is None else order.data_ptr(),
+        scratch.data_ptr(),
         sampling_parameters(controls),
         len(logits),
         logits.shape[1],

@@ -28,11 +28,32 @@ class Sampling(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("temperature", "top_k", "top_p", "min_p"))
 
 
+class Softmax(ctypes.Structure):
+    """``Softmax`` of ``sampling.h``."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        *((name, ctypes.c_float) for name in ("top", "scale", "factor", "least", "lowest")),
+        ("last_least", ctypes.c_int32),
+        ("token", ctypes.c_int64),
+    )
+
+
+class GreedyCall(ctypes.Structure):
+    """``GreedyCall`` of ``sampling.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "tokens", "is_nan")),
+        *((name, ctypes.c_int64) for name in ("num_rows", "vocab")),
+    )
+
+
 class DistributionCall(ctypes.Structure):
     """``DistributionCall`` of ``sampling.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("logits", "requests", "p", "order")),
+        *((name, ctypes.c_void_p) for name in ("logits", "requests", "p", "scratch")),
         ("sampling", Sampling),
         *((name, ctypes.c_int64) for name in ("num_rows", "vocab", "softens_greedy")),
     )
@@ -43,7 +64,7 @@ class ScoreCall(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "places", "tokens", "q", "c", "overlap")),
-        *((name, ctypes.c_void_p) for name in ("agreement", "order")),
+        *((name, ctypes.c_void_p) for name in ("agreement", "scratch")),
         ("sampling", Sampling),
         *((name, ctypes.c_int64) for name in ("num_rows", "own_vocab", "vocab", "width")),
         ("q_stride", ctypes.c_int64),
@@ -56,15 +77,16 @@ class AcceptanceCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("logits", "first_rows", "lengths", "tokens")),
         *((name, ctypes.c_void_p) for name in ("proposals", "accept_uniforms", "final_uniforms")),
-        *((name, ctypes.c_void_p) for name in ("lenience", "p", "order", "num_accepted")),
+        *((name, ctypes.c_void_p) for name in ("lenience", "owners", "rows", "scratch")),
         *(
             (name, ctypes.c_void_p)
-            for name in ("next_tokens", "acceptance", "prefix_acceptance_prob", "is_nan")
+            for name in ("num_accepted", "next_tokens", "acceptance", "prefix_acceptance_prob")
         ),
-        *((name, ctypes.c_void_p) for name in ("least", "most")),
+        *((name, ctypes.c_void_p) for name in ("is_nan", "least", "most")),
         ("sampling", Sampling),
-        *((name, ctypes.c_int64) for name in ("num_requests", "vocab", "width", "token_stride")),
-        *((name, ctypes.c_int64) for name in ("proposal_stride", "uniforms_width", "by_block")),
+        *((name, ctypes.c_int64) for name in ("num_requests", "num_rows", "vocab", "width")),
+        *((name, ctypes.c_int64) for name in ("token_stride", "proposal_stride")),
+        *((name, ctypes.c_int64) for name in ("uniforms_width", "by_block")),
     )
 
 
@@ -153,10 +175,11 @@ class DraftCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("requests", "limits", "lengths", "rule")),
         *((name, ctypes.c_void_p) for name in ("uniforms", "tokens", "probs")),
         *((name, ctypes.c_void_p) for name in ("draft_probs", "entropy", "token_probs", "is_nan")),
-        *((name, ctypes.c_void_p) for name in ("spare", "order")),
+        ("scratch", ctypes.c_void_p),
         ("sampling", Sampling),
         *((name, ctypes.c_int64) for name in ("num_rows", "position", "num_positions", "width")),
         *((name, ctypes.c_int64) for name in ("uniforms_width", "vocab")),
+        ("drawing_s", ctypes.c_double),
     )
 
 
@@ -167,12 +190,22 @@ NARROW_HEADER = np.dtype(
         ("exponents", np.uint16, 32),
     ]
 )
+# ``MAX_SECTIONS``, ``GroupedSection`` and ``GroupedHeader`` of ``grouped.h``.
+MAX_SECTIONS = 4
+GROUPED_SECTION = np.dtype(
+    [
+        *((name, np.int64) for name in ("first_panel", "offset", "bits", "group")),
+        *((name, np.int64) for name in ("has_minimums", "has_wide_scales")),
+        ("values", np.uint16, 64),
+    ]
+)
+GROUPED_HEADER = np.dtype([("num_sections", np.int64), ("sections", GROUPED_SECTION, MAX_SECTIONS)])
 # ``Segment`` of ``attention.h``: cache slot, start, number of tokens, first packed token.
 SEGMENT = np.dtype((np.int64, 4))
 
 _CALLS = (
     *(AcceptanceCall, AttentionCall, DecoderCache, DecoderCall, DecoderLayer, DecoderModel),
-    *(DistributionCall, DraftCall, DraftRule, ScoreCall, Sampling, Threads),
+    *(DistributionCall, DraftCall, DraftRule, GreedyCall, ScoreCall, Sampling, Softmax, Threads),
 )
 
 
@@ -180,6 +213,8 @@ def structure_sizes() -> dict[str, int]:
     """Size in bytes of each structure in Python, by its name in C++."""
     return {
         **{each.__name__: ctypes.sizeof(each) for each in _CALLS},
+        "GroupedHeader": GROUPED_HEADER.itemsize,
+        "GroupedSection": GROUPED_SECTION.itemsize,
         "NarrowHeader": NARROW_HEADER.itemsize,
         "Segment": SEGMENT.itemsize,
     }

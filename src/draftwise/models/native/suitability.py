@@ -10,6 +10,7 @@ from torch import nn
 
 from draftwise.models.decoder_spec import DecoderSpec, decoder_spec
 from draftwise.models.native.decoder import ACTIVATIONS, NativeDecoder
+from draftwise.models.native.grouped import IN_GROUPS, is_groupable
 from draftwise.models.native.library import (
     NativeLibrary,
     native_library,
@@ -102,8 +103,13 @@ def _stored_bits(
     """Stored bits per number of the linear layers. Fewer bits reduce the memory traffic."""
     layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
     if reads_memory and dtype == torch.bfloat16 and library.multiplies_pairs:
-        if all(quantized_matrix(each) is not None for each in layers):
-            return QUANTIZED_BITS
+        matrices = [quantized_matrix(each) for each in layers]
+        known = [matrix for matrix in matrices if matrix is not None]
+        if len(known) == len(layers):
+            if all(matrix.has_scale_per_output for matrix in known):
+                return QUANTIZED_BITS
+            if all(is_groupable(matrix) for matrix in known):
+                return IN_GROUPS
         has_whole_tiles = all(each.in_features % _TILE_DEPTH == 0 for each in layers)
         weights = (each.weight for each in layers)
         if library.multiplies_tiles and has_whole_tiles and are_compressible(weights, library):

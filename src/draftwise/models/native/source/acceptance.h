@@ -1,6 +1,6 @@
-// The acceptance law of draftwise.core.rejection. The kernel computes the target's distributions,
-// the number of accepted tokens and the next token. It processes one request at a time, so that the
-// data of a request stays in the processor's cache.
+// The acceptance law of draftwise.core.rejection. The kernel describes the target's distributions,
+// row by row. Then it computes, request by request, the number of accepted tokens and the next
+// token.
 
 #pragma once
 
@@ -18,14 +18,15 @@ struct AcceptanceCall {
     const float *accept_uniforms;  // [requests, uniforms_width]
     const double *final_uniforms;  // [requests]
     const float *lenience;         // [requests]; null for 1
-    float *p;                      // [rows, vocab] scratch memory
-    int32_t *order;                // [threads, vocab] scratch memory; null without top-k and top-p
+    const int64_t *owners;         // [rows] request of each row
+    Softmax *rows;                 // [rows] memory for the target's distributions
+    char *scratch;                 // [threads] Scratch
     int64_t *num_accepted, *next_tokens;         // [requests] output
     float *acceptance, *prefix_acceptance_prob;  // [requests, width] output, initially zero
     uint8_t *is_nan;                             // [rows] output: whether the logits are NaN
     const float *least, *most;  // [requests, width] range of proposed q(x); null for all of q
     Sampling sampling;
-    int64_t num_requests, vocab, width;
+    int64_t num_requests, num_rows, vocab, width;
     int64_t token_stride, proposal_stride;  // elements per request
     int64_t uniforms_width;
     int64_t by_block;  // whether to verify by block instead of token by token
@@ -60,44 +61,28 @@ INLINE Proposal proposal_at(const AcceptanceCall &call, int64_t request, int64_t
     return {q, call.least[place], call.most[place], -1};
 }
 
-// Computes max(p * scale - q, 0) with scale <= 1 and returns its sum. Writes the result to out
-// unless out is null.
-INLINE double residual(float *p, float scale, Proposal q, int64_t size, float *out) {
-    double sum = 0;
-    // The residual of a token that is proposed with probability 1 is 0.
-    const float saved_prob = q.token < 0 ? 0.0f : p[q.token];
-    if (q.token >= 0) p[q.token] = 0.0f;
-    for_each_block(size, [&](int64_t start, int64_t end) {
-        Floats part = {};
+// The residual max(p * scale - q, 0) with scale <= 1.
+struct Residual {
+    const Softmax &p;
+    float scale;
+    Proposal q;
+
+    INLINE_MEMBER Floats operator()(int64_t i, int64_t end) const {
         const Floats zero = {};
-        for (int64_t i = start; i < end; i += LANES) {
-            Floats remaining = read_partial(p, i, end, 0.0f) * scale;
-            if (q.q) remaining -= proposed(q, i, end);
-            remaining = remaining > 0.0f ? remaining : zero;
-            part += remaining;
-            if (out) write_partial(remaining, out, i, end);
-        }
-        sum += horizontal_sum(part);
-    });
-    if (q.token >= 0 && out != p) p[q.token] = saved_prob;
-    return sum;
-}
+        Floats remaining = probs_at(p, i, end) * scale;
+        if (q.q) remaining -= proposed(q, i, end);
+        // The residual of a token that is proposed with probability 1 is 0.
+        if (q.token >= 0)
+            remaining = (lane_numbers() == (int32_t)(q.token - i)) ? zero : remaining;
+        return remaining > 0.0f ? remaining : zero;
+    }
+};
 
 // Verifies one request and writes its results.
 void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
     const int64_t length = call.lengths[request], vocab = call.vocab;
-    const int64_t first = call.first_rows[request];
-    float *p = call.p + first * vocab;
-    int32_t *order = call.order ? call.order + thread * vocab : nullptr;
-    for (int64_t i = 0; i <= length; ++i) {
-        const float *logits = call.logits + (first + i) * vocab;
-        float *row = p + i * vocab;
-        if (call.sampling.temperature[request] == 0.0f)
-            one_hot_or_nan(logits, vocab, row);
-        else
-            filtered_softmax(logits, vocab, call.sampling, request, row, order);
-        call.is_nan[first + i] = row[0] != row[0];
-    }
+    const Softmax *rows = call.rows + call.first_rows[request];
+    const Scratch scratch(call.scratch, vocab, call.sampling, thread);
     const int64_t *tokens = call.tokens + request * call.token_stride;
     const float *q =
         call.proposals ? call.proposals + request * call.proposal_stride : nullptr;
@@ -112,7 +97,7 @@ void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
     bool all_accepted = true;
     float joint = 1.0f, product = 1.0f;
     for (int64_t i = 0; i < length; ++i) {
-        const float ratio = p[i * vocab + tokens[i]] / (q ? q[i * vocab + tokens[i]] : 1.0f);
+        const float ratio = prob_of(rows[i], tokens[i]) / (q ? q[i * vocab + tokens[i]] : 1.0f);
         acceptance[i] = ratio == ratio ? std::min(ratio, 1.0f) : 0.0f;
         joint = std::min(joint * ratio, 1.0f);
         const float lenient_ratio = ratio / lenience;
@@ -122,27 +107,40 @@ void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
         all_accepted = all_accepted && uniforms[i] < lenient_ratio;
         num_accepted += all_accepted;
     }
+    const auto residual_at = [&](int64_t i, float scale) {
+        return Residual{rows[i], scale, proposal_at(call, request, i)};
+    };
     float scale = 1.0f;
+    double remaining = -1.0;  // the mass of the residual after the accepted tokens, once it is known
     if (by_block) {
         // The longest prefix that is accepted as a block, with h_i of algorithm 2.
         for (num_accepted = length; num_accepted > 0; --num_accepted) {
-            const float running = prefix_acceptance_prob[num_accepted - 1];
-            const Proposal next_proposal = proposal_at(call, request, num_accepted);
-            const double remaining =
-                residual(p + num_accepted * vocab, running, next_proposal, vocab, nullptr);
-            const double accept_prob = remaining / (remaining + (1.0 - running));
-            if (uniforms[num_accepted - 1] < accept_prob) break;
+            scale = prefix_acceptance_prob[num_accepted - 1];
+            remaining = sum_blocks(vocab, scratch.sums, residual_at(num_accepted, scale));
+            if (uniforms[num_accepted - 1] < remaining / (remaining + (1.0 - scale))) break;
+            scale = 1.0f;
+            remaining = -1.0;
         }
-        scale = num_accepted ? prefix_acceptance_prob[num_accepted - 1] : 1.0f;
     }
-    float *final_p = p + num_accepted * vocab;
-    const Proposal next_proposal = proposal_at(call, request, num_accepted);
-    // If p equals the proposal up to rounding, the residual is 0 and p is the right distribution.
-    const bool proposes = next_proposal.q || next_proposal.token >= 0;
-    if (proposes && residual(final_p, scale, next_proposal, vocab, nullptr) > 0)
-        residual(final_p, scale, next_proposal, vocab, final_p);
+    Residual residual = residual_at(num_accepted, scale);
+    if (remaining < 0) remaining = sum_blocks(vocab, scratch.sums, residual);
+    if (!(remaining > 0)) {
+        // p equals the proposal up to rounding, and p is the right distribution.
+        residual.q = {nullptr, 0.0f, INFINITY, -1};
+        remaining = sum_blocks(vocab, scratch.sums, residual);
+    }
     call.num_accepted[request] = num_accepted;
-    call.next_tokens[request] = sample_index(final_p, vocab, call.final_uniforms[request]);
+    call.next_tokens[request] =
+        sample_index(vocab, scratch.sums, remaining, call.final_uniforms[request], residual);
+}
+
+// Describes the target's distribution of a row.
+void describe_row(const AcceptanceCall &call, int64_t row, int64_t thread) {
+    const int64_t vocab = call.vocab, request = call.owners[row];
+    const Scratch scratch(call.scratch, vocab, call.sampling, thread);
+    describe_sampled(call.logits + row * vocab, vocab, call.sampling, request, scratch,
+                     call.rows[row]);
+    call.is_nan[row] = call.rows[row].is_nan();
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "attention_tasks.h"
+#include "grouped.h"
 #include "matrix.h"
 #include "narrow.h"
 #include "threads.h"
@@ -31,6 +32,8 @@ struct DecoderLayer {
 
 enum Activation { SILU = 0, GELU_TANH = 1 };
 
+constexpr int64_t IN_GROUPS = 0;  // DecoderModel::bits of weights of grouped.h
+
 // Sizes and weights of a model.
 struct DecoderModel {
     const void *embedding;        // [vocab, hidden]
@@ -40,7 +43,8 @@ struct DecoderModel {
     const int64_t *rotary_sizes;  // [rotary embeddings] leading elements of a head that are rotated
     int64_t num_layers, hidden, heads, kv_heads, head_size, intermediate, vocab;
     int64_t is_bfloat16;     // whether weights and cache are BFloat16, not float32
-    int64_t bits;            // stored bits per number of a matrix; fewer than in its type for narrow.h
+    int64_t bits;            // stored bits per number of a matrix: those of its type, fewer for
+                             // narrow.h, or IN_GROUPS
     int64_t activation;      // Activation of the gate
     double epsilon;          // added to the mean square in norms
     double scale;            // factor of the attention scores

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <chrono>
 #include <cmath>
 
 #include "decoder.h"
@@ -42,12 +43,12 @@ struct DraftCall {
     float *entropy;            // [requests, width] output; null without signals
     float *token_probs;        // [requests, width] output; null without signals
     uint8_t *is_nan;           // [requests, width] output: whether the logits are NaN
-    float *spare;              // [threads, vocab] scratch memory for a distribution
-    int32_t *order;            // [threads, vocab] scratch memory; null without top-k and top-p
+    char *scratch;             // [threads] Scratch
     Sampling sampling;
     int64_t num_rows, position;  // number of rows and next position; updated
     int64_t num_positions;       // maximum number of positions to draft in this call
     int64_t width, uniforms_width, vocab;
+    double drawing_s;  // seconds in which tokens were sampled; updated
 };
 
 namespace {
@@ -62,34 +63,43 @@ void draw_row(const DraftCall &call, const float *logits, int64_t own_vocab, int
     float *q = call.probs ? call.probs + (request * (call.width + 1) + position) * vocab : nullptr;
     float *draft_probs = call.draft_probs ? call.draft_probs + place * vocab : nullptr;
     // Memory of the distribution at the request's temperature, which equals q unless it is greedy.
-    float *soft = draft_probs ? draft_probs : !greedy && q ? q : call.spare + thread * vocab;
-    int32_t *order = call.order ? call.order + thread * vocab : nullptr;
+    float *soft = draft_probs ? draft_probs : greedy ? nullptr : q;
     bool is_nan;
     int64_t token = 0;
     if (!greedy || signals) {
+        const Scratch scratch(call.scratch, vocab, call.sampling, thread);
+        Softmax row;
         const float entropy =
-            filtered_softmax(logits, shared_vocab, call.sampling, request, soft, order);
-        fill(soft + shared_vocab, vocab - shared_vocab, 0.0f);
-        is_nan = entropy != entropy;
-        if (is_nan) fill(soft, vocab, 0.0f);
-        if (signals) call.entropy[place] = is_nan ? 0.0f : entropy;
-    } else {
-        const float sum = (float)sum_of(logits, shared_vocab);
-        is_nan = sum != sum;
-    }
-    if (is_nan) {
-        if (q) fill(q, vocab, 0.0f);
-    } else if (greedy) {
-        token = one_hot(logits, shared_vocab, nullptr);
-        if (q) {
-            fill(q, vocab, 0.0f);
-            q[token] = 1.0f;
+            signals ? describe<true>(logits, shared_vocab, call.sampling, request, scratch, row)
+                    : describe<false>(logits, shared_vocab, call.sampling, request, scratch, row);
+        is_nan = row.is_nan();
+        if (is_nan) {
+            if (soft) fill(soft, shared_vocab, 0.0f);
+        } else if (greedy) {
+            if (soft) write_probs(row, soft);
+            token = largest_of(logits, shared_vocab).index;
+        } else {
+            const double uniform = call.uniforms[request * call.uniforms_width + position];
+            token = write_and_sample(row, uniform, scratch.sums, soft);
+        }
+        if (soft) fill(soft + shared_vocab, vocab - shared_vocab, 0.0f);
+        if (signals) {
+            call.entropy[place] = is_nan ? 0.0f : entropy;
+            call.token_probs[place] = is_nan ? 0.0f : prob_of(row, token);
         }
     } else {
-        token = sample_index(soft, vocab, call.uniforms[request * call.uniforms_width + position]);
-        if (q && q != soft) memcpy(q, soft, vocab * sizeof *q);
+        const Largest largest = largest_of(logits, shared_vocab);
+        is_nan = largest.any_nan;
+        token = is_nan ? 0 : largest.index;
     }
-    if (signals) call.token_probs[place] = soft[token];
+    if (q && q != soft) {
+        if (greedy) {
+            fill(q, vocab, 0.0f);
+            if (!is_nan) q[token] = 1.0f;
+        } else {
+            memcpy(q, soft, vocab * sizeof *q);
+        }
+    }
     call.is_nan[place] = is_nan;
     call.tokens[place] = token;
     call.next_ids[row] = token;
@@ -224,11 +234,17 @@ void draft(DraftCall &call) {
                                      pass.largest_segment, pass.threads->count);
             Pass<W>{*pass.model, pass, buffers, next_task, worker}.run();
             const int64_t own_vocab = pass.model->vocab;
+            const auto started = std::chrono::steady_clock::now();
             for (int64_t row = worker.first(call.num_rows); row < worker.end(call.num_rows); ++row)
                 draw_row(call, pass.logits + row * own_vocab, own_vocab, row, start + i,
                          worker.index);
             worker.wait();
-            if (worker.index == 0) remove_finished(call, start + i);
+            if (worker.index == 0) {
+                const std::chrono::duration<double> taken =
+                    std::chrono::steady_clock::now() - started;
+                call.drawing_s += taken.count();
+                remove_finished(call, start + i);
+            }
             worker.wait();
         }
     });

@@ -1,6 +1,6 @@
-// The top-k and top-p filters. One pass over the vocabulary computes the mass and the number of
-// weights above a limit. Bisection narrows the range of weights that contains the boundary until a
-// few tokens remain. Only these tokens are sorted.
+// The top-k and top-p filters of a list of weights. One pass over the list computes the mass and the
+// number of weights above a limit. Bisection narrows the range of weights that contains the boundary
+// until a few remain. Only these are sorted.
 
 #pragma once
 
@@ -83,7 +83,7 @@ INLINE Boundary find_boundary(const float *weights, int64_t size, float max_drop
     for (int64_t start = 0; start < size; start += LANES) {
         const Floats chunk = read_partial(weights, start, size, 0.0f);
         const Ints inside = (chunk > from) & (chunk <= to);
-        if (horizontal_max((Floats)(inside & (Ints)(Floats{} + 1.0f))) == 0.0f) continue;
+        if (!any_of(inside)) continue;
         for (int lane = 0; lane < LANES; ++lane)
             if (inside[lane]) order[count++] = (int32_t)(start + lane);
     }
@@ -111,27 +111,29 @@ void keep_top_k(float *weights, int64_t size, int64_t top_k, int32_t *order) {
     zero_up_to(weights, size, float_of(bits_of(weights[order[wanted - 1]]) - 1));
 }
 
-// Keeps the smallest number of largest weights whose sum is at least top_p of the total. Sets the
+// The mass that top-p keeps at least, and a weight up to which all tokens are dropped: even all
+// tokens of the vocabulary together, if each had at most this weight, would have only half of the
+// mass that is not needed.
+struct TopP {
+    double needed;
+    float max_dropped;
+
+    // all is the mass of all tokens of the vocabulary.
+    TopP(float top_p, double all, int64_t vocab)
+        : needed(top_p * all), max_dropped((float)(0.5 * (all - needed) / (double)vocab)) {}
+};
+
+// Keeps the smallest number of largest weights whose sum is at least the needed mass. Sets the
 // others to 0.
-void keep_top_p(float *weights, int64_t size, float top_p, int32_t *order) {
-    const double all = sum_of(weights, size), needed = top_p * all;
-    // Even all tokens together, if each had at most this weight, would have only half of the mass
-    // that is not needed.
-    const float max_dropped = (float)(0.5 * (all - needed) / size);
-    const auto needs_more = [&](const MassAbove &above_limit) { return above_limit.mass < needed; };
-    const Boundary boundary = find_boundary(weights, size, max_dropped, needs_more, order);
+void keep_top_p(float *weights, int64_t size, const TopP &top_p, int32_t *order) {
+    const auto needs_more = [&](const MassAbove &above) { return above.mass < top_p.needed; };
+    const Boundary boundary = find_boundary(weights, size, top_p.max_dropped, needs_more, order);
     double mass = boundary.surely_kept.mass;
     int64_t kept = 0;
-    while (kept < boundary.count && (mass < needed || mass == 0)) mass += weights[order[kept++]];
+    while (kept < boundary.count && (mass < top_p.needed || mass == 0))
+        mass += weights[order[kept++]];
     for (; kept < boundary.count; ++kept) weights[order[kept]] = 0.0f;
     zero_up_to(weights, size, boundary.max_dropped);
-}
-
-// Applies top-k and then top-p to weights whose maximum is 1. Sets the weights of dropped tokens to
-// 0. order is scratch memory for size numbers.
-void keep_top(float *weights, int64_t size, int64_t top_k, float top_p, int32_t *order) {
-    if (top_k < size) keep_top_k(weights, size, top_k, order);
-    if (top_p < 1.0f) keep_top_p(weights, size, top_p, order);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "compression.h"
 #include "decoder.h"
 #include "drafting.h"
+#include "grouped.h"
 #include "narrow.h"
 #include "sampling.h"
 #include "threads.h"
@@ -34,10 +35,14 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(DistributionCall),
         SIZE_OF(DraftCall),
         SIZE_OF(DraftRule),
+        SIZE_OF(GreedyCall),
+        SIZE_OF(GroupedHeader),
+        SIZE_OF(GroupedSection),
         SIZE_OF(ScoreCall),
         SIZE_OF(NarrowHeader),
         SIZE_OF(Sampling),
         SIZE_OF(Segment),
+        SIZE_OF(Softmax),
         SIZE_OF(Threads),
         {nullptr, 0},
     };
@@ -75,6 +80,9 @@ static bool fits_tiles(const DecoderModel &model) {
 // Calls body with the type of the model's packed weights.
 template <class Body>
 static auto dispatch_weight(const DecoderModel &model, const Body &body) {
+#if defined(__AVX512BF16__)
+    if (model.bits == IN_GROUPS) return body(GroupedWeight());
+#endif
 #if defined(__AMX_BF16__)
     if (model.is_bfloat16 && fits_tiles(model)) {
         if (model.bits == 8) return body(NarrowWeight<TiledWeight, EightBits>());
@@ -131,6 +139,19 @@ DRAFTWISE_EXPORT void draftwise_draft(DraftCall *call) {
                     [&](auto weight) { return draft<decltype(weight)>(*call); });
 }
 
+// Returns the bytes of scratch memory that a thread needs to sample from rows of vocab logits.
+DRAFTWISE_EXPORT int64_t draftwise_sampling_scratch(int64_t vocab, int64_t has_filters) {
+    return Scratch::bytes(vocab, has_filters);
+}
+
+// Finds the largest logit of each row.
+DRAFTWISE_EXPORT void draftwise_greedy(const GreedyCall *call, const Threads *threads) {
+    run_on_team(*threads, [&](Worker worker) {
+        for (int64_t row = worker.first(call->num_rows); row < worker.end(call->num_rows); ++row)
+            greedy_row(*call, row);
+    });
+}
+
 // Computes distributions from logits.
 DRAFTWISE_EXPORT void draftwise_distributions(const DistributionCall *call,
                                               const Threads *threads) {
@@ -143,6 +164,9 @@ DRAFTWISE_EXPORT void draftwise_distributions(const DistributionCall *call,
 // Verifies drafted tokens by the acceptance law.
 DRAFTWISE_EXPORT void draftwise_accept(const AcceptanceCall *call, const Threads *threads) {
     run_on_team(*threads, [&](Worker worker) {
+        for (int64_t row = worker.first(call->num_rows); row < worker.end(call->num_rows); ++row)
+            describe_row(*call, row, worker.index);
+        worker.wait();
         for (int64_t request = worker.index; request < call->num_requests; request += worker.count)
             accept(*call, request, worker.index);
     });

@@ -56,11 +56,35 @@ INLINE float maximum(const float *numbers, int64_t size) {
     return horizontal_max(top);
 }
 
-// First index of a number; 0 if there is none.
-INLINE int64_t index_of(float number, const float *numbers, int64_t size) {
-    for (int64_t i = 0; i < size; ++i)
-        if (numbers[i] == number) return i;
-    return 0;
+// The largest of size numbers.
+struct Largest {
+    int64_t index;  // the first index of it
+    float number;
+    bool any_nan;  // whether a number is NaN; the others are then meaningless
+};
+
+INLINE Largest largest_of(const float *numbers, int64_t size) {
+    float top = MINUS_INFINITY;
+    int64_t from = 0;
+    Ints is_nan = {};
+    for_each_block(size, [&](int64_t start, int64_t end) {
+        Floats tops = Floats{} + MINUS_INFINITY;
+        for (int64_t i = start; i < end; i += LANES) {
+            const Floats v = read_partial(numbers, i, end, MINUS_INFINITY);
+            tops = lanewise_max(v, tops);
+            is_nan |= v != v;
+        }
+        const float block_top = horizontal_max(tops);
+        if (block_top > top) {
+            top = block_top;
+            from = start;
+        }
+    });
+    const int64_t end = min_int(from + SUM_BLOCK, size);
+    while (from < end - 1 && numbers[from] != top) ++from;
+    bool any_nan = false;
+    for (int lane = 0; lane < LANES; ++lane) any_nan |= is_nan[lane] != 0;
+    return {from, top, any_nan};
 }
 
 }  // namespace

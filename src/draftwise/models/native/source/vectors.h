@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 // GCC 12 warns about values that its own intrinsics leave undefined on purpose.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
@@ -140,6 +140,15 @@ INLINE Floats sum_neighbours(Floats a, Floats b) {
 }
 #endif
 
+// Returns a vector whose computation the compiler does not merge with later operations, so that the
+// result has the same bits wherever it is computed.
+INLINE Floats rounded(Floats v) {
+#if defined(__x86_64__)
+    __asm__("" : "+v"(v));
+#endif
+    return v;
+}
+
 // Computes 2^x for x < 127 with the Taylor series of the fractional part. NaN gives NaN.
 INLINE Floats power_of_two(Floats x) {
     const float to_integer = 12582912.0f;  // 1.5 * 2^23; adding it rounds to an integer
@@ -176,6 +185,17 @@ INLINE float horizontal_max(Floats v) {
         return v[0];
     else
         return horizontal_max<BY / 2>(lanewise_max(v, rotate_lanes<BY>(v)));
+}
+
+// Whether any lane of the result of a comparison is true.
+INLINE bool any_of(Ints comparison) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)comparison, (__m512i)comparison) != 0;
+#else
+    int32_t either = 0;
+    for (int lane = 0; lane < LANES; ++lane) either |= comparison[lane];
+    return either != 0;
+#endif
 }
 
 // Rounds size up to a multiple of step.
