@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -23,6 +24,7 @@ from draftwise.errors import (
 )
 from draftwise.models.attention import ATTENTION_NAME
 from draftwise.models.fingerprint import model_fingerprint
+from draftwise.models.gguf import GgufFile, is_gguf
 from draftwise.models.hub import find_on_hub
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.packing import limit_kernel_cache
@@ -105,7 +107,7 @@ def load_model(
     """Load a model that the engine can serve.
 
     Args:
-        name: ``zoo:NAME``, a folder, or a hub id. A suffix ``:int8`` or ``:int4`` sets
+        name: ``zoo:NAME``, a folder, a GGUF file, or a hub id. A suffix ``:int8`` or ``:int4`` sets
             ``quantization``.
         role: ``"target"`` or ``"draft"``; named in errors.
         dtype: dtype that the weights are converted to.
@@ -118,23 +120,24 @@ def load_model(
     Raises:
         ModelNotFoundError: the name or its safetensors weights are not found, or the hub cannot be
             reached and the model is not in the local cache.
-        UnsupportedModelError: the architecture or a setting is not supported.
+        UnsupportedModelError: the architecture or a setting is not supported, or a GGUF file is
+            damaged.
+        InvalidParameterError: the packages that read GGUF files are not installed.
     """
     limit_kernel_cache()
     if quantization is None:
         name, quantization = split_name(name)
-    with _no_progress_bars():
-        source = locate(name, role)
-        if not Path(source).is_dir():
-            source = find_on_hub(source, role)
-        shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-        try:
-            config = AutoConfig.from_pretrained(source, **shared)
-        except Exception as error:  # a broken file can make the library raise anything
-            raise _load_error(name, role, error) from error
+    with _no_progress_bars(), _open_source(name, role, trust_remote_code) as source:
+        config = _load_config(source)
         context = context_length(config, role, max_model_len, may_be_shorter)
         check_config(config, role, context)
-        model = _load_weights(source, name, role, config, dtype, shared)
+        model = _load_weights(source, config, dtype)
+        tokenizer = _load_tokenizer(source)
+        end_tokens = _eos_token_ids(model)
+        if source.gguf is not None:
+            end_tokens |= source.gguf.end_tokens
+            if quantization is None and device.type == "cpu":
+                source.gguf.keep_blocks(model)
     fingerprint = model_fingerprint(model, quantization)
     model.to(device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -145,9 +148,9 @@ def load_model(
     return LoadedModel(
         loaded_name(name, quantization),
         PackedModel(model, role, context),
-        _load_tokenizer(source, role, shared),
+        tokenizer,
         context,
-        _eos_token_ids(model),
+        end_tokens,
         num_parameters,
         fingerprint,
     )
@@ -218,9 +221,56 @@ def locate(name: str, role: str) -> str:
     return name
 
 
+@dataclass(frozen=True)
+class _Source:
+    """Where ``transformers`` loads a model from.
+
+    Attributes:
+        name: the user's name for the model.
+        role: the model's role; named in errors.
+        location: a folder or a hub id.
+        options: keyword arguments of every ``from_pretrained``.
+        gguf: the GGUF file that contains the model, or ``None``.
+    """
+
+    name: str
+    role: str
+    location: str
+    options: dict[str, Any]
+    gguf: GgufFile | None
+
+    def error(self, error: Exception) -> ModelNotFoundError | UnsupportedModelError:
+        """The error for an exception of ``transformers``."""
+        if self.gguf is not None:
+            return self.gguf.load_error(error)
+        return _load_error(self.name, self.role, error)
+
+
+@contextmanager
+def _open_source(name: str, role: str, trust_remote_code: bool) -> Iterator[_Source]:
+    """Resolve a model's name to what ``transformers`` can load.
+
+    Raises:
+        ModelNotFoundError: there is no such file, folder or hub model.
+        UnsupportedModelError: a GGUF file is damaged.
+        InvalidParameterError: the packages that read GGUF files are not installed.
+    """
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if is_gguf(name):
+        file = GgufFile(name, role)
+        options["gguf_file"] = file.path.name
+        with file.read_by_transformers():
+            yield _Source(name, role, str(file.path.parent), options, file)
+        return
+    location = locate(name, role)
+    if not Path(location).is_dir():
+        location = find_on_hub(location, role)
+    yield _Source(name, role, location, options, None)
+
+
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Disable the progress bars of ``transformers``."""
+    """Disable the progress bars of ``transformers``, and the one that it shows with GGUF files."""
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -230,27 +280,37 @@ def _no_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _load_weights(
-    source: str, name: str, role: str, config: Any, dtype: torch.dtype, shared: dict[str, Any]
-) -> nn.Module:
+def _load_config(source: _Source) -> Any:
+    try:
+        return AutoConfig.from_pretrained(source.location, **source.options)
+    except Exception as error:  # a broken file can make the library raise anything
+        raise source.error(error) from error
+
+
+def _load_weights(source: _Source, config: Any, dtype: torch.dtype) -> nn.Module:
+    how: dict[str, Any] = {"use_safetensors": True}
+    if source.gguf is not None:
+        how = {}
+        if hasattr(transformers, "GgufConfig"):
+            how["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
         model: nn.Module
         model, report = AutoModelForCausalLM.from_pretrained(
-            source,
+            source.location,
             config=config,
             dtype=dtype,
-            use_safetensors=True,
             attn_implementation=ATTENTION_NAME,
             output_loading_info=True,
-            **shared,
+            **how,
+            **source.options,
         )
     except Exception as error:  # a broken file can make the library raise anything
-        raise _load_error(name, role, error) from error
+        raise source.error(error) from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise UnsupportedModelError(
-            role,
-            f"the weights of {name!r} are not a complete causal language model: "
+            source.role,
+            f"the weights of {source.name!r} are not a complete causal language model: "
             f"{len(missing)} are missing, such as {missing[0]}",
         )
     return model
@@ -279,17 +339,20 @@ def _load_error(
     )
 
 
-def _load_tokenizer(source: str, role: str, shared: dict[str, Any]) -> Any:
-    if Path(source).is_dir() and not any(
-        (Path(source) / file).is_file()
-        for file in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+def _load_tokenizer(source: _Source) -> Any:
+    role, folder = source.role, Path(source.location)
+    files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    if (
+        source.gguf is None
+        and folder.is_dir()
+        and not any((folder / file).is_file() for file in files)
     ):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **shared)
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **source.options)
     except Exception as error:  # a broken file can make the library raise anything
         if "trust_remote_code" in str(error):
-            raise _load_error(source, role, error) from error
+            raise source.error(error) from error
         raise ModelNotFoundError(role, f"its tokenizer cannot be loaded: {error}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise UnsupportedModelError(role, "its tokenizer has no fast (tokenizer.json) form")

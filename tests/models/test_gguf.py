@@ -1,0 +1,182 @@
+"""Models in GGUF files: their blocks, their weights, and damaged files."""
+
+import sys
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from draftwise import LLM, SamplingParams
+from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
+from draftwise.models import gguf as ours
+from draftwise.models.attention import Segment
+from draftwise.models.loading import load_model
+from draftwise.models.native import suitability
+from draftwise.models.native.grouped import IN_GROUPS
+from draftwise.models.native.library import native_library
+
+from ..tiny_models import Recipe
+
+CPU = torch.device("cpu")
+SIZES = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "tie_word_embeddings": False}
+RECIPE = Recipe("llama", 128, seed=7, config=SIZES)
+LAYER = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+
+
+def write_gguf(path, model, kinds=(Type.Q8_0,), architecture="llama"):
+    """Write a Llama as llama.cpp's converter does; the linear layers use the kinds in turn."""
+    config, weights = model.config, dict(model.named_parameters())
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "ab", *(f"t{at}" for at in range(3, config.vocab_size))])
+    writer.add_token_types([1] * config.vocab_size)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_eot_token_id(2)
+
+    def add(name, parameter, kind=None):
+        data = weights[parameter].detach().float().numpy()
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+        count = heads.get(name.split(".")[-2])
+        if count:  # the numbers that are rotated together are stored next to each other
+            rows = data.reshape(count, 2, -1, data.shape[1])
+            data = rows.swapaxes(1, 2).reshape(data.shape)
+        if kind is None:
+            writer.add_tensor(name, np.ascontiguousarray(data))
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+
+    add("token_embd.weight", "model.embed_tokens.weight", kinds[0])
+    add("output_norm.weight", "model.norm.weight")
+    add("output.weight", "lm_head.weight", kinds[0])
+    for layer in range(config.num_hidden_layers):
+        for at, (name, module) in enumerate(LAYER.items()):
+            kind = kinds[at % len(kinds)]
+            add(f"blk.{layer}.{name}.weight", f"model.layers.{layer}.{module}.weight", kind)
+        for name, module in NORMS.items():
+            add(f"blk.{layer}.{name}.weight", f"model.layers.{layer}.{module}.weight")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", RECIPE.build())
+
+
+@pytest.mark.parametrize("kind", sorted(ours._BLOCKS))
+def test_blocks_equal_those_of_the_library(kind):
+    num_numbers, num_bytes = gguf.GGML_QUANT_SIZES[Type[kind]]
+    blocks = np.random.default_rng(0).integers(0, 256, (6, 5 * num_bytes), dtype=np.uint8)
+    halves = np.random.default_rng(1).normal(size=(6, 5, num_bytes // 2)).astype(np.float16)
+    view = blocks.reshape(6, 5, num_bytes)
+    for at in (0, 2, 208):  # where a block may have a float16 number, which must be finite
+        if at + 2 <= num_bytes:
+            view[:, :, at : at + 2] = halves[:, :, :1].view(np.uint8)
+    matrix = ours._matrix(kind, blocks)
+    expected = gguf.quants.dequantize(blocks, Type[kind])
+    assert expected.shape == (6, 5 * num_numbers)
+    np.testing.assert_allclose(matrix.dequantize().numpy(), expected, rtol=1e-5, atol=1e-6)
+    codes = matrix.numbers.int() - matrix.smallest
+    assert codes.min() >= 0
+    assert codes.max() < 2**matrix.bits
+
+
+def test_types_without_integers_are_expanded():
+    assert ours._matrix("IQ4_NL", np.zeros((2, 18), dtype=np.uint8)) is None
+    assert ours._matrix("F32", np.zeros(8, dtype=np.uint8)) is None
+
+
+@torch.inference_mode()
+def logits_of(loaded, tokens):
+    cache = loaded.model.new_cache(1, len(tokens))
+    return loaded.model.forward(cache, tokens, [Segment(0, 0, len(tokens))], range(len(tokens)))
+
+
+@pytest.mark.parametrize("kinds", [(Type.Q8_0,), (Type.Q8_0, Type.Q4_0, Type.Q5_1)])
+def test_logits_are_those_of_the_quantised_weights(tmp_path, monkeypatch, kinds):
+    model = RECIPE.build()
+    path = str(write_gguf(tmp_path / "tiny.gguf", model, kinds))
+    plain = load_model(path, "target", torch.float32, CPU)
+    tokens = [3, 1, 4, 1, 5, 9, 2, 6]
+    expected = logits_of(plain, tokens)
+    exact = model(input_ids=torch.tensor([tokens])).logits[0]
+    # A wrong order of the rows would make the logits unrelated.
+    assert torch.nn.functional.cosine_similarity(expected, exact, dim=1).min() > 0.9
+    assert plain.eos_token_ids == {1, 2}
+    assert plain.tokenizer.convert_ids_to_tokens([2, 3]) == ["ab", "t3"]
+    monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
+    monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
+    stored = load_model(path, "target", torch.bfloat16, CPU)
+    if native_library() is not None and native_library().multiplies_pairs:
+        assert stored.model.native.bits == IN_GROUPS
+    error = (logits_of(stored, tokens) - expected).square().mean().sqrt() / expected.std()
+    assert error < 0.03
+
+
+def test_a_file_is_target_and_draft(file):
+    prompts, params = [[3, 5, 7], [2, 2]], SamplingParams(temperature=0.0, max_tokens=8)
+    plain = LLM(str(file), dtype="float32").generate(prompts, params)
+    both = LLM(str(file), {"draft": f"{file}:int8", "policy": "fixed"}, "float32")
+    drafted = both.generate(prompts, params)
+    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+
+
+@pytest.mark.parametrize("kept", [2, 100, 3000, -200])
+def test_truncated_file(file, tmp_path, kept):
+    part = tmp_path / "part.gguf"
+    part.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(
+        UnsupportedModelError, match=r"target: .* (truncated|not a GGUF file)"
+    ) as raised:
+        LLM(str(part))
+    assert "\n" not in str(raised.value)
+
+
+def test_unknown_architecture(tmp_path):
+    path = write_gguf(tmp_path / "odd.gguf", RECIPE.build(), architecture="warbler")
+    with pytest.raises(UnsupportedModelError, match="architecture 'warbler'") as raised:
+        LLM(str(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_other_files_and_missing_ones(tmp_path):
+    other = tmp_path / "text.gguf"
+    other.write_text("no model")
+    with pytest.raises(UnsupportedModelError, match="is not a GGUF file"):
+        LLM(str(other))
+    with pytest.raises(ModelNotFoundError, match="there is no file"):
+        LLM(str(tmp_path / "none.gguf"))
+
+
+def test_missing_packages(file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(InvalidParameterError, match=r"pip install 'draftwise\[gguf\]'"):
+        LLM(str(file))
