@@ -58,6 +58,7 @@ BAD_SAMPLING = {
     "min_tokens": [-1, 129, *NOT_INTEGERS],
     "prompt_logprobs": [-1, 21, 1.0, "1", True],
     "structured_outputs": ["json", {"regex": "a"}, True],
+    "cache_salt": [None, 5, b"salt", ["salt"]],
 }
 GOOD_SAMPLING = {
     "max_tokens": [0, 1, 10**9],
@@ -77,6 +78,7 @@ GOOD_SAMPLING = {
     "min_tokens": [0, 1, 128],
     "prompt_logprobs": [None, 0, 20],
     "structured_outputs": [None, StructuredOutputs(regex="a"), StructuredOutputs(choice=["a"])],
+    "cache_salt": ["", "salt"],
 }
 BAD_SPECULATION = {
     "draft": ["", None, 5, ["a"]],
@@ -337,7 +339,7 @@ class TestFromDict:
         [
             ("max_token", "did you mean 'max_tokens'?"),
             ("temprature", "did you mean 'temperature'?"),
-            ("best_of", "known keys: frequency_penalty, ignore_eos"),
+            ("best_of", "known keys: cache_salt, frequency_penalty"),
             (3, "known keys"),
         ],
     )

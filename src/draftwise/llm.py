@@ -67,6 +67,7 @@ class LLM:
         *,
         max_chunk_tokens: int = 512,
         cache_gib: float | None = None,
+        enable_prefix_caching: bool = True,
         trust_remote_code: bool = False,
         overlap: bool | None = None,
         draft_replicas: int = 1,
@@ -88,6 +89,9 @@ class LLM:
                 for the context length of the target, or for what fits half of the free memory.
             max_chunk_tokens: maximum number of prompt tokens processed per step.
             cache_gib: size of the KV cache in GiB; ``None`` for half of the free memory.
+            enable_prefix_caching: keep the keys and values of texts, so that requests that begin
+                with the same tokens do not compute them again. They use up to a quarter of the KV
+                cache's memory. Without effect with ``draft_replicas``.
             trust_remote_code: allow models to run code from their repositories.
             overlap: draft for one half of the batch while the target verifies the other half;
                 ``None`` decides by the latency profile, which must contain the interference of the
@@ -119,6 +123,7 @@ class LLM:
             raise InvalidParameterError(
                 "overlap", f"must be true, false or None, got {shown(overlap)}"
             )
+        boolean("enable_prefix_caching", enable_prefix_caching)
         boolean("trust_remote_code", trust_remote_code)
         if on_status is not None and not callable(on_status):
             raise InvalidParameterError("on_status", f"must be callable, got {shown(on_status)}")
@@ -133,7 +138,10 @@ class LLM:
                 resolved_device,
                 trust_remote_code,
                 EngineOptions(
-                    max_batch_size, max_chunk_tokens, cache_bytes(cache_gib, resolved_device)
+                    max_batch_size,
+                    max_chunk_tokens,
+                    cache_bytes(cache_gib, resolved_device),
+                    enable_prefix_caching,
                 ),
                 overlap,
                 draft_replicas,

@@ -110,6 +110,7 @@ class RequestOutput:
         logprobs: one entry per generated token; ``None`` if log-probabilities were not requested.
         prompt_logprobs: one entry per prompt token, where the entry of the first token is ``None``;
             ``None`` if they were not requested.
+        num_cached_tokens: number of prompt tokens that were found in the prefix cache.
     """
 
     prompt: str | None
@@ -123,6 +124,7 @@ class RequestOutput:
     error: DraftwiseError | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
 
     @classmethod
     def empty(

@@ -146,6 +146,8 @@ class SamplingParams:
         min_tokens: number of tokens, at most ``max_tokens``, before which the output does not end:
             end-of-sequence and stop tokens are masked and stop strings are not matched. Constrained
             text still ends earlier where the grammar allows no other token.
+        cache_salt: only requests with the same salt share cached prefixes. With different salts,
+            the speed of one request does not tell what another one contained.
 
     Raises:
         InvalidParameterError: a value is out of range.
@@ -168,6 +170,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = None
     min_tokens: int = 0
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         _set(
@@ -185,6 +188,10 @@ class SamplingParams:
             frequency_penalty=number("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
             ignore_eos=boolean("ignore_eos", self.ignore_eos),
         )
+        if not isinstance(self.cache_salt, str):
+            raise InvalidParameterError(
+                "cache_salt", f"must be a string, got {shown(self.cache_salt)}"
+            )
         if self.min_tokens > self.max_tokens:
             raise InvalidParameterError(
                 "min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}"

@@ -100,7 +100,7 @@ def test_logits_are_computed_in_chunks_and_only_if_requested(models, monkeypatch
     assert_right(models.reference(RECIPE), asked, 2)
     assert rows == [16] * 6 + [4]
     rows.clear()
-    llm.generate(prompt, SamplingParams(max_tokens=1))
+    llm.generate(prompt, SamplingParams(max_tokens=1, cache_salt="another"))
     assert rows == [0] * 6 + [1]
 
 

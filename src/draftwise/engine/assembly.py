@@ -9,17 +9,23 @@ from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.companion import Companion, CompanionModel
 from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.pipeline import SpeculationPipeline
+from draftwise.engine.prefix_cache import PrefixCache
 from draftwise.engine.proposers import Proposer, ProposerContext, create_proposer
 from draftwise.engine.proposers.registry import is_proposer
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
+from draftwise.models.prefix_store import BLOCK_SIZE
 from draftwise.params import SpeculationConfig
 from draftwise.policies import Policy, PolicyContext, create_policy
 from draftwise.policies.router import PolicyRouter
 
 # Minimum of ``max_new_tokens``, so that ``num_speculative_tokens`` can be raised later.
 _MIN_NEW_TOKENS = 64
+# Fraction of the memory for the caches that stored prefixes may use.
+_PREFIX_SHARE = 0.25
+# Maximum number of tokens of stored prefixes per token of running requests.
+_MAX_PREFIXES = 4
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,13 @@ class EngineOptions:
         max_batch_size: requests that run at once.
         max_chunk_tokens: prompt tokens processed per step, over all requests.
         cache_bytes: memory for the key-value caches of all models; ``None`` for no limit.
+        caches_prefixes: whether requests that begin with the same tokens compute them once.
     """
 
     max_batch_size: int = 32
     max_chunk_tokens: int = 512
     cache_bytes: int | None = None
+    caches_prefixes: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ class Assembly:
             options.max_chunk_tokens, speculation.num_speculative_tokens + 1, _MIN_NEW_TOKENS
         )
         self.caches = [self._new_cache(target)]
+        self._cached_models: list[CachedModel] = []
         proposer = proposer_name(speculation, models)
         self._context = PolicyContext(
             speculation.num_speculative_tokens,
@@ -169,13 +178,46 @@ class Assembly:
         if cache_bytes is None:
             return whole
         rest = cache_bytes - sum(cache.ring_bytes for cache in self.caches)
+        rest -= self.num_prefix_blocks() * self._block_bytes()
         per_token = sum(cache.bytes_per_token for cache in self.caches)
         return min(whole, max(0, rest) // per_token) if per_token else whole
+
+    def prefix_cache(self) -> PrefixCache | None:
+        """Create the prefix cache; ``None`` if it is switched off or has no memory."""
+        num_blocks = self.num_prefix_blocks()
+        if not num_blocks:
+            return None
+        notified = [model.restored for model in self._cached_models]
+        return PrefixCache(self.caches, num_blocks, notified)
+
+    def num_prefix_blocks(self) -> int:
+        """Blocks of the prefix cache.
+
+        They use at most a part of the memory for the caches, and leave room for the longest
+        request.
+        """
+        if not self.options.caches_prefixes:
+            return 0
+        target, cache_bytes = self.caches[0], self.options.cache_bytes
+        running = target.num_cache_slots * target.capacity // BLOCK_SIZE
+        if cache_bytes is None:
+            return int(_PREFIX_SHARE * running)
+        longest = target.capacity * sum(cache.bytes_per_token for cache in self.caches)
+        left = cache_bytes - longest - sum(cache.ring_bytes for cache in self.caches)
+        room = max(0, min(int(_PREFIX_SHARE * cache_bytes), left))
+        return min(_MAX_PREFIXES * running, room // self._block_bytes())
+
+    def _block_bytes(self) -> int:
+        """Memory of one block of prefix tokens in all models."""
+        return BLOCK_SIZE * sum(
+            layer.token_bytes(cache.dtype) for cache in self.caches for layer in cache.layers
+        )
 
     def _cached_model(self, model: LoadedModel) -> CachedModel:
         cache = self._new_cache(model)
         self.caches.append(cache)
-        return CachedModel(model.model, cache, self._vocab_size)
+        self._cached_models.append(CachedModel(model.model, cache, self._vocab_size))
+        return self._cached_models[-1]
 
     def _new_cache(self, model: LoadedModel) -> KVCache:
         return model.model.new_cache(

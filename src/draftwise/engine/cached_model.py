@@ -69,6 +69,10 @@ class CachedModel:
         self.cache.clear(request.cache_slot)
         self._committed[request.cache_slot] = 0
 
+    def restored(self, cache_slot: int) -> None:
+        """A prefix was copied to a cache slot."""
+        self._committed[cache_slot] = self.cache.lengths[cache_slot]
+
     def commit(self, commit: Commit) -> None:
         """Roll back the tokens that were read and not accepted.
 

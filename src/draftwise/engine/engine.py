@@ -17,6 +17,7 @@ from draftwise.engine.batch import HistoryStore
 from draftwise.engine.grammars import GrammarCompiler
 from draftwise.engine.logprobs import token_logprobs
 from draftwise.engine.pipeline import SpeculationPipeline
+from draftwise.engine.prefix_cache import PrefixStats
 from draftwise.engine.request import Request, check_params, check_prompt
 from draftwise.engine.scheduler import Scheduler
 from draftwise.engine.step import CostLearner, Step, Stopwatch
@@ -100,6 +101,7 @@ class Engine:
         self._pipelines = [self._pipeline, *self._more_pipelines(parts)]
         self._costs = CostLearner(latency)
         self._max_new_tokens = parts.max_new_tokens
+        self._prefixes = parts.prefix_cache()
         self._scheduler = Scheduler(
             parts.caches[0],
             [follower for pipeline in self._pipelines for follower in pipeline.followers],
@@ -108,6 +110,7 @@ class Engine:
             options.max_chunk_tokens,
             speculation.num_speculative_tokens,
             parts.max_cached_tokens(),
+            self._prefixes,
         )
         self._verifier = TargetVerifier(target.model, parts.caches[0])
         self._acceptance = Acceptance(speculation.verification)
@@ -126,6 +129,11 @@ class Engine:
         """Time spent in the target oracle, which studies exclude from the measured time."""
         oracle = self._pipeline.oracle
         return 0.0 if oracle is None else oracle.seconds
+
+    @property
+    def prefix_stats(self) -> PrefixStats:
+        """How much of the prompts was found in the prefix cache so far."""
+        return PrefixStats() if self._prefixes is None else replace(self._prefixes.stats)
 
     @property
     def num_unfinished(self) -> int:
@@ -340,6 +348,7 @@ class Engine:
         for pipeline in self._pipelines:
             pipeline.close()
         self._pipelines = []
+        self._prefixes = None
         self._pipeline = self._verifier = self._costs = None  # type: ignore[assignment]
 
     def _check_usable(self) -> None:

@@ -66,6 +66,7 @@ class Request:
             requested.
         matcher: restricts the next token by a grammar; ``None`` without a grammar.
         stop_token_ids: tokens that end its text once it has ``min_tokens`` tokens.
+        num_cached_tokens: prompt tokens that were found in the prefix cache.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Request:
         self.max_total_tokens = min(self.num_prompt_tokens + params.max_tokens, max_model_len)
         self._prompt = prompt
         self.stop_token_ids = stop_token_ids
+        self.num_cached_tokens = 0
         self._sources: list[TokenSource] = []
         self._text = TextBuilder(tokenizer, prompt_ids, tuple(params.stop), params.min_tokens)
         self._num_reported = 0
@@ -199,6 +201,7 @@ class Request:
             error=self.error,
             logprobs=None if self.params.logprobs is None else list(self.logprobs),
             prompt_logprobs=self._reviewed_prompt(),
+            num_cached_tokens=self.num_cached_tokens,
         )
 
     def _reviewed_prompt(self) -> list[TokenLogprobs | None] | None:

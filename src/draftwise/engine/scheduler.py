@@ -11,6 +11,7 @@ from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Outcome, Plan
 from draftwise.engine.batch import Batch, HistoryStore, PromptChunk, batch_controls
 from draftwise.engine.lifecycle import Commit, FollowsRequests
+from draftwise.engine.prefix_cache import PrefixCache
 from draftwise.engine.request import NO_CACHE_SLOT, Request
 from draftwise.errors import (
     CacheExhaustedError,
@@ -46,6 +47,7 @@ class Scheduler:
         max_chunk_tokens: int,
         max_draft_length: int,
         max_cached_tokens: int,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         """Set up.
 
@@ -57,8 +59,10 @@ class Scheduler:
             max_chunk_tokens: maximum number of prompt tokens per step over all requests.
             max_draft_length: maximum draft length of any step.
             max_cached_tokens: maximum number of cache tokens reserved at once.
+            prefixes: stores prefixes that requests share; ``None`` for no prefix caching.
         """
         self._target_cache = target_cache
+        self._prefixes = prefixes
         self._followers = followers
         self._histories = histories
         self._vocab_size = vocab_size
@@ -150,6 +154,7 @@ class Scheduler:
     def close(self) -> None:
         """Release the caches. All requests must have ended."""
         del self._target_cache
+        self._prefixes = None
         self._followers = ()
         self._controls.clear()
         self._histories.close()
@@ -246,6 +251,9 @@ class Scheduler:
             self._changing = None
         for follower in self._followers:
             follower.commit(committed)
+        if self._prefixes is not None:
+            for request in committed.requests:
+                self._prefixes.store(request, request.finish_reason is not None)
         for request in batch.generating:
             if request.finish_reason is not None:
                 self._retire(request)
@@ -306,6 +314,8 @@ class Scheduler:
             request.cache_slot = row
             for follower in self._followers:
                 follower.admit(request)
+            if self._prefixes is not None:
+                self._prefixes.admit(request)
             if request.params.uses_penalties:
                 self._histories.begin(row, request.tokens)
             # An interrupt here leaves the request in the running or waiting collection, or in both.
@@ -321,6 +331,8 @@ class Scheduler:
         for request in sorted(running, key=lambda r: r.request_id):
             if request.num_output_tokens or left == 0:
                 continue
+            if self._prefixes is not None:
+                self._prefixes.restore(request)
             start = self._target_cache.lengths[request.cache_slot]
             end = min(len(request.tokens), start + left)
             chunks.append(PromptChunk(request, start, end))

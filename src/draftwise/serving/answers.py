@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from draftwise.outputs import FinishReason, SpeculationStats, TokenLogprobs, TokenSource
-from draftwise.serving.generation import Progress
+from draftwise.serving.generation import Generation
 from draftwise.serving.messages import Piece
 from draftwise.serving.token_texts import TokenTexts
 
@@ -113,18 +113,15 @@ class BaseFormat(ABC):
         """Log-probabilities in this format; ``None`` if they were not requested."""
 
 
-def usage(num_prompt_tokens: int, progress: Sequence[Progress]) -> Json:
-    """Token counts and, if all answers have ended, counts of speculative decoding.
-
-    Args:
-        num_prompt_tokens: number of tokens of all prompts.
-        progress: progress of each answer.
-    """
+def usage(generation: Generation) -> Json:
+    """Token counts and, if all answers have ended, counts of speculative decoding."""
+    num_prompt_tokens, progress = generation.num_prompt_tokens, generation.progress
     num_tokens = sum(each.num_tokens for each in progress)
     counts: Json = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
+        "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
     }
     if all(each.finish_reason is not None for each in progress):
         total = SpeculationStats()

@@ -115,16 +115,18 @@ Served = Annotated[Service, Depends(_service)]
 
 
 async def _authorize(
+    request: Request,
     service: Served,
     given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> None:
-    """Check the API key of a request, if the server has keys."""
+    """Check the API key of a request, if the server has keys, and note which one it is."""
     keys = service.settings.api_keys
     token = "" if given is None else given.credentials
     # Compare with all keys in constant time, so that timing reveals nothing about them.
     matches = [hmac.compare_digest(token.encode(), key.encode()) for key in keys]
     if keys and not any(matches):
         raise UnauthorizedError("api_key", "missing or invalid: send Authorization: Bearer KEY")
+    request.state.client = str(matches.index(True)) if keys else ""
 
 
 _open = APIRouter()
@@ -169,7 +171,7 @@ async def model(name: str, service: Served) -> dict[str, Any]:
 @_guarded.post("/v1/completions", responses=openapi.COMPLETION)
 async def complete(body: CompletionBody, request: Request, service: Served) -> Response:
     """Create text completions."""
-    generation = await service.completion(body)
+    generation = await service.completion(body, request.state.client)
     echoes = [await _echo(service, body, each) for each in generation.specs]
     answer_format = CompletionFormat(
         service.model_name, body.return_tokens, service.token_texts, echoes
@@ -181,7 +183,7 @@ async def complete(body: CompletionBody, request: Request, service: Served) -> R
 async def chat(body: ChatBody, request: Request, service: Served) -> Response:
     """Create chat completions."""
     tooling = prepare_tools(body, service.tool_call_parser)
-    generation = await service.chat(body, tooling)
+    generation = await service.chat(body, tooling, request.state.client)
     answer_format = ChatFormat(
         service.model_name,
         body.return_tokens,

@@ -47,12 +47,14 @@ class Progress:
         last_token_time: monotonic time of the last tokens, in seconds; ``None`` before the first.
         finish_reason: why the answer ended; ``None`` while it is generated.
         stats: counts of speculative decoding, set at the end.
+        num_cached_tokens: prompt tokens that were found in the prefix cache, set at the end.
     """
 
     num_tokens: int = 0
     last_token_time: float | None = None
     finish_reason: FinishReason | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+    num_cached_tokens: int = 0
 
 
 class Generation:
@@ -108,6 +110,12 @@ class Generation:
     def num_prompt_tokens(self) -> int:
         """Number of tokens of all prompts; a prompt with several answers counts once."""
         return sum(len(each.prompt_ids) for each in self.specs if each.is_first)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Number of tokens of all prompts that were found in the prefix cache."""
+        both = zip(self.specs, self.progress, strict=True)
+        return sum(progress.num_cached_tokens for spec, progress in both if spec.is_first)
 
     async def __aenter__(self) -> Self:
         """Submit the requests and wait until the engine has accepted them.
@@ -184,6 +192,7 @@ class Generation:
             progress.finish_reason = piece.finish_reason
             assert piece.stats is not None
             progress.stats = piece.stats
+            progress.num_cached_tokens = piece.num_cached_tokens
 
     @property
     def seconds_left(self) -> float:

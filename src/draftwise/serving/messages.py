@@ -121,6 +121,7 @@ class Piece:
     error: DraftwiseError | None = None
     stats: SpeculationStats | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -137,6 +138,8 @@ class StepStats:
         num_requests: number of requests that received tokens.
         num_tokens: number of generated tokens.
         num_prompt_tokens: number of processed prompt tokens.
+        num_prefix_queries: number of prompt tokens that were looked up in the prefix cache.
+        num_prefix_hits: number of prompt tokens that were found there.
         num_drafted: number of drafted tokens.
         num_scored: number of drafted tokens scored by the companion.
         verified: number of verified tokens by position in the draft.
@@ -147,6 +150,8 @@ class StepStats:
     num_requests: int
     num_tokens: int
     num_prompt_tokens: int
+    num_prefix_queries: int
+    num_prefix_hits: int
     num_drafted: int
     num_scored: int
     verified: list[int]

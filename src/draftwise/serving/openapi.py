@@ -41,12 +41,19 @@ class SpeculationUsage(BaseModel):
     acceptance_rate: float
 
 
+class PromptTokensDetails(BaseModel):
+    """Counts of prompt tokens."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Token counts of a response."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
     speculation: SpeculationUsage | None = None
 
 

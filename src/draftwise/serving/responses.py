@@ -66,7 +66,7 @@ async def whole_answer(generation: Generation, answer_format: AnswerFormat) -> J
     async with generation:
         async for number, piece in generation.pieces():
             answers[number].add(piece)
-    return answer_format.whole(answers, usage(generation.num_prompt_tokens, generation.progress))
+    return answer_format.whole(answers, usage(generation))
 
 
 class EventStream(Response):
@@ -126,12 +126,10 @@ class EventStream(Response):
             if chunk is None:
                 continue
             if options.continuous_usage_stats:
-                chunk["usage"] = usage(generation.num_prompt_tokens, generation.progress)
+                chunk["usage"] = usage(generation)
             yield _event(chunk)
         if options.include_usage:
-            yield _event(
-                answer_format.usage_chunk(usage(generation.num_prompt_tokens, generation.progress))
-            )
+            yield _event(answer_format.usage_chunk(usage(generation)))
         yield _DONE
 
 

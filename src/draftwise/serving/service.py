@@ -122,8 +122,12 @@ class Service:
                 "model", f"{name!r} is not served; the served model is {self.model_name!r}"
             )
 
-    async def completion(self, body: CompletionBody) -> Generation:
+    async def completion(self, body: CompletionBody, client: str) -> Generation:
         """Prepare the answers to a body of `/v1/completions`.
+
+        Args:
+            body: body of the request.
+            client: identifies the client, which shares no cached prefixes with others.
 
         Raises:
             DraftwiseError: the request is invalid; names the field.
@@ -131,7 +135,7 @@ class Service:
         if body.best_of not in (None, body.n):
             raise InvalidParameterError("best_of", "must be the same as n, or left out")
         self._check_choices(len(body.prompts()) * body.n)
-        return await self._generation(body, list(body.prompts()), body.max_tokens)
+        return await self._generation(body, client, list(body.prompts()), body.max_tokens)
 
     @property
     def tool_call_parser(self) -> str | None:
@@ -140,12 +144,13 @@ class Service:
         template = self.settings.chat_template or own
         return self.settings.tool_call_parser or detect_parser(template)
 
-    async def chat(self, body: ChatBody, tooling: Tooling) -> Generation:
+    async def chat(self, body: ChatBody, tooling: Tooling, client: str) -> Generation:
         """Prepare the answers to a body of `/v1/chat/completions`.
 
         Args:
             body: body of the request.
             tooling: how its tools are presented, required and parsed.
+            client: as in :meth:`completion`.
 
         Raises:
             DraftwiseError: the request is invalid; names the field.
@@ -156,7 +161,7 @@ class Service:
             max_tokens = body.max_tokens
         messages = [message.plain() for message in body.messages]
         chat = ChatTemplateParams(tools=tooling.tools, variables=body.chat_template_kwargs)
-        return await self._generation(body, [messages], max_tokens, chat, tooling.grammar)
+        return await self._generation(body, client, [messages], max_tokens, chat, tooling.grammar)
 
     async def tokenize(
         self, prompt: Prompt, chat: ChatTemplateParams | None = None
@@ -231,6 +236,7 @@ class Service:
     async def _generation(
         self,
         body: Sampling,
+        client: str,
         prompts: list[Any],
         max_tokens: int | None,
         chat: ChatTemplateParams | None = None,
@@ -244,7 +250,7 @@ class Service:
             if most is None:
                 most = self.client.model.max_model_len - len(ids)
             for number in range(body.n):
-                params = body.sampling(most, number)
+                params = body.sampling(most, number, client)
                 if grammar is not None:
                     params = replace(params, structured_outputs=grammar)
                 specs.append(AnswerSpec(text, ids, params, number == 0))

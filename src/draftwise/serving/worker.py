@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TextIO
 
 from draftwise.core.types import PARTS
+from draftwise.engine.prefix_cache import PrefixStats
 from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError, DraftwiseWarning
 from draftwise.llm import LLM
@@ -124,6 +125,7 @@ class EngineWorker:
         self._warned = warned
         self._requests: dict[int, Request] = {}
         self._keys: dict[int, int] = {}
+        self._prefixes = PrefixStats()
         self._counted: dict[int, SpeculationStats] = {}
         self._grammars = GrammarThread(llm.engine.grammars)
         self._preparing: set[int] = set()
@@ -248,17 +250,20 @@ class EngineWorker:
             outputs.pieces.append(self._piece(request))
             if request.finish_reason is not None:
                 self._forget(request)
-        times = engine.times
+        times, prefixes = engine.times, engine.prefix_stats
         outputs.step = StepStats(
             {part: getattr(times, part) for part in PARTS},
             len(advanced),
             totals.num_tokens,
             times.num_prompt_tokens,
+            prefixes.num_queried - self._prefixes.num_queried,
+            prefixes.num_hits - self._prefixes.num_hits,
             totals.num_drafted,
             totals.num_scored,
             verified,
             accepted,
         )
+        self._prefixes = prefixes
 
     def _piece(self, request: Request) -> Piece:
         new = request.take_new()
@@ -272,6 +277,7 @@ class EngineWorker:
             request.error,
             request.stats if done else None,
             new.prompt_logprobs,
+            request.num_cached_tokens if done else 0,
         )
 
     def _forget(self, request: Request) -> None:

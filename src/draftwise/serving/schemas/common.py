@@ -149,6 +149,11 @@ class Sampling(Body):
         ge=0,
         description="Number of tokens before which no stop token or stop string ends the answer.",
     )
+    cache_salt: str = Field(
+        "",
+        max_length=256,
+        description="Only requests with the same salt and API key share cached prefixes.",
+    )
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
@@ -196,12 +201,13 @@ class Sampling(Body):
         """Field that defines the grammar; ``None`` for ``structured_outputs``."""
         return None
 
-    def sampling(self, max_tokens: int, number: int) -> SamplingParams:
+    def sampling(self, max_tokens: int, number: int, client: str = "") -> SamplingParams:
         """Sampling parameters of one answer.
 
         Args:
             max_tokens: maximum number of tokens of the answer.
             number: index of the answer among those to the same prompt, added to the seed.
+            client: identifies the client, which shares no cached prefixes with others.
 
         Raises:
             InvalidParameterError: a value is out of range.
@@ -220,6 +226,7 @@ class Sampling(Body):
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
+            cache_salt=f"{client}\0{self.cache_salt}" if client else self.cache_salt,
             logprobs=self.num_logprobs(),
             prompt_logprobs=self.num_prompt_logprobs(),
             structured_outputs=self.grammar(),

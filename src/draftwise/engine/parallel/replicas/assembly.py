@@ -41,6 +41,10 @@ class ReplicaAssembly(Assembly):
                 "draft_replicas", f"policy {policy.name!r} uses the target while it drafts"
             )
 
+    def num_prefix_blocks(self) -> int:
+        """None: the caches of replicas are in other processes."""
+        return 0
+
     def proposer(self) -> Proposer:
         """Create the replicated proposer."""
         return ReplicatedProposer(self.proposer_context(), self._shares)

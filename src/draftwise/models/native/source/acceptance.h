@@ -116,11 +116,12 @@ void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
         // The longest prefix that is accepted as a block, with h_i of algorithm 2.
         for (num_accepted = length; num_accepted > 0; --num_accepted) {
             scale = prefix_acceptance_prob[num_accepted - 1];
+            if (scale == 0.0f) continue;
             remaining = sum_blocks(vocab, scratch.sums, residual_at(num_accepted, scale));
             if (uniforms[num_accepted - 1] < remaining / (remaining + (1.0 - scale))) break;
-            scale = 1.0f;
             remaining = -1.0;
         }
+        if (num_accepted == 0) scale = 1.0f;
     }
     Residual residual = residual_at(num_accepted, scale);
     if (remaining < 0) remaining = sum_blocks(vocab, scratch.sums, residual);

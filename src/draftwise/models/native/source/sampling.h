@@ -36,17 +36,17 @@ struct Softmax {
 namespace {
 
 constexpr float LN_2 = 0.6931471805599453f;
-// The filters look only at tokens whose log2 of the weight is larger: first than the first of these
-// limits, which usually suffices, then than the second.
-constexpr float CANDIDATE_LIMITS[] = {-14.0f, -24.0f};
+// The filters look only at tokens whose log2 of the weight is larger: than the first of these limits,
+// which usually suffices, then than the second, and so on.
+constexpr float CANDIDATE_LIMITS[] = {-14.0f, -17.0f, -20.0f, -24.0f, MINUS_INFINITY};
 
 INLINE int64_t num_blocks(int64_t size) { return (size + SUM_BLOCK - 1) / SUM_BLOCK; }
 
 // Scratch memory of one thread for rows of up to size numbers.
 struct Scratch {
     double *sums;        // [blocks] sum of each block of a row
-    float *weights;      // [size] weights of the filters' candidates
-    int32_t *ids;        // [size] tokens of the candidates
+    float *weights;      // [size + LANES] weights of the filters' candidates
+    int32_t *ids;        // [size + LANES] tokens of the candidates
     int32_t *order;      // [size] memory of the filters
 
     // base is the memory of all threads.
@@ -54,8 +54,8 @@ struct Scratch {
         char *memory = base + thread * bytes(size, has_filters(sampling));
         sums = (double *)memory;
         weights = (float *)(memory + bytes(size, false));
-        ids = (int32_t *)(weights + size);
-        order = ids + size;
+        ids = (int32_t *)(weights + size + LANES);
+        order = ids + size + LANES;
     }
 
     static bool has_filters(const Sampling &sampling) {
@@ -65,7 +65,8 @@ struct Scratch {
     // Bytes of one thread's memory. Without filters, only sums is used.
     static int64_t bytes(int64_t size, bool has_filters) {
         const int64_t sums = round_up(num_blocks(size) * (int64_t)sizeof(double), CACHE_LINE);
-        return sums + (has_filters ? round_up(3 * size * (int64_t)sizeof(float), CACHE_LINE) : 0);
+        const int64_t lists = (3 * size + 2 * LANES) * (int64_t)sizeof(float);
+        return sums + (has_filters ? round_up(lists, CACHE_LINE) : 0);
     }
 };
 
@@ -121,11 +122,21 @@ INLINE void add_candidates(Floats exponent, Floats weight, float limit, int64_t 
                            const Scratch &scratch, int64_t &count) {
     const Ints inside = exponent > limit;
     if (!any_of(inside)) return;
+#if defined(__AVX512F__)
+    const __mmask16 chosen = _mm512_test_epi32_mask((__m512i)inside, (__m512i)inside);
+    const __m512i ids = (__m512i)(lane_numbers() + (int32_t)first);
+    const __m512 weights = _mm512_maskz_compress_ps(chosen, (__m512)weight);
+    const __m512i tokens = _mm512_maskz_compress_epi32(chosen, ids);
+    memcpy(scratch.weights + count, &weights, sizeof weights);
+    memcpy(scratch.ids + count, &tokens, sizeof tokens);
+    count += __builtin_popcount(chosen);
+#else
     for (int lane = 0; lane < LANES; ++lane) {
         if (!inside[lane]) continue;
         scratch.weights[count] = weight[lane];
         scratch.ids[count++] = (int32_t)(first + lane);
     }
+#endif
 }
 
 // Collects the tokens whose exponent is larger than a limit, and returns their number.
@@ -139,7 +150,8 @@ int64_t collect_candidates(const Softmax &row, float limit, const Scratch &scrat
 }
 
 // Applies filters to a row, of which all is the sum of weights. The candidates of the first limit
-// are given. Returns the sum of the kept weights. Stores the sum of weight * log2(weight) in moment.
+// are given. Returns the sum of the kept weights. Stores the sum of weight * log2(weight) in moment
+// unless it is null.
 double apply_filters(Softmax &row, const Filters &filters, double all, int64_t count,
                      const Scratch &scratch, double *moment) {
     float *weights = scratch.weights;
@@ -151,25 +163,22 @@ double apply_filters(Softmax &row, const Filters &filters, double all, int64_t c
         if (has_top_p) return sum_of(weights, count) >= of_all.needed;
         return __builtin_log2f(filters.min_p) > limit + 0.5f;
     };
-    if (!is_complete(CANDIDATE_LIMITS[0])) {
-        count = collect_candidates(row, CANDIDATE_LIMITS[1], scratch);
-        if (!is_complete(CANDIDATE_LIMITS[1]))
-            count = collect_candidates(row, MINUS_INFINITY, scratch);
-    }
+    for (const float *limit = CANDIDATE_LIMITS; *limit > MINUS_INFINITY && !is_complete(*limit);)
+        count = collect_candidates(row, *++limit, scratch);
     if (has_top_k) keep_top_k(weights, count, filters.top_k, scratch.order);
     if (has_top_p)
         keep_top_p(weights, count,
                    has_top_k ? TopP(filters.top_p, sum_of(weights, count), row.size) : of_all,
                    scratch.order);
     double sum = 0;
-    *moment = 0;
+    if (moment) *moment = 0;
     row.least = 1.0f;
     row.last_least = 0;
     for (int64_t i = 0; i < count; ++i) {
         const float weight = weights[i];
         if (weight <= 0.0f || weight < filters.min_p) continue;
         sum += weight;
-        *moment += weight * __builtin_log2f(weight);
+        if (moment) *moment += weight * __builtin_log2f(weight);
         if (weight <= row.least) {
             row.least = weight;
             row.last_least = scratch.ids[i];
@@ -215,7 +224,8 @@ float describe(const float *logits, int64_t size, const Sampling &sampling, int6
         return row.factor;
     }
     if (is_filtered)
-        sum = apply_filters(row, filters, sum, num_candidates, scratch, &moment);
+        sum = apply_filters(row, filters, sum, num_candidates, scratch,
+                            WITH_ENTROPY ? &moment : nullptr);
     row.factor = (float)(1.0 / sum);
     const double entropy = LN_2 * (__builtin_log2(sum) - moment / sum);
     return WITH_ENTROPY && entropy > 0 ? (float)entropy : 0.0f;
