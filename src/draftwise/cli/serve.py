@@ -140,6 +140,13 @@ def serve(
             rich_help_panel=RUNNING,
         ),
     ] = None,
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            help="Keep the keys and values of texts for requests that begin with the same tokens.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = True,
     dtype: Dtype = "auto",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
@@ -220,6 +227,7 @@ def serve(
         overlap,
         draft_replicas,
         threads,
+        enable_prefix_caching,
     )
     settings = ServerSettings(
         served_model_name,

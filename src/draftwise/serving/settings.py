@@ -33,6 +33,8 @@ class EngineSettings:
             decides by the latency profile.
         draft_replicas: number of processes that draft.
         num_threads: number of CPU threads; ``None`` for PyTorch's default.
+        enable_prefix_caching: keep the keys and values of texts for requests that begin with the
+            same tokens.
     """
 
     target: str
@@ -47,6 +49,7 @@ class EngineSettings:
     overlap: bool | None = None
     draft_replicas: int = 1
     num_threads: int | None = None
+    enable_prefix_caching: bool = True
 
 
 @dataclass(frozen=True)

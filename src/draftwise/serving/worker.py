@@ -78,6 +78,7 @@ def load(settings: EngineSettings) -> LLM:
         settings.max_model_len,
         max_chunk_tokens=settings.max_chunk_tokens,
         cache_gib=settings.cache_gib,
+        enable_prefix_caching=settings.enable_prefix_caching,
         trust_remote_code=settings.trust_remote_code,
         overlap=settings.overlap,
         draft_replicas=settings.draft_replicas,
