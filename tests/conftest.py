@@ -1,3 +1,4 @@
+import os
 from importlib.util import find_spec
 
 import pytest
@@ -12,6 +13,9 @@ torch.set_num_threads(1)
 transformers_logging.disable_progress_bar()
 # Has an environment of its own: `make test-vllm`.
 collect_ignore = [] if find_spec("vllm") else ["in_vllm"]
+# Needs a model that is not part of the repository: `make test-real`.
+if "DRAFTWISE_GEMMA" not in os.environ:
+    collect_ignore.append("real")
 
 
 def pytest_addoption(parser):

@@ -31,6 +31,7 @@ FORMATS = [
     (6, 16, False, False),
     (8, 32, False, True),
     (8, 16, True, False),
+    (8, None, False, False),  # one scale per output
 ]
 
 
@@ -43,7 +44,7 @@ def all_are_large(monkeypatch):
 def random_matrix(generator, outputs, inputs, chosen):
     bits, group, has_minimums, is_half = chosen
     smallest = 0 if has_minimums and bits < 8 else -(2 ** (bits - 1))
-    shape = outputs, inputs // group
+    shape = outputs, inputs // (group or inputs)
     numbers = torch.randint(
         smallest, smallest + 2**bits, (outputs, inputs), generator=generator, dtype=torch.int8
     )

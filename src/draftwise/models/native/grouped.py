@@ -73,7 +73,10 @@ def grouped_weight(
     for to, matrix in zip(header["sections"][0], sections, strict=False):
         packed, is_wide = _packed_panels(matrix, width)
         to["first_panel"], to["offset"] = panel, offset
-        to["bits"], to["group"] = matrix.bits, matrix.group
+        if matrix.has_scale_per_output:
+            to["output_scales"] = offset + len(packed)
+            packed = np.concatenate([packed, _output_scales(matrix, width)])
+        to["bits"], to["group"] = matrix.bits, _stored_group(matrix)
         to["has_minimums"], to["has_wide_scales"] = matrix.minimums is not None, is_wide
         to["values"] = _values(matrix)
         padded = np.pad(packed, (0, -len(packed) % _ALIGNMENT))
@@ -86,6 +89,8 @@ def grouped_weight(
 
 def _regrouped(matrix: QuantizedMatrix) -> QuantizedMatrix | None:
     """The same matrix with groups of a size that the kernels support; ``None`` if it has none."""
+    if matrix.has_scale_per_output:
+        return matrix if matrix.group % _GROUPS[0] == 0 else None
     for group in reversed(_GROUPS):
         if matrix.group % group == 0 and matrix.numbers.shape[1] % group == 0:
             return _with_repeated_scales(matrix, matrix.group // group)
@@ -111,7 +116,7 @@ def _alike(matrices: Sequence[QuantizedMatrix]) -> list[QuantizedMatrix]:
     """The same matrices in one format, without loss: the widest numbers and the smallest groups."""
     if _are_alike(matrices):
         return list(matrices)
-    group = min(matrix.group for matrix in matrices)
+    group = min(_stored_group(matrix) for matrix in matrices)
     has_minimums = any(matrix.minimums is not None for matrix in matrices)
     return [_widened(matrix, matrix.group // group, has_minimums) for matrix in matrices]
 
@@ -152,20 +157,34 @@ def _values(matrix: QuantizedMatrix) -> NDArray[np.uint16]:
 
 def _packed_panels(matrix: QuantizedMatrix, width: int) -> tuple[NDArray[np.uint8], bool]:
     """The panels of a section, and whether their scales are float32."""
-    scales = [matrix.scales] if matrix.minimums is None else [matrix.scales, matrix.minimums]
+    scales = [] if matrix.has_scale_per_output else [matrix.scales]
+    if matrix.minimums is not None:
+        scales.append(matrix.minimums)
     is_wide = any(not torch.equal(each.half().float(), each) for each in scales)
     stored = [_scale_bytes(each, width, is_wide) for each in scales]
     numbers = matrix.numbers
     if matrix.bits < 8:
         numbers = (numbers.short() - matrix.smallest).to(torch.int8)
     pairs = in_pairs(numbers, width)
-    num_panels, group = len(pairs), matrix.group
-    groups = matrix.scales.shape[1]
-    in_order = pairs.reshape(num_panels, groups, group * width).numpy()
+    in_order = pairs.reshape(len(pairs), -1, _stored_group(matrix) * width).numpy()
     codes = in_order.view(np.uint8)
     if matrix.bits < 8:
         codes = _packed_codes(codes, matrix.bits)
     return np.concatenate([*stored, codes], axis=2).reshape(-1), is_wide
+
+
+def _stored_group(matrix: QuantizedMatrix) -> int:
+    """Inputs of a group in the layout of the kernels."""
+    if not matrix.has_scale_per_output:
+        return matrix.group
+    return max(group for group in _GROUPS if matrix.group % group == 0)
+
+
+def _output_scales(matrix: QuantizedMatrix, width: int) -> NDArray[np.uint8]:
+    """The scales of all outputs, padded to whole panels."""
+    scales = matrix.scales.flatten()
+    in_bytes: NDArray[np.uint8] = F.pad(scales, (0, -len(scales) % width)).numpy().view(np.uint8)
+    return in_bytes
 
 
 def _scale_bytes(scales: Tensor, width: int, is_wide: bool) -> NDArray[np.uint8]:

@@ -195,7 +195,7 @@ MAX_SECTIONS = 4
 GROUPED_SECTION = np.dtype(
     [
         *((name, np.int64) for name in ("first_panel", "offset", "bits", "group")),
-        *((name, np.int64) for name in ("has_minimums", "has_wide_scales")),
+        *((name, np.int64) for name in ("has_minimums", "has_wide_scales", "output_scales")),
         ("values", np.uint16, 64),
     ]
 )

@@ -106,9 +106,12 @@ def _stored_bits(
         matrices = [quantized_matrix(each) for each in layers]
         known = [matrix for matrix in matrices if matrix is not None]
         if len(known) == len(layers):
-            if all(matrix.has_scale_per_output for matrix in known):
+            are_groupable = all(is_groupable(matrix) for matrix in known)
+            if all(matrix.has_scale_per_output for matrix in known) and (
+                library.multiplies_tiles or not are_groupable
+            ):
                 return QUANTIZED_BITS
-            if all(is_groupable(matrix) for matrix in known):
+            if are_groupable:
                 return IN_GROUPS
         has_whole_tiles = all(each.in_features % _TILE_DEPTH == 0 for each in layers)
         weights = (each.weight for each in layers)

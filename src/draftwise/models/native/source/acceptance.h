@@ -141,7 +141,7 @@ void describe_row(const AcceptanceCall &call, int64_t row, int64_t thread) {
     const Scratch scratch(call.scratch, vocab, call.sampling, thread);
     describe_sampled(call.logits + row * vocab, vocab, call.sampling, request, scratch,
                      call.rows[row]);
-    call.is_nan[row] = call.rows[row].is_nan();
+    call.is_nan[row] = is_nan(call.rows[row]);
 }
 
 }  // namespace

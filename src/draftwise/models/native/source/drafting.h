@@ -72,7 +72,7 @@ void draw_row(const DraftCall &call, const float *logits, int64_t own_vocab, int
         const float entropy =
             signals ? describe<true>(logits, shared_vocab, call.sampling, request, scratch, row)
                     : describe<false>(logits, shared_vocab, call.sampling, request, scratch, row);
-        is_nan = row.is_nan();
+        is_nan = ::is_nan(row);
         if (is_nan) {
             if (soft) fill(soft, shared_vocab, 0.0f);
         } else if (greedy) {

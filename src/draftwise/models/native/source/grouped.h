@@ -15,13 +15,15 @@
 
 // Consecutive panels of a weight that are stored in the same format. A panel consists of its groups,
 // one after another. A group consists of the scales of its columns, their minimums, and the codes of
-// its numbers in the order of PairedWeight.
+// its numbers in the order of PairedWeight. Weights with one scale per column have it elsewhere.
 struct GroupedSection {
     int64_t first_panel, offset;  // first panel, and its offset in bytes from the header
     int64_t bits;                 // bits of a code; a code of 8 bits is the integer itself
     int64_t group;                // inputs of a group
     int64_t has_minimums;         // whether a number is code * scale - minimum
     int64_t has_wide_scales;      // whether scales and minimums are float32, not float16
+    int64_t output_scales;        // offset in bytes from the header to float32 scales of all columns,
+                                  // which groups then do not have; 0 if groups have scales
     uint16_t values[64];          // the integer of each code of fewer bits, as BFloat16
 };
 
@@ -160,14 +162,16 @@ INLINE void sum_groups(const BFloat16 *x, int64_t stride, int64_t rows, int64_t 
 
 // Multiplies rows first to end with panels of one section.
 template <int BITS, class Epilogue>
-void multiply_groups(const GroupedSection &section, const char *panels, const BFloat16 *x,
+void multiply_groups(const GroupedSection &section, const char *weight, const BFloat16 *x,
                      int64_t stride, int64_t first, int64_t end, int64_t depth, int64_t first_panel,
                      int64_t end_panel, const GroupedScratch &scratch, const Epilogue &epilogue) {
     constexpr int64_t PREFETCH_DISTANCE = 4096;  // in bytes
     const GroupCodes<BITS> codes(section);
     const int64_t group = section.group, groups = depth / group;
     const bool is_wide = section.has_wide_scales, has_minimums = section.has_minimums;
-    const int64_t scale_bytes = PANEL_WIDTH * (is_wide ? sizeof(float) : sizeof(uint16_t));
+    const bool has_output_scales = section.output_scales;
+    const int64_t scale_size = is_wide ? sizeof(float) : sizeof(uint16_t);
+    const int64_t scale_bytes = has_output_scales ? 0 : PANEL_WIDTH * scale_size;
     const int64_t code_bytes = codes.bytes(group * PANEL_WIDTH);
     const int64_t bytes = (1 + has_minimums) * scale_bytes + code_bytes;
     const int64_t rows = end - first, blocks = (rows + MAX_BLOCK_ROWS - 1) / MAX_BLOCK_ROWS;
@@ -178,15 +182,17 @@ void multiply_groups(const GroupedSection &section, const char *panels, const BF
         steps_for_rows<MAX_BLOCK_ROWS>(min_int(smallest + 1, MAX_BLOCK_ROWS))};
     x += first * stride;
     if (has_minimums) sum_groups(x, stride, rows, groups, group, scratch.row_sums);
-    const char *from = panels + (first_panel - section.first_panel) * groups * bytes;
+    const char *from =
+        weight + section.offset + (first_panel - section.first_panel) * groups * bytes;
     for (int64_t p = first_panel; p < end_panel; ++p) {
         memset(scratch.sums, 0, rows * PANEL_WIDTH * sizeof(float));
         for (int64_t g = 0; g < groups; ++g, from += bytes) {
             for (int64_t byte = 0; byte < bytes; byte += CACHE_LINE)
                 __builtin_prefetch(from + PREFETCH_DISTANCE + byte, 0, 2);
             codes.expand(from + bytes - code_bytes, group * PANEL_WIDTH, scratch.expanded);
-            const Floats scale[2] = {read_scales(from, is_wide, 0), read_scales(from, is_wide, 1)};
-            Floats minimum[2] = {};
+            Floats scale[2] = {Floats{} + 1.0f, Floats{} + 1.0f}, minimum[2] = {};
+            if (!has_output_scales)
+                for (int i = 0; i < 2; ++i) scale[i] = read_scales(from, is_wide, i);
             if (has_minimums)
                 for (int i = 0; i < 2; ++i) minimum[i] = read_scales(from + scale_bytes, is_wide, i);
             for (int64_t b = 0; b < blocks; ++b) {
@@ -208,9 +214,15 @@ void multiply_groups(const GroupedSection &section, const char *panels, const BF
                 }
             }
         }
+        Floats scale[2] = {Floats{} + 1.0f, Floats{} + 1.0f};
+        if (has_output_scales) {
+            const int64_t column = (p - section.first_panel) * PANEL_WIDTH;
+            const float *scales = (const float *)(weight + section.output_scales) + column;
+            for (int i = 0; i < 2; ++i) scale[i] = read(scales + i * LANES);
+        }
         for (int64_t i = 0; i < rows; ++i) {
             const float *sums = scratch.sums + i * PANEL_WIDTH;
-            epilogue(first + i, p, read(sums), read(sums + LANES));
+            epilogue(first + i, p, read(sums) * scale[0], read(sums + LANES) * scale[1]);
         }
     }
 }
@@ -232,8 +244,8 @@ void multiply(GroupedWeight, const BFloat16 *x, int64_t stride, int64_t rows, in
             if (from >= until) continue;
             const auto multiply_section = [&](auto bits) {
                 multiply_groups<decltype(bits)::value>(
-                    section, (const char *)weight + section.offset, x, stride, start, end, depth,
-                    from, until, GroupedScratch(scratch), epilogue);
+                    section, (const char *)weight, x, stride, start, end, depth, from, until,
+                    GroupedScratch(scratch), epilogue);
             };
             switch (section.bits) {
                 case 4: multiply_section(std::integral_constant<int, 4>()); break;

@@ -28,12 +28,12 @@ struct Softmax {
     float lowest;        // exponents up to this one have weights below the least
     int32_t last_least;  // last token of the smallest weight that is kept
     int64_t token;       // the token of a one-hot distribution; -1 for others
-
-    bool is_nan() const { return factor != factor; }
-    bool is_filtered() const { return least > 0; }
 };
 
 namespace {
+
+// Whether the logits of a row are NaN.
+INLINE bool is_nan(const Softmax &row) { return row.factor != row.factor; }
 
 constexpr float LN_2 = 0.6931471805599453f;
 // The filters look only at tokens whose log2 of the weight is larger: than the first of these limits,
@@ -102,7 +102,7 @@ INLINE Floats probs_at(const Softmax &row, int64_t i, int64_t end) {
         return (lane_numbers() == lane) ? zero + row.factor : zero;
     }
     const Floats exponent = exponents_at(row, i, end);
-    if (!row.is_filtered()) return rounded(power_of_two(exponent) * row.factor);
+    if (!(row.least > 0)) return rounded(power_of_two(exponent) * row.factor);
     if (!any_of(exponent > row.lowest)) return zero;
     const Floats weight = power_of_two(exponent);
     const Ints is_tied = weight == row.least;
@@ -362,7 +362,7 @@ void distribution(const DistributionCall &call, int64_t row, int64_t thread) {
     else
         describe_sampled(logits, vocab, call.sampling, request, scratch, softmax);
     float *p = call.p + row * vocab;
-    if (softmax.is_nan())
+    if (is_nan(softmax))
         fill(p, vocab, softmax.factor);
     else
         write_probs(softmax, p);
@@ -385,7 +385,7 @@ void score_row(const ScoreCall &call, int64_t row, int64_t thread) {
     float *c = call.c + place * vocab;
     const float *q = call.q + request * call.q_stride + position * vocab;
     const int64_t token = call.tokens[place];
-    if (softmax.is_nan()) {
+    if (is_nan(softmax)) {
         fill(c, vocab, 0.0f);
         call.overlap[place] = call.agreement[place] = 0.0f;
         return;

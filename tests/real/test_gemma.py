@@ -1,0 +1,83 @@
+"""A real model: greedy texts equal those of transformers, beyond the window of 512 tokens."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from draftwise import LLM, SamplingParams
+
+FILE = Path(os.environ["DRAFTWISE_GEMMA"])
+EXAMPLES = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
+MAX_TOKENS = 32
+GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    """40 prompts: 20 short ones, and 20 with a common beginning, of which most cross the window."""
+    tokenizer = AutoTokenizer.from_pretrained(FILE.parent, gguf_file=FILE.name)
+    texts = [json.loads(line)["prompt"] for line in EXAMPLES.read_text().splitlines()]
+    long = ["\n\n".join([*texts[: 4 + at], texts[at]]) for at in range(len(texts))]
+    ids = [tokenizer(text).input_ids for text in [*texts, *long]]
+    assert len(ids) == 40
+    assert sum(len(each) > 512 for each in ids) >= 8
+    return ids
+
+
+@pytest.fixture(scope="module")
+def expected(prompts):
+    """The greedy continuations by transformers, in float32."""
+    model = AutoModelForCausalLM.from_pretrained(
+        FILE.parent,
+        gguf_file=FILE.name,
+        dtype=torch.float32,
+        quantization_config=transformers.GgufConfig(dequantize=True),
+    )
+    texts = []
+    for prompt in prompts:
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            min_new_tokens=MAX_TOKENS,
+            max_new_tokens=MAX_TOKENS,
+            do_sample=False,
+        )
+        texts.append(output[0, len(prompt) :].tolist())
+    return texts
+
+
+@pytest.fixture(scope="module")
+def llm():
+    return LLM(FILE, dtype="float32", max_batch_size=8, max_model_len=2048)
+
+
+def tokens_of(outputs):
+    return [output.token_ids for output in outputs]
+
+
+def test_the_whole_context_is_served():
+    assert LLM(FILE).target.max_model_len == 32768
+
+
+def test_greedy_texts_equal_those_of_transformers(llm, prompts, expected):
+    first = llm.generate(prompts, GREEDY)
+    assert tokens_of(first) == expected
+    assert any(output.num_cached_tokens > 512 for output in first)
+    again = llm.generate(prompts, GREEDY)
+    assert tokens_of(again) == expected
+    assert all(
+        each.num_cached_tokens >= len(p) - 17 for p, each in zip(prompts, again, strict=True)
+    )
+
+
+def test_speculation_does_not_change_them(prompts, expected):
+    speculation = {"draft": f"{FILE}:int4", "policy": "fixed", "num_speculative_tokens": 3}
+    drafted = LLM(FILE, speculation, "float32", max_batch_size=8, max_model_len=2048)
+    outputs = drafted.generate(prompts, GREEDY)
+    assert tokens_of(outputs) == expected
+    assert sum(output.speculation.num_accepted for output in outputs) > 10 * len(prompts)
