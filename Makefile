@@ -38,7 +38,7 @@ check: lint types
 test: lint types unit test-vllm
 
 unit: setup
-	$(BIN)/python -m pytest $(PARALLEL) -m "not exhaustive"
+	$(BIN)/python -m pytest $(PARALLEL) --durations=40 -m "not exhaustive"
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/python -m pytest -m "not exhaustive" tests/in_vllm

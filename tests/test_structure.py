@@ -22,10 +22,11 @@ MAY_IMPORT = {
     "processes": set(),
     "prompts": {"errors", "values"},
     "structured_outputs": {"errors", "values"},
+    "token_bytes": set(),
     "estimators": {"core", "errors"},
     "policies": {"core", "errors", "estimators", "params"},
     "zoo": {"errors"},
-    "models": {"core", "errors", "zoo"},
+    "models": {"core", "errors", "token_bytes", "zoo"},
     "engine": {
         "core",
         "errors",

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -111,6 +111,7 @@ class Recipe:
             that mostly agrees with the one without noise, as a draft does.
         noise_seed: of that noise.
         tokenizer: whether the folder has the tokenizer of :func:`byte_tokenizer`.
+        pieces: tokens of the :func:`pieces_tokenizer` in the folder; empty for none.
         config: settings beside those of the family.
     """
 
@@ -122,6 +123,7 @@ class Recipe:
     noise: float = 0.0
     noise_seed: int = 1
     tokenizer: bool = False
+    pieces: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def draft(self, noise: float = 0.1, **changes: Any) -> Recipe:
@@ -162,6 +164,8 @@ class ModelShelf:
         if key not in self._folders:
             folder = self._root / str(len(self._folders))
             save(recipe.build(), folder, recipe.tokenizer)
+            if recipe.pieces:
+                pieces_tokenizer(recipe.pieces).save_pretrained(folder)
             self._folders[key] = str(folder)
         return self._folders[key]
 
@@ -277,6 +281,29 @@ def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedToken
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, chat_template=chat_template
     )
+
+
+def pieces_tokenizer(pieces: tuple[str, ...]) -> PreTrainedTokenizerFast:
+    """A BPE tokenizer with the given entries in SentencePiece's form: ``▁`` and ``<0x0A>``.
+
+    Entries in ``<|…|>`` are special tokens, and ``<|end|>`` is that at the end of a text.
+    """
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece in pieces
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocab and piece[cut:] in vocab
+    ]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    special = [piece for piece in pieces if piece.startswith("<|")]
+    tokenizer.add_special_tokens([AddedToken(piece, special=True) for piece in special])
+    end = {"eos_token": "<|end|>"} if "<|end|>" in special else {}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **end)
 
 
 def _byte_characters() -> dict[str, int]:

@@ -26,9 +26,9 @@ from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.imports import quiet_import
 from draftwise.models.loading import (
     LoadedModel,
-    check_same_vocabulary,
     load_model,
     loaded_name,
+    match_vocabulary,
 )
 from draftwise.params import SpeculationConfig
 from draftwise.policies import POLICIES, Policy, policy_class
@@ -123,7 +123,7 @@ class EngineBuilder:
             The models, including the target.
 
         Raises:
-            DraftwiseError: a model cannot be loaded, or its vocabulary differs from the target's.
+            DraftwiseError: a model cannot be loaded, or has no tokens in common with the target.
         """
         known = () if at_hand is None else (at_hand.draft, at_hand.companion)
         loaded = {model.name: model for model in known if model is not None}
@@ -133,8 +133,7 @@ class EngineBuilder:
             if full_name not in loaded:
                 # Its context may be shorter; no tokens are drafted beyond it.
                 model = self._load(name, role, self.target.max_model_len, quantization)
-                check_same_vocabulary(self.target, model, role)
-                loaded[full_name] = model
+                loaded[full_name] = match_vocabulary(self.target, model, role)
             return loaded[full_name]
 
         draft = companion = None
@@ -270,6 +269,10 @@ class EngineBuilder:
         from draftwise.engine.parallel.replicas.processes import Replicas
 
         settings = self._settings
+        if any(m is not None and m.translator is not None for m in (draft, models.companion)):
+            raise InvalidParameterError(
+                "draft_replicas", "needs a draft and a companion with the target's vocabulary"
+            )
 
         def spec(name: str, role: str, quantization: str | None = None) -> ModelSpec:
             return ModelSpec(

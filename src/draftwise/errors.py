@@ -37,7 +37,7 @@ class UnsupportedModelError(DraftwiseError):
 
 
 class VocabularyMismatchError(DraftwiseError):
-    """Two models that must share a vocabulary have different vocabularies."""
+    """Two models have no tokens in common, or their tokens cannot be compared."""
 
 
 class PromptError(DraftwiseError, ValueError):
@@ -74,3 +74,7 @@ class DraftwiseWarning(UserWarning):
 
 class SlowPathWarning(DraftwiseWarning):
     """A model is computed more slowly than others of its size; says why and by how much."""
+
+
+class VocabularyWarning(DraftwiseWarning):
+    """A draft or companion has another vocabulary than the target, and is translated."""

@@ -412,13 +412,18 @@ class TestLoading:
         llm = open_llm(models, models.folder(DRAFT))
         assert llm.companion is llm.draft
 
-    def test_another_vocabulary_is_refused(self, models, tmp_path):
+    def test_added_tokens_do_not_make_another_vocabulary(self, models, tmp_path):
         COMPANION.build().save_pretrained(tmp_path)
         tokenizer = byte_tokenizer()
         tokenizer.add_tokens(["zz"])
         tokenizer.save_pretrained(tmp_path)
+        llm = open_llm(models, str(tmp_path))
+        assert llm.companion.translator is None
+
+    def test_a_companion_without_shared_tokens_is_refused(self, models):
+        stranger = Recipe(vocab=3, pieces=("x", "y", "z"))
         with pytest.raises(VocabularyMismatchError) as caught:
-            open_llm(models, str(tmp_path))
+            open_llm(models, models.folder(stranger))
         assert caught.value.field == "companion"
 
     def test_a_quantised_draft_with_another_vocabulary_is_refused(self, models):

@@ -146,7 +146,7 @@ def test_a_small_memory_drops_old_prefixes(models):
         assert tokens_of(llm.generate(prompts, params)) == tokens_of(
             plain.generate(prompts, params)
         )
-    stores = llm.engine._prefixes._stores
+    stores = llm.engine._prefixes._all_stores()
     assert 0 < len(stores[0]) <= stores[0].num_blocks < 100
 
 
@@ -189,7 +189,7 @@ def test_a_changed_policy_keeps_drafting_right(models):
 
 def test_the_store_is_limited(models):
     llm = build(models, max_batch_size=4)
-    assert llm.engine._prefixes._stores[0].num_blocks <= 16 * CONTEXT // BLOCK_SIZE
+    assert llm.engine._prefixes._target.num_blocks <= 16 * CONTEXT // BLOCK_SIZE
 
 
 def test_switches_are_checked(models):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from draftwise.errors import DraftwiseWarning, SlowPathWarning
+from draftwise.errors import DraftwiseWarning, SlowPathWarning, VocabularyWarning
 
 _VERBOSITY = "TRANSFORMERS_VERBOSITY"
 
@@ -35,7 +35,7 @@ def only_our_warnings() -> Iterator[list[str]]:
         line: str | None = None,
     ) -> None:
         text = " ".join(str(message).split())
-        if issubclass(category, SlowPathWarning) and text in shown:
+        if issubclass(category, SlowPathWarning | VocabularyWarning) and text in shown:
             return
         shown.append(text)
         print(f"warning {text}", file=sys.stderr)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.companion import Companion, CompanionModel
+from draftwise.engine.mapped_model import new_cached_model
 from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.prefix_cache import PrefixCache
@@ -51,8 +52,8 @@ class Models:
 
     Attributes:
         target: the model whose output distribution is preserved.
-        draft: the model that drafts tokens. It uses the target's vocabulary.
-        companion: the model that scores the draft. It uses the target's vocabulary.
+        draft: the model that drafts tokens.
+        companion: the model that scores the draft.
     """
 
     target: LoadedModel
@@ -187,8 +188,7 @@ class Assembly:
         num_blocks = self.num_prefix_blocks()
         if not num_blocks:
             return None
-        notified = [model.restored for model in self._cached_models]
-        return PrefixCache(self.caches, num_blocks, notified)
+        return PrefixCache(self.caches[0], self._cached_models, num_blocks)
 
     def num_prefix_blocks(self) -> int:
         """Blocks of the prefix cache.
@@ -216,7 +216,7 @@ class Assembly:
     def _cached_model(self, model: LoadedModel) -> CachedModel:
         cache = self._new_cache(model)
         self.caches.append(cache)
-        self._cached_models.append(CachedModel(model.model, cache, self._vocab_size))
+        self._cached_models.append(new_cached_model(model, cache, self._vocab_size))
         return self._cached_models[-1]
 
     def _new_cache(self, model: LoadedModel) -> KVCache:

@@ -103,14 +103,14 @@ class Batch:
             lenience=[self.lenience[index] for index in indices],
         )
 
-    def states(self, draft_context: int) -> list[RequestState]:
+    def states(self, room: Callable[[Request], int]) -> list[RequestState]:
         """The state of each of ``generating`` that a policy sees.
 
         Args:
-            draft_context: maximum context length of the draft model; 0 without a draft model.
+            room: the maximum number of tokens that the proposer can propose for a request.
         """
         return [
-            request.state(request.draft_limit(draft_context) if can_draft else 0)
+            request.state(request.draft_limit(room(request)) if can_draft else 0)
             for request, can_draft in zip(self.generating, self.can_draft, strict=True)
         ]
 

@@ -12,6 +12,7 @@ from draftwise.engine.lifecycle import Commit
 from draftwise.engine.request import Request
 from draftwise.models.attention import Segment
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.static_steps import Decoder, StaticSteps
 
@@ -63,6 +64,30 @@ class CachedModel:
         self.device = model.device
         # Number of valid tokens in each slot after the last commit.
         self._committed = [0] * cache.num_cache_slots
+
+    @property
+    def native(self) -> NativeDecoder | None:
+        """The kernels with which the native backend drafts; ``None`` if they cannot draft."""
+        return self.model.native
+
+    def text(self, request: Request) -> Sequence[int]:
+        """The request's prompt and output, in the tokens that this model reads."""
+        return request.tokens
+
+    def text_end(self, request: Request, end: int) -> int:
+        """The position in :meth:`text` up to which the request's first ``end`` tokens reach."""
+        return end
+
+    def room(self, request: Request) -> int:
+        """Maximum number of tokens that fit in the request's cache slot after its text."""
+        return self.capacity - len(request.tokens)
+
+    def num_scored(self, request: Request, drafted: Sequence[int]) -> int:
+        """Number of leading drafted tokens whose logits this model can compute.
+
+        The last of them is not read, as its logits are those after the token before it.
+        """
+        return max(0, min(len(drafted), self.room(request) + 1))
 
     def admit(self, request: Request) -> None:
         """Clear the request's cache slot."""
@@ -133,10 +158,10 @@ class CachedModel:
             segments: list[Segment] = []
             for request, end, drafted, _ in sorted(inputs, key=lambda r: r.request.cache_slot):
                 start = cache.lengths[request.cache_slot]
-                end = min(end, self.capacity)
+                end = min(self.text_end(request, end), self.capacity)
                 if end - start + len(drafted) > cache.max_new_tokens:
                     count = min(end - start, cache.max_new_tokens)
-                    tokens.extend(self._readable(request.tokens[start : start + count]))
+                    tokens.extend(self._readable(self.text(request)[start : start + count]))
                     segments.append(Segment(request.cache_slot, start, count))
             if not segments:
                 return
@@ -159,7 +184,7 @@ class CachedModel:
         assert both is not None
         return both
 
-    def _readable(self, tokens: list[int]) -> list[int]:
+    def _readable(self, tokens: Sequence[int]) -> Sequence[int]:
         """Replace tokens beyond this model's vocabulary by token 0."""
         size = self.model.vocab_size
         if size >= self.vocab_size:

@@ -76,11 +76,15 @@ class CompanionModel:
             draft: the draft, with its signals.
         """
         assert draft.signals is not None
-        # Positions beyond the companion's context are not scored.
-        room = [self._cached_model.capacity - len(r.tokens) + 1 for r in batch.generating]
-        lengths = [max(0, min(n, space)) for n, space in zip(draft.lengths, room, strict=True)]
-        inputs = [ForwardInput(chunk.request, chunk.end) for chunk in batch.chunks]
         drafted = draft.host_tokens
+        # Positions beyond the companion's context are not scored.
+        lengths = [
+            self._cached_model.num_scored(request, tokens[:length])
+            for request, tokens, length in zip(
+                batch.generating, drafted, draft.lengths, strict=True
+            )
+        ]
+        inputs = [ForwardInput(chunk.request, chunk.end) for chunk in batch.chunks]
         for index, length in enumerate(lengths):
             if length:
                 # The last drafted token is scored by the logits before it, so it need not be read.

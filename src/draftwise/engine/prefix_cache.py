@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.request import Request
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.prefix_store import BLOCK_SIZE, PrefixStore
@@ -38,33 +39,30 @@ class PrefixCache:
     """
 
     def __init__(
-        self,
-        caches: Sequence[KVCache],
-        num_blocks: int,
-        on_restored: Sequence[Callable[[int], None]] = (),
+        self, target: KVCache, cached_models: Sequence[CachedModel], num_blocks: int
     ) -> None:
         """Allocate memory.
 
         Args:
-            caches: the key-value caches of all models, the target's first.
+            target: the target's key-value cache.
+            cached_models: the draft, the companion and other models with caches of their own.
             num_blocks: maximum number of blocks of each model.
-            on_restored: called with the cache slot after a prefix was restored.
 
         Raises:
             CacheExhaustedError: there is not enough memory.
         """
-        self._stores = [PrefixStore(cache, num_blocks) for cache in caches]
-        self._on_restored = on_restored
+        self._target = PrefixStore(target, num_blocks)
+        self._others = [(model, PrefixStore(model.cache, num_blocks)) for model in cached_models]
         self.stats = PrefixStats()
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens that the target's store contains."""
-        return len(self._stores[0]) * BLOCK_SIZE
+        return len(self._target) * BLOCK_SIZE
 
     def admit(self, request: Request) -> None:
         """A request got a cache slot, which is empty."""
-        for store in self._stores:
+        for store in self._all_stores():
             store.begin(request.cache_slot)
 
     def restore(self, request: Request) -> None:
@@ -76,16 +74,15 @@ class PrefixCache:
         if request.params.prompt_logprobs is not None:
             return
         slot, salt = request.cache_slot, request.params.cache_salt
-        before = self._stores[0].cache.lengths[slot]
+        before = self._target.cache.lengths[slot]
         limit = request.num_prompt_tokens - 1
-        end = self._stores[0].restore(slot, request.tokens, salt, limit)
+        end = self._target.restore(slot, request.tokens, salt, limit)
         if end > before:
             request.num_cached_tokens += end - before
             self.stats.num_hits += end - before
-            for store in self._stores[1:]:
-                store.restore(slot, request.tokens, salt, end)
-            for notify in self._on_restored:
-                notify(slot)
+            for model, store in self._others:
+                store.restore(slot, model.text(request), salt, model.text_end(request, end))
+                model.restored(slot)
         if not before:
             self.stats.num_queried += request.num_prompt_tokens
 
@@ -96,14 +93,22 @@ class PrefixCache:
             request: a running request.
             is_over: whether the request leaves its cache slot.
         """
-        slot, salt = request.cache_slot, request.params.cache_salt
-        for store in self._stores:
-            length = store.cache.lengths[slot]
-            reads_prompt = length <= request.num_prompt_tokens
-            if is_over or reads_prompt or length % _STORE_INTERVAL < BLOCK_SIZE:
-                store.store(slot, request.tokens, salt)
+        self._store(self._target, request, request.tokens, is_over)
+        for model, store in self._others:
+            self._store(store, request, model.text(request), is_over)
 
     def clear(self) -> None:
         """Drop everything that is stored."""
-        for store in self._stores:
+        for store in self._all_stores():
             store.clear()
+
+    def _store(
+        self, store: PrefixStore, request: Request, text: Sequence[int], is_over: bool
+    ) -> None:
+        length = store.cache.lengths[request.cache_slot]
+        reads_prompt = length <= request.num_prompt_tokens
+        if is_over or reads_prompt or length % _STORE_INTERVAL < BLOCK_SIZE:
+            store.store(request.cache_slot, text, request.params.cache_salt)
+
+    def _all_stores(self) -> list[PrefixStore]:
+        return [self._target, *(store for _, store in self._others)]

@@ -134,9 +134,13 @@ class Request:
             self.speculation.policy,
         )
 
-    def draft_limit(self, draft_context: int) -> int:
-        """The maximum draft length. One of the remaining tokens always comes from the target."""
-        room = min(self.max_total_tokens - len(self.tokens) - 1, draft_context - len(self.tokens))
+    def draft_limit(self, room: int) -> int:
+        """The maximum draft length. One of the remaining tokens always comes from the target.
+
+        Args:
+            room: the maximum number of tokens that the proposer can propose.
+        """
+        room = min(self.max_total_tokens - len(self.tokens) - 1, room)
         if not self.speculation.enabled:
             return 0
         if self.speculation.num_speculative_tokens is not None:

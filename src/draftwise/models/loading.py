@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from draftwise.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
     VocabularyMismatchError,
+    VocabularyWarning,
 )
 from draftwise.models.attention import ATTENTION_NAME
 from draftwise.models.fingerprint import model_fingerprint
@@ -30,6 +32,11 @@ from draftwise.models.packed_model import PackedModel
 from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.quantization import expand_weights, quantize_linear_layers
 from draftwise.models.support import check_config, context_length
+from draftwise.models.vocabulary_map import (
+    TokenTranslator,
+    is_same_vocabulary,
+    probability_share,
+)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ZOO_PREFIX = "zoo:"
@@ -47,6 +54,7 @@ class LoadedModel:
         eos_token_ids: end-of-sequence tokens of the model's generation configuration.
         num_parameters: number of parameters, shared ones counted once.
         fingerprint: identifies the model and its quantisation, independently of its name.
+        translator: translates the target's tokens; ``None`` if the model has the same ones.
     """
 
     name: str
@@ -56,6 +64,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     num_parameters: int
     fingerprint: str
+    translator: TokenTranslator | None = None
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -167,37 +176,54 @@ def split_name(name: str) -> tuple[str, str | None]:
     return (plain, last) if plain and last in QUANTIZATIONS else (name, None)
 
 
-def check_same_vocabulary(target: LoadedModel, draft: LoadedModel, role: str) -> None:
-    """Check that a draft or companion has the target's vocabulary.
+def match_vocabulary(target: LoadedModel, draft: LoadedModel, role: str) -> LoadedModel:
+    """Prepare a draft or companion for the target's vocabulary.
 
-    The width of the logits may differ (padding of the embedding). The tokens may not.
+    The width of the logits may differ (padding of the embedding), and one of the two may have added
+    tokens. If other tokens differ, the model gets a translator, and proposes only tokens that both
+    vocabularies contain.
 
     Args:
         target: the target.
         draft: the draft or companion.
         role: ``"draft"`` or ``"companion"``; named in the error.
 
+    Returns:
+        The draft or companion, with a translator if it needs one.
+
     Raises:
-        VocabularyMismatchError: the vocabularies differ.
+        VocabularyMismatchError: the vocabularies have no token in common, or they differ and a
+            model has no tokenizer to compare them by.
     """
+    sizes = target.model.vocab_size, draft.model.vocab_size
     if target.tokenizer is None or draft.tokenizer is None:
-        sizes = target.model.vocab_size, draft.model.vocab_size
         if sizes[0] != sizes[1]:
             raise VocabularyMismatchError(
                 role,
                 f"{draft.name!r} has {sizes[1]} tokens and the target {target.name!r} has "
-                f"{sizes[0]}; the two must share a vocabulary",
+                f"{sizes[0]}; without a tokenizer, the two must share a vocabulary",
             )
-        return
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    if ours != theirs:
-        differing = len(set(ours.items()) ^ set(theirs.items()))
+        return draft
+    if is_same_vocabulary(target.tokenizer, draft.tokenizer):
+        return draft
+    translator = TokenTranslator(target.tokenizer, draft.tokenizer, *sizes)
+    if not len(translator.vocabulary):
         raise VocabularyMismatchError(
             role,
-            f"the tokenizer of {draft.name!r} ({len(theirs)} tokens) differs from that of the "
-            f"target {target.name!r} ({len(ours)} tokens) in {differing} entries; choose one "
-            "of the target's family",
+            f"the tokenizers of {draft.name!r} and of the target {target.name!r} have no token "
+            "in common; choose a model of the target's family",
         )
+    share = probability_share(
+        draft.model, draft.tokenizer, translator.vocabulary, draft.max_model_len
+    )
+    warnings.warn(
+        f"{role}: {draft.name!r} has another vocabulary than {target.name!r}. "
+        f"{len(translator.vocabulary)} of its {sizes[1]} tokens are shared; they hold "
+        f"{share:.0%} of its probability on a sample text",
+        VocabularyWarning,
+        stacklevel=2,
+    )
+    return replace(draft, translator=translator)
 
 
 def locate(name: str, role: str) -> str:

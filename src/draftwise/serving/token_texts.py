@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 from typing import Any
 
+from draftwise.token_bytes import byte_alphabet, byte_of
+
 _REPLACEMENT = "\ufffd"
-# Names of byte tokens in vocabularies with byte fallback.
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CACHED = 100_000
 
 
@@ -31,22 +30,10 @@ class TokenTexts:
         if _REPLACEMENT not in text:
             return text, list(text.encode())
         name: str = self._tokenizer.convert_ids_to_tokens(token) or ""
-        byte = _BYTE.fullmatch(name)
+        byte = byte_of(name)
         if byte is not None:
-            return text, [int(byte[1], 16)]
-        alphabet = _byte_alphabet()
+            return text, [byte]
+        alphabet = byte_alphabet()
         if all(letter in alphabet for letter in name):
             return text, [alphabet[letter] for letter in name]
         return text, list(text.encode())
-
-
-@lru_cache(1)
-def _byte_alphabet() -> dict[str, int]:
-    """Mapping from the characters of byte-level vocabularies to bytes (Radford et al. 2019, GPT-2).
-
-    Printable bytes are represented by themselves, and other bytes by the characters from 256 on.
-    """
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}

@@ -28,13 +28,13 @@ class NativeBackend:
 
     def serves(self, step: DraftingStep) -> bool:
         """Whether the model has kernels and the logits need no processing."""
-        return self._model.model.native is not None and step.is_plain
+        return self._model.native is not None and step.is_plain
 
     @torch.inference_mode()
     def begin(self, step: DraftingStep) -> None:
         """Prepare the new tokens, which the first kernel call reads."""
         model, cache = self._model, self._model.cache
-        native = model.model.native
+        native = model.native
         assert native is not None
         if not self._buffers.fits(len(step.limits), step.longest):
             self._buffers = DraftBuffers(model.num_rows, step.longest, model.vocab_size)

@@ -118,9 +118,13 @@ class Proposer(ABC):
     def close(self) -> None:  # noqa: B027
         """Release memory, threads and processes."""
 
+    def room(self, request: Request) -> int:
+        """Maximum number of tokens after a request's text that this proposer can propose."""
+        return self.max_context - len(request.tokens)
+
     def draft_limits(self, batch: Batch, policy: Policy) -> list[int]:
         """Ask the policy for the ``[batch]`` maximum draft lengths."""
-        states = batch.states(self.max_context)
+        states = batch.states(self.room)
         lengths = policy.draft_lengths(states)
         return [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
 

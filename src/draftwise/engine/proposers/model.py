@@ -44,6 +44,10 @@ class ModelProposer(Proposer):
             EagerBackend(self.cached_model),
         ]
 
+    def room(self, request: Request) -> int:
+        """Tokens that fit in the draft model's cache after a request's text."""
+        return self.cached_model.room(request)
+
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Draft as many tokens as the policy wants, up to each request's limit."""
         return self.draft(batch, policy, self.draft_limits(batch, policy))

@@ -43,7 +43,7 @@ class SeveralProposers(Proposer):
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Each proposer drafts for its requests."""
         chosen = list(self._choose(batch))
-        by_context = [batch.states(proposer.max_context) for proposer in self._proposers]
+        by_context = [batch.states(proposer.room) for proposer in self._proposers]
         states = [by_context[proposer_index][index] for index, proposer_index in enumerate(chosen)]
         limits = [
             min(n, state.draft_limit)

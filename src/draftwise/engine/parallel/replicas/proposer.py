@@ -52,7 +52,7 @@ class ReplicatedProposer(ModelProposer):
         """As in :class:`Proposer`, but 0 for masked requests."""
         states = [
             state._replace(draft_limit=0) if request.is_masked else state
-            for state, request in zip(batch.states(self.max_context), batch.generating, strict=True)
+            for state, request in zip(batch.states(self.room), batch.generating, strict=True)
         ]
         lengths = policy.draft_lengths(states)
         return [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
