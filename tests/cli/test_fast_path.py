@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 COMMAND = [sys.executable, "-c", "from draftwise.cli import main; main()"]
 LINE = (
     "zoo:{name}' does not run on the fast path: there are no native kernels: "
@@ -35,6 +37,7 @@ def test_generate_warns_of_a_model_that_is_not_on_the_fast_path():
     assert json.loads(done.stdout)["warnings"] == lines
 
 
+@pytest.mark.slow
 def test_benchmark_warns_once_per_model(tmp_path):
     workload = tmp_path / "prompts.jsonl"
     workload.write_text('{"prompt": "Once upon a time"}\n')

@@ -50,7 +50,17 @@ def tokens_of(outputs):
     return [output.token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# These families run through their own modules, which takes longer.
+SLOW_FAMILIES = {"gpt2", "gpt_oss"}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(each, marks=pytest.mark.slow) if each in SLOW_FAMILIES else each
+        for each in FAMILIES
+    ],
+)
 @pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize("policy", ["none", "fixed"])
 def test_outputs_are_those_without_a_cache(models, family, policy, batch_size):

@@ -418,6 +418,7 @@ def test_batches_without_grammars_use_the_fast_backends(models, monkeypatch):
     assert slow
 
 
+@pytest.mark.slow
 def test_replicas_draft_nothing_for_requests_with_a_grammar(models, laws):
     """Other requests get drafts."""
     speculation = SpeculationConfig(
