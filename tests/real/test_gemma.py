@@ -81,3 +81,12 @@ def test_speculation_does_not_change_them(prompts, expected):
     outputs = drafted.generate(prompts, GREEDY)
     assert tokens_of(outputs) == expected
     assert sum(output.speculation.num_accepted for output in outputs) > 10 * len(prompts)
+
+
+@pytest.mark.filterwarnings("ignore::draftwise.errors.VocabularyWarning")
+def test_a_draft_of_another_family_does_not_change_them(prompts, expected):
+    speculation = {"draft": "zoo:draft", "policy": "fixed", "num_speculative_tokens": 3}
+    drafted = LLM(FILE, speculation, "float32", max_batch_size=8, max_model_len=2048)
+    outputs = drafted.generate(prompts, GREEDY)
+    assert tokens_of(outputs) == expected
+    assert sum(output.speculation.num_accepted for output in outputs) > len(prompts)
