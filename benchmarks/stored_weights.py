@@ -8,7 +8,6 @@ from draftwise.models.loading import LoadedModel
 
 
 def stored_bytes(model: LoadedModel) -> float:
-    """Bytes of a model's stored weights, in bfloat16 or a narrower format."""
+    """Bytes of the weights that a pass reads, in bfloat16 or a narrower format."""
     native: Any = model.model.native
-    bits = 16 if native is None else native.bits
-    return model.num_parameters * bits / 8
+    return 2 * model.num_parameters if native is None else native.weight_bytes

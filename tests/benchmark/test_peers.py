@@ -257,7 +257,6 @@ def test_modes(tmp_path):
 
 
 def test_an_unknown_engine(tmp_path):
-    with pytest.raises(
-        InvalidParameterError, match=r"transformers, vllm, vllm-draftwise, openvino, got .llama."
-    ):
+    known = "transformers, vllm, vllm-draftwise, openvino, llamacpp"
+    with pytest.raises(InvalidParameterError, match=rf"{known}, got .llama."):
         peers(["llama"], MODELS, tmp_path)

@@ -189,6 +189,80 @@ def start_openvino(settings: Settings) -> tuple[Generate, Settings]:
     return generate, {"version": version("openvino-genai")}
 
 
+def start_llamacpp(settings: Settings) -> tuple[Generate, Settings]:
+    """llama.cpp, called through the bindings of ``llama-cpp-python``; the target is a GGUF file.
+
+    The C library is called directly, as its own example programs do. The class of the bindings
+    copies all logits to Python after each token.
+
+    Raises:
+        RuntimeError: the target is not a GGUF file that llama.cpp loads.
+    """
+    import llama_cpp as llama
+
+    tokens_at_once = 512
+    model_options = llama.llama_model_default_params()
+    model_options.n_gpu_layers = 0
+    model = llama.llama_model_load_from_file(settings["target"].encode(), model_options)
+    if not model:
+        raise RuntimeError(f"llama.cpp cannot load {settings['target']!r}; it reads GGUF files")
+    options = llama.llama_context_default_params()
+    options.n_ctx = settings["max_model_len"] * settings["max_batch_size"]
+    options.n_batch = options.n_ubatch = tokens_at_once
+    options.n_seq_max = settings["max_batch_size"]
+    options.n_threads = options.n_threads_batch = settings["threads"]
+    context = llama.llama_init_from_model(model, options)
+    batch = llama.llama_batch_init(tokens_at_once, 0, 1)
+
+    def sampler(wanted: Settings) -> Any:
+        chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+        if not wanted["temperature"]:
+            llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_greedy())
+            return chain
+        if wanted["top_k"]:
+            llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_top_k(wanted["top_k"]))
+        for stage in (
+            llama.llama_sampler_init_top_p(wanted["top_p"], 1),
+            llama.llama_sampler_init_temp(wanted["temperature"]),
+            llama.llama_sampler_init_dist(wanted["seed"] or 0),
+        ):
+            llama.llama_sampler_chain_add(chain, stage)
+        return chain
+
+    def compute(inputs: list[tuple[int, int, int, bool]]) -> None:
+        """Compute tokens, given as prompt, position, token and whether logits are needed."""
+        batch.n_tokens = len(inputs)
+        for at, (prompt, position, token, needs_logits) in enumerate(inputs):
+            batch.token[at], batch.pos[at], batch.logits[at] = token, position, needs_logits
+            batch.n_seq_id[at], batch.seq_id[at][0] = 1, prompt
+        status = llama.llama_decode(context, batch)
+        if status:
+            raise RuntimeError(f"llama_decode returned {status}")
+
+    def generate(prompts: list[list[int]], wanted: Settings) -> tuple[list[list[int]], Settings]:
+        llama.llama_memory_clear(llama.llama_get_memory(context), True)
+        chain = sampler(wanted)
+        answers: list[list[int]] = [[] for _ in prompts]
+        for prompt, tokens in enumerate(prompts):
+            for start in range(0, len(tokens), tokens_at_once):
+                part = list(enumerate(tokens))[start : start + tokens_at_once]
+                compute([(prompt, at, token, at + 1 == len(tokens)) for at, token in part])
+            answers[prompt].append(llama.llama_sampler_sample(chain, context, -1))
+        for count in range(1, wanted["max_tokens"]):
+            compute(
+                [
+                    (prompt, len(tokens) + count - 1, answers[prompt][-1], True)
+                    for prompt, tokens in enumerate(prompts)
+                ]
+            )
+            for prompt, answer in enumerate(answers):
+                answer.append(llama.llama_sampler_sample(chain, context, prompt))
+        llama.llama_sampler_free(chain)
+        return answers, {}
+
+    return generate, {"version": version("llama-cpp-python")}
+
+
 def preload_openmp() -> None:
     """Restart this process with the OpenMP runtime that vLLM recommends and installs.
 
@@ -296,6 +370,7 @@ ENGINES = {
     "vllm": start_vllm,
     "vllm-draftwise": start_vllm,
     "openvino": start_openvino,
+    "llamacpp": start_llamacpp,
 }
 
 

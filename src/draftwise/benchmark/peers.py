@@ -76,6 +76,7 @@ PEERS: dict[str, tuple[PeerMode, ...]] = {
         PeerMode("draft 5", {"draft": True, "num_speculative_tokens": 5}),
         PeerMode("confidence", {"draft": True, "confidence_threshold": 0.4}),
     ),
+    "llamacpp": (PeerMode("", {"draft": False}),),
 }
 
 

@@ -55,6 +55,7 @@ class NativeDecoder:
         dtype: dtype of the embedding.
         num_embeddings: number of token ids.
         vocab_size: width of the logits.
+        weight_bytes: bytes of the matrices that a pass reads, without the embedding.
     """
 
     def __init__(self, spec: DecoderSpec, library: NativeLibrary, bits: int) -> None:
@@ -70,6 +71,7 @@ class NativeDecoder:
         self._library = library
         self.bits = bits
         self._kept: list[Tensor] = []
+        self.weight_bytes = 0
         embedding = spec.embedding
         self.dtype = embedding.weight.dtype
         self.num_embeddings = embedding.num_embeddings
@@ -123,17 +125,21 @@ class NativeDecoder:
         return None if norm is None else self._keep(norm.weight)
 
     def _keep_matrix(self, *layers: nn.Linear, interleave: bool = False) -> int:
-        """Pack the weights of layers with the same input, concatenated.
+        """Pack the weights of layers with the same input, concatenated; returns the address.
 
         Args:
             layers: the layers.
             interleave: whether to interleave the first and the second half of the columns.
         """
+        packed = self._packed(layers, interleave)
+        self.weight_bytes += packed.nbytes
+        return self._keep(in_large_pages(packed))
+
+    def _packed(self, layers: Sequence[nn.Linear], interleave: bool) -> Tensor:
         library = self._library
         if self.bits == IN_GROUPS:
             merge = partial(interleaved, library=library) if interleave else None
-            packed = grouped_weight(_quantized(layers), library, merge)
-            return self._keep(in_large_pages(packed))
+            return grouped_weight(_quantized(layers), library, merge)
 
         def joined(parts: list[Tensor]) -> Tensor:
             whole = torch.cat(parts)
@@ -147,11 +153,11 @@ class NativeDecoder:
             whole = QuantizedMatrix(
                 joined([each.numbers for each in known]), joined([each.scales for each in known])
             )
-            return self._keep(in_large_pages(quantized_weight(whole, library)))
+            return quantized_weight(whole, library)
         weight = panels(joined([layer.weight.detach() for layer in layers]), library)
         if self.bits == COMPRESSED_BITS:
-            weight = compressed_weight(weight, library)
-        return self._keep(in_large_pages(weight))
+            return compressed_weight(weight, library)
+        return weight
 
     def _pack_layer(self, to: DecoderLayer, layer: LayerSpec) -> None:
         """Pack the weights of a layer."""
