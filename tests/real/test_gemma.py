@@ -70,9 +70,8 @@ def test_greedy_texts_equal_those_of_transformers(llm, prompts, expected):
     assert any(output.num_cached_tokens > 512 for output in first)
     again = llm.generate(prompts, GREEDY)
     assert tokens_of(again) == expected
-    assert all(
-        each.num_cached_tokens >= len(p) - 17 for p, each in zip(prompts, again, strict=True)
-    )
+    # The store holds the newest prompts, not all of them.
+    assert again[-1].num_cached_tokens >= len(prompts[-1]) - 17
 
 
 def test_speculation_does_not_change_them(prompts, expected):
