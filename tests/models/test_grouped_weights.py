@@ -99,7 +99,7 @@ def test_products_use_the_stored_integers(models, monkeypatch, formats, num_toke
     tokens = torch.randint(0, 203, (num_tokens,), generator=torch.Generator().manual_seed(1))
     got, expected = (logits_of(each, tokens.tolist()) for each in (model, exact))
     error = (got.float() - expected).square().mean().sqrt() / expected.std()
-    assert error < 0.02  # the activations are rounded to bfloat16
+    assert error < 0.03  # embedding, keys and values are rounded to bfloat16
 
 
 def test_a_row_does_not_depend_on_the_others(models, monkeypatch):

@@ -89,7 +89,22 @@ def _compiler() -> list[str]:
 
 
 def _options() -> list[str]:
-    return [*_OPTIONS, *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
+    options = list(_OPTIONS)
+    if _multiplies_in_float32():
+        options.append("-DDRAFTWISE_FLOAT32_PRODUCTS")
+    return [*options, *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
+
+
+def _multiplies_in_float32() -> bool:
+    """Whether products in float32 are faster than the dot products of AVX512-BF16.
+
+    Intel's cores begin a dot product every second cycle and two float32 products every cycle, which
+    is twice as fast (85 and 172 GFLOPS per core measured on Sapphire Rapids without AMX).
+    """
+    fields = _processor_fields()
+    flags = fields.get("flags", "").split()
+    is_intel = fields.get("vendor_id") == "GenuineIntel"
+    return is_intel and "avx512_bf16" in flags and "amx_bf16" not in flags
 
 
 def _own_folder(folder: Path) -> Path:
@@ -112,13 +127,18 @@ def _fingerprint(compiler: list[str], options: list[str], sources: Path) -> str:
     for source in sorted(sources.iterdir()):
         digest.update(source.read_bytes())
     digest.update("\0".join((*compiler, *options, platform.machine())).encode())
-    seen = set()
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        name = line.partition(":")[0].strip()
-        if name in _PROCESSOR_FIELDS and name not in seen:
-            seen.add(name)
-            digest.update(line.encode())
+    fields = _processor_fields()
+    digest.update("\0".join(fields.get(name, "") for name in _PROCESSOR_FIELDS).encode())
     return digest.hexdigest()[:16]
+
+
+def _processor_fields() -> dict[str, str]:
+    """The fields of the first processor in /proc/cpuinfo."""
+    fields: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    return fields
 
 
 @contextmanager

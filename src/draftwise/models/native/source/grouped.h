@@ -106,7 +106,7 @@ struct GroupCodes<8> {
     }
 };
 
-// A weight in groups. The rows that it is multiplied with are BFloat16.
+// A weight in groups.
 struct GroupedWeight : PairedWeight {};
 
 // Scratch memory of one thread.
@@ -127,17 +127,17 @@ struct GroupedScratch {
     }
 };
 
-typedef void (*MultiplySteps)(const BFloat16 *, int64_t, const char *, int64_t, const char *, int64_t,
-                              Floats *);
+typedef void (*MultiplySteps)(const PairedWeight::Input *, int64_t, const char *, int64_t,
+                              const char *, int64_t, Floats *);
 
 // multiply_steps for each number of rows.
 template <int COUNT>
 INLINE MultiplySteps steps_for_rows(int64_t rows) {
     if constexpr (COUNT > 1)
         if (rows < COUNT) return steps_for_rows<COUNT - 1>(rows);
-    return [](const BFloat16 *x, int64_t stride, const char *panel, int64_t steps, const char *next,
-              int64_t next_bytes, Floats *sums) {
-        multiply_steps<PairedWeight, COUNT, false>(x, stride, panel, steps, next, next_bytes, sums);
+    return [](const PairedWeight::Input *x, int64_t stride, const char *panel, int64_t steps,
+              const char *next, int64_t next_bytes, Floats *sums) {
+        multiply_steps<PairedWeight, COUNT, 0>(x, stride, panel, steps, next, next_bytes, sums);
     };
 }
 
@@ -150,7 +150,7 @@ INLINE Floats read_scales(const char *from, bool is_wide, int64_t index) {
 }
 
 // Sums of each row over each group.
-INLINE void sum_groups(const BFloat16 *x, int64_t stride, int64_t rows, int64_t groups,
+INLINE void sum_groups(const PairedWeight::Input *x, int64_t stride, int64_t rows, int64_t groups,
                        int64_t group, float *to) {
     for (int64_t g = 0; g < groups; ++g)
         for (int64_t row = 0; row < rows; ++row) {
@@ -162,9 +162,10 @@ INLINE void sum_groups(const BFloat16 *x, int64_t stride, int64_t rows, int64_t 
 
 // Multiplies rows first to end with panels of one section.
 template <int BITS, class Epilogue>
-void multiply_groups(const GroupedSection &section, const char *weight, const BFloat16 *x,
-                     int64_t stride, int64_t first, int64_t end, int64_t depth, int64_t first_panel,
-                     int64_t end_panel, const GroupedScratch &scratch, const Epilogue &epilogue) {
+void multiply_groups(const GroupedSection &section, const char *weight,
+                     const PairedWeight::Input *x, int64_t stride, int64_t first, int64_t end,
+                     int64_t depth, int64_t first_panel, int64_t end_panel,
+                     const GroupedScratch &scratch, const Epilogue &epilogue) {
     constexpr int64_t PREFETCH_DISTANCE = 4096;  // in bytes
     const GroupCodes<BITS> codes(section);
     const int64_t group = section.group, groups = depth / group;
@@ -229,9 +230,9 @@ void multiply_groups(const GroupedSection &section, const char *weight, const BF
 
 // The same as multiply of matrix.h. scratch is the memory of expansion_bytes.
 template <class Epilogue>
-void multiply(GroupedWeight, const BFloat16 *x, int64_t stride, int64_t rows, int64_t depth,
-              const void *weight, int64_t first_panel, int64_t end_panel, char *scratch,
-              const Epilogue &epilogue) {
+void multiply(GroupedWeight, const PairedWeight::Input *x, int64_t stride, int64_t rows,
+              int64_t depth, const void *weight, int64_t first_panel, int64_t end_panel,
+              char *scratch, const Epilogue &epilogue) {
     const GroupedHeader &header = *(const GroupedHeader *)weight;
     for (int64_t start = 0; start < rows; start += CACHED_ROWS) {
         const int64_t end = min_int(start + CACHED_ROWS, rows);

@@ -3,8 +3,8 @@
 // The weight is packed once into panels. A panel contains two vectors of columns, stored in the
 // order of the steps along the depth, so that the microkernel reads it sequentially. A register
 // block contains as many rows as there are registers for their sums. A panel is read from memory
-// once for all register blocks. While several register blocks are multiplied with a panel, the next
-// panel is prefetched.
+// once for all register blocks. While rows are multiplied with a panel, the next panel is
+// prefetched.
 
 #pragma once
 
@@ -24,40 +24,64 @@ template <class T>
 struct WideWeight {
     typedef T Stored;      // type of the packed weight
     typedef float Input;   // type of the rows
-    typedef float Factor;  // numbers of a row in one step, broadcast to all lanes
+    typedef const float *Factor;  // numbers of a row in one step, broadcast to all lanes
     typedef Floats Columns;
     static constexpr int DEPTH = 1;                        // numbers of a row in one step
     static constexpr int BYTES = PANEL_WIDTH * sizeof(T);  // bytes of a panel in one step
 
     INLINE void load(const char *from, Columns *to) {
         if constexpr (sizeof(T) == sizeof(float))
-            memcpy(to, from, 2 * sizeof *to);
+            for (int i = 0; i < 2; ++i) to[i] = read((const float *)from + i * LANES);
         else
             ::load((const T *)from, to);  // columns c and c + LANES share a word
     }
 
     INLINE Floats multiply_add(Floats sum, Columns column, Factor factor) {
-        return sum + column * factor;
+        return sum + column * *factor;
     }
+
+    INLINE Factor factor(const float *from) { return from; }
 };
 
 #if defined(__AVX512BF16__)
-// The same for BFloat16 with the dot-product instructions of AVX512-BF16. One step multiplies two
-// numbers of each column, which share a word.
+// The same for BFloat16. One step multiplies two numbers of each column, which share a word.
 struct PairedWeight {
     typedef BFloat16 Stored;
-    typedef BFloat16 Input;
-    typedef uint32_t Factor;
     typedef Words Columns;
     static constexpr int DEPTH = 2;
-    static constexpr int BYTES = PANEL_WIDTH * sizeof(Factor);
+    static constexpr int BYTES = PANEL_WIDTH * sizeof(uint32_t);
 
-    INLINE void load(const char *from, Columns *to) { memcpy(to, from, 2 * sizeof *to); }
+    INLINE void load(const char *from, Columns *to) {
+        for (int i = 0; i < 2; ++i) memcpy(to + i, from + i * (int64_t)sizeof *to, sizeof *to);
+    }
+
+#if defined(DRAFTWISE_FLOAT32_PRODUCTS)
+    // For processors on which two products in float32 are faster than a dot-product instruction.
+    typedef float Input;
+    typedef const float *Factor;
+
+    INLINE Floats multiply_add(Floats sum, Columns column, Factor factor) {
+        sum += (Floats)(column << 16) * factor[0];
+        return sum + (Floats)(column & 0xffff0000u) * factor[1];
+    }
+
+    INLINE Factor factor(const float *from) { return from; }
+#else
+    // The dot-product instructions of AVX512-BF16.
+    typedef BFloat16 Input;
+    typedef uint32_t Factor;
 
     INLINE Floats multiply_add(Floats sum, Columns column, Factor factor) {
         return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)column,
                                         (__m512bh)_mm512_set1_epi32((int)factor));
     }
+
+    INLINE Factor factor(const BFloat16 *from) {
+        Factor both;
+        memcpy(&both, from, sizeof both);
+        return both;
+    }
+#endif
 };
 #endif
 
@@ -67,25 +91,33 @@ INLINE int64_t steps_for(int64_t depth) { return (depth + W::DEPTH - 1) / W::DEP
 
 INLINE int64_t num_panels(int64_t columns) { return (columns + PANEL_WIDTH - 1) / PANEL_WIDTH; }
 
-// Multiplies COUNT rows with a panel. With PREFETCHES, each step prefetches one cache line of the
-// memory at next and advances by next_bytes. The order of each sum does not depend on COUNT.
-template <class W, int COUNT, bool PREFETCHES>
+// Multiplies COUNT rows with a panel. Each step prefetches a number of cache lines of the memory at
+// next and advances by next_bytes. The order of each sum does not depend on COUNT.
+template <class W, int COUNT, int PREFETCHED_LINES>
 INLINE void multiply_steps(const typename W::Input *x, int64_t stride, const char *panel,
                            int64_t num_steps, const char *next, int64_t next_bytes, Floats *sums) {
-    Floats part[COUNT][2] = {};  // a local array, so that the compiler keeps it in registers
+    // A local array whose elements are written one by one, so that the compiler keeps it in
+    // registers.
+    Floats part[COUNT][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT; ++i) part[i][0] = part[i][1] = Floats{};
     for (int64_t step = 0; step < num_steps; ++step) {
-        if (PREFETCHES) __builtin_prefetch(next + step * next_bytes, 0, 2);
+        for (int line = 0; line < PREFETCHED_LINES; ++line)
+            __builtin_prefetch(next + step * next_bytes + line * CACHE_LINE, 0, 2);
         typename W::Columns columns[2];
         W::load(panel + step * W::BYTES, columns);
 #pragma GCC unroll 16
         for (int i = 0; i < COUNT; ++i) {
-            typename W::Factor factor;
-            memcpy(&factor, x + i * stride + step * W::DEPTH, sizeof factor);
+            const typename W::Factor factor = W::factor(x + i * stride + step * W::DEPTH);
             part[i][0] = W::multiply_add(part[i][0], columns[0], factor);
             part[i][1] = W::multiply_add(part[i][1], columns[1], factor);
         }
     }
-    memcpy(sums, part, sizeof part);
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT; ++i) {
+        sums[2 * i] = part[i][0];
+        sums[2 * i + 1] = part[i][1];
+    }
 }
 
 // Multiplies a register block of COUNT rows with a panel and passes the results to the epilogue.
@@ -94,10 +126,13 @@ void multiply_block(const typename W::Input *x, int64_t stride, const char *pane
                     const char *next, int64_t next_bytes, int64_t row, const Epilogue &epilogue) {
     Floats sums[2 * COUNT];
     const int64_t num_steps = steps_for<W>(depth);
-    if (next)
-        multiply_steps<W, COUNT, true>(x, stride, panel, num_steps, next, next_bytes, sums);
+    if (!next)
+        multiply_steps<W, COUNT, 0>(x, stride, panel, num_steps, next, 0, sums);
+    else if (next_bytes <= CACHE_LINE)
+        multiply_steps<W, COUNT, 1>(x, stride, panel, num_steps, next, next_bytes, sums);
     else
-        multiply_steps<W, COUNT, false>(x, stride, panel, num_steps, next, 0, sums);
+        multiply_steps<W, COUNT, W::BYTES / CACHE_LINE>(x, stride, panel, num_steps, next,
+                                                        next_bytes, sums);
     for (int i = 0; i < COUNT; ++i) epilogue(row + i, sums[2 * i], sums[2 * i + 1]);
 }
 
@@ -127,11 +162,9 @@ void multiply_panel(const typename W::Input *x, int64_t stride, int64_t first, i
                     const Epilogue &epilogue) {
     const int64_t rows = end - first, needed = (rows + MAX_BLOCK_ROWS - 1) / MAX_BLOCK_ROWS;
     const int64_t blocks = needed == 1 && rows > MAX_SINGLE_BLOCK_ROWS ? 2 : needed;
-    // A single block reads the panels so fast that the hardware prefetcher alone is faster.
-    const bool prefetches = blocks > 1 && prefetch.from;
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t row = first + rows * b / blocks, until = first + rows * (b + 1) / blocks;
-        const char *next = prefetches ? prefetch.from + prefetch.bytes * b / blocks : nullptr;
+        const char *next = prefetch.from ? prefetch.from + prefetch.bytes * b / blocks : nullptr;
         dispatch_block<W, MAX_BLOCK_ROWS>((int)(until - row), x + row * stride, stride, panel,
                                           depth, next,
                                           prefetch.bytes / steps_for<W>(depth) / blocks, row,

@@ -149,9 +149,9 @@ struct NarrowWeight : W {};
 
 // The same as multiply of matrix.h. expanded is scratch memory for one panel. The depth is even.
 template <class Format, class Epilogue>
-void multiply(NarrowWeight<PairedWeight, Format>, const BFloat16 *x, int64_t stride, int64_t rows,
-              int64_t depth, const void *weight, int64_t first_panel, int64_t end_panel,
-              char *expanded, const Epilogue &epilogue) {
+void multiply(NarrowWeight<PairedWeight, Format>, const PairedWeight::Input *x, int64_t stride,
+              int64_t rows, int64_t depth, const void *weight, int64_t first_panel,
+              int64_t end_panel, char *expanded, const Epilogue &epilogue) {
     const int64_t panel_numbers = round_up(depth, PairedWeight::DEPTH) * PANEL_WIDTH;
     const int64_t bytes = panel_numbers / Format::GROUP * Format::BYTES;
     for (int64_t start = 0; start < rows; start += CACHED_ROWS) {
