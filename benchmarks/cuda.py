@@ -157,6 +157,7 @@ def main() -> None:
         max_batch_size=most,
         max_model_len=arguments.max_model_len,
         max_chunk_tokens=arguments.max_chunk_tokens,
+        enable_prefix_caching=False,
     )
     engines = {"target only": base}
     for policy in arguments.policies:

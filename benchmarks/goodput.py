@@ -162,6 +162,7 @@ def main() -> None:
         dtype="bfloat16",
         max_batch_size=max(arguments.batch_sizes),
         max_model_len=arguments.longest_prompt + arguments.max_tokens + 8,
+        enable_prefix_caching=False,
     )
     started = time.strftime("%Y-%m-%d")
     results: dict[str, Any] = {}

@@ -112,6 +112,7 @@ def main() -> None:
             "bfloat16",
             max_model_len=1024,
             max_batch_size=largest,
+            enable_prefix_caching=False,
         )
     prompts = load_workload(llm, arguments.prompts, largest, 300, False).prompts
     measured: dict[tuple[int, str], list[list[float]]] = defaultdict(list)

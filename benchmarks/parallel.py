@@ -59,6 +59,7 @@ def main() -> None:
             dtype="bfloat16",
             max_batch_size=largest,
             max_model_len=2 * CONTEXT + arguments.max_tokens,
+            enable_prefix_caching=False,
             **options,
         )
         for name, options in MODES.items()

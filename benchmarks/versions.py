@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from inspect import signature
 from pathlib import Path
 from typing import IO, Any
 
@@ -104,11 +105,14 @@ def generate(arguments: argparse.Namespace, answers: IO[str]) -> None:
                 policy=policy,
                 num_speculative_tokens=int(length or DRAFT_LENGTH),
             )
+            # Prompts are repeated. An old version may have no prefix caching.
+            has_prefixes = "enable_prefix_caching" in signature(LLM).parameters
             llms[contender] = LLM(
                 arguments.target,
                 speculation,
                 dtype=arguments.dtype,
                 max_batch_size=max(BATCH_SIZES),
+                **({"enable_prefix_caching": False} if has_prefixes else {}),
             )
         return llms[contender]
 

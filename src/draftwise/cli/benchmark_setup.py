@@ -76,6 +76,8 @@ def load_target(name: str, lengths: Lengths, options: Mapping[str, Any]) -> tupl
     Raises:
         DraftwiseError: the target cannot be loaded, or its context is too short.
     """
+    # All rounds have the same prompts, and each round is to compute them.
+    options = {**options, "enable_prefix_caching": False}
     try:
         return LLM(name, None, max_model_len=lengths.context, **options), lengths.prompt
     except DraftwiseError as error:

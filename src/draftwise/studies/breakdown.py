@@ -67,6 +67,7 @@ class Breakdown(Study):
                     max_batch_size=max(size, 2),
                     max_model_len=s.max_model_len,
                     trust_remote_code=s.trust_remote_code,
+                    enable_prefix_caching=False,
                     **options,
                 )
                 contenders.append(PolicyContender(name, llm))

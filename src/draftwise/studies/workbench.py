@@ -78,6 +78,7 @@ class Workbench:
             max_batch_size=max(s.batch_sizes),
             max_model_len=s.max_model_len,
             trust_remote_code=s.trust_remote_code,
+            enable_prefix_caching=False,  # prompts are repeated, and each time computed
         )
 
     def quick(self, target: str | None = None) -> LLM:
