@@ -45,9 +45,9 @@ def some_tokens(vocab, count):
     return torch.randint(0, vocab, (count,), generator=generator).tolist()
 
 
-WITH_TILES = pytest.mark.skipif(
-    native_library() is None or not native_library().multiplies_tiles,
-    reason="12-bit weights need a matrix unit",
+WITH_PAIRS = pytest.mark.skipif(
+    native_library() is None or not native_library().multiplies_pairs,
+    reason="12-bit weights need AVX512-BF16",
 )
 
 
@@ -60,8 +60,8 @@ class TestTwelveBits:
         assert model.native.bits == bits
         return model
 
-    @WITH_TILES
-    @pytest.mark.parametrize("num_tokens", [1, 16, 17, 48, 49, 64, 100, 150, 200, 450])
+    @WITH_PAIRS
+    @pytest.mark.parametrize("num_tokens", [1, 5, 12, 13, 16, 17, 48, 49, 64, 100, 150, 200, 450])
     @pytest.mark.parametrize("recipe", [TILED, LARGE], ids=lambda r: str(r.vocab))
     def test_results_are_the_same_bit_by_bit(self, models, monkeypatch, recipe, num_tokens):
         tokens = some_tokens(recipe.vocab, num_tokens)
@@ -70,8 +70,8 @@ class TestTwelveBits:
         )
         assert torch.equal(logits_of(narrow_model, tokens), logits_of(wide_model, tokens))
 
-    @WITH_TILES
-    @pytest.mark.parametrize("num_tokens", [1, 40, 120])
+    @WITH_PAIRS
+    @pytest.mark.parametrize("num_tokens", [1, 7, 12, 40, 120])
     @pytest.mark.parametrize("recipe", [TILED], ids=lambda r: str(r.vocab))
     def test_rare_exponents_are_stored_exactly(self, tmp_path, monkeypatch, recipe, num_tokens):
         model = recipe.build()
@@ -112,7 +112,7 @@ class TestTwelveBits:
         assert narrow.are_compressible([usual, 1000 * usual, torch.zeros_like(usual)], library)
         assert not narrow.are_compressible([usual, odd], library)
 
-    @WITH_TILES
+    @WITH_PAIRS
     def test_large_models_are_compressed(self, models, monkeypatch):
         def bits():
             return load(models, TILED, torch.bfloat16).native.bits

@@ -113,9 +113,9 @@ def _stored_bits(
                 return QUANTIZED_BITS
             if are_groupable:
                 return IN_GROUPS
-        has_whole_tiles = all(each.in_features % _TILE_DEPTH == 0 for each in layers)
+        has_whole_steps = all(each.in_features % _TILE_DEPTH == 0 for each in layers)
         weights = (each.weight for each in layers)
-        if library.multiplies_tiles and has_whole_tiles and are_compressible(weights, library):
+        if has_whole_steps and are_compressible(weights, library):
             return COMPRESSED_BITS
     return 8 * dtype.itemsize
 

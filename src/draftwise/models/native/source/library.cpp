@@ -91,9 +91,11 @@ static auto dispatch_weight(const DecoderModel &model, const Body &body) {
     }
 #endif
 #if defined(__AVX512BF16__)
-    if (model.is_bfloat16)
-        return model.bits == 8 ? body(NarrowWeight<PairedWeight, EightBits>())
-                               : body(PairedWeight());
+    if (model.is_bfloat16) {
+        if (model.bits == 8) return body(NarrowWeight<PairedWeight, EightBits>());
+        if (model.bits == 12) return body(NarrowWeight<PairedWeight, TwelveBits>());
+        return body(PairedWeight());
+    }
 #endif
     return model.is_bfloat16 ? body(WideWeight<BFloat16>()) : body(WideWeight<float>());
 }

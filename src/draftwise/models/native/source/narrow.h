@@ -21,6 +21,7 @@ struct NarrowHeader {
 #if defined(__AVX512BF16__)
 
 #include <algorithm>
+#include <type_traits>
 
 namespace {
 
@@ -67,16 +68,22 @@ struct TwelveBits {
 
     // Expands one group to BFloat16, with wrong exponents for exceptions.
     INLINE_MEMBER void expand(const char *from, char *to) const {
+        Words numbers[4];
+        expand(from, numbers);
+        memcpy(to, numbers, sizeof numbers);
+    }
+
+    INLINE_MEMBER void expand(const char *from, Words *to) const {
         __m512i codes;
         memcpy(&codes, from, sizeof codes);
-        expand_part<0>(codes, from, to);
-        expand_part<1>(codes, from, to);
-        expand_part<2>(codes, from, to);
-        expand_part<3>(codes, from, to);
+        to[0] = part<0>(codes, from);
+        to[1] = part<1>(codes, from);
+        to[2] = part<2>(codes, from);
+        to[3] = part<3>(codes, from);
     }
 
     template <int PART>
-    INLINE_MEMBER void expand_part(__m512i codes, const char *from, char *to) const {
+    INLINE_MEMBER Words part(__m512i codes, const char *from) const {
         // The permutation uses the lowest five bits of each index. The fifth bit has no effect, as
         // the table is stored twice.
         const __m512i exponent =
@@ -84,10 +91,9 @@ struct TwelveBits {
         __m256i rest;
         memcpy(&rest, from + sizeof codes + PART * sizeof rest, sizeof rest);
         constexpr int FIRST_AND_SECOND_OR_THIRD = 0xea;
-        const __m512i numbers = _mm512_ternarylogic_epi32(
+        return (Words)_mm512_ternarylogic_epi32(
             _mm512_cvtepi8_epi16(rest), _mm512_set1_epi16((short)SIGN_AND_FRACTION), exponent,
             FIRST_AND_SECOND_OR_THIRD);
-        memcpy(to + PART * CACHE_LINE, &numbers, sizeof numbers);
     }
 };
 
@@ -147,6 +153,85 @@ INLINE void apply_scales(const void *weight, int64_t panel, int64_t row, Floats 
 template <class W, class Format>
 struct NarrowWeight : W {};
 
+// Multiplies COUNT rows with a panel of compressed numbers, which are expanded in registers. The
+// sums are those of multiply_steps.
+template <int COUNT>
+void multiply_compressed(const TwelveBits &format, const PairedWeight::Input *x, int64_t stride,
+                         const char *from, int64_t groups, int64_t first_number,
+                         const uint64_t *exception, Floats *sums) {
+    constexpr int64_t PREFETCH_DISTANCE = 6144;  // in bytes
+    Floats part[COUNT][2];
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT; ++i) part[i][0] = part[i][1] = Floats{};
+    int64_t next_exception = (int64_t)(*exception >> 16) - first_number;
+    for (int64_t group = 0; group < groups; ++group, from += TwelveBits::BYTES) {
+        for (int64_t byte = 0; byte < TwelveBits::BYTES; byte += CACHE_LINE)
+            __builtin_prefetch(from + PREFETCH_DISTANCE + byte, 0, 2);
+        Words columns[4];
+        format.expand(from, columns);
+        if (__builtin_expect(next_exception < (group + 1) * TwelveBits::GROUP, 0)) {
+            uint16_t numbers[TwelveBits::GROUP];
+            memcpy(numbers, columns, sizeof numbers);
+            while (next_exception < (group + 1) * TwelveBits::GROUP) {
+                numbers[next_exception - group * TwelveBits::GROUP] = (uint16_t)*exception++;
+                next_exception = (int64_t)(*exception >> 16) - first_number;
+            }
+            memcpy(columns, numbers, sizeof columns);
+        }
+        const PairedWeight::Input *factors = x + group * 2 * PairedWeight::DEPTH;
+#pragma GCC unroll 2
+        for (int step = 0; step < 2; ++step) {
+#pragma GCC unroll 16
+            for (int i = 0; i < COUNT; ++i) {
+                const PairedWeight::Factor factor =
+                    PairedWeight::factor(factors + i * stride + step * PairedWeight::DEPTH);
+                for (int c = 0; c < 2; ++c)
+                    part[i][c] =
+                        PairedWeight::multiply_add(part[i][c], columns[2 * step + c], factor);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT; ++i) {
+        sums[2 * i] = part[i][0];
+        sums[2 * i + 1] = part[i][1];
+    }
+}
+
+typedef void (*MultiplyCompressed)(const TwelveBits &, const PairedWeight::Input *, int64_t,
+                                   const char *, int64_t, int64_t, const uint64_t *, Floats *);
+
+// multiply_compressed for each number of rows.
+template <int COUNT>
+INLINE MultiplyCompressed compressed_for_rows(int64_t rows) {
+    if constexpr (COUNT > 1)
+        if (rows < COUNT) return compressed_for_rows<COUNT - 1>(rows);
+    return multiply_compressed<COUNT>;
+}
+
+// The same as multiply of matrix.h, for one register block. More rows would expand the numbers several
+// times.
+template <class Epilogue>
+void multiply_in_registers(const PairedWeight::Input *x, int64_t stride, int64_t rows,
+                           int64_t panel_numbers, const void *weight, int64_t first_panel,
+                           int64_t end_panel, const Epilogue &epilogue) {
+    const NarrowHeader &header = *(const NarrowHeader *)weight;
+    const TwelveBits format(header);
+    const uint64_t *exception = (const uint64_t *)((const char *)weight + header.exceptions);
+    const uint64_t *const end = exception + header.num_exceptions;
+    const int64_t groups = panel_numbers / TwelveBits::GROUP;
+    const char *from =
+        (const char *)weight + header.panels + first_panel * groups * TwelveBits::BYTES;
+    const MultiplyCompressed kernel = compressed_for_rows<MAX_BLOCK_ROWS>(rows);
+    for (int64_t p = first_panel; p < end_panel; ++p, from += groups * TwelveBits::BYTES) {
+        const int64_t first_number = p * panel_numbers;
+        exception = std::lower_bound(exception, end, (uint64_t)first_number << 16);
+        Floats sums[2 * MAX_BLOCK_ROWS];
+        kernel(format, x, stride, from, groups, first_number, exception, sums);
+        for (int64_t i = 0; i < rows; ++i) epilogue(i, p, sums[2 * i], sums[2 * i + 1]);
+    }
+}
+
 // The same as multiply of matrix.h. expanded is scratch memory for one panel. The depth is even.
 template <class Format, class Epilogue>
 void multiply(NarrowWeight<PairedWeight, Format>, const PairedWeight::Input *x, int64_t stride,
@@ -154,6 +239,10 @@ void multiply(NarrowWeight<PairedWeight, Format>, const PairedWeight::Input *x, 
               int64_t end_panel, char *expanded, const Epilogue &epilogue) {
     const int64_t panel_numbers = round_up(depth, PairedWeight::DEPTH) * PANEL_WIDTH;
     const int64_t bytes = panel_numbers / Format::GROUP * Format::BYTES;
+    if constexpr (std::is_same<Format, TwelveBits>::value)
+        if (rows <= MAX_BLOCK_ROWS)
+            return multiply_in_registers(x, stride, rows, panel_numbers, weight, first_panel,
+                                         end_panel, epilogue);
     for (int64_t start = 0; start < rows; start += CACHED_ROWS) {
         Expander<Format> expander(weight, panel_numbers, first_panel, end_panel);
         for (int64_t p = first_panel; p < end_panel; ++p) {
