@@ -1,4 +1,4 @@
-"""Models whose layers attend to a window or a chunk, compared with transformers."""
+"""Models compared with transformers, most of which attend to a window in some layers."""
 
 import functools
 
@@ -8,6 +8,7 @@ import torch
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.engine import memory
 from draftwise.errors import DraftwiseWarning
+from draftwise.models.prefix_store import BLOCK_SIZE
 
 from ..tiny_models import Recipe
 
@@ -29,6 +30,10 @@ RECIPES = {
     },
     **{family: recipe(family) for family in ("gemma2", "gemma3_text", "gpt_oss", "olmo3")},
 }
+WITHOUT_WINDOWS = {
+    family: recipe(family) for family in ("olmo2", "granite", "smollm3", "qwen3_moe", "mixtral")
+}
+ALL = {**RECIPES, **WITHOUT_WINDOWS}
 PROMPTS = [[(7 * i + j * j) % 16 for j in range(1 + 8 * i)] for i in range(16)]
 
 
@@ -40,7 +45,7 @@ def expected(models):
     def of(family, index):
         ids = torch.tensor([PROMPTS[index]])
         with torch.inference_mode():
-            text = models.reference(RECIPES[family]).generate(
+            text = models.reference(ALL[family]).generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=NUM_TOKENS,
@@ -51,13 +56,17 @@ def expected(models):
     return of
 
 
+@pytest.mark.covering("family", "policy", "batch_size", "is_caching")
 @pytest.mark.slow
+@pytest.mark.parametrize("is_caching", [True, False])
 @pytest.mark.parametrize("batch_size", [1, 16])
 @pytest.mark.parametrize("policy", ["none", "fixed"])
-@pytest.mark.parametrize("family", RECIPES)
-def test_greedy_texts_equal_those_of_transformers(models, expected, family, policy, batch_size):
+@pytest.mark.parametrize("family", ALL)
+def test_greedy_texts_equal_those_of_transformers(
+    models, expected, family, policy, batch_size, is_caching
+):
     """Prompts and outputs cross the window many times, and rings overwrite old tokens."""
-    each = RECIPES[family]
+    each = ALL[family]
     speculation = SpeculationConfig(
         models.folder(each.draft()), policy=policy, num_speculative_tokens=3
     )
@@ -67,13 +76,21 @@ def test_greedy_texts_equal_those_of_transformers(models, expected, family, poli
         dtype="float32",
         max_batch_size=batch_size,
         max_chunk_tokens=16,
+        enable_prefix_caching=is_caching,
     )
-    assert min(llm.engine._verifier._cache.sizes) < CONTEXT
+    assert (min(llm.engine._verifier._cache.sizes) < CONTEXT) == (family in RECIPES)
     indices = range(len(PROMPTS)) if batch_size > 1 else [3, 12]
+    prompts = [PROMPTS[index] for index in indices]
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
-    outputs = llm.generate([PROMPTS[index] for index in indices], params)
-    for index, output in zip(indices, outputs, strict=True):
-        assert output.token_ids == expected(family, index)
+    # With a cache, the second turn begins with what the first one stored.
+    for turn in range(1 + is_caching):
+        outputs = llm.generate(prompts, params)
+        for index, output in zip(indices, outputs, strict=True):
+            assert output.token_ids == expected(family, index)
+        are_found = [output.num_cached_tokens > 0 for output in outputs]
+        if turn:
+            assert are_found == [len(prompt) > BLOCK_SIZE for prompt in prompts]
+    assert any(are_found) == is_caching
 
 
 def test_a_draft_that_is_far_behind_catches_up(models):
