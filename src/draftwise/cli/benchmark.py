@@ -142,8 +142,8 @@ def benchmark(
     peers: Annotated[
         str | None,
         typer.Option(
-            help="transformers, vllm or openvino, separated by commas, each optionally with the "
-            "Python interpreter of its environment: vllm=/opt/vllm/bin/python.",
+            help="transformers, vllm, openvino or llamacpp, separated by commas, each optionally "
+            "with the Python interpreter of its environment: vllm=/opt/vllm/bin/python.",
             rich_help_panel=_PEERS,
         ),
     ] = None,

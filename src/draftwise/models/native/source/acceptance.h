@@ -116,7 +116,8 @@ void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
         // The longest prefix that is accepted as a block, with h_i of algorithm 2.
         for (num_accepted = length; num_accepted > 0; --num_accepted) {
             scale = prefix_acceptance_prob[num_accepted - 1];
-            if (scale == 0.0f) continue;
+            // The mass is at most scale, up to rounding, and so is h_i.
+            if (uniforms[num_accepted - 1] >= scale * 1.0001f) continue;
             remaining = sum_blocks(vocab, scratch.sums, residual_at(num_accepted, scale));
             if (uniforms[num_accepted - 1] < remaining / (remaining + (1.0 - scale))) break;
             remaining = -1.0;

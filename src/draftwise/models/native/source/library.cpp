@@ -1,6 +1,8 @@
 // The functions that Python calls. The library exports only these. Their names begin with
 // draftwise_, so that they do not collide with names of other libraries, such as POSIX's accept.
 
+#include <atomic>
+
 #include "acceptance.h"
 #include "attention_tasks.h"
 #include "compression.h"
@@ -165,11 +167,13 @@ DRAFTWISE_EXPORT void draftwise_distributions(const DistributionCall *call,
 
 // Verifies drafted tokens by the acceptance law.
 DRAFTWISE_EXPORT void draftwise_accept(const AcceptanceCall *call, const Threads *threads) {
+    // Rows and requests take different times, so each worker takes the next one.
+    std::atomic<int64_t> next_row{0}, next_request{0};
     run_on_team(*threads, [&](Worker worker) {
-        for (int64_t row = worker.first(call->num_rows); row < worker.end(call->num_rows); ++row)
+        for (int64_t row; (row = next_row++) < call->num_rows;)
             describe_row(*call, row, worker.index);
         worker.wait();
-        for (int64_t request = worker.index; request < call->num_requests; request += worker.count)
+        for (int64_t request; (request = next_request++) < call->num_requests;)
             accept(*call, request, worker.index);
     });
 }

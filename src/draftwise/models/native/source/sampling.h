@@ -40,6 +40,9 @@ constexpr float LN_2 = 0.6931471805599453f;
 // which usually suffices, then than the second, and so on.
 constexpr float CANDIDATE_LIMITS[] = {-14.0f, -17.0f, -20.0f, -24.0f, MINUS_INFINITY};
 
+// Weights of the candidates that are tried first, if there are enough of them.
+constexpr float NARROW_LIMITS[] = {0x1p-5f, 0x1p-8f, 0x1p-11f};
+
 INLINE int64_t num_blocks(int64_t size) { return (size + SUM_BLOCK - 1) / SUM_BLOCK; }
 
 // Scratch memory of one thread for rows of up to size numbers.
@@ -120,10 +123,10 @@ INLINE float prob_of(const Softmax &row, int64_t token) {
 // Appends the tokens of one vector whose exponent is larger than a limit to the candidates.
 INLINE void add_candidates(Floats exponent, Floats weight, float limit, int64_t first,
                            const Scratch &scratch, int64_t &count) {
-    const Ints inside = exponent > limit;
-    if (!any_of(inside)) return;
 #if defined(__AVX512F__)
-    const __mmask16 chosen = _mm512_test_epi32_mask((__m512i)inside, (__m512i)inside);
+    const __mmask16 chosen =
+        _mm512_cmp_ps_mask((__m512)exponent, _mm512_set1_ps(limit), _CMP_GT_OQ);
+    if (!chosen) return;
     const __m512i ids = (__m512i)(lane_numbers() + (int32_t)first);
     const __m512 weights = _mm512_maskz_compress_ps(chosen, (__m512)weight);
     const __m512i tokens = _mm512_maskz_compress_epi32(chosen, ids);
@@ -131,12 +134,25 @@ INLINE void add_candidates(Floats exponent, Floats weight, float limit, int64_t 
     memcpy(scratch.ids + count, &tokens, sizeof tokens);
     count += __builtin_popcount(chosen);
 #else
+    const Ints inside = exponent > limit;
+    if (!any_of(inside)) return;
     for (int lane = 0; lane < LANES; ++lane) {
         if (!inside[lane]) continue;
         scratch.weights[count] = weight[lane];
         scratch.ids[count++] = (int32_t)(first + lane);
     }
 #endif
+}
+
+// Removes candidates whose weight is not larger than a limit, and returns the number of the others.
+int64_t narrow_candidates(float limit, int64_t count, const Scratch &scratch) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        scratch.weights[kept] = scratch.weights[i];
+        scratch.ids[kept] = scratch.ids[i];
+        kept += scratch.weights[i] > limit;
+    }
+    return kept;
 }
 
 // Collects the tokens whose exponent is larger than a limit, and returns their number.
@@ -165,38 +181,103 @@ double apply_filters(Softmax &row, const Filters &filters, double all, int64_t c
     };
     for (const float *limit = CANDIDATE_LIMITS; *limit > MINUS_INFINITY && !is_complete(*limit);)
         count = collect_candidates(row, *++limit, scratch);
+    // Fewer candidates suffice for most rows.
+    if (has_top_k || has_top_p)
+        for (const float limit : NARROW_LIMITS) {
+            const MassAbove above = mass_above(weights, count, limit);
+            if (has_top_k ? above.count < filters.top_k : above.mass < of_all.needed) continue;
+            count = narrow_candidates(limit, count, scratch);
+            break;
+        }
     if (has_top_k) keep_top_k(weights, count, filters.top_k, scratch.order);
     if (has_top_p)
         keep_top_p(weights, count,
                    has_top_k ? TopP(filters.top_p, sum_of(weights, count), row.size) : of_all,
                    scratch.order);
+    // The sum of the kept weights, the smallest of them, and its last token.
+    const auto kept_at = [&](int64_t i, int64_t end) {
+        const Floats weight = read_partial(weights, i, end, 0.0f), zero = {};
+        return (weight >= filters.min_p) ? weight : zero;
+    };
     double sum = 0;
-    if (moment) *moment = 0;
-    row.least = 1.0f;
-    row.last_least = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const float weight = weights[i];
-        if (weight <= 0.0f || weight < filters.min_p) continue;
-        sum += weight;
-        if (moment) *moment += weight * __builtin_log2f(weight);
-        if (weight <= row.least) {
-            row.least = weight;
-            row.last_least = scratch.ids[i];
+    Floats smallest = Floats{} + 1.0f;
+    for_each_block(count, [&](int64_t start, int64_t end) {
+        Floats part = {};
+        for (int64_t i = start; i < end; i += LANES) {
+            const Floats kept = kept_at(i, end);
+            part += kept;
+            smallest = (kept > 0.0f) & (kept < smallest) ? kept : smallest;
         }
+        sum += horizontal_sum(part);
+    });
+    row.least = -horizontal_max(-smallest);
+    int64_t last = round_up(count, LANES) - LANES;
+    while (last > 0 && !any_of(kept_at(last, count) == row.least)) last -= LANES;
+    row.last_least = 0;
+    for (int64_t i = last; i < min_int(last + LANES, count); ++i)
+        if (weights[i] == row.least) row.last_least = scratch.ids[i];
+    if (moment) {
+        *moment = 0;
+        for (int64_t i = 0; i < count; ++i)
+            if (weights[i] > 0.0f && weights[i] >= filters.min_p)
+                *moment += weights[i] * __builtin_log2f(weights[i]);
     }
     row.lowest = __builtin_log2f(row.least) - 0.5f;
     return sum;
 }
 
+// Sums over the weights of a row, relative to a top that may rise.
+struct WeightSums {
+    double sum = 0;     // of the weights
+    double moment = 0;  // of weight * log2(weight)
+
+    // Makes all weights relative to a top that is higher by a number of powers of two.
+    void raise(float powers) {
+        const double factor = __builtin_exp2(-(double)powers);
+        moment = (moment - powers * sum) * factor;
+        sum *= factor;
+    }
+};
+
+// Computes the weights of the first num_old candidates again, because the top has risen since, and
+// removes those whose exponent is no longer larger than the first limit. Returns the number of all
+// candidates that remain.
+int64_t refresh_candidates(const Softmax &row, int64_t num_old, int64_t count,
+                           const Scratch &scratch) {
+    int64_t kept = 0;
+    for (int64_t first = 0; first < num_old; first += LANES) {
+        float logits[LANES];
+        const int64_t num = min_int(LANES, num_old - first);
+        int32_t ids[LANES];
+        for (int64_t lane = 0; lane < LANES; ++lane) {
+            ids[lane] = lane < num ? scratch.ids[first + lane] : 0;
+            logits[lane] = lane < num ? row.logits[ids[lane]] : MINUS_INFINITY;
+        }
+        const Floats exponent = rounded((read(logits) - row.top) * row.scale);
+        const Floats weight = power_of_two(exponent);
+        for (int64_t lane = 0; lane < num; ++lane) {
+            if (!(exponent[lane] > CANDIDATE_LIMITS[0])) continue;
+            scratch.weights[kept] = weight[lane];
+            scratch.ids[kept++] = ids[lane];
+        }
+    }
+    const int64_t num_new = count - num_old;
+    memmove(scratch.weights + kept, scratch.weights + num_old, num_new * sizeof *scratch.weights);
+    memmove(scratch.ids + kept, scratch.ids + num_old, num_new * sizeof *scratch.ids);
+    return kept + num_new;
+}
+
 // Describes the softmax of logits with the request's temperature and filters. A temperature of 0
-// counts as 1. With WITH_ENTROPY, returns the entropy in nats, NaN if logits are NaN; else 0.
+// counts as 1. With WITH_ENTROPY, returns the entropy in nats, NaN if logits are NaN; else 0. Reads
+// the logits from memory once: the largest logit of a chunk is found before the chunk is summed.
 template <bool WITH_ENTROPY>
 float describe(const float *logits, int64_t size, const Sampling &sampling, int64_t request,
                const Scratch &scratch, Softmax &row) {
+    constexpr int64_t CHUNK = 16 * SUM_BLOCK;
     const float temperature = sampling.temperature[request];
     row.logits = logits;
     row.size = size;
-    row.top = maximum(logits, size);
+    row.top = MINUS_INFINITY;
     row.scale = (float)LOG2_E / (temperature == 0.0f ? 1.0f : temperature);
     row.least = 0.0f;
     row.lowest = MINUS_INFINITY;
@@ -204,30 +285,47 @@ float describe(const float *logits, int64_t size, const Sampling &sampling, int6
     row.token = -1;
     const Filters filters(sampling, request, size);
     const bool is_filtered = filters.any(size);
-    double sum = 0, moment = 0;
-    int64_t num_candidates = 0;
-    for_each_block(size, [&](int64_t start, int64_t end) {
-        Floats part = {}, moments = {};
-        const Floats zero = {};
-        for (int64_t i = start; i < end; i += LANES) {
-            const Floats exponent = exponents_at(row, i, size), weight = power_of_two(exponent);
-            part += weight;
-            if constexpr (WITH_ENTROPY) moments += weight > 0.0f ? weight * exponent : zero;
-            if (is_filtered)
-                add_candidates(exponent, weight, CANDIDATE_LIMITS[0], i, scratch, num_candidates);
+    WeightSums sums;
+    int64_t num_candidates = 0, num_old_candidates = 0;
+    for (int64_t first = 0; first < size; first += CHUNK) {
+        const int64_t last = min_int(first + CHUNK, size);
+        const float top = maximum(logits + first, last - first);
+        if (top > row.top) {
+            if (row.top > MINUS_INFINITY) sums.raise((top - row.top) * row.scale);
+            row.top = top;
+            num_old_candidates = num_candidates;
         }
-        sum += horizontal_sum(part);
-        if constexpr (WITH_ENTROPY) moment += horizontal_sum(moments);
-    });
-    if (!(sum > 0)) {
+        // Without any token so far, all weights are 0 or NaN with any top.
+        const Floats base = Floats{} + (row.top > MINUS_INFINITY ? row.top : 0.0f);
+        for (int64_t start = first; start < last; start += SUM_BLOCK) {
+            const int64_t end = min_int(start + SUM_BLOCK, last);
+            Floats part = {}, moments = {};
+            const Floats zero = {};
+            for (int64_t i = start; i < end; i += LANES) {
+                const Floats numbers = read_partial(logits, i, size, MINUS_INFINITY);
+                const Floats exponent = rounded((numbers - base) * row.scale);
+                const Floats weight = power_of_two(exponent);
+                part += weight;
+                if constexpr (WITH_ENTROPY) moments += weight > 0.0f ? weight * exponent : zero;
+                if (is_filtered)
+                    add_candidates(exponent, weight, CANDIDATE_LIMITS[0], i, scratch,
+                                   num_candidates);
+            }
+            sums.sum += horizontal_sum(part);
+            if constexpr (WITH_ENTROPY) sums.moment += horizontal_sum(moments);
+        }
+    }
+    if (!(sums.sum > 0)) {
         row.factor = __builtin_nanf("");
         return row.factor;
     }
-    if (is_filtered)
-        sum = apply_filters(row, filters, sum, num_candidates, scratch,
-                            WITH_ENTROPY ? &moment : nullptr);
-    row.factor = (float)(1.0 / sum);
-    const double entropy = LN_2 * (__builtin_log2(sum) - moment / sum);
+    if (is_filtered) {
+        num_candidates = refresh_candidates(row, num_old_candidates, num_candidates, scratch);
+        sums.sum = apply_filters(row, filters, sums.sum, num_candidates, scratch,
+                                 WITH_ENTROPY ? &sums.moment : nullptr);
+    }
+    row.factor = (float)(1.0 / sums.sum);
+    const double entropy = LN_2 * (__builtin_log2(sums.sum) - sums.moment / sums.sum);
     return WITH_ENTROPY && entropy > 0 ? (float)entropy : 0.0f;
 }
 

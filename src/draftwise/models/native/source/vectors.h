@@ -151,20 +151,30 @@ INLINE Floats rounded(Floats v) {
 
 // Computes 2^x for x < 127 with the Taylor series of the fractional part. NaN gives NaN.
 INLINE Floats power_of_two(Floats x) {
+#if defined(__AVX512F__)
+    const Floats whole = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
     const float to_integer = 12582912.0f;  // 1.5 * 2^23; adding it rounds to an integer
-    const Floats shifted = x + to_integer;
-    const Floats f = x - (shifted - to_integer);
+    const Floats shifted = x + to_integer, whole = shifted - to_integer;
+#endif
+    const Floats f = x - whole;
     Floats series = 1.54035304e-4f * f + 1.33335581e-3f;
     series = series * f + 9.61812911e-3f;
     series = series * f + 5.55041087e-2f;
     series = series * f + 2.40226507e-1f;
     series = series * f + 6.93147181e-1f;
     series = series * f + 1.0f;
+#if defined(__AVX512F__)
+    const __mmask16 is_normal =
+        _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);  // or is NaN
+    return (Floats)_mm512_maskz_scalef_ps(is_normal, (__m512)series, (__m512)whole);
+#else
     // Unsigned arithmetic, as values far below the range wrap around before they are replaced by 0.
     const Floats result = (Floats)((Words)series + ((Words)shifted << 23));
     const Floats zero = {};
     const Floats normal = x < -126.0f ? zero : result;
     return x == x ? normal : x;
+#endif
 }
 
 // tanh(x) = 1 - 2 / (e^(2x) + 1); NaN for NaN.
