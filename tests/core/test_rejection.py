@@ -334,3 +334,37 @@ def test_drawing_from_a_large_vocabulary_loses_no_token(vocab):
     assert weights[chosen].min() < 2**-24  # below what a float32 running sum can tell apart
     drawn = sample(weights.expand(len(chosen), vocab), middle[chosen])
     assert torch.equal(drawn, chosen)
+
+
+@pytest.mark.parametrize("lenience", [None, 0.7])
+def test_one_hot_proposals_without_distributions(lenience):
+    """Accepted as if q were given, and each position is drawn with its own number."""
+    generator = torch.Generator().manual_seed(4)
+    vocab, width, count = 6, 3, 60_000
+    p = distributions(generator, width + 1, vocab, p_zero=0.2).repeat(count, 1)
+    tokens = torch.randint(0, vocab, (count, width), generator=generator)
+    lengths = torch.full((count,), width)
+    final, following = (
+        torch.rand(count, *shape, generator=generator, dtype=torch.float64)
+        for shape in ((), (width,))
+    )
+    accept_uniforms = torch.rand(count, width, generator=generator)
+    leniences = None if lenience is None else torch.full((count,), lenience)
+    ours = accept(
+        p, None, tokens, lengths, accept_uniforms, final, leniences, following_uniforms=following
+    )
+    proposals = torch.zeros(count, width + 1, vocab)
+    proposals[:, :width] = torch.nn.functional.one_hot(tokens, vocab)
+    tested = accept(p, proposals, tokens, lengths, accept_uniforms, final, leniences, "token")
+    torch.testing.assert_close(ours.acceptance, tested.acceptance)
+    torch.testing.assert_close(ours.prefix_acceptance_prob, tested.prefix_acceptance_prob)
+    joint = [
+        torch.bincount(each.num_accepted * vocab + each.next_tokens, minlength=vocab * (width + 1))
+        for each in (ours, tested)
+    ]
+    assert (joint[0] - joint[1]).abs().max() < 5 * (2 * count / 8) ** 0.5
+    if lenience is None:
+        row = torch.arange(count) * (width + 1) + ours.num_accepted
+        uniforms = torch.cat([final.unsqueeze(1), following], dim=1)
+        chosen = uniforms.gather(1, ours.num_accepted.unsqueeze(1)).squeeze(1)
+        assert torch.equal(ours.next_tokens, sample(p[row], chosen))

@@ -17,7 +17,7 @@ WIDTH = 4
 class Step:
     """Random drafts of random lengths, some of them from filtered proposals."""
 
-    def __init__(self, seed, batch, vocab, lenient=False, ranges=False):
+    def __init__(self, seed, batch, vocab, lenient=False, ranges=False, one_hot=False, mixed=False):
         generator = torch.Generator().manual_seed(seed)
 
         def random(*shape, dtype=torch.float32):
@@ -28,6 +28,8 @@ class Step:
         self.logits = torch.randn(rows, vocab, generator=generator) * 2
         q = (torch.randn(batch, WIDTH, vocab, generator=generator) * 2).softmax(dim=-1)
         self.tokens = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(batch, WIDTH)
+        if mixed:
+            q = torch.nn.functional.one_hot(self.tokens, vocab).float()
         keep = random(batch, WIDTH, vocab) < 0.7
         keep.scatter_(2, self.tokens.unsqueeze(2), True)
         self.proposals = torch.zeros(batch, WIDTH + 1, vocab)
@@ -41,9 +43,13 @@ class Step:
             # Every verified token is within its range.
             drawn = q.gather(2, self.tokens.unsqueeze(2)).squeeze(2)
             between = drawn * random(batch, WIDTH), drawn + random(batch, WIDTH) * (1 - drawn)
-        self.plan = Plan(self.tokens, tuple(self.lengths.tolist()), self.proposals, between=between)
+        proposals = None if one_hot else self.proposals
+        self.plan = Plan(self.tokens, tuple(self.lengths.tolist()), proposals, between=between)
         self.uniforms = random(batch, WIDTH + 1)
         self.final = random(batch, dtype=torch.float64)
+        # Without distributions, all proposals are one-hot.
+        self.one_hot = random(batch) < 0.5 if mixed else None
+        self.following = random(batch, WIDTH + 1, dtype=torch.float64)
         self.lenience = None
         if lenient:
             self.lenience = torch.where(random(batch) < 0.5, 0.7, 1.0)
@@ -60,8 +66,10 @@ class Step:
             self.owner,
             self.uniforms,
             self.final,
+            self.following,
             self.lenience,
             method == "block",
+            self.one_hot,
         )
         theirs = plain_accept(
             probabilities(self.logits, self.controls.rows(self.owner)),
@@ -72,6 +80,8 @@ class Step:
             self.final,
             self.lenience,
             method,
+            self.following,
+            self.one_hot,
         )
         return is_nan, ours, theirs
 
@@ -79,12 +89,14 @@ class Step:
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab", [3, 50, 1100])
 @pytest.mark.parametrize("lenient", [False, True])
-@pytest.mark.parametrize("ranges", [False, True])
+@pytest.mark.parametrize("proposals", ["whole", "ranges", "one-hot", "mixed"])
 @pytest.mark.parametrize("method", ["block", "token"])
-def test_decisions_equal_those_of_pytorch(method, ranges, lenient, vocab):
+def test_decisions_equal_those_of_pytorch(method, proposals, lenient, vocab):
     total = differing = 0
     for seed in range(40):
-        is_nan, ours, theirs = Step(seed, 50, vocab, lenient, ranges).both(method)
+        kinds = (proposals == kind for kind in ("ranges", "one-hot", "mixed"))
+        step = Step(seed, 50, vocab, lenient, *kinds)
+        is_nan, ours, theirs = step.both(method)
         assert not is_nan.any()
         torch.testing.assert_close(ours.acceptance, theirs.acceptance, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(
@@ -93,7 +105,7 @@ def test_decisions_equal_those_of_pytorch(method, ranges, lenient, vocab):
         same = (ours.num_accepted == theirs.num_accepted) & (ours.next_tokens == theirs.next_tokens)
         differing += int((~same).sum())
         total += len(same)
-        assert (ours.num_accepted > 0).any()
+        assert (ours.num_accepted > 0).any() or proposals in ("one-hot", "mixed")
     # A uniform number may lie between two roundings of the same probability.
     assert differing <= total // 500
 
@@ -110,6 +122,7 @@ def test_requests_without_verified_tokens():
         torch.arange(20),
         step.uniforms,
         step.final,
+        step.following,
         None,
         True,
     )

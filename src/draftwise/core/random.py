@@ -71,18 +71,27 @@ class StepUniforms:
         draft: ``[batch, num_tokens]`` float64, for drawing each drafted token.
         accept: ``[batch, num_tokens]`` float32, for the acceptance test of each token.
         final: ``[batch]`` float64, for drawing the corrected or bonus token.
+        following: ``[batch, num_tokens]`` float64, ``final`` of a step that begins after each
+            drafted token. With one-hot proposals, each position is drawn with its own number.
         stage: for a policy that verifies the draft itself before the target does.
     """
 
     draft: Tensor
     accept: Tensor
     final: Tensor
+    following: Tensor
     stage: StageUniforms
 
     def rows(self, index: Tensor) -> StepUniforms:
         """Select requests by ``index``, ``[rows]`` int64."""
         stage = StageUniforms(self.stage.accept[index], self.stage.final[index])
-        return StepUniforms(self.draft[index], self.accept[index], self.final[index], stage)
+        return StepUniforms(
+            self.draft[index],
+            self.accept[index],
+            self.final[index],
+            self.following[index],
+            stage,
+        )
 
 
 def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> StepUniforms:
@@ -96,25 +105,31 @@ def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> St
     Returns:
         Uniforms with as many random bits as their type represents exactly: 53 and 24.
     """
-    # Three streams: one counter per drafted token, one counter for the final draw, and one counter
-    # per drafted token for the middle stage.
-    counter = np.zeros((len(seeds), 2 * num_tokens + 1, 4), dtype=np.uint64)
-    counter[:, :num_tokens, 0] = np.arange(num_tokens, dtype=np.uint64)
-    counter[:, num_tokens, 2] = 1
-    counter[:, num_tokens + 1 :, 0] = np.arange(num_tokens, dtype=np.uint64)
-    counter[:, num_tokens + 1 :, 2] = 2
+    # Three streams: one counter per drafted token, one for the final draw at the position and at
+    # each later one, and one per drafted token for the middle stage.
+    places = np.arange(num_tokens + 1, dtype=np.uint64)
+    drafted, final, staged = (
+        slice(0, num_tokens),
+        slice(num_tokens, 2 * num_tokens + 1),
+        slice(2 * num_tokens + 1, None),
+    )
+    counter = np.zeros((len(seeds), 3 * num_tokens + 1, 4), dtype=np.uint64)
+    counter[:, drafted, 0] = counter[:, staged, 0] = places[:-1]
     counter[..., 1] = np.asarray(positions, dtype=np.uint64)[:, None]
+    counter[:, final, 1] += places
+    counter[:, final, 2], counter[:, staged, 2] = 1, 2
     seed = np.asarray([value & 0xFFFFFFFFFFFFFFFF for value in seeds], dtype=np.uint64)
     key = np.stack([seed & _MASK, seed >> _SHIFT], axis=-1)[:, None, :]
     words = philox(counter, key)
     drawing = (((words[..., 0] << _SHIFT) | words[..., 1]) >> np.uint64(11)) * 2.0**-53
     accepting = (words[..., 2] >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
     return StepUniforms(
-        draft=torch.from_numpy(drawing[:, :num_tokens].copy()),
-        accept=torch.from_numpy(accepting[:, :num_tokens].copy()),
-        final=torch.from_numpy(drawing[:, num_tokens].copy()),
+        draft=torch.from_numpy(drawing[:, drafted].copy()),
+        accept=torch.from_numpy(accepting[:, drafted].copy()),
+        final=torch.from_numpy(drawing[:, final.start].copy()),
+        following=torch.from_numpy(drawing[:, final.start + 1 : final.stop].copy()),
         stage=StageUniforms(
-            accept=torch.from_numpy(accepting[:, num_tokens + 1 :].copy()),
-            final=torch.from_numpy(drawing[:, num_tokens + 1 :].copy()),
+            accept=torch.from_numpy(accepting[:, staged].copy()),
+            final=torch.from_numpy(drawing[:, staged].copy()),
         ),
     )

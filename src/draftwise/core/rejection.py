@@ -15,6 +15,11 @@ with p(⊥) = 0 and q′(⊥) equal to the missing mass of q′. A truncated or 
 draft that drew ⊥. Block verification on the extended vocabulary is lossless, and it never accepts
 or draws ⊥. Its formulas, restricted to the real vocabulary, are the ones below.
 
+A one-hot proposal needs no acceptance test: draw x from p, and go on while x is the proposed token.
+This is the same law, as a proposed token is then accepted with probability p(x), and another token
+is drawn from p without it. Each position is drawn with the random number that it has without
+speculation. So a seed gives the same text with one-hot drafts of any length, and without drafts.
+
 Shapes: ``batch`` is the number of requests, ``width`` the longest verification length, and
 ``rows`` the sum over requests of (verification length + 1), as target distributions are packed
 without padding.
@@ -129,6 +134,8 @@ def accept(
     final_uniforms: Tensor,
     lenience: Tensor | None = None,
     method: VerificationMethod = "block",
+    following_uniforms: Tensor | None = None,
+    one_hot: Tensor | None = None,
 ) -> Accepted:
     """Apply the acceptance law to a batch of drafts of different lengths.
 
@@ -148,7 +155,65 @@ def accept(
             the target's. Lenience is defined for token-by-token verification, so requests with a
             lenience below 1 use that method in either case.
         method: ``"block"`` or ``"token"``.
+        following_uniforms: ``[batch, >= width]`` float64 in [0, 1), the ``final_uniforms`` of steps
+            that would begin after each drafted token. Required for one-hot proposals.
+        one_hot: ``[batch]`` bool, the requests whose proposals are all one-hot; ``None`` if that
+            holds for all requests without ``proposals``, and for none with them.
     """
+    if proposals is None:
+        one_hot, method = torch.ones_like(lengths, dtype=torch.bool), "token"
+    arguments = p, proposals, tokens, lengths, accept_uniforms, final_uniforms, lenience, method
+    if one_hot is None:
+        return _accept_by_ratio(*arguments)
+    assert following_uniforms is not None
+    uniforms = torch.cat([final_uniforms.unsqueeze(1), following_uniforms], dim=1)
+    drawn = _accept_one_hot(p, tokens, lengths, uniforms)
+    # Lenience is defined for the acceptance test.
+    is_drawn = one_hot if lenience is None else one_hot & (lenience == 1.0)
+    if bool(is_drawn.all()):
+        return drawn
+    tested = _accept_by_ratio(*arguments)
+    return Accepted(
+        *(
+            torch.where(is_drawn.view(-1, *[1] * (ours.dim() - 1)), ours, other)
+            for ours, other in zip(drawn, tested, strict=True)
+        )
+    )
+
+
+def _accept_one_hot(p: Tensor, tokens: Tensor, lengths: Tensor, uniforms: Tensor) -> Accepted:
+    """The law for one-hot proposals: draw x from p, and go on while x is the proposed token.
+
+    Args:
+        p: ``[rows, vocab]`` as in :func:`accept`.
+        tokens: ``[batch, width]`` int64 proposed tokens.
+        lengths: ``[batch]`` int64 verification lengths.
+        uniforms: ``[batch, > width]`` float64 in [0, 1), one for each position.
+    """
+    owner, position = packed_rows(lengths, p.shape[0])
+    drawn = sample(p, uniforms[owner, position])
+    accepted = accept_greedy(drawn, tokens, lengths)
+    width = tokens.shape[1]
+    place = torch.arange(width, device=p.device)
+    valid = place < lengths.unsqueeze(1)
+    row = (_first_rows(lengths).unsqueeze(1) + place).clamp_(max=p.shape[0] - 1)
+    acceptance = torch.where(valid, p[row, tokens], 0.0).nan_to_num(nan=0.0)
+    return accepted._replace(
+        acceptance=acceptance, prefix_acceptance_prob=acceptance.cumprod(dim=1)
+    )
+
+
+def _accept_by_ratio(
+    p: Tensor,
+    proposals: Tensor | None,
+    tokens: Tensor,
+    lengths: Tensor,
+    accept_uniforms: Tensor,
+    final_uniforms: Tensor,
+    lenience: Tensor | None,
+    method: VerificationMethod,
+) -> Accepted:
+    """:func:`accept` with an acceptance test of each token."""
     batch, width = tokens.shape
     first_row = _first_rows(lengths)
     position = torch.arange(width, device=p.device)

@@ -26,6 +26,8 @@ class Draft:
         signals: the draft's signals; ``None`` if the policy does not use them.
         stage_uniforms: random numbers of a stage between draft and target, at least
             ``num_tokens`` for each request; ``None`` if every request is decoded greedily.
+        is_one_hot: the requests whose proposals are one-hot, ``[batch]``; ``None`` if that holds
+            for all requests without ``probs``, and for none with them.
         parents: ``[batch, num_tokens]`` int64, the index of the drafted token that each drafted
             token follows, -1 for the request's last token; ``None`` if every draft is a chain.
     """
@@ -35,6 +37,7 @@ class Draft:
     probs: Tensor | None
     signals: DraftSignals | None = None
     stage_uniforms: StageUniforms | None = None
+    is_one_hot: tuple[bool, ...] | None = None
     parents: Tensor | None = None
 
     @classmethod

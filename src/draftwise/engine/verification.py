@@ -137,8 +137,10 @@ class Acceptance:
             chosen, is_nan = _greedy_tokens(scores)
             accepted = accept_greedy(chosen, plan.tokens, lengths)
         else:
+            # A policy that replaces tokens proposes its own, which are not one-hot.
+            is_one_hot = draft.is_one_hot if plan.num_own is None else None
             is_nan, accepted = self._accept_sampled(
-                batch, plan, logits, lengths, owner, token_history, mask
+                batch, plan, is_one_hot, logits, lengths, owner, token_history, mask
             )
         is_nan, num_accepted, next_tokens, acceptance, prefix_acceptance_prob = fetch(
             is_nan, *accepted
@@ -160,6 +162,7 @@ class Acceptance:
         self,
         batch: Batch,
         plan: Plan,
+        is_one_hot: tuple[bool, ...] | None,
         logits: Tensor,
         lengths: Tensor,
         owner: Tensor,
@@ -170,6 +173,7 @@ class Acceptance:
         uniforms = batch.uniforms
         assert uniforms is not None
         device, width = logits.device, plan.tokens.shape[1]
+        one_hot = None if is_one_hot is None else upload(is_one_hot, torch.bool, device)
         lenience = None
         if any(value < 1.0 for value in batch.lenience):
             lenience = upload(batch.lenience, torch.float32, device)
@@ -184,8 +188,10 @@ class Acceptance:
                 owner,
                 uniforms.accept,
                 uniforms.final,
+                uniforms.following,
                 lenience,
                 self._method == "block",
+                one_hot,
             )
         p = probabilities(logits, batch.controls.rows(owner).masked(mask), token_history)
         is_nan = p[:, 0].isnan()
@@ -200,6 +206,8 @@ class Acceptance:
             final,
             lenience,
             self._method,
+            upload(uniforms.following, torch.float64, device),
+            one_hot,
         )
 
 

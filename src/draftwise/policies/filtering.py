@@ -119,7 +119,8 @@ def keep_in_range(
     if draft.probs is not None:
         # Use exactly the values that the acceptance law will compare with the bounds.
         q = draft.probs[:, :-1].gather(2, draft.tokens.unsqueeze(2)).squeeze(2)
-        drawn = torch.where(torch.from_numpy(greedy).to(q.device)[:, None], drawn, q)
+        own = greedy if draft.is_one_hot is None else greedy | np.asarray(draft.is_one_hot)
+        drawn = torch.where(torch.from_numpy(own).to(q.device)[:, None], drawn, q)
     drawn_probs = drawn.cpu().numpy()
     is_kept = (drawn_probs >= least) & (drawn_probs <= most)
     lengths = _kept_lengths(draft, is_kept)

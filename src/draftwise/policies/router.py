@@ -220,4 +220,5 @@ def _part(draft: Draft, indices: list[int], index: Tensor, uses_signals: bool) -
         None
         if draft.stage_uniforms is None
         else StageUniforms(draft.stage_uniforms.accept[rows], draft.stage_uniforms.final[rows]),
+        None if draft.is_one_hot is None else tuple(draft.is_one_hot[i] for i in indices),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -80,7 +81,14 @@ class SeveralProposers(Proposer):
                 self._put_one_hot(own, draft.tokens)
         uniforms = batch.uniforms
         stage = None if uniforms is None else uniforms.stage
-        return self._buffers.draft(lengths, width, stage, sampled, signals, signals)
+        made = self._buffers.draft(lengths, width, stage, sampled, signals, signals)
+        if not sampled:
+            return made
+        is_one_hot = [False] * len(lengths)
+        for own, draft in parts:
+            for index in own:
+                is_one_hot[index] = draft.probs is None
+        return replace(made, is_one_hot=tuple(is_one_hot))
 
     def _put_one_hot(self, own: list[int], tokens: Tensor) -> None:
         for column in range(tokens.shape[1]):

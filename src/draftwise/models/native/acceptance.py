@@ -28,8 +28,10 @@ def accept(
     owner: Tensor,
     accept_uniforms: Tensor,
     final_uniforms: Tensor,
+    following_uniforms: Tensor,
     lenience: Tensor | None,
     by_block: bool,
+    one_hot: Tensor | None = None,
 ) -> tuple[Tensor, Accepted]:
     """Compute :func:`draftwise.core.rejection.accept` from the target's logits.
 
@@ -43,8 +45,12 @@ def accept(
         owner: ``[rows]`` int64 request of each row.
         accept_uniforms: ``[batch, >= width]`` float32 random numbers that decide acceptance.
         final_uniforms: ``[batch]`` float64 random numbers that sample the next token.
+        following_uniforms: ``[batch, >= width]`` float64, ``final_uniforms`` of steps that would
+            begin after each drafted token; for one-hot proposals.
         lenience: ``[batch]`` float32 lenience of each request; ``None`` for 1.
         by_block: whether to verify by block instead of token by token.
+        one_hot: ``[batch]`` bool, the requests whose proposals are all one-hot; ``None`` if that
+            holds for all requests without proposals, and for none with them.
 
     Returns:
         ``[rows]`` bool, whether a row of logits is NaN, and the result of the acceptance law.
@@ -56,6 +62,14 @@ def accept(
     first_rows = ends - lengths - 1
     logits, lengths, owner = logits.contiguous(), lengths.contiguous(), owner.contiguous()
     accept_uniforms, final_uniforms = accept_uniforms.contiguous(), final_uniforms.contiguous()
+    drawn = row_uniforms = None
+    if proposals is None:
+        one_hot = torch.ones(batch, dtype=torch.bool)
+    if one_hot is not None:
+        drawn = torch.empty(len(logits), dtype=torch.long)
+        place = torch.arange(len(logits)) - first_rows[owner]
+        of_all = torch.cat([final_uniforms.unsqueeze(1), following_uniforms], dim=1)
+        row_uniforms = of_all[owner, place]
     if width and tokens.stride(1) != 1:
         tokens = tokens.contiguous()
     if proposals is not None and proposals.stride()[1:] != (vocab, 1):
@@ -89,6 +103,9 @@ def accept(
         is_nan.data_ptr(),
         None if between is None else between[0].data_ptr(),
         None if between is None else between[1].data_ptr(),
+        None if row_uniforms is None else row_uniforms.data_ptr(),
+        None if drawn is None else drawn.data_ptr(),
+        None if one_hot is None else one_hot.data_ptr(),
         sampling_parameters(controls),
         batch,
         len(logits),

@@ -25,6 +25,9 @@ struct AcceptanceCall {
     float *acceptance, *prefix_acceptance_prob;  // [requests, width] output, initially zero
     uint8_t *is_nan;                             // [rows] output: whether the logits are NaN
     const float *least, *most;  // [requests, width] range of proposed q(x); null for all of q
+    const double *row_uniforms;  // [rows] random numbers; null if one_hot is
+    int64_t *drawn;              // [rows] memory for tokens; null if one_hot is
+    const uint8_t *one_hot;      // [requests] whether all proposals are one-hot; null for none
     Sampling sampling;
     int64_t num_requests, num_rows, vocab, width;
     int64_t token_stride, proposal_stride;  // elements per request
@@ -78,6 +81,24 @@ struct Residual {
     }
 };
 
+// Verifies one request with one-hot proposals: a proposed token is accepted if it is the drawn one.
+void accept_one_hot(const AcceptanceCall &call, int64_t request) {
+    const int64_t length = call.lengths[request], first = call.first_rows[request];
+    const int64_t *tokens = call.tokens + request * call.token_stride;
+    int64_t num_accepted = 0;
+    float product = 1.0f;
+    for (int64_t i = 0; i < length; ++i) {
+        const float prob = prob_of(call.rows[first + i], tokens[i]);
+        const float valid = prob == prob ? prob : 0.0f;
+        call.acceptance[request * call.width + i] = valid;
+        product *= valid;
+        call.prefix_acceptance_prob[request * call.width + i] = product;
+        if (num_accepted == i) num_accepted += call.drawn[first + i] == tokens[i];
+    }
+    call.num_accepted[request] = num_accepted;
+    call.next_tokens[request] = call.drawn[first + num_accepted];
+}
+
 // Verifies one request and writes its results.
 void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
     const int64_t length = call.lengths[request], vocab = call.vocab;
@@ -87,6 +108,8 @@ void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
     const float *q =
         call.proposals ? call.proposals + request * call.proposal_stride : nullptr;
     const float lenience = call.lenience ? call.lenience[request] : 1.0f;
+    if (call.one_hot && call.one_hot[request] && lenience == 1.0f)
+        return accept_one_hot(call, request);
     const float *uniforms = call.accept_uniforms + request * call.uniforms_width;
     float *acceptance = call.acceptance + request * call.width;
     float *prefix_acceptance_prob = call.prefix_acceptance_prob + request * call.width;
@@ -136,13 +159,23 @@ void accept(const AcceptanceCall &call, int64_t request, int64_t thread) {
         sample_index(vocab, scratch.sums, remaining, call.final_uniforms[request], residual);
 }
 
-// Describes the target's distribution of a row.
+// Describes the target's distribution of a row, and draws from it if its proposal is one-hot.
 void describe_row(const AcceptanceCall &call, int64_t row, int64_t thread) {
     const int64_t vocab = call.vocab, request = call.owners[row];
     const Scratch scratch(call.scratch, vocab, call.sampling, thread);
     describe_sampled(call.logits + row * vocab, vocab, call.sampling, request, scratch,
                      call.rows[row]);
-    call.is_nan[row] = is_nan(call.rows[row]);
+    const Softmax &p = call.rows[row];
+    call.is_nan[row] = is_nan(p);
+    if (!call.one_hot || !call.one_hot[request]) return;
+    if (p.token >= 0) {
+        call.drawn[row] = p.token;
+        return;
+    }
+    const auto probs = [&](int64_t i, int64_t end) { return probs_at(p, i, end); };
+    const double all = sum_blocks(vocab, scratch.sums, probs);
+    call.drawn[row] =
+        sample_index(vocab, scratch.sums, all, call.row_uniforms[row], probs);
 }
 
 }  // namespace
