@@ -52,7 +52,7 @@ class Draft:
         token_ids: Sequence[Sequence[int]],
         vocab_size: int,
         uniforms: StepUniforms | None,
-        signals: bool,
+        acceptance: Sequence[Sequence[float]] | None,
         device: torch.device,
     ) -> Draft:
         """A draft with one-hot proposals, which stores no distributions.
@@ -61,18 +61,27 @@ class Draft:
             token_ids: ``[batch]`` proposed tokens of each request.
             vocab_size: vocabulary size of the target.
             uniforms: random numbers of the step; ``None`` if every request is decoded greedily.
-            signals: whether to include the draft's signals.
+            acceptance: ``[batch]`` estimated acceptance probability of each token, the signals of
+                the draft. An empty estimate stands for 1. ``None`` for a draft without signals.
             device: device of the draft.
         """
         lengths = tuple(len(tokens) for tokens in token_ids)
         width = max(lengths, default=0)
         padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in token_ids]
         tokens = torch.tensor(padded, dtype=torch.long).view(len(lengths), width).to(device)
+        signals = None
+        if acceptance is not None:
+            rows = [
+                [*(probs[:length] or [1.0] * length), *[0.0] * (width - length)]
+                for probs, length in zip(acceptance, lengths, strict=True)
+            ]
+            probs = torch.tensor(rows, dtype=torch.float32).view(len(lengths), width).to(device)
+            signals = OneHotSignals(tokens, lengths, vocab_size, probs)
         return cls(
             tokens,
             lengths,
             None,
-            OneHotSignals(tokens, lengths, vocab_size) if signals else None,
+            signals,
             None if uniforms is None else uniforms.stage,
         )
 
@@ -102,20 +111,30 @@ class DraftSignals:
 
 
 class OneHotSignals(DraftSignals):
-    """Signals of one-hot proposals. The distributions are built only if they are read."""
+    """Signals of one-hot proposals. The distributions are built only if they are read.
 
-    def __init__(self, tokens: Tensor, lengths: Sequence[int], vocab_size: int) -> None:
+    A one-hot proposal has no probability and no entropy that would tell anything. Their places hold
+    the estimated acceptance probability a of the token, and −a·log a − (1 − a)·log(1 − a).
+    """
+
+    def __init__(
+        self, tokens: Tensor, lengths: Sequence[int], vocab_size: int, acceptance: Tensor
+    ) -> None:
         """Create the signals of a draft.
 
         Args:
             tokens: ``[batch, num_tokens]`` int64.
             lengths: ``[batch]`` number of drafted tokens.
             vocab_size: size of the last dimension of the distributions.
+            acceptance: ``[batch, num_tokens]`` float32 estimated acceptance probabilities, 0 beyond
+                a length.
         """
         extents = torch.tensor(lengths, device=tokens.device).unsqueeze(1)
         drafted = (torch.arange(tokens.shape[1], device=tokens.device) < extents).float()
-        self._set("entropy", torch.zeros_like(drafted))
-        self._set("token_probs", drafted)
+        entropy = torch.special.entr(acceptance) + torch.special.entr(1 - acceptance)
+        self._set("entropy", entropy * drafted)
+        self._set("token_probs", acceptance)
+        self._set("_drafted", drafted)
         self._set("_tokens", tokens)
         self._set("_vocab_size", vocab_size)
 
@@ -129,7 +148,7 @@ class OneHotSignals(DraftSignals):
         if "_draft_probs" not in known:
             tokens: Tensor = known["_tokens"]
             dense = torch.zeros(*tokens.shape, known["_vocab_size"], device=tokens.device)
-            dense.scatter_(2, tokens.unsqueeze(2), self.token_probs.unsqueeze(2))
+            dense.scatter_(2, tokens.unsqueeze(2), known["_drafted"].unsqueeze(2))
             self._set("_draft_probs", dense)
         made: Tensor = known["_draft_probs"]
         return made

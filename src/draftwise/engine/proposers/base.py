@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -129,13 +129,25 @@ class Proposer(ABC):
         return [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
 
 
+class Proposal(NamedTuple):
+    """Tokens that are proposed with certainty for one request.
+
+    Attributes:
+        tokens: the proposed tokens.
+        acceptance: estimated acceptance probability of each token; empty if it is unknown.
+    """
+
+    tokens: Sequence[int]
+    acceptance: Sequence[float] = ()
+
+
 class TokenProposer(Proposer):
     """A proposer that proposes each token with certainty, without a distribution.
 
-    Subclasses return the proposed tokens of one request. This class does the rest.
+    Subclasses return the proposed tokens of one request, or of all requests together. This class
+    does the rest.
     """
 
-    @abstractmethod
     def continuation(self, request: Request, max_tokens: int) -> Sequence[int]:
         """Tokens that may follow a request's text.
 
@@ -143,24 +155,44 @@ class TokenProposer(Proposer):
             request: the request. Its ``tokens`` are the prompt and the output so far.
             max_tokens: maximum number of tokens to propose, at least 1.
         """
+        raise NotImplementedError
+
+    def proposals(self, batch: Batch, limits: list[int]) -> list[Proposal]:
+        """``[batch]`` proposals, by default those of :meth:`continuation`.
+
+        Args:
+            batch: the step's batch.
+            limits: ``[batch]`` maximum number of tokens.
+        """
+        return [
+            Proposal(self.continuation(request, limit) if limit else ())
+            for request, limit in zip(batch.generating, limits, strict=True)
+        ]
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Propose the continuations, up to what the policy and the requests' grammars allow."""
         limits = self.draft_limits(batch, policy)
         context, signals = self.context, policy.uses_draft_signals()
-        proposed = []
-        for request, limit in zip(batch.generating, limits, strict=True):
-            tokens = self.continuation(request, limit)[:limit] if limit else ()
-            proposed.append(allowed_prefix(request, tokens, context.vocab_size))
-        made = Draft.one_hot(proposed, context.vocab_size, batch.uniforms, signals, context.device)
+        proposals = self.proposals(batch, limits)
+        proposed = [
+            allowed_prefix(request, proposal.tokens[:limit], context.vocab_size)
+            for request, proposal, limit in zip(batch.generating, proposals, limits, strict=True)
+        ]
+        acceptance = [proposal.acceptance for proposal in proposals] if signals else None
+
+        def one_hot(tokens: list[list[int]]) -> Draft:
+            return Draft.one_hot(
+                tokens, context.vocab_size, batch.uniforms, acceptance, context.device
+            )
+
+        made = one_hot(proposed)
         if not policy.may_stop_drafting():
             return made
         progress = DraftProgress(made.lengths)
         while progress.active:
             answered = answer(policy, _position(made, progress.num_tokens, progress.active))
             progress.advance(answered)
-        kept = [tokens[:n] for tokens, n in zip(proposed, progress.lengths, strict=True)]
-        return Draft.one_hot(kept, context.vocab_size, batch.uniforms, signals, context.device)
+        return one_hot([tokens[:n] for tokens, n in zip(proposed, progress.lengths, strict=True)])
 
 
 def _position(draft: Draft, index: int, active: list[int]) -> DraftPosition:
