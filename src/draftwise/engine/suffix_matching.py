@@ -116,7 +116,8 @@ class SuffixMatcher:
         before = np.concatenate([weights.sum(axis=1, keepdims=True), chosen[:, :-1]], axis=1)
         lengths = np.where(found[text, best], matches.lengths[at[text, best]], 0)
         shares = np.where(before > 0, chosen / np.maximum(before, 1e-300), 0.0)
-        return Continuations(proposed[text, best], shares, lengths)
+        tokens = np.where(lengths[:, None] > 0, proposed[text, best], 0)
+        return Continuations(tokens, shares, lengths)
 
     def _matches(self, slots: Integers) -> _Matches:
         """Earlier occurrences of each text's last tokens, in order of text and place."""

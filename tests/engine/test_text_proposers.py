@@ -1,0 +1,129 @@
+"""Proposers that draft from the request's own text: lossless, and the same text for a seed."""
+
+import pytest
+import torch
+
+from draftwise import SamplingParams
+from draftwise.core.rejection import accept
+from draftwise.engine import verification
+from draftwise.engine.proposers import create_proposer
+from draftwise.engine.proposers.base import ProposerContext
+from draftwise.engine.request import Request
+from draftwise.params import RequestSpeculation
+from draftwise.policies import POLICIES
+
+from ..core.statistics_tools import chi_square_p_value, sequence_counts
+from ..levels import exhaustive_unless
+from ..tiny_models import Recipe
+from .assembly import generate, token_ids, varied_work
+from .exact import exact_distribution
+from .test_proposers import LOSSLESS, NOT_UNLIKELY, RECIPE, VARIED, build
+
+NAMES = ["suffix", "ngram"]
+# The last three tokens occur earlier, and the target continues them like the last time in half of
+# all cases.
+PROMPT = [4, 3, 1, 5, 7, 4, 3, 1, 7, 6, 4, 3, 1]
+CONTROLS = {
+    "plain": {},
+    "cold": {"temperature": 0.5},
+    "hot": {"temperature": 1.5, "top_p": 0.9},
+    "filtered": {"top_k": 4, "min_p": 0.05},
+    "penalised": {"repetition_penalty": 1.3, "presence_penalty": 0.4},
+}
+
+
+def p_value(models, engine, controls, count):
+    """Of the texts of one prompt, if they follow the target's distribution."""
+    params = SamplingParams(max_tokens=3, **controls)
+    each = [SamplingParams(max_tokens=3, seed=seed, **controls) for seed in range(count)]
+    outputs = generate(engine, [PROMPT] * count, each)
+    assert sum(output.speculation.num_accepted for output in outputs) > count / 20
+    expected = exact_distribution(models.reference(RECIPE), PROMPT, params, 3)
+    counts = sequence_counts(torch.tensor(token_ids(outputs)), RECIPE.vocab)
+    return chi_square_p_value(counts, expected.joint())
+
+
+@pytest.mark.covering("name", "policy")
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "policy", exhaustive_unless(lambda name: name in ("fixed", "adaptive", "svip"), LOSSLESS)
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_follow_the_target_with_every_policy(models, name, policy):
+    engine = build(models, RECIPE, policy, 64, draft=name)
+    assert p_value(models, engine, {}, 6000) > NOT_UNLIKELY
+
+
+@pytest.mark.covering("name", "controls", "max_batch_size")
+@pytest.mark.slow
+@pytest.mark.parametrize("max_batch_size", [1, 16])
+@pytest.mark.parametrize("controls", CONTROLS)
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_follow_the_target_with_every_control(models, name, controls, max_batch_size):
+    engine = build(models, RECIPE, "fixed", max_batch_size, draft=name)
+    assert p_value(models, engine, CONTROLS[controls], 2000) > NOT_UNLIKELY
+
+
+@pytest.mark.slow
+def test_a_biased_law_is_noticed(models, monkeypatch):
+    """The proposed token is accepted too often, as a comparison after the draw would do."""
+
+    def biased(*arguments, **options):
+        law = list(arguments)
+        law[6] = torch.full_like(law[5], 0.6)
+        return accept(*law, **options)
+
+    monkeypatch.setattr(verification, "accept", biased)
+    monkeypatch.setattr(verification, "library_for", lambda device: None)
+    engine = build(models, RECIPE, "fixed", 64, draft="suffix")
+    assert p_value(models, engine, {}, 6000) < 1e-6
+
+
+@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_seed_gives_the_same_text_with_and_without_drafts(models, name, policy):
+    """Sampled, greedy and penalised, at any batch size and draft length."""
+    prompts, params = varied_work(30)
+    prompts = [[*prompt, *prompt] for prompt in prompts]
+    expected = generate(build(models, VARIED, "none", 8, draft="none"), prompts, params)
+    for max_batch_size in (1, 4, 16):
+        engine = build(models, VARIED, policy, max_batch_size, draft=name)
+        outputs = generate(engine, prompts, params)
+        assert token_ids(outputs) == token_ids(expected)
+        assert sum(output.speculation.num_accepted for output in outputs) > 0
+        engine.change_speculation(num_speculative_tokens=7)
+        assert token_ids(generate(engine, prompts, params)) == token_ids(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_texts_are_the_targets_on_100_prompts(models, name):
+    recipe = Recipe(vocab=32, seed=9, context=96)
+    prompts = [[(7 * i + j * j * (1 + i % 3)) % 11 for j in range(2 + i % 40)] for i in range(100)]
+    params = [SamplingParams(max_tokens=40, temperature=0)] * len(prompts)
+    expected = generate(build(models, recipe, "none", 8, draft="none"), prompts, params)
+    outputs = generate(build(models, recipe, "fixed", 16, draft=name), prompts, params)
+    assert token_ids(outputs) == token_ids(expected)
+    accepted = sum(output.speculation.num_accepted for output in outputs)
+    assert accepted > 0.1 * sum(output.speculation.num_tokens for output in outputs)
+
+
+def test_ngram_continues_the_latest_occurrence_of_the_longest_match():
+    context = ProposerContext(100, torch.device("cpu"), 4, 64)
+    proposer = create_proposer("ngram", context)
+
+    def continuation(tokens, max_tokens=3):
+        params, speculation = SamplingParams(), RequestSpeculation()
+        request = Request(0, None, tokens, params, None, frozenset(), 64, speculation)
+        return list(proposer.continuation(request, max_tokens))
+
+    assert continuation([1, 2, 3, 7, 8, 2, 3, 9, 1, 2, 3]) == [7, 8, 2]
+    assert continuation([4, 2, 3, 7, 2, 3, 9, 5, 3]) == [9, 5, 3]
+    assert continuation([1, 2, 3]) == []
+    assert continuation([1]) == []
+    assert continuation([6, 6], 2) == [6]
+
+
+def test_every_policy_that_needs_a_draft_is_tested():
+    assert set(LOSSLESS) <= set(POLICIES)
+    assert {"fixed", "adaptive", "svip", "sv"} <= set(LOSSLESS)
