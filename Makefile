@@ -91,11 +91,12 @@ test-sanitizers: setup
 GEMMA ?= $(HOME)/.cache/draftwise/gemma
 .PHONY: demo-real test-real
 
-# The file of 4 to 8 bits, with the same model in 4 bits as its draft.
+# The file of 4 to 8 bits. Drafts come from the text itself.
 demo-real: setup
 	file=$$($(BIN)/python tools/real_model.py "$(GEMMA)") && \
 	$(BIN)/draftwise generate --compare --prompts examples/prompts.jsonl --target "$$file" \
-		--draft "$$file:int4" --policy adaptive --max-tokens 48 --temperature 0 --batch-size 1
+		--draft suffix --policy fixed --num-speculative-tokens 8 \
+		--max-tokens 96 --temperature 0 --batch-size 1
 
 # Losslessness in float32, and the speed of the target alone.
 test-real: setup

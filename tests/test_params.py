@@ -369,6 +369,13 @@ class TestFromDict:
         assert SpeculationConfig.from_dict(values) == expected
         assert values["model"] == "d"
 
+    @pytest.mark.parametrize("method", ["ngram", "suffix"])
+    def test_a_method_without_a_model(self, method):
+        assert SpeculationConfig.from_dict({"method": method}).draft == method
+        with pytest.raises(InvalidParameterError, match="cannot be combined") as caught:
+            SpeculationConfig.from_dict({"method": method, "model": "d"})
+        assert caught.value.field == "speculation.draft"
+
     def test_another_method(self):
         with pytest.raises(InvalidParameterError) as caught:
             SpeculationConfig.from_dict({"model": "d", "method": "eagle3"})

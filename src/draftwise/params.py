@@ -295,6 +295,8 @@ class RequestSpeculation:
 
 # Keys of vLLM's --speculative-config and the corresponding field names.
 _ALIASES = {"model": "draft"}
+# Values of vLLM's ``method`` that are proposers of the same name here.
+_MODEL_FREE_METHODS = ("ngram", "suffix")
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,8 @@ class SpeculationConfig:
 
     Attributes:
         draft: name of the draft model (a folder, a hub id or a zoo name such as ``"zoo:draft"``) or
-            of a registered proposer that needs no model.
+            of a registered proposer that needs no model: ``"suffix"`` and ``"ngram"`` draft from
+            the request's own text.
         companion: name of the companion model, which scores drafted tokens before the target
             verifies them: a folder, a hub id, a zoo name, or ``"draft:int8"`` or ``"draft:int4"``
             for the draft model with quantised weights.
@@ -397,14 +400,16 @@ class SpeculationConfig:
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculationConfig:
         """Build from external input, which may use vLLM's key names.
 
-        ``model`` is an alias of ``draft``, and ``method`` may be ``"draft_model"``. Unknown keys
+        ``model`` is an alias of ``draft``. ``method`` may be ``"draft_model"``, or ``"ngram"`` or
+        ``"suffix"``, which draft without a model. Unknown keys
         raise :class:`InvalidParameterError`.
         """
         values = dict(values)
         method = values.pop("method", "draft_model")
-        if method != "draft_model":
+        if method not in ("draft_model", *_MODEL_FREE_METHODS):
+            known = ", ".join(f"'{each}'" for each in _MODEL_FREE_METHODS)
             raise InvalidParameterError(
-                "speculation.method", f"only 'draft_model' is known, got {method!r}"
+                "speculation.method", f"must be 'draft_model', {known}; got {shown(method)}"
             )
         for theirs, ours in _ALIASES.items():
             if theirs in values:
@@ -414,6 +419,10 @@ class SpeculationConfig:
                     )
                 values[ours] = values.pop(theirs)
         refuse_unknown_keys("speculation", values, (item.name for item in fields(cls)))
+        if method != "draft_model" and values.setdefault("draft", method) != method:
+            raise InvalidParameterError(
+                "speculation.draft", f"cannot be combined with the method {method!r}; give one"
+            )
         if "draft" not in values:
             raise InvalidParameterError("speculation.draft", "missing: name the draft model")
         return cls(**values)

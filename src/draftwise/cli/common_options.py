@@ -59,7 +59,7 @@ Target = Annotated[
 Draft = Annotated[
     str | None,
     typer.Option(
-        help="Draft model; none for no draft.",
+        help="Draft model; suffix to draft from the text itself; none for no draft.",
         show_default="zoo:draft with a target of the zoo, otherwise none",
         rich_help_panel=MODELS,
     ),
