@@ -302,24 +302,22 @@ def apply_instead(monkeypatch, rule):
     monkeypatch.setattr(verification, "accept", rule)
 
 
-def resample_from_p(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):
+def resample_from_p(p, proposals, tokens, lengths, uniforms, final, lenience, method, *rest):
     """Accept correctly, but draw the corrected token from p instead of the residual."""
-    accepted = right_accept(
-        p, proposals, tokens, lengths, accept_uniforms, final_uniforms, method="token"
-    )
+    accepted = right_accept(p, proposals, tokens, lengths, uniforms, final, None, "token", *rest)
     row = (lengths + 1).cumsum(0) - (lengths + 1) + accepted.num_accepted
-    return accepted._replace(next_tokens=sample(p[row], final_uniforms))
+    return accepted._replace(next_tokens=sample(p[row], final))
 
 
-def one_position_late(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):
+def one_position_late(p, *arguments):
     """Accept each drafted token by the distribution of the next position."""
-    return right_accept(p.roll(-1, 0), proposals, tokens, lengths, accept_uniforms, final_uniforms)
+    return right_accept(p.roll(-1, 0), *arguments)
 
 
-def same_number_twice(p, proposals, tokens, lengths, accept_uniforms, final_uniforms, *_):
+def same_number_twice(p, proposals, tokens, lengths, uniforms, final, lenience, method, *rest):
     """Draw the corrected token with the random number of the first acceptance test."""
-    number = accept_uniforms[:, 0] if accept_uniforms.shape[1] else final_uniforms
-    return right_accept(p, proposals, tokens, lengths, accept_uniforms, number, method="token")
+    number = uniforms[:, 0] if uniforms.shape[1] else final
+    return right_accept(p, proposals, tokens, lengths, uniforms, number, None, "token", *rest)
 
 
 @pytest.mark.parametrize("wrong", [resample_from_p, one_position_late, same_number_twice])

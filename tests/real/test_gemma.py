@@ -51,11 +51,6 @@ def expected(prompts):
     return texts
 
 
-@pytest.fixture(scope="module")
-def llm():
-    return LLM(FILE, dtype="float32", max_batch_size=8, max_model_len=2048)
-
-
 def tokens_of(outputs):
     return [output.token_ids for output in outputs]
 
@@ -64,14 +59,32 @@ def test_the_whole_context_is_served():
     assert LLM(FILE).target.max_model_len == 32768
 
 
-def test_greedy_texts_equal_those_of_transformers(llm, prompts, expected):
+@pytest.mark.parametrize("batch_size", [1, 16])
+@pytest.mark.parametrize("is_caching", [True, False])
+def test_greedy_texts_equal_those_of_transformers(prompts, expected, is_caching, batch_size):
+    llm = LLM(
+        FILE,
+        dtype="float32",
+        max_batch_size=batch_size,
+        max_model_len=2048,
+        enable_prefix_caching=is_caching,
+    )
     first = llm.generate(prompts, GREEDY)
     assert tokens_of(first) == expected
-    assert any(output.num_cached_tokens > 512 for output in first)
-    again = llm.generate(prompts, GREEDY)
-    assert tokens_of(again) == expected
-    # The store holds the newest prompts, not all of them.
-    assert again[-1].num_cached_tokens >= len(prompts[-1]) - 17
+    assert any(output.num_cached_tokens > 512 for output in first) == is_caching
+    if is_caching:
+        again = llm.generate(prompts, GREEDY)
+        assert tokens_of(again) == expected
+        # The store holds the newest prompts, not all of them.
+        assert again[-1].num_cached_tokens >= len(prompts[-1]) - 17
+
+
+def test_drafts_from_the_text_do_not_change_them(prompts, expected):
+    speculation = {"draft": "suffix", "policy": "fixed", "num_speculative_tokens": 8}
+    drafted = LLM(FILE, speculation, "float32", max_batch_size=8, max_model_len=2048)
+    outputs = drafted.generate(prompts, GREEDY)
+    assert tokens_of(outputs) == expected
+    assert sum(output.speculation.num_accepted for output in outputs) > 5 * len(prompts)
 
 
 def test_speculation_does_not_change_them(prompts, expected):

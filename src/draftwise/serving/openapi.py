@@ -213,6 +213,9 @@ class StatisticsState(BaseModel):
     cache_usage: float
     lenience: float | None
     calibration_error: float | None
+    prefix_cache_hit_rate: float | None = Field(
+        description="Share of the last half minute's prompt tokens found in the prefix cache."
+    )
     goodput: float = Field(description="Generated tokens per second.")
     step_seconds: float | None
     mean_accepted_length: float | None = Field(description="Generated tokens per request and step.")

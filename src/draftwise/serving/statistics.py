@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from draftwise.serving.messages import EngineLoad, EngineOutputs, StepStats
 
 _WINDOW_SECONDS = 1.5
-# Acceptance by position needs more drafts than those of one second.
+# Acceptance by position and the prefix cache need more requests than those of one second.
 _LONG_WINDOW_SECONDS = 30.0
 
 
@@ -50,6 +50,8 @@ class Statistics:
             for part, each in step.seconds.items():
                 seconds[part] = seconds.get(part, 0.0) + each
         whole = sum(seconds.values())
+        looked_up = sum(step.num_prefix_queries for step in recent)
+        found = sum(step.num_prefix_hits for step in recent)
         verified, accepted = _sums(recent, "verified"), _sums(recent, "accepted")
         return {
             "time": time.time(),
@@ -59,6 +61,7 @@ class Statistics:
             "cache_usage": 0.0 if load is None else load.cache_usage,
             "lenience": None if load is None else load.lenience,
             "calibration_error": None if load is None else load.calibration_error,
+            "prefix_cache_hit_rate": found / looked_up if looked_up else None,
             "goodput": num_tokens / min(_WINDOW_SECONDS, now - self._started),
             "step_seconds": whole / len(last) if last else None,
             "mean_accepted_length": num_tokens / num_requests if num_requests else None,

@@ -106,6 +106,7 @@ class FakeServer:
             "step_seconds": 0.0215,
             "mean_accepted_length": 2.75,
             "acceptance_rate": 0.6,
+            "prefix_cache_hit_rate": 0.42,
             "acceptance_by_position": [0.9, 0.7, 0.5],
             "time_split": {
                 "draft": 0.2,

@@ -67,12 +67,13 @@ def test_an_idle_server_leaves_a_gap(new_visit, fake):
     visit = stopped_clock(new_visit)
     poll(visit, fake)
     idle = {"goodput": None, "mean_accepted_length": None}
-    idle |= {"acceptance_by_position": [], "time_split": {}}
+    idle |= {"acceptance_by_position": [], "time_split": {}, "prefix_cache_hit_rate": None}
     fake.stats |= idle
     poll(visit, fake)
     expect(chart(visit, "Goodput").locator(".value")).to_have_text("–")
     expect(visit.at(".split")).to_be_hidden()
     expect(visit.at(".positions")).to_be_hidden()
+    expect(visit.at(".prefixes")).to_be_hidden()
     fake.stats |= {"goodput": 50.0}
     poll(visit, fake)
     expect(chart(visit, "Goodput").locator("path.line")).to_have_count(2)
@@ -117,6 +118,7 @@ def test_time_per_step_is_shown_by_phase(visit):
         "rest 3 %",
     ]
     assert visit.at(".positions b").all_inner_texts() == ["90", "70", "50"]
+    expect(visit.at(".prefixes")).to_have_text("Prompt tokens found in the prefix cache: 42 %")
 
 
 def test_polling_resumes_when_the_server_is_back(new_visit, fake):

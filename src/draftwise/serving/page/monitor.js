@@ -16,6 +16,7 @@ export class Monitor {
   #charts;
   #split;
   #positions;
+  #prefixes;
   #uptime;
   #timer = null;
   #failures = 0;
@@ -30,6 +31,7 @@ export class Monitor {
     panel.querySelector("[data-part=charts]").append(...this.#charts.map((each) => each.element));
     this.#split = panel.querySelector("[data-part=split]");
     this.#positions = panel.querySelector("[data-part=positions]");
+    this.#prefixes = panel.querySelector("[data-part=prefixes]");
     this.#uptime = panel.querySelector("[data-part=uptime]");
     document.addEventListener("visibilitychange", () => {
       if (!document.hidden && this.#timer !== null) this.start();
@@ -67,6 +69,9 @@ export class Monitor {
     this.#uptime.textContent = `up ${uptime(stats.uptime_seconds)}`;
     this.#showSplit(stats.time_split ?? {});
     this.#showPositions(stats.acceptance_by_position ?? []);
+    const hitRate = stats.prefix_cache_hit_rate ?? null;
+    this.#prefixes.hidden = hitRate === null;
+    this.#prefixes.querySelector("b").textContent = percent(hitRate);
   }
 
   #showSplit(split) {
