@@ -81,7 +81,7 @@ GOOD_SAMPLING = {
     "cache_salt": ["", "salt"],
 }
 BAD_SPECULATION = {
-    "draft": ["", None, 5, ["a"]],
+    "draft": ["", 5, ["a"]],
     "companion": ["", 5, ["a"], "draft:int7", "draft:", "draft:INT8"],
     "policy": ["", 5],
     "profile": ["", 5],
@@ -92,7 +92,7 @@ BAD_SPECULATION = {
     "verification": ["", "tokens", None, 1, ["block"], np.array(["block", "token"])],
 }
 GOOD_SPECULATION = {
-    "draft": ["zoo:draft", "/a/b"],
+    "draft": [None, "suffix", "zoo:draft", "/a/b"],
     "companion": [None, "zoo:companion", "draft:int8"],
     "policy": [None, "none", "fixed"],
     "profile": [None, "profile.safetensors"],
@@ -388,6 +388,6 @@ class TestFromDict:
         assert caught.value.field == "speculation.model"
 
     def test_no_draft(self):
-        with pytest.raises(InvalidParameterError) as caught:
-            SpeculationConfig.from_dict({"num_speculative_tokens": 3})
-        assert caught.value.field == "speculation.draft"
+        config = SpeculationConfig.from_dict({"num_speculative_tokens": 3})
+        assert config.draft is None
+        assert config.draft_name == "suffix"

@@ -138,11 +138,11 @@ class EngineBuilder:
 
         draft = companion = None
         needs_draft = policy_class(speculation.policy_name).needs_draft
-        if needs_draft and not is_proposer(speculation.draft):
-            draft = small_model(speculation.draft, "draft")
+        if needs_draft and not is_proposer(speculation.draft_name):
+            draft = small_model(speculation.draft_name, "draft")
         quantization = speculation.companion_quantization
         if quantization is not None:
-            companion = small_model(speculation.draft, "companion", quantization)
+            companion = small_model(speculation.draft_name, "companion", quantization)
         elif speculation.companion is not None:
             companion = small_model(speculation.companion, "companion")
         return Models(self.target, draft, companion)
@@ -294,7 +294,7 @@ class EngineBuilder:
         settings.on_status(f"starting {count - 1} replicas of the draft")
         specs = [
             ReplicaSpec(
-                spec(speculation.draft, "draft"),
+                spec(speculation.draft_name, "draft"),
                 companion,
                 kind if kind == "cpu" else f"{kind}:{rank}",
                 settings.options.max_batch_size,

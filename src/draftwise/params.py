@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.core.formats import QUANTIZATIONS
+from draftwise.core.formats import MODEL_FREE_DRAFTS, QUANTIZATIONS
 from draftwise.core.rejection import VerificationMethod
 from draftwise.errors import InvalidParameterError
 from draftwise.structured_outputs import StructuredOutputs
@@ -295,8 +295,7 @@ class RequestSpeculation:
 
 # Keys of vLLM's --speculative-config and the corresponding field names.
 _ALIASES = {"model": "draft"}
-# Values of vLLM's ``method`` that are proposers of the same name here.
-_MODEL_FREE_METHODS = ("ngram", "suffix")
+_DEFAULT_DRAFT = "suffix"
 
 
 @dataclass(frozen=True)
@@ -308,7 +307,7 @@ class SpeculationConfig:
     Attributes:
         draft: name of the draft model (a folder, a hub id or a zoo name such as ``"zoo:draft"``) or
             of a registered proposer that needs no model: ``"suffix"`` and ``"ngram"`` draft from
-            the request's own text.
+            the request's own text. ``None`` is ``"suffix"``.
         companion: name of the companion model, which scores drafted tokens before the target
             verifies them: a folder, a hub id, a zoo name, or ``"draft:int8"`` or ``"draft:int4"``
             for the draft model with quantised weights.
@@ -332,7 +331,7 @@ class SpeculationConfig:
         InvalidParameterError: a value is out of range.
     """
 
-    draft: str
+    draft: str | None = None
     companion: str | None = None
     policy: str | None = None
     policy_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -343,7 +342,8 @@ class SpeculationConfig:
     verification: VerificationMethod = "block"
 
     def __post_init__(self) -> None:
-        _set(self, draft=path_name("draft", self.draft, "model"))
+        if self.draft is not None:
+            _set(self, draft=path_name("draft", self.draft, "model"))
         if self.policy is not None:
             text_name("policy", self.policy, "policy")
         for name, kind in (
@@ -379,6 +379,11 @@ class SpeculationConfig:
         return _reduced(self)
 
     @property
+    def draft_name(self) -> str:
+        """Name of the draft model or of the proposer."""
+        return _DEFAULT_DRAFT if self.draft is None else self.draft
+
+    @property
     def policy_name(self) -> str:
         """Name of the policy; the default depends on whether there is a companion."""
         return self.policy or ("adaptive" if self.companion is None else "sv")
@@ -406,8 +411,8 @@ class SpeculationConfig:
         """
         values = dict(values)
         method = values.pop("method", "draft_model")
-        if method not in ("draft_model", *_MODEL_FREE_METHODS):
-            known = ", ".join(f"'{each}'" for each in _MODEL_FREE_METHODS)
+        if method not in ("draft_model", *MODEL_FREE_DRAFTS):
+            known = ", ".join(f"'{each}'" for each in MODEL_FREE_DRAFTS)
             raise InvalidParameterError(
                 "speculation.method", f"must be 'draft_model', {known}; got {shown(method)}"
             )
@@ -423,6 +428,4 @@ class SpeculationConfig:
             raise InvalidParameterError(
                 "speculation.draft", f"cannot be combined with the method {method!r}; give one"
             )
-        if "draft" not in values:
-            raise InvalidParameterError("speculation.draft", "missing: name the draft model")
         return cls(**values)

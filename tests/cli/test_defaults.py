@@ -31,6 +31,18 @@ def test_zoo_models_are_not_defaults_for_other_targets():
     assert chosen("own", "d", "c", models=("d", "e")) == ("own", "d", "c", ("d", "e"))
 
 
+@pytest.mark.parametrize("draft", ["suffix", "ngram"])
+def test_drafts_without_a_model(draft):
+    """They are known without a target, and bring no companion."""
+    assert chosen(None, draft)[:3] == ("zoo:target", draft, None)
+    assert chosen("own", draft) == ("own", draft, None, ())
+    models = choose_models(ZOO, "own", draft)
+    assert models.require_draft("a") == draft
+    with pytest.raises(InvalidParameterError, match=f"must be a model, got '{draft}'; a") as info:
+        models.require_draft_model("a")
+    assert info.value.field == "draft"
+
+
 def test_draft_none_disables_the_draft():
     for target in (None, "zoo:target", "own"):
         models = choose_models(ZOO, target, "none")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from draftwise import SamplingParams
+from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.core.rejection import accept
 from draftwise.engine import verification
 from draftwise.engine.proposers import create_proposer
@@ -106,6 +106,17 @@ def test_greedy_texts_are_the_targets_on_100_prompts(models, name):
     assert token_ids(outputs) == token_ids(expected)
     accepted = sum(output.speculation.num_accepted for output in outputs)
     assert accepted > 0.1 * sum(output.speculation.num_tokens for output in outputs)
+
+
+def test_suffix_is_the_draft_if_none_is_named(models):
+    folder = models.folder(VARIED)
+    prompts = [[*prompt, *prompt] for prompt in varied_work(10)[0]]
+    params = SamplingParams(temperature=0, max_tokens=12)
+    expected = LLM(folder, dtype="float32").generate(prompts, params)
+    for speculation in ({"policy": "fixed"}, SpeculationConfig(policy="fixed")):
+        outputs = LLM(folder, speculation, "float32").generate(prompts, params)
+        assert token_ids(outputs) == token_ids(expected)
+        assert sum(output.speculation.num_accepted for output in outputs) > 0
 
 
 def test_ngram_continues_the_latest_occurrence_of_the_longest_match():

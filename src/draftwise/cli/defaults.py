@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from draftwise.cli.flags import flag_of, was_given
+from draftwise.core.formats import MODEL_FREE_DRAFTS
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -85,6 +86,20 @@ class ChosenModels:
             raise _missing_draft(why)
         return self.draft
 
+    def require_draft_model(self, why: str) -> str:
+        """Return the name of the draft, which must be a model.
+
+        Args:
+            why: clause for the error message that says what needs a draft.
+
+        Raises:
+            InvalidParameterError: there is no draft, or it is not a model.
+        """
+        draft = self.require_draft(why)
+        if draft in MODEL_FREE_DRAFTS:
+            raise InvalidParameterError("draft", f"must be a model, got {draft!r}; {why}")
+        return draft
+
 
 def choose_models(
     zoo: Zoo,
@@ -127,10 +142,14 @@ def choose_models(
         draft = None
     elif draft is None and is_zoo_target:
         draft = zoo.draft
-    if companion is None and is_zoo_target and draft is not None:
+    if companion is None and is_zoo_target and draft not in (None, *MODEL_FREE_DRAFTS):
         companion = zoo.companion
     if not models:
-        small = (name for name in (draft, companion) if name and not _is_quantized_draft(name))
+        small = (
+            name
+            for name in (draft, companion)
+            if name and name not in MODEL_FREE_DRAFTS and not _is_quantized_draft(name)
+        )
         models = zoo.models if is_zoo_target else tuple(dict.fromkeys(small))
     return ChosenModels(target, draft, companion, models, draft is None and not is_declined)
 
@@ -180,7 +199,11 @@ def _missing_draft(why: str) -> InvalidParameterError:
 
 
 def _is_from_user(name: str) -> bool:
-    return name != NO_DRAFT and not name.startswith(_ZOO_PREFIX) and not _is_quantized_draft(name)
+    return (
+        name not in (NO_DRAFT, *MODEL_FREE_DRAFTS)
+        and not name.startswith(_ZOO_PREFIX)
+        and not _is_quantized_draft(name)
+    )
 
 
 def _is_quantized_draft(name: str) -> bool:

@@ -109,7 +109,7 @@ def profile(
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")
     models = choose_models(Zoo(), target, draft, companion)
-    draft_name = models.require_draft("a profile is about the acceptance of a draft")
+    draft_name = models.require_draft_model("a profile is about the acceptance of a draft")
     texts = load_prompts(prompts, num_prompts)
     sampling = SamplingParams(
         max_tokens=max_tokens,

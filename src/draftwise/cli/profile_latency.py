@@ -73,9 +73,9 @@ def profile_latency(
         raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")
     models = choose_models(Zoo(), target, draft, companion)
     if interference:
-        models.require_draft("--interference needs a draft")
+        models.require_draft_model("--interference needs a draft")
     if models.companion is not None:
-        models.require_draft("--companion needs a draft")
+        models.require_draft_model("--companion needs a draft")
     if models.draft_is_missing:
         typer.echo(
             "no draft: only the target is measured; name a draft with --draft DRAFT", err=True

@@ -184,7 +184,7 @@ def study(
         settings = StudySettings(
             prompts=tuple(prompts or ()),
             target=chosen.target,
-            draft=chosen.require_draft("studies are about drafts"),
+            draft=chosen.require_draft_model("studies are about drafts"),
             companion=chosen.companion,
             models=chosen.models,
             num_prompts=num_prompts,

@@ -227,6 +227,6 @@ class Assembly:
 
 def proposer_name(speculation: SpeculationConfig, models: Models) -> str:
     """The name of the configured proposer; ``"model"`` if the configuration names a model."""
-    if is_proposer(speculation.draft):
-        return speculation.draft
+    if is_proposer(speculation.draft_name):
+        return speculation.draft_name
     return "none" if models.draft is None else "model"
