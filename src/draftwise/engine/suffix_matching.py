@@ -20,10 +20,12 @@ Floats = NDArray[np.float64]
 # Matches are compared up to this length, in tokens.
 _MAX_MATCH = 32
 # Number of the latest occurrences of the last token, and of the last two tokens, that are compared.
-_MAX_OCCURRENCES = 512
+_MAX_OCCURRENCES = 256
 _MAX_PAIR_OCCURRENCES = 64
 # Number of matches whose continuations vote.
 _MAX_VOTES = 8
+# Matches that are shorter than the longest one by more than this do not vote.
+_MAX_SHORTER = 3
 # A match that is longer by one token counts this many times as much.
 _WEIGHT_OF_A_TOKEN = 2.0
 _NO_TOKEN = -1
@@ -124,7 +126,11 @@ class SuffixMatcher:
         ends = self._lengths[slots]
         width = int(ends.max(initial=1))
         last = self._texts[slots, ends - 1]
-        hits = np.flatnonzero(self._texts[slots, :width] == last[:, None])
+        first = int(slots[0])
+        # Slots in a row are a view, which need not be copied.
+        are_in_a_row = np.array_equal(slots, np.arange(first, first + len(slots)))
+        whole = self._texts[first : first + len(slots)] if are_in_a_row else self._texts[slots]
+        hits = np.flatnonzero(whole[:, :width] == last[:, None])
         texts, places = np.divmod(hits, width)
         is_earlier = places < ends[texts] - 1
         texts, places = _latest(texts[is_earlier], places[is_earlier], _MAX_OCCURRENCES)
@@ -140,7 +146,15 @@ class SuffixMatcher:
             if not len(alive):
                 break
             lengths[alive] = length + 1
-        return _Matches(texts, places, lengths)
+        # Of single tokens, which are many, only the latest ones can vote.
+        longest = np.zeros(len(slots), dtype=np.int64)
+        np.maximum.at(longest, texts, lengths)
+        is_long = lengths >= longest[texts] - _MAX_SHORTER
+        is_long &= lengths > 1
+        latest = _latest_indices(texts, _MAX_VOTES)
+        is_long[latest] |= longest[texts[latest]] <= 1 + _MAX_SHORTER
+        kept = np.flatnonzero(is_long)
+        return _Matches(texts[kept], places[kept], lengths[kept])
 
 
 class _Matches(NamedTuple):
@@ -159,9 +173,10 @@ class _Matches(NamedTuple):
 
 def _latest_indices(texts: Integers, count: int) -> Integers:
     """Indices of the last entries of each text, up to a number."""
-    entry = np.arange(len(texts))
-    ends = np.searchsorted(texts, texts, side="right")
-    return np.flatnonzero(ends - entry <= count)
+    if not len(texts):
+        return np.zeros(0, dtype=np.int64)
+    ends = np.bincount(texts).cumsum()
+    return np.flatnonzero(ends[texts] - np.arange(len(texts)) <= count)
 
 
 def _latest(texts: Integers, places: Integers, count: int) -> tuple[Integers, Integers]:
