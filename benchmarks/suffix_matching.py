@@ -15,6 +15,7 @@ import json
 import statistics
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from turns import take_turns
@@ -25,11 +26,11 @@ from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
 
 
-def tokens_of(text: Path, tokenizer: object, count: int) -> list[int]:
+def tokens_of(text: Path, tokenizer: Any, count: int) -> list[int]:
     """The first tokens of all values of a file of JSON lines, repeated if they are too few."""
     lines = text.read_text().splitlines()
     words = "\n".join(" ".join(str(each) for each in json.loads(line).values()) for line in lines)
-    found: list[int] = tokenizer(words[: 8 * count]).input_ids  # type: ignore[operator]
+    found: list[int] = tokenizer(words[: 8 * count]).input_ids
     while len(found) < count:
         found = found + found
     return found[:count]

@@ -406,8 +406,8 @@ class SpeculationConfig:
         """Build from external input, which may use vLLM's key names.
 
         ``model`` is an alias of ``draft``. ``method`` may be ``"draft_model"``, or ``"ngram"`` or
-        ``"suffix"``, which draft without a model. Unknown keys
-        raise :class:`InvalidParameterError`.
+        ``"suffix"``, which draft without a model. Unknown keys raise
+        :class:`InvalidParameterError`.
         """
         values = dict(values)
         method = values.pop("method", "draft_model")

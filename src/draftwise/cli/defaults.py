@@ -145,11 +145,7 @@ def choose_models(
     if companion is None and is_zoo_target and draft not in (None, *MODEL_FREE_DRAFTS):
         companion = zoo.companion
     if not models:
-        small = (
-            name
-            for name in (draft, companion)
-            if name and name not in MODEL_FREE_DRAFTS and not _is_quantized_draft(name)
-        )
+        small = (name for name in (draft, companion) if name and _is_model(name))
         models = zoo.models if is_zoo_target else tuple(dict.fromkeys(small))
     return ChosenModels(target, draft, companion, models, draft is None and not is_declined)
 
@@ -199,12 +195,9 @@ def _missing_draft(why: str) -> InvalidParameterError:
 
 
 def _is_from_user(name: str) -> bool:
-    return (
-        name not in (NO_DRAFT, *MODEL_FREE_DRAFTS)
-        and not name.startswith(_ZOO_PREFIX)
-        and not _is_quantized_draft(name)
-    )
+    return _is_model(name) and not name.startswith(_ZOO_PREFIX)
 
 
-def _is_quantized_draft(name: str) -> bool:
-    return name.startswith(_DRAFT_ITSELF)
+def _is_model(name: str) -> bool:
+    """Whether a name is that of a model of its own."""
+    return name not in (NO_DRAFT, *MODEL_FREE_DRAFTS) and not name.startswith(_DRAFT_ITSELF)

@@ -111,9 +111,7 @@ def accept_greedy(target_tokens: Tensor, tokens: Tensor, lengths: Tensor) -> Acc
         lengths: ``[batch]`` int64 verification lengths.
     """
     first_row = _first_rows(lengths)
-    position = torch.arange(tokens.shape[1], device=tokens.device)
-    valid = position < lengths.unsqueeze(1)
-    row = (first_row.unsqueeze(1) + position).clamp_(max=target_tokens.shape[0] - 1)
+    valid, row = _verified_rows(lengths, tokens.shape[1], len(target_tokens))
     agrees = (target_tokens[row] == tokens) & valid
     num_accepted = agrees.long().cumprod(dim=1).sum(dim=1)
     prefix_acceptance_prob = agrees.float().cumprod(dim=1)
@@ -193,10 +191,7 @@ def _accept_one_hot(p: Tensor, tokens: Tensor, lengths: Tensor, uniforms: Tensor
     owner, position = packed_rows(lengths, p.shape[0])
     drawn = sample(p, uniforms[owner, position])
     accepted = accept_greedy(drawn, tokens, lengths)
-    width = tokens.shape[1]
-    place = torch.arange(width, device=p.device)
-    valid = place < lengths.unsqueeze(1)
-    row = (_first_rows(lengths).unsqueeze(1) + place).clamp_(max=p.shape[0] - 1)
+    valid, row = _verified_rows(lengths, tokens.shape[1], len(p))
     acceptance = torch.where(valid, p[row, tokens], 0.0).nan_to_num(nan=0.0)
     return accepted._replace(
         acceptance=acceptance, prefix_acceptance_prob=acceptance.cumprod(dim=1)
@@ -216,9 +211,7 @@ def _accept_by_ratio(
     """:func:`accept` with an acceptance test of each token."""
     batch, width = tokens.shape
     first_row = _first_rows(lengths)
-    position = torch.arange(width, device=p.device)
-    valid = position < lengths.unsqueeze(1)
-    row = (first_row.unsqueeze(1) + position).clamp_(max=p.shape[0] - 1)
+    valid, row = _verified_rows(lengths, width, len(p))
     p_drawn = p[row, tokens]  # [batch, width]
     ratio = p_drawn
     if proposals is not None:
@@ -236,7 +229,8 @@ def _accept_by_ratio(
         joint = _joint_ratio(ratio, valid)  # [batch, width + 1]
         keep_probability = _block_keep_probability(p, proposals, tokens, joint, lengths)
         kept = (accept_uniforms < keep_probability) & valid
-        in_block = ((position + 1) * kept).amax(dim=1) if width else torch.zeros_like(lengths)
+        count = torch.arange(1, width + 1, device=p.device)
+        in_block = (count * kept).amax(dim=1) if width else torch.zeros_like(lengths)
         num_accepted = in_block if strict is None else torch.where(strict, in_block, num_accepted)
         weight = joint[index, num_accepted]
         scale = weight if strict is None else torch.where(strict, weight, scale)
@@ -275,6 +269,16 @@ def packed_rows(lengths: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     owner = torch.repeat_interleave(batch, lengths + 1, output_size=num_rows)
     row = torch.arange(num_rows, device=lengths.device)
     return owner, row - _first_rows(lengths)[owner]
+
+
+def _verified_rows(lengths: Tensor, width: int, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Whether each draft position is verified, and its row among the packed target rows.
+
+    Both are ``[batch, width]``. Rows of positions that are not verified are any existing ones.
+    """
+    position = torch.arange(width, device=lengths.device)
+    row = (_first_rows(lengths).unsqueeze(1) + position).clamp_(max=num_rows - 1)
+    return position < lengths.unsqueeze(1), row
 
 
 def _first_rows(lengths: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ class SuffixMatcher:
             shape = len(rows), max_tokens
             nothing = np.zeros(len(rows), dtype=np.int64)
             return Continuations(np.zeros(shape, dtype=np.int32), np.zeros(shape), nothing)
-        at, weights = _voters(matches, len(rows))
+        at, weights = _voters(matches)
         found = weights > 0
         places = np.where(found, matches.places[at], 0)[:, :, None]
         period = np.maximum(ends[:, None] - 1 - places[:, :, 0], 1)[:, :, None]
@@ -133,7 +133,9 @@ class SuffixMatcher:
         hits = np.flatnonzero(whole[:, :width] == last[:, None])
         texts, places = np.divmod(hits, width)
         is_earlier = places < ends[texts] - 1
-        texts, places = _latest(texts[is_earlier], places[is_earlier], _MAX_OCCURRENCES)
+        texts, places = texts[is_earlier], places[is_earlier]
+        latest = _latest(texts, _MAX_OCCURRENCES)
+        texts, places = texts[latest], places[latest]
         lengths = np.ones(len(texts), dtype=np.int64)
         alive = np.arange(len(texts))
         for length in range(1, _MAX_MATCH):
@@ -142,7 +144,7 @@ class SuffixMatcher:
             expected = self._texts[slot, ends[text] - 1 - length]
             alive = alive[inside & (self._texts[slot, np.maximum(place, 0)] == expected)]
             if length == 1:
-                alive = alive[_latest_indices(texts[alive], _MAX_PAIR_OCCURRENCES)]
+                alive = alive[_latest(texts[alive], _MAX_PAIR_OCCURRENCES)]
             if not len(alive):
                 break
             lengths[alive] = length + 1
@@ -151,27 +153,29 @@ class SuffixMatcher:
         np.maximum.at(longest, texts, lengths)
         is_long = lengths >= longest[texts] - _MAX_SHORTER
         is_long &= lengths > 1
-        latest = _latest_indices(texts, _MAX_VOTES)
+        latest = _latest(texts, _MAX_VOTES)
         is_long[latest] |= longest[texts[latest]] <= 1 + _MAX_SHORTER
         kept = np.flatnonzero(is_long)
-        return _Matches(texts[kept], places[kept], lengths[kept])
+        return _Matches(texts[kept], places[kept], lengths[kept], longest)
 
 
 class _Matches(NamedTuple):
-    """Matches, ``[matches]`` each.
+    """Matches, ``[matches]`` each except the last.
 
     Attributes:
         texts: index of the text, ascending.
         places: position of the last matching token, ascending within a text.
         lengths: number of matching tokens.
+        longest: ``[texts]`` length of the longest match of each text; 0 without a match.
     """
 
     texts: Integers
     places: Integers
     lengths: Integers
+    longest: Integers
 
 
-def _latest_indices(texts: Integers, count: int) -> Integers:
+def _latest(texts: Integers, count: int) -> Integers:
     """Indices of the last entries of each text, up to a number."""
     if not len(texts):
         return np.zeros(0, dtype=np.int64)
@@ -179,13 +183,7 @@ def _latest_indices(texts: Integers, count: int) -> Integers:
     return np.flatnonzero(ends[texts] - np.arange(len(texts)) <= count)
 
 
-def _latest(texts: Integers, places: Integers, count: int) -> tuple[Integers, Integers]:
-    """The last entries of each text, up to a number."""
-    kept = _latest_indices(texts, count)
-    return texts[kept], places[kept]
-
-
-def _voters(matches: _Matches, num_texts: int) -> tuple[Integers, Floats]:
+def _voters(matches: _Matches) -> tuple[Integers, Floats]:
     """The matches that vote: the longest ones, and the latest among equals.
 
     Returns:
@@ -196,11 +194,9 @@ def _voters(matches: _Matches, num_texts: int) -> tuple[Integers, Floats]:
     texts = matches.texts[order]
     rank = np.arange(len(order)) - np.searchsorted(texts, texts, side="left")
     kept = rank < _MAX_VOTES
-    at = np.zeros((num_texts, _MAX_VOTES), dtype=np.int64)
-    weights = np.zeros((num_texts, _MAX_VOTES))
+    at = np.zeros((len(matches.longest), _MAX_VOTES), dtype=np.int64)
+    weights = np.zeros(at.shape)
     at[texts[kept], rank[kept]] = order[kept]
-    longest = np.zeros(num_texts, dtype=np.int64)
-    np.maximum.at(longest, matches.texts, matches.lengths)
-    shorter = longest[texts[kept]] - matches.lengths[order[kept]]
+    shorter = matches.longest[texts[kept]] - matches.lengths[order[kept]]
     weights[texts[kept], rank[kept]] = _WEIGHT_OF_A_TOKEN ** -shorter.astype(np.float64)
     return at, weights

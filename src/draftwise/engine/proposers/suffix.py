@@ -42,7 +42,7 @@ class SuffixProposer(TokenProposer):
     def proposals(self, batch: Batch, limits: list[int]) -> list[Proposal]:
         """The continuations of all requests, found together."""
         drafting = [index for index, limit in enumerate(limits) if limit]
-        proposed = [Proposal((), ()) for _ in limits]
+        proposed = [Proposal(()) for _ in limits]
         self._drafted.clear()
         if not drafting:
             return proposed
@@ -65,9 +65,8 @@ class SuffixProposer(TokenProposer):
     def _read(self, requests: Iterable[Request]) -> None:
         """Append the requests' new tokens to their texts."""
         for request in requests:
-            slot, matcher = request.cache_slot, self._matcher
-            if matcher.length(slot) < len(request.tokens):
-                matcher.extend(slot, request.tokens[matcher.length(slot) :])
+            slot = request.cache_slot
+            self._matcher.extend(slot, request.tokens[self._matcher.length(slot) :])
 
     def admit(self, request: Request) -> None:
         """Read the prompt."""

@@ -62,14 +62,10 @@ def accept(
     first_rows = ends - lengths - 1
     logits, lengths, owner = logits.contiguous(), lengths.contiguous(), owner.contiguous()
     accept_uniforms, final_uniforms = accept_uniforms.contiguous(), final_uniforms.contiguous()
-    drawn = row_uniforms = None
+    following_uniforms = following_uniforms.contiguous()
     if proposals is None:
         one_hot = torch.ones(batch, dtype=torch.bool)
-    if one_hot is not None:
-        drawn = torch.empty(len(logits), dtype=torch.long)
-        place = torch.arange(len(logits)) - first_rows[owner]
-        of_all = torch.cat([final_uniforms.unsqueeze(1), following_uniforms], dim=1)
-        row_uniforms = of_all[owner, place]
+    drawn = None if one_hot is None else torch.empty(len(logits), dtype=torch.long)
     if width and tokens.stride(1) != 1:
         tokens = tokens.contiguous()
     if proposals is not None and proposals.stride()[1:] != (vocab, 1):
@@ -103,7 +99,7 @@ def accept(
         is_nan.data_ptr(),
         None if between is None else between[0].data_ptr(),
         None if between is None else between[1].data_ptr(),
-        None if row_uniforms is None else row_uniforms.data_ptr(),
+        following_uniforms.data_ptr(),
         None if drawn is None else drawn.data_ptr(),
         None if one_hot is None else one_hot.data_ptr(),
         sampling_parameters(controls),
@@ -114,6 +110,7 @@ def accept(
         tokens.stride(0),
         0 if proposals is None else proposals.stride(0),
         accept_uniforms.shape[1],
+        following_uniforms.shape[1],
         by_block,
     )
     library.accept(ctypes.byref(call), ctypes.byref(threads))

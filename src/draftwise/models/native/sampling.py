@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 
 import torch
 from torch import Tensor
 
 from draftwise.core.sampling import LogitControls
-from draftwise.models.host_memory import ReusedMemory
 from draftwise.models.native.library import NativeLibrary
 from draftwise.models.native.structures import DistributionCall, GreedyCall, Sampling, ScoreCall
 
@@ -29,10 +27,6 @@ def sampling_parameters(controls: LogitControls) -> Sampling:
     )
 
 
-# The calling thread's scratch memory.
-_OF_THREAD = threading.local()
-
-
 def sampling_scratch(
     library: NativeLibrary, controls: LogitControls, num_threads: int, vocab: int
 ) -> Tensor:
@@ -40,10 +34,7 @@ def sampling_scratch(
     filters = controls.top_k, controls.top_p, controls.min_p
     has_filters = any(values is not None for values in filters)
     size = num_threads * library.sampling_scratch(vocab, has_filters)
-    if not hasattr(_OF_THREAD, "scratch"):
-        _OF_THREAD.scratch = ReusedMemory()
-    scratch: Tensor = _OF_THREAD.scratch.floats(1, -(-size // torch.float32.itemsize))
-    return scratch
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def greedy_tokens(library: NativeLibrary, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,11 +83,11 @@ class AcceptanceCall(ctypes.Structure):
             for name in ("num_accepted", "next_tokens", "acceptance", "prefix_acceptance_prob")
         ),
         *((name, ctypes.c_void_p) for name in ("is_nan", "least", "most")),
-        *((name, ctypes.c_void_p) for name in ("row_uniforms", "drawn", "one_hot")),
+        *((name, ctypes.c_void_p) for name in ("following_uniforms", "drawn", "one_hot")),
         ("sampling", Sampling),
         *((name, ctypes.c_int64) for name in ("num_requests", "num_rows", "vocab", "width")),
         *((name, ctypes.c_int64) for name in ("token_stride", "proposal_stride")),
-        *((name, ctypes.c_int64) for name in ("uniforms_width", "by_block")),
+        *((name, ctypes.c_int64) for name in ("uniforms_width", "following_width", "by_block")),
     )
 
 

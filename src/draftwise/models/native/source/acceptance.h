@@ -25,13 +25,14 @@ struct AcceptanceCall {
     float *acceptance, *prefix_acceptance_prob;  // [requests, width] output, initially zero
     uint8_t *is_nan;                             // [rows] output: whether the logits are NaN
     const float *least, *most;  // [requests, width] range of proposed q(x); null for all of q
-    const double *row_uniforms;  // [rows] random numbers; null if one_hot is
-    int64_t *drawn;              // [rows] memory for tokens; null if one_hot is
-    const uint8_t *one_hot;      // [requests] whether all proposals are one-hot; null for none
+    const double *following_uniforms;  // [requests, following_width] final_uniforms of the steps
+                                       // that would begin after each drafted token
+    int64_t *drawn;          // [rows] memory for the tokens of one-hot requests
+    const uint8_t *one_hot;  // [requests] whether all proposals are one-hot; null for none
     Sampling sampling;
     int64_t num_requests, num_rows, vocab, width;
     int64_t token_stride, proposal_stride;  // elements per request
-    int64_t uniforms_width;
+    int64_t uniforms_width, following_width;
     int64_t by_block;  // whether to verify by block instead of token by token
 };
 
@@ -174,8 +175,11 @@ void describe_row(const AcceptanceCall &call, int64_t row, int64_t thread) {
     }
     const auto probs = [&](int64_t i, int64_t end) { return probs_at(p, i, end); };
     const double all = sum_blocks(vocab, scratch.sums, probs);
-    call.drawn[row] =
-        sample_index(vocab, scratch.sums, all, call.row_uniforms[row], probs);
+    const int64_t position = row - call.first_rows[request];
+    const double uniform =
+        position == 0 ? call.final_uniforms[request]
+                      : call.following_uniforms[request * call.following_width + position - 1];
+    call.drawn[row] = sample_index(vocab, scratch.sums, all, uniform, probs);
 }
 
 }  // namespace

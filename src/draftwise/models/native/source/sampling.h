@@ -40,9 +40,6 @@ constexpr float LN_2 = 0.6931471805599453f;
 // which usually suffices, then than the second, and so on.
 constexpr float CANDIDATE_LIMITS[] = {-14.0f, -17.0f, -20.0f, -24.0f, MINUS_INFINITY};
 
-// Weights of the candidates that are tried first, if there are enough of them.
-constexpr float NARROW_LIMITS[] = {0x1p-5f, 0x1p-8f, 0x1p-11f};
-
 INLINE int64_t num_blocks(int64_t size) { return (size + SUM_BLOCK - 1) / SUM_BLOCK; }
 
 // Scratch memory of one thread for rows of up to size numbers.
@@ -92,9 +89,14 @@ INLINE Ints lane_numbers() {
     return numbers;
 }
 
-// One vector of log2 of the weights without filters, with the same bits in every call.
+// log2 of the weights of logits, with the same bits in every call.
+INLINE Floats exponents_of(Floats logits, float top, float scale) {
+    return rounded((logits - top) * scale);
+}
+
+// One vector of log2 of the weights without filters.
 INLINE Floats exponents_at(const Softmax &row, int64_t i, int64_t end) {
-    return rounded((read_partial(row.logits, i, end, MINUS_INFINITY) - row.top) * row.scale);
+    return exponents_of(read_partial(row.logits, i, end, MINUS_INFINITY), row.top, row.scale);
 }
 
 // One vector of probabilities, with the same bits in every call. Lanes from end on are 0.
@@ -144,17 +146,6 @@ INLINE void add_candidates(Floats exponent, Floats weight, float limit, int64_t 
 #endif
 }
 
-// Removes candidates whose weight is not larger than a limit, and returns the number of the others.
-int64_t narrow_candidates(float limit, int64_t count, const Scratch &scratch) {
-    int64_t kept = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        scratch.weights[kept] = scratch.weights[i];
-        scratch.ids[kept] = scratch.ids[i];
-        kept += scratch.weights[i] > limit;
-    }
-    return kept;
-}
-
 // Collects the tokens whose exponent is larger than a limit, and returns their number.
 int64_t collect_candidates(const Softmax &row, float limit, const Scratch &scratch) {
     int64_t count = 0;
@@ -181,14 +172,6 @@ double apply_filters(Softmax &row, const Filters &filters, double all, int64_t c
     };
     for (const float *limit = CANDIDATE_LIMITS; *limit > MINUS_INFINITY && !is_complete(*limit);)
         count = collect_candidates(row, *++limit, scratch);
-    // Fewer candidates suffice for most rows.
-    if (has_top_k || has_top_p)
-        for (const float limit : NARROW_LIMITS) {
-            const MassAbove above = mass_above(weights, count, limit);
-            if (has_top_k ? above.count < filters.top_k : above.mass < of_all.needed) continue;
-            count = narrow_candidates(limit, count, scratch);
-            break;
-        }
     if (has_top_k) keep_top_k(weights, count, filters.top_k, scratch.order);
     if (has_top_p)
         keep_top_p(weights, count,
@@ -253,7 +236,7 @@ int64_t refresh_candidates(const Softmax &row, int64_t num_old, int64_t count,
             ids[lane] = lane < num ? scratch.ids[first + lane] : 0;
             logits[lane] = lane < num ? row.logits[ids[lane]] : MINUS_INFINITY;
         }
-        const Floats exponent = rounded((read(logits) - row.top) * row.scale);
+        const Floats exponent = exponents_of(read(logits), row.top, row.scale);
         const Floats weight = power_of_two(exponent);
         for (int64_t lane = 0; lane < num; ++lane) {
             if (!(exponent[lane] > CANDIDATE_LIMITS[0])) continue;
@@ -296,14 +279,14 @@ float describe(const float *logits, int64_t size, const Sampling &sampling, int6
             num_old_candidates = num_candidates;
         }
         // Without any token so far, all weights are 0 or NaN with any top.
-        const Floats base = Floats{} + (row.top > MINUS_INFINITY ? row.top : 0.0f);
+        const float base = row.top > MINUS_INFINITY ? row.top : 0.0f;
         for (int64_t start = first; start < last; start += SUM_BLOCK) {
             const int64_t end = min_int(start + SUM_BLOCK, last);
             Floats part = {}, moments = {};
             const Floats zero = {};
             for (int64_t i = start; i < end; i += LANES) {
                 const Floats numbers = read_partial(logits, i, size, MINUS_INFINITY);
-                const Floats exponent = rounded((numbers - base) * row.scale);
+                const Floats exponent = exponents_of(numbers, base, row.scale);
                 const Floats weight = power_of_two(exponent);
                 part += weight;
                 if constexpr (WITH_ENTROPY) moments += weight > 0.0f ? weight * exponent : zero;
