@@ -1,6 +1,7 @@
-// The top-k and top-p filters of a list of weights. One pass over the list computes the mass and the
+// The top-k and top-p filters of a list of weights. One pass over a list computes the mass and the
 // number of weights above a limit. Bisection narrows the range of weights that contains the boundary
-// until a few remain. Only these are sorted.
+// until a few remain. Each pass reads only the weights that the range still contains. Only the last
+// few are sorted.
 
 #pragma once
 
@@ -57,26 +58,51 @@ struct Boundary {
     int64_t count;          // number of tokens at the boundary
 };
 
+// Copies the weights in a range that excludes its first and includes its last value. Returns their
+// number. The copy may overwrite the list itself, and needs memory for LANES more numbers.
+INLINE int64_t copy_range(const float *weights, int64_t size, float from, float to, float *copy) {
+    int64_t count = 0;
+    for (int64_t start = 0; start < size; start += LANES) {
+        const Floats chunk = read_partial(weights, start, size, 0.0f);
+        const Ints inside = (chunk > from) & (chunk <= to);
+#if defined(__AVX512F__)
+        const __mmask16 chosen = _mm512_test_epi32_mask((__m512i)inside, (__m512i)inside);
+        const __m512 packed = _mm512_maskz_compress_ps(chosen, (__m512)chunk);
+        memcpy(copy + count, &packed, sizeof packed);
+        count += __builtin_popcount(chosen);
+#else
+        if (!any_of(inside)) continue;
+        for (int lane = 0; lane < LANES; ++lane)
+            if (inside[lane]) copy[count++] = chunk[lane];
+#endif
+    }
+    return count;
+}
+
 // Finds the tokens at the boundary and writes them to order, heaviest first, ties by token id. A
 // filter keeps the heaviest tokens until needs_more returns false for the mass and number of those
-// above a weight. All weights are at most 1. Weights of at most max_dropped are dropped.
+// above a weight. All weights are at most 1. Weights of at most max_dropped are dropped. order has
+// memory for LANES more numbers than there are weights.
 template <class NeedsMore>
 INLINE Boundary find_boundary(const float *weights, int64_t size, float max_dropped,
                               const NeedsMore &needs_more, int32_t *order) {
     // The bit patterns of positive floats are ordered like their values.
     uint32_t low = bits_of(max_dropped), high = bits_of(1.0f);
     MassAbove surely_kept = {0.0, 0};
-    int64_t num_above_low = mass_above(weights, size, max_dropped).count;
-    while (num_above_low - surely_kept.count > MAX_SORTED && high - low > 1) {
+    float *within = (float *)order;  // the weights above low and up to high
+    int64_t num_within = copy_range(weights, size, max_dropped, 1.0f, within);
+    while (num_within > MAX_SORTED && high - low > 1) {
         const uint32_t middle = low + (high - low) / 2;
-        const MassAbove above_limit = mass_above(weights, size, float_of(middle));
+        const MassAbove heavier = mass_above(within, num_within, float_of(middle));
+        const MassAbove above_limit = {surely_kept.mass + heavier.mass,
+                                       surely_kept.count + heavier.count};
         if (needs_more(above_limit)) {
             high = middle;
             surely_kept = above_limit;
         } else {
             low = middle;
-            num_above_low = above_limit.count;
         }
+        num_within = copy_range(within, num_within, float_of(low), float_of(high), within);
     }
     const float from = float_of(low), to = float_of(high);
     int64_t count = 0;

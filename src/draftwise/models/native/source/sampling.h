@@ -47,7 +47,7 @@ struct Scratch {
     double *sums;        // [blocks] sum of each block of a row
     float *weights;      // [size + LANES] weights of the filters' candidates
     int32_t *ids;        // [size + LANES] tokens of the candidates
-    int32_t *order;      // [size] memory of the filters
+    int32_t *order;      // [size + LANES] memory of the filters
 
     // base is the memory of all threads.
     Scratch(char *base, int64_t size, const Sampling &sampling, int64_t thread) {
@@ -65,7 +65,7 @@ struct Scratch {
     // Bytes of one thread's memory. Without filters, only sums is used.
     static int64_t bytes(int64_t size, bool has_filters) {
         const int64_t sums = round_up(num_blocks(size) * (int64_t)sizeof(double), CACHE_LINE);
-        const int64_t lists = (3 * size + 2 * LANES) * (int64_t)sizeof(float);
+        const int64_t lists = 3 * (size + LANES) * (int64_t)sizeof(float);
         return sums + (has_filters ? round_up(lists, CACHE_LINE) : 0);
     }
 };
@@ -122,16 +122,16 @@ INLINE float prob_of(const Softmax &row, int64_t token) {
     return probs_at(row, start, row.size)[token - start];
 }
 
-// Appends the tokens of one vector whose exponent is larger than a limit to the candidates.
-INLINE void add_candidates(Floats exponent, Floats weight, float limit, int64_t first,
+// Appends the tokens of one vector whose exponent is larger than a limit to the candidates. ids are
+// the tokens of its lanes. They may have been read from the end of the list of candidates.
+INLINE void add_candidates(Floats exponent, Floats weight, float limit, Ints ids,
                            const Scratch &scratch, int64_t &count) {
 #if defined(__AVX512F__)
     const __mmask16 chosen =
         _mm512_cmp_ps_mask((__m512)exponent, _mm512_set1_ps(limit), _CMP_GT_OQ);
     if (!chosen) return;
-    const __m512i ids = (__m512i)(lane_numbers() + (int32_t)first);
     const __m512 weights = _mm512_maskz_compress_ps(chosen, (__m512)weight);
-    const __m512i tokens = _mm512_maskz_compress_epi32(chosen, ids);
+    const __m512i tokens = _mm512_maskz_compress_epi32(chosen, (__m512i)ids);
     memcpy(scratch.weights + count, &weights, sizeof weights);
     memcpy(scratch.ids + count, &tokens, sizeof tokens);
     count += __builtin_popcount(chosen);
@@ -141,7 +141,7 @@ INLINE void add_candidates(Floats exponent, Floats weight, float limit, int64_t 
     for (int lane = 0; lane < LANES; ++lane) {
         if (!inside[lane]) continue;
         scratch.weights[count] = weight[lane];
-        scratch.ids[count++] = (int32_t)(first + lane);
+        scratch.ids[count++] = ids[lane];
     }
 #endif
 }
@@ -151,7 +151,8 @@ int64_t collect_candidates(const Softmax &row, float limit, const Scratch &scrat
     int64_t count = 0;
     for (int64_t i = 0; i < row.size; i += LANES) {
         const Floats exponent = exponents_at(row, i, row.size);
-        add_candidates(exponent, power_of_two(exponent), limit, i, scratch, count);
+        add_candidates(exponent, power_of_two(exponent), limit, lane_numbers() + (int32_t)i, scratch,
+                       count);
     }
     return count;
 }
@@ -222,32 +223,20 @@ struct WeightSums {
     }
 };
 
-// Computes the weights of the first num_old candidates again, because the top has risen since, and
-// removes those whose exponent is no longer larger than the first limit. Returns the number of all
-// candidates that remain.
-int64_t refresh_candidates(const Softmax &row, int64_t num_old, int64_t count,
-                           const Scratch &scratch) {
+// Computes the weights of the candidates again, because the top has risen, and removes those whose
+// exponent is no longer larger than the first limit. Returns the number of those that remain.
+int64_t refresh_candidates(const Softmax &row, int64_t count, const Scratch &scratch) {
     int64_t kept = 0;
-    for (int64_t first = 0; first < num_old; first += LANES) {
-        float logits[LANES];
-        const int64_t num = min_int(LANES, num_old - first);
-        int32_t ids[LANES];
-        for (int64_t lane = 0; lane < LANES; ++lane) {
-            ids[lane] = lane < num ? scratch.ids[first + lane] : 0;
-            logits[lane] = lane < num ? row.logits[ids[lane]] : MINUS_INFINITY;
-        }
-        const Floats exponent = exponents_of(read(logits), row.top, row.scale);
-        const Floats weight = power_of_two(exponent);
-        for (int64_t lane = 0; lane < num; ++lane) {
-            if (!(exponent[lane] > CANDIDATE_LIMITS[0])) continue;
-            scratch.weights[kept] = weight[lane];
-            scratch.ids[kept++] = ids[lane];
-        }
+    for (int64_t first = 0; first < count; first += LANES) {
+        const int64_t num = min_int(LANES, count - first);
+        Ints ids = {};
+        memcpy(&ids, scratch.ids + first, num * sizeof *scratch.ids);
+        const Floats none = Floats{} + MINUS_INFINITY;
+        const Floats logits = lane_numbers() < (int32_t)num ? gather(row.logits, ids) : none;
+        const Floats exponent = exponents_of(logits, row.top, row.scale);
+        add_candidates(exponent, power_of_two(exponent), CANDIDATE_LIMITS[0], ids, scratch, kept);
     }
-    const int64_t num_new = count - num_old;
-    memmove(scratch.weights + kept, scratch.weights + num_old, num_new * sizeof *scratch.weights);
-    memmove(scratch.ids + kept, scratch.ids + num_old, num_new * sizeof *scratch.ids);
-    return kept + num_new;
+    return kept;
 }
 
 // Describes the softmax of logits with the request's temperature and filters. A temperature of 0
@@ -269,14 +258,14 @@ float describe(const float *logits, int64_t size, const Sampling &sampling, int6
     const Filters filters(sampling, request, size);
     const bool is_filtered = filters.any(size);
     WeightSums sums;
-    int64_t num_candidates = 0, num_old_candidates = 0;
+    int64_t num_candidates = 0;
     for (int64_t first = 0; first < size; first += CHUNK) {
         const int64_t last = min_int(first + CHUNK, size);
         const float top = maximum(logits + first, last - first);
         if (top > row.top) {
             if (row.top > MINUS_INFINITY) sums.raise((top - row.top) * row.scale);
             row.top = top;
-            num_old_candidates = num_candidates;
+            num_candidates = refresh_candidates(row, num_candidates, scratch);
         }
         // Without any token so far, all weights are 0 or NaN with any top.
         const float base = row.top > MINUS_INFINITY ? row.top : 0.0f;
@@ -291,8 +280,8 @@ float describe(const float *logits, int64_t size, const Sampling &sampling, int6
                 part += weight;
                 if constexpr (WITH_ENTROPY) moments += weight > 0.0f ? weight * exponent : zero;
                 if (is_filtered)
-                    add_candidates(exponent, weight, CANDIDATE_LIMITS[0], i, scratch,
-                                   num_candidates);
+                    add_candidates(exponent, weight, CANDIDATE_LIMITS[0],
+                                   lane_numbers() + (int32_t)i, scratch, num_candidates);
             }
             sums.sum += horizontal_sum(part);
             if constexpr (WITH_ENTROPY) sums.moment += horizontal_sum(moments);
@@ -303,7 +292,6 @@ float describe(const float *logits, int64_t size, const Sampling &sampling, int6
         return row.factor;
     }
     if (is_filtered) {
-        num_candidates = refresh_candidates(row, num_old_candidates, num_candidates, scratch);
         sums.sum = apply_filters(row, filters, sums.sum, num_candidates, scratch,
                                  WITH_ENTROPY ? &sums.moment : nullptr);
     }

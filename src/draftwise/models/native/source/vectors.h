@@ -231,6 +231,17 @@ INLINE Floats read(const float *from) {
     return v;
 }
 
+// Reads the numbers at the given indices.
+INLINE Floats gather(const float *from, Ints indices) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_i32gather_ps((__m512i)indices, from, sizeof *from);
+#else
+    Floats v;
+    for (int lane = 0; lane < LANES; ++lane) v[lane] = from[indices[lane]];
+    return v;
+#endif
+}
+
 INLINE Floats read(const BFloat16 *from) {
     Shorts v;
     memcpy(&v, from, sizeof v);
