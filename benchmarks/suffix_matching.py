@@ -21,7 +21,7 @@ import torch
 from turns import take_turns
 
 from draftwise.benchmark.report import write_report
-from draftwise.engine.suffix_matching import SuffixMatcher
+from draftwise.engine.suffix.matcher import SuffixMatcher
 from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
 

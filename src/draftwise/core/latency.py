@@ -14,6 +14,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
 # Forgetting factor: weight of a step relative to the step after it.
 _FORGETTING = 0.99
 # Weight of the profile as a prior, and of the regularisation towards the profiled shape of the
@@ -120,12 +125,29 @@ class LiveCost:
         self._normal = [[0.0] * 3 for _ in range(3)]
         self._moment = [0.0] * 3
         self._factor_normal = self._factor_moment = _PRIOR_STEPS
+        self._profiled: Floats = np.zeros(0)
 
     def __call__(self, num_tokens: float, context: float = 0.0) -> float:
         """Seconds of a pass; 0 without tokens."""
         if num_tokens <= 0:
             return 0.0
         return self._predict(self._features(num_tokens, context))
+
+    def curve(self, most: int, context: float = 0.0) -> Floats:
+        """``[most + 1]`` seconds of passes over 0 … ``most`` tokens."""
+        per_pass, per_token = self._scale
+        base = np.maximum(self._stage_seconds(most) + self.stage.per_context_token * context, 1e-9)
+        seconds = self._k[0] * per_pass + self._k[1] * base
+        seconds += self._k[2] * per_token * np.arange(most + 1)
+        clipped: Floats = np.clip(seconds, base / _MAX_CORRECTION, base * _MAX_CORRECTION)
+        clipped[0] = 0.0
+        return clipped
+
+    def _stage_seconds(self, most: int) -> Floats:
+        """``[most + 1]`` profiled seconds, without context. They are computed once."""
+        if len(self._profiled) <= most:
+            self._profiled = np.array([self.stage(n) for n in range(max(2 * most, 64) + 1)])
+        return self._profiled[: most + 1]
 
     def observe(self, passes: Sequence[tuple[float, float]], seconds: float) -> None:
         """Update the correction with the total time of several passes.
@@ -210,6 +232,13 @@ class LatencyModel:
             context: tokens of context, summed over the requests.
         """
         return self._target(num_tokens, context)
+
+    def target_curve(self, most: int, context: float = 0.0) -> Floats:
+        """``[most + 1]`` seconds of the target's passes over 0 … ``most`` tokens.
+
+        See :meth:`target_seconds`.
+        """
+        return self._target.curve(most, context)
 
     def marginal_seconds(self, num_tokens: float, context: float = 0.0) -> float:
         """Seconds per additional token: the slope from ``num_tokens`` to a quarter above it."""

@@ -49,41 +49,27 @@ class Draft:
     @classmethod
     def one_hot(
         cls,
-        token_ids: Sequence[Sequence[int]],
+        tokens: Tensor,
+        lengths: Sequence[int],
         vocab_size: int,
         uniforms: StepUniforms | None,
-        acceptance: Sequence[Sequence[float]] | None,
-        device: torch.device,
+        acceptance: Tensor | None,
     ) -> Draft:
         """A draft with one-hot proposals, which stores no distributions.
 
         Args:
-            token_ids: ``[batch]`` proposed tokens of each request.
+            tokens: ``[batch, num_tokens]`` int64; entries beyond a length are 0.
+            lengths: ``[batch]`` number of proposed tokens of each request.
             vocab_size: vocabulary size of the target.
             uniforms: random numbers of the step; ``None`` if every request is decoded greedily.
-            acceptance: ``[batch]`` estimated acceptance probability of each token, the signals of
-                the draft. An empty estimate stands for 1. ``None`` for a draft without signals.
-            device: device of the draft.
+            acceptance: ``[batch, num_tokens]`` float32 estimated acceptance probability of each
+                token, 0 beyond a length. ``None`` for a draft without signals.
         """
-        lengths = tuple(len(tokens) for tokens in token_ids)
-        width = max(lengths, default=0)
-        padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in token_ids]
-        tokens = torch.tensor(padded, dtype=torch.long).view(len(lengths), width).to(device)
         signals = None
         if acceptance is not None:
-            rows = [
-                [*(probs[:length] or [1.0] * length), *[0.0] * (width - length)]
-                for probs, length in zip(acceptance, lengths, strict=True)
-            ]
-            probs = torch.tensor(rows, dtype=torch.float32).view(len(lengths), width).to(device)
-            signals = OneHotSignals(tokens, lengths, vocab_size, probs)
-        return cls(
-            tokens,
-            lengths,
-            None,
-            signals,
-            None if uniforms is None else uniforms.stage,
-        )
+            signals = OneHotSignals(tokens, lengths, vocab_size, acceptance)
+        stage = None if uniforms is None else uniforms.stage
+        return cls(tokens, tuple(lengths), None, signals, stage)
 
     @cached_property
     def host_tokens(self) -> list[list[int]]:

@@ -267,6 +267,7 @@ class Engine:
         prompt_ids: list[int],
         params: SamplingParams,
         speculation: RequestSpeculation | None = None,
+        others_follow: bool = False,
     ) -> Request:
         """Queue a request.
 
@@ -275,6 +276,9 @@ class Engine:
             prompt_ids: its tokens.
             params: sampling parameters.
             speculation: settings for this request that differ from the engine's.
+            others_follow: whether other requests are expected to take its place when it ends, as in
+                a server. In a batch that nobody joins, the request that ends last determines when
+                all is done, so its tokens are worth more.
 
         Raises:
             PromptError: the prompt is empty, too long for the context, or has tokens outside the
@@ -304,6 +308,7 @@ class Engine:
                 self.max_model_len,
                 speculation,
                 matcher,
+                others_follow,
             )
             self._scheduler.add(request)
         return request

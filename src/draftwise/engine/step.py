@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from draftwise.core.latency import LatencyModel
-from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
+from draftwise.core.types import (
+    CompanionScores,
+    Draft,
+    OneHotSignals,
+    Outcome,
+    Plan,
+    StepTimes,
+)
 from draftwise.engine.batch import Batch
 from draftwise.engine.pipeline import SpeculationPipeline
 
@@ -137,7 +144,8 @@ class CostLearner:
             context=step.context,
             drafting=[sum(length > depth for length in lengths) for depth in depths],
             num_scored=0 if step.companion_scores is None else sum(lengths),
-            has_signals=step.draft.signals is not None,
+            # One-hot proposals have signals without any computation.
+            has_signals=not isinstance(step.draft.signals, OneHotSignals | None),
             target_seconds=times.total - times.draft - times.companion - times.select,
             draft_seconds=times.draft,
             companion_seconds=times.companion,

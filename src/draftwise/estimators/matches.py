@@ -2,75 +2,161 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
 
-# Smallest match length of each group of lengths.
-_GROUPS = np.array([1, 2, 3, 4, 6, 9, 14, 20])
-# Initial acceptance at a share of 1, for sampled and for greedy requests. Observations replace it.
+# Smallest match length of each group of lengths, and smallest number of votes of each group.
+_LENGTHS = np.array([1, 2, 3, 4, 6, 9, 14, 20])
+_VOTES = np.array([1, 2, 4])
+# Initial acceptance at a share of 1 for each group of lengths, for sampled and for greedy requests.
+# Observations replace it.
 _START = np.array(
     [
         [0.15, 0.30, 0.40, 0.50, 0.60, 0.70, 0.80, 0.85],
         [0.25, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.95],
     ]
 )
-# Weight of the initial values, as a number of verified tokens.
+# Weight of the initial values, and of a length's factor in those of its groups of votes and
+# sources, as numbers of verified tokens.
 _START_WEIGHT = 8.0
-# Factor by which older observations lose weight with each verified token of a group.
-_MEMORY = 0.995
+_PARENT_WEIGHT = 12.0
+# Weight of the average request in the factor of one request, as a number of expected tokens.
+_REQUEST_WEIGHT = 3.0
+# Factors by which older observations lose weight with each verified token of a group of matches,
+# and of a request.
+_MEMORY = 0.998
+_REQUEST_MEMORY = 0.95
 LOWEST, HIGHEST = 0.01, 0.995
 
 
 class MatchAcceptance:
-    """The acceptance of a token is its share of the votes times a factor, learnt online.
+    """The acceptance of a token is its share of the votes times two factors, learnt online.
 
-    The factor depends on the length of the match at the token: the match before the draft, and the
-    drafted tokens before the token. It is estimated as a ratio of sums, accepted tokens over the
-    shares of verified ones, separately for sampled and for greedy requests.
+    One factor depends on the length of the match at the token, on the number of votes for it, and
+    on the source of the match. The length counts the tokens before the draft and the drafted tokens
+    before the token. The factor is a ratio of sums, accepted tokens over the shares of verified
+    ones, separately for sampled and for greedy requests. The estimates of groups with few
+    observations are pulled towards those of all matches of the length.
+
+    The other factor is that of the request: some texts repeat others more than the average. It is
+    the ratio of accepted to expected tokens of the request's recent drafts.
     """
 
-    def __init__(self) -> None:
-        """Start from the initial values."""
-        self._accepted = _START * _START_WEIGHT
-        self._shares = np.full(_START.shape, _START_WEIGHT)
+    def __init__(self, num_slots: int) -> None:
+        """Start from the initial values.
 
-    def predict(self, shares: Floats, match_lengths: Integers, greedy: NDArray[np.bool_]) -> Floats:
+        Args:
+            num_slots: number of requests that run at once.
+        """
+        self._by_length = _Ratio(_START * _START_WEIGHT, np.full(_START.shape, _START_WEIGHT))
+        shape = 2, len(_LENGTHS), 2, len(_VOTES)
+        self._by_group = _Ratio(np.zeros(shape), np.zeros(shape))
+        self._by_request = _Ratio(np.zeros(num_slots), np.zeros(num_slots))
+
+    def begin(self, slot: int) -> None:
+        """Another request uses a slot."""
+        self._by_request.accepted[slot] = self._by_request.expected[slot] = 0.0
+
+    def predict(
+        self,
+        slots: Integers,
+        greedy: Booleans,
+        shares: Floats,
+        votes: Integers,
+        match_lengths: Integers,
+        from_corpus: Booleans,
+    ) -> Floats:
         """``[batch, width]`` P(accept) of each token, if all tokens before it are accepted.
 
         Args:
-            shares: ``[batch, width]`` share of the votes of each token.
-            match_lengths: ``[batch]`` length of the match before the first token.
+            slots: ``[batch]`` slot of each request.
             greedy: ``[batch]`` whether each request is decoded at temperature 0.
+            shares: ``[batch, width]`` share of the votes of each token.
+            votes: ``[batch, width]`` number of votes for each token.
+            match_lengths: ``[batch]`` length of the match before the first token.
+            from_corpus: ``[batch]`` whether the match is in the corpus.
         """
-        factors = self._accepted / self._shares
-        groups = _groups(match_lengths[:, None] + np.arange(shares.shape[1]))
-        found: Floats = factors[greedy.astype(np.int64)[:, None], groups] * shares
-        return np.clip(found, LOWEST, HIGHEST)
+        factors = self._factors(_groups(greedy, votes, match_lengths, from_corpus))
+        own = self._by_request.mean((slots,), 1.0, _REQUEST_WEIGHT)
+        return np.clip(factors * shares * own[:, None], LOWEST, HIGHEST)
+
+    def _factors(self, groups: tuple[Integers, ...]) -> Floats:
+        """The factor of each group, ``[batch, width]``."""
+        of_length = self._by_length.mean(groups[:2], 1.0, 0.0)
+        return self._by_group.mean(groups, of_length, _PARENT_WEIGHT)
 
     def learn(
-        self, shares: Sequence[float], match_length: int, greedy: bool, num_accepted: int
+        self,
+        slots: Integers,
+        greedy: Booleans,
+        shares: Floats,
+        votes: Integers,
+        match_lengths: Integers,
+        from_corpus: Booleans,
+        num_known: Integers,
+        num_accepted: Integers,
     ) -> None:
-        """Learn from one request's verified tokens.
+        """Learn from verified tokens.
 
         Args:
-            shares: share of the votes of each verified token, up to the first rejected one.
-            match_length: length of the match before the first token.
-            greedy: whether the request is decoded at temperature 0.
-            num_accepted: number of accepted tokens among them.
+            slots, greedy, shares, votes, match_lengths, from_corpus: see :meth:`predict`.
+            num_known: ``[batch]`` number of tokens up to the first rejected one.
+            num_accepted: ``[batch]`` number of accepted tokens.
         """
-        groups = _groups(match_length + np.arange(len(shares)))
-        for place, (share, group) in enumerate(zip(shares, groups, strict=True)):
-            at = int(greedy), group
-            self._accepted[at] = _MEMORY * self._accepted[at] + (place < num_accepted)
-            self._shares[at] = _MEMORY * self._shares[at] + share
+        rows, places = np.nonzero(np.arange(shares.shape[1]) < num_known[:, None])
+        if not len(rows):
+            return
+        groups = _groups(greedy, votes, match_lengths, from_corpus)
+        at = tuple(index[rows, places] for index in groups)
+        accepted = (places < num_accepted[rows]).astype(np.float64)
+        expected = shares[rows, places]
+        # A request's own factor is not attributed to its matches, and the other way round.
+        own = self._by_request.mean((slots[rows],), 1.0, _REQUEST_WEIGHT)
+        of_matches = expected * self._factors(at)
+        self._by_request.add((slots[rows],), accepted, of_matches, _REQUEST_MEMORY)
+        self._by_length.add(at[:2], accepted, expected * own, _MEMORY)
+        self._by_group.add(at, accepted, expected * own, _MEMORY)
 
 
-def _groups(lengths: Integers) -> Integers:
-    """The group of each match length."""
-    found: Integers = np.searchsorted(_GROUPS, np.maximum(lengths, 1), side="right") - 1
-    return found
+class _Ratio:
+    """Accepted over expected tokens of several groups, with forgetting.
+
+    Attributes:
+        accepted, expected: ``[groups]`` sums.
+    """
+
+    def __init__(self, accepted: Floats, expected: Floats) -> None:
+        self.accepted, self.expected = accepted, expected
+
+    def mean(self, at: tuple[Integers, ...], prior: Floats | float, weight: float) -> Floats:
+        """The ratio at some groups, pulled towards a prior with the weight of expected tokens."""
+        found: Floats = (self.accepted[at] + weight * prior) / (self.expected[at] + weight)
+        return found
+
+    def add(
+        self, at: tuple[Integers, ...], accepted: Floats, expected: Floats, memory: float
+    ) -> None:
+        """Add tokens. ``memory`` is the factor on older observations of a group per token."""
+        counts = np.zeros(self.accepted.shape)
+        np.add.at(counts, at, 1.0)
+        for total, added in ((self.accepted, accepted), (self.expected, expected)):
+            total *= memory**counts
+            np.add.at(total, at, added)
+
+
+def _groups(
+    greedy: Booleans, votes: Integers, match_lengths: Integers, from_corpus: Booleans
+) -> tuple[Integers, ...]:
+    """Temperature, match length, source and votes of each token as indices, ``[batch, width]``."""
+    shape = votes.shape
+    lengths = np.maximum(match_lengths, 1)[:, None] + np.arange(shape[1])
+    return (
+        np.broadcast_to(greedy.astype(np.int64)[:, None], shape),
+        np.searchsorted(_LENGTHS, lengths, side="right") - 1,
+        np.broadcast_to(from_corpus.astype(np.int64)[:, None], shape),
+        np.searchsorted(_VOTES, np.maximum(votes, 1), side="right") - 1,
+    )

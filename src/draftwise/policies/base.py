@@ -2,7 +2,8 @@
 
 In every step the engine calls a policy's methods in this order:
 
-1. :meth:`Policy.draft_lengths`: returns the maximum draft length of each request.
+1. :meth:`Policy.draft_lengths`: returns the maximum draft length of each request. A proposer that
+   knows continuations before anything is drafted calls :meth:`Policy.plan_drafts` instead.
 2. :meth:`Policy.keep_drafting`: decides after each drafted token which requests continue.
 3. :meth:`Policy.wants_companion`: decides whether the companion scores the draft.
 4. :meth:`Policy.select`: selects the drafted tokens to verify, and their proposals q′.
@@ -22,10 +23,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from draftwise.core.goodput import expected_accepted
 from draftwise.core.rules import DraftRule
 from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 
@@ -93,6 +97,13 @@ class RequestState(NamedTuple):
         greedy: whether it is decoded at temperature 0.
         history: mean acceptance probability of its recent tokens, 0 … 1.
         policy: name of the policy that it requests; ``None`` for the engine's.
+        expected_remaining: expected number of tokens until it ends, if no other request takes its
+            place then; 0 if one does.
+        offer: estimated acceptance probability of each token of a continuation that is known
+            before anything is drafted, such as the text after an earlier occurrence of the last
+            tokens. Empty without one.
+        has_model: whether a draft model can draft for it.
+        num_behind: number of its tokens that the draft model has not read yet, besides the newest.
     """
 
     num_tokens: int
@@ -102,6 +113,23 @@ class RequestState(NamedTuple):
     greedy: bool = False
     history: float = 0.5
     policy: str | None = None
+    expected_remaining: float = 0.0
+    offer: Sequence[float] = ()
+    has_model: bool = True
+    num_behind: int = 0
+
+
+class DraftChoice(NamedTuple):
+    """What is drafted for one request.
+
+    Attributes:
+        length: maximum number of drafted tokens.
+        uses_offer: whether the tokens are those of the offer. Otherwise the draft model writes
+            them.
+    """
+
+    length: int
+    uses_offer: bool
 
 
 @dataclass(frozen=True)
@@ -260,6 +288,22 @@ class Policy(ABC):
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """The maximum draft length of each request, at most its ``draft_limit``."""
 
+    def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
+        """Choose the source and the maximum length of each request's draft.
+
+        It replaces :meth:`draft_lengths` in a step in which some requests have an offer. An offer
+        has no random part. So a choice between offer and draft model may look at the offer's
+        estimates, but never at what the draft model draws.
+
+        By default the source with the larger expected number of accepted tokens is chosen. That of
+        the draft model is estimated from the request's history.
+        """
+        lengths = self.draft_lengths(requests)
+        return [
+            DraftChoice(length, not request.has_model or _offers_more(request, length))
+            for request, length in zip(requests, lengths, strict=True)
+        ]
+
     def may_stop_drafting(self) -> bool:
         """Whether :meth:`keep_drafting` may stop a draft in this step."""
         return type(self).keep_drafting is not Policy.keep_drafting
@@ -293,3 +337,9 @@ class Policy(ABC):
     def calibration_error(self) -> float | None:
         """Recent error of its acceptance estimates; ``None`` if it makes none."""
         return None
+
+
+def _offers_more(request: RequestState, length: int) -> bool:
+    """Whether more tokens of an offer are expected to be accepted than of the draft model's."""
+    offered: float = sum(accumulate(request.offer[:length], mul))
+    return offered > expected_accepted(request.history, length)

@@ -15,11 +15,21 @@ from draftwise.core.rules import RuleResults
 from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.estimators.combined import SignalModel, Signals
 from draftwise.estimators.pair import ModelPair
-from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
+from draftwise.policies.base import (
+    DraftChoice,
+    DraftPosition,
+    Policy,
+    PolicyContext,
+    RequestState,
+)
 from draftwise.policies.filtering import Integers, Scorer, keep_in_range, keep_likely
+from draftwise.policies.offers import OfferPricing
 from draftwise.policies.pricing import Price, Pricing, PricingOptions
 
 Floats = NDArray[np.float64]
+
+# Number of offered tokens that an exploring request verifies beyond those that are worth it.
+_NUM_EXPLORED = 2
 
 
 class PricedPolicy(Policy):
@@ -31,6 +41,9 @@ class PricedPolicy(Policy):
     tokens are verified, regardless of prices. So the estimates of tokens that are usually not
     verified stay up to date. Requests explore in turn, and the turn depends on the number of the
     step only.
+
+    Offered tokens need no operating point, because their acceptance is estimated before the step.
+    See :mod:`draftwise.policies.offers`.
     """
 
     needs_latency = True
@@ -50,6 +63,8 @@ class PricedPolicy(Policy):
             raise ValueError(f"{self.name} needs a latency model")
         self.options = PricingOptions(**options)  # type: ignore[arg-type]
         self.prices = Pricing(context.latency, context.num_speculative_tokens, self.options)
+        self.offers = OfferPricing(context.latency)
+        self._only_offers = False
         self._num_steps = 0
         self._requests: Sequence[RequestState] = ()
         self._greedy: NDArray[np.bool_] = np.zeros(0, dtype=bool)
@@ -92,17 +107,11 @@ class PricedPolicy(Policy):
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """The operating point's draft length, capped by each request's ``draft_limit``."""
-        self._requests = requests
-        self._num_steps += 1
+        self._begin_step(requests)
         num_requests, gamma = len(requests), self.num_speculative_tokens
         limits = [min(gamma, request.draft_limit) for request in requests]
-        self._draft = self._companion_scores = None
         drafting = [index for index, limit in enumerate(limits) if limit > 0]
-        self._explorer = None
-        self._max_lengths = [0] * num_requests
         self._is_priced = bool(drafting)
-        self._uses_signals = False
-        self._expected = np.zeros((num_requests, 0))
         if not drafting:
             return self._max_lengths
         context = sum(request.num_tokens for request in requests)
@@ -124,6 +133,28 @@ class PricedPolicy(Policy):
         # Without a threshold, signals decide nothing. Then they are computed only to learn.
         self._uses_signals = point.threshold > 0 or self._learns_from_step
         return self._max_lengths
+
+    def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
+        """Choose the offered tokens that are worth verifying."""
+        self._begin_step(requests)
+        self._only_offers = True
+        context = sum(request.num_tokens for request in requests)
+        values = self.offers.values(requests, context)
+        lengths = self.offers.select(requests, values, context).tolist()
+        if self._num_steps % self.options.explore_every == 0 and requests:
+            at = self._num_steps // self.options.explore_every % len(requests)
+            lengths[at] = min(lengths[at] + _NUM_EXPLORED, len(requests[at].offer))
+        return [DraftChoice(length, True) for length in lengths]
+
+    def _begin_step(self, requests: Sequence[RequestState]) -> None:
+        """Discard the state of the last step. Nothing is drafted by an operating point yet."""
+        self._requests = requests
+        self._num_steps += 1
+        self._draft = self._companion_scores = self._explorer = None
+        self._max_lengths = [0] * len(requests)
+        self._is_priced = self._uses_signals = self._only_offers = False
+        self._price = Price(OperatingPoint(0), 0.0, 0.0)
+        self._expected = np.zeros((len(requests), 0))
 
     def uses_draft_signals(self) -> bool:
         """Whether this step's decisions use signals, or whether the policy learns from it."""
@@ -151,6 +182,11 @@ class PricedPolicy(Policy):
         draft = self._draft
         num_requests = len(self._requests)
         if not num_requests or outcome.acceptance is None or outcome.prefix_acceptance_prob is None:
+            return
+        if self._only_offers:
+            if times.is_typical:
+                num_tokens = num_requests + sum(outcome.num_accepted)
+                self.offers.observe(num_requests, num_tokens, times.total)
             return
         if times.is_typical and self._runs_as_priced:
             seconds = times.total - times.companion

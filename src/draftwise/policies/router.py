@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,8 +13,16 @@ from draftwise.core.random import StageUniforms
 from draftwise.core.rules import DraftRule
 from draftwise.core.types import CompanionScores, Draft, DraftSignals, Outcome, Plan, StepTimes
 from draftwise.errors import InvalidParameterError
-from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
+from draftwise.policies.base import (
+    DraftChoice,
+    DraftPosition,
+    Policy,
+    PolicyContext,
+    RequestState,
+)
 from draftwise.policies.registry import POLICIES, check_needs, create_policy, policy_class
+
+Decision = TypeVar("Decision")
 
 
 class PolicyRouter(Policy):
@@ -88,6 +96,20 @@ class PolicyRouter(Policy):
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """Each policy decides for its own requests."""
+        return self._joined(requests, lambda policy, own: policy.draft_lengths(own), 0)
+
+    def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
+        """Each policy decides for its own requests."""
+        nothing = DraftChoice(0, False)
+        return self._joined(requests, lambda policy, own: policy.plan_drafts(own), nothing)
+
+    def _joined(
+        self,
+        requests: Sequence[RequestState],
+        decide: Callable[[Policy, list[RequestState]], list[Decision]],
+        initial: Decision,
+    ) -> list[Decision]:
+        """Begin a step: divide the requests among the policies, and join their decisions."""
         # The default policy handles steps that only read prompts.
         members: dict[str | None, list[int]] = {} if requests else {None: []}
         for index, request in enumerate(requests):
@@ -96,12 +118,12 @@ class PolicyRouter(Policy):
         self._parts = [(self.get(name), indices) for name, indices in members.items()]
         self._wants_scores = [policy.uses_target_oracle for policy, _ in self._parts]
         self._size = len(requests)
-        lengths = [0] * len(requests)
+        decisions = [initial] * len(requests)
         for policy, indices in self._parts:
-            part = policy.draft_lengths([requests[index] for index in indices])
-            for index, length in zip(indices, part, strict=True):
-                lengths[index] = length
-        return lengths
+            part = decide(policy, [requests[index] for index in indices])
+            for index, decision in zip(indices, part, strict=True):
+                decisions[index] = decision
+        return decisions
 
     def may_stop_drafting(self) -> bool:
         """Whether any policy of the step does."""

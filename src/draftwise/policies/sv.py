@@ -12,7 +12,7 @@ from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTime
 from draftwise.estimators.combined import Inputs, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.adaptive import Adaptive, calibration_error
-from draftwise.policies.base import PolicyContext, RequestState, Signal
+from draftwise.policies.base import DraftChoice, PolicyContext, RequestState, Signal
 from draftwise.policies.priced import Floats
 
 # Number of scored steps at a batch size before the mean net gain decides whether the companion
@@ -158,6 +158,11 @@ class SpeculativeVerification(Adaptive):
         )
         self._uses_signals |= self._scores_step
         return lengths
+
+    def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
+        """As ``adaptive``. The companion does not score offers."""
+        self._scored_acceptance, self._scores_step = None, False
+        return super().plan_drafts(requests)
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Update prices, acceptance estimates and the companion's cost."""

@@ -220,7 +220,11 @@ class EngineWorker:
                 self._grammars.submit(command)
                 return
             request = self._llm.engine.add(
-                command.prompt, command.prompt_ids, command.params, command.speculation
+                command.prompt,
+                command.prompt_ids,
+                command.params,
+                command.speculation,
+                others_follow=True,
             )
         except Exception as error:
             # The request was not queued, so the error does not affect other requests.

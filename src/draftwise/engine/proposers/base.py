@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import Draft
@@ -18,6 +20,7 @@ from draftwise.engine.lifecycle import Commit
 from draftwise.engine.masks import allowed_prefix
 from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.request import Request
+from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.policies.base import DraftPosition, Policy
 
 
@@ -32,6 +35,8 @@ class ProposerContext:
         max_model_len: maximum length of prompt and output together, in tokens.
         draft_model: the draft model with its cache; ``None`` for proposers without a model.
         oracle: computes the target's acceptance probabilities for a policy; for studies.
+        corpus: texts that drafts may continue; ``None`` without a corpus.
+        remembers_outputs: whether the outputs of ended requests are added to the corpus.
     """
 
     vocab_size: int
@@ -40,6 +45,8 @@ class ProposerContext:
     max_model_len: int
     draft_model: CachedModel | None = None
     oracle: TargetOracle | None = None
+    corpus: SuffixCorpus | None = None
+    remembers_outputs: bool = False
 
 
 class Proposer(ABC):
@@ -129,16 +136,51 @@ class Proposer(ABC):
         return [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
 
 
-class Proposal(NamedTuple):
-    """Tokens that are proposed with certainty for one request.
+class Proposals(NamedTuple):
+    """Tokens that are proposed with certainty.
 
     Attributes:
-        tokens: the proposed tokens.
-        acceptance: estimated acceptance probability of each token; empty if it is unknown.
+        tokens: ``[batch, width]`` int64.
+        lengths: ``[batch]`` int64, number of proposed tokens of each request.
+        acceptance: ``[batch, width]`` float64, estimated acceptance probability of each token if
+            all tokens before it are accepted; 1 where nothing is known.
     """
 
-    tokens: Sequence[int]
-    acceptance: Sequence[float] = ()
+    tokens: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    acceptance: NDArray[np.float64]
+
+    @classmethod
+    def nothing(cls, num_requests: int, width: int = 0) -> Proposals:
+        """No proposal for any request, in new arrays."""
+        shape = num_requests, width
+        lengths = np.zeros(num_requests, dtype=np.int64)
+        return cls(np.zeros(shape, dtype=np.int64), lengths, np.ones(shape))
+
+    def offers(self) -> list[Sequence[float]]:
+        """``[batch]`` estimated acceptance of the proposed tokens of each request."""
+        rows: list[list[float]] = self.acceptance.tolist()
+        return [row[:n] for row, n in zip(rows, self.lengths.tolist(), strict=True)]
+
+    def draft(
+        self, lengths: Sequence[int], context: ProposerContext, batch: Batch, signals: bool
+    ) -> Draft:
+        """The draft of the first tokens of each request.
+
+        Args:
+            lengths: ``[batch]`` numbers of tokens, at most those that are proposed.
+            context: the proposer's context.
+            batch: the step's batch.
+            signals: whether the draft needs signals.
+        """
+        width = max(lengths, default=0)
+        kept = np.arange(width) < np.asarray(lengths, dtype=np.int64)[:, None]
+        tokens = torch.from_numpy(self.tokens[:, :width] * kept).to(context.device)
+        acceptance = None
+        if signals:
+            known = (self.acceptance[:, :width] * kept).astype(np.float32)
+            acceptance = torch.from_numpy(known).to(context.device)
+        return Draft.one_hot(tokens, lengths, context.vocab_size, batch.uniforms, acceptance)
 
 
 class TokenProposer(Proposer):
@@ -146,7 +188,13 @@ class TokenProposer(Proposer):
 
     Subclasses return the proposed tokens of one request, or of all requests together. This class
     does the rest.
+
+    Attributes:
+        estimates_acceptance: whether :meth:`proposals` estimates the acceptance of each token. The
+            policy then chooses draft lengths by these estimates, over the whole batch.
     """
+
+    estimates_acceptance: ClassVar[bool] = False
 
     def continuation(self, request: Request, max_tokens: int) -> Sequence[int]:
         """Tokens that may follow a request's text.
@@ -157,42 +205,66 @@ class TokenProposer(Proposer):
         """
         raise NotImplementedError
 
-    def proposals(self, batch: Batch, limits: list[int]) -> list[Proposal]:
-        """``[batch]`` proposals, by default those of :meth:`continuation`.
+    def proposals(self, batch: Batch, limits: Sequence[int]) -> Proposals:
+        """The proposals of all requests, by default those of :meth:`continuation`.
 
         Args:
             batch: the step's batch.
             limits: ``[batch]`` maximum number of tokens.
         """
-        return [
-            Proposal(self.continuation(request, limit) if limit else ())
-            for request, limit in zip(batch.generating, limits, strict=True)
-        ]
+        made = Proposals.nothing(len(limits), max(limits, default=0))
+        for index, (request, limit) in enumerate(zip(batch.generating, limits, strict=True)):
+            if limit > 0:
+                tokens = self.continuation(request, limit)[:limit]
+                made.tokens[index, : len(tokens)] = tokens
+                made.lengths[index] = len(tokens)
+        return made
+
+    def allowed_proposals(self, batch: Batch, limits: Sequence[int]) -> Proposals:
+        """:meth:`proposals` up to the first token that does not exist or that a grammar forbids."""
+        made = self.proposals(batch, limits)
+        exists = (made.tokens >= 0) & (made.tokens < self.context.vocab_size)
+        np.minimum(made.lengths, np.cumprod(exists, axis=1).sum(axis=1), out=made.lengths)
+        for index, request in enumerate(batch.generating):
+            if request.is_masked:
+                tokens = made.tokens[index, : made.lengths[index]].tolist()
+                allowed = allowed_prefix(request, tokens, self.context.vocab_size)
+                made.lengths[index] = len(allowed)
+        return made
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Propose the continuations, up to what the policy and the requests' grammars allow."""
-        limits = self.draft_limits(batch, policy)
-        context, signals = self.context, policy.uses_draft_signals()
-        proposals = self.proposals(batch, limits)
-        proposed = [
-            allowed_prefix(request, proposal.tokens[:limit], context.vocab_size)
-            for request, proposal, limit in zip(batch.generating, proposals, limits, strict=True)
+        if self.estimates_acceptance:
+            return self._propose_by_estimates(batch, policy)
+        made = self.allowed_proposals(batch, self.draft_limits(batch, policy))
+        return self._stopped(made, made.lengths.tolist(), batch, policy)
+
+    def _propose_by_estimates(self, batch: Batch, policy: Policy) -> Draft:
+        """Ask the policy for draft lengths when the acceptance of all tokens is estimated."""
+        states = batch.states(self.room)
+        limits = [min(state.draft_limit, policy.num_speculative_tokens) for state in states]
+        made = self.allowed_proposals(batch, limits)
+        offered = [
+            state._replace(offer=offer, has_model=False, draft_limit=len(offer))
+            for state, offer in zip(states, made.offers(), strict=True)
         ]
-        acceptance = [proposal.acceptance for proposal in proposals] if signals else None
+        lengths = [
+            min(choice.length, state.draft_limit)
+            for choice, state in zip(policy.plan_drafts(offered), offered, strict=True)
+        ]
+        return self._stopped(made, lengths, batch, policy)
 
-        def one_hot(tokens: list[list[int]]) -> Draft:
-            return Draft.one_hot(
-                tokens, context.vocab_size, batch.uniforms, acceptance, context.device
-            )
-
-        made = one_hot(proposed)
+    def _stopped(self, made: Proposals, lengths: list[int], batch: Batch, policy: Policy) -> Draft:
+        """The draft, cut where the policy stops it."""
+        signals = policy.uses_draft_signals()
+        draft = made.draft(lengths, self.context, batch, signals)
         if not policy.may_stop_drafting():
-            return made
-        progress = DraftProgress(made.lengths)
+            return draft
+        progress = DraftProgress(draft.lengths)
         while progress.active:
-            answered = answer(policy, _position(made, progress.num_tokens, progress.active))
+            answered = answer(policy, _position(draft, progress.num_tokens, progress.active))
             progress.advance(answered)
-        return one_hot([tokens[:n] for tokens, n in zip(proposed, progress.lengths, strict=True)])
+        return made.draft(progress.lengths, self.context, batch, signals)
 
 
 def _position(draft: Draft, index: int, active: list[int]) -> DraftPosition:

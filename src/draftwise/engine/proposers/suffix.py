@@ -2,22 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
-from draftwise.engine.proposers.base import Proposal, ProposerContext, TokenProposer
+from draftwise.engine.proposers.base import Proposals, ProposerContext, TokenProposer
 from draftwise.engine.proposers.registry import register
 from draftwise.engine.request import Request
-from draftwise.engine.suffix_matching import SuffixMatcher
+from draftwise.engine.suffix.corpus import namespace_of
+from draftwise.engine.suffix.matcher import SuffixMatcher
 from draftwise.estimators.matches import MatchAcceptance
+from draftwise.models.native.suffix import FoundContinuations
+
+Integers = NDArray[np.int64]
+
+
+class _Evidence(NamedTuple):
+    """What the estimator uses for the requests of a step; see :class:`MatchAcceptance`."""
+
+    slots: Integers
+    greedy: NDArray[np.bool_]
+    shares: NDArray[np.float64]
+    votes: Integers
+    match_lengths: Integers
+    from_corpus: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], found: FoundContinuations) -> _Evidence:
+        """The evidence of found continuations."""
+        return cls(
+            np.array([request.cache_slot for request in requests], dtype=np.int64),
+            np.array([request.params.temperature == 0 for request in requests], dtype=bool),
+            found.shares,
+            found.votes,
+            found.match_lengths,
+            found.chunks >= 0,
+        )
+
+    def rows(self, index: Integers) -> _Evidence:
+        """The evidence of some of the requests."""
+        return _Evidence(
+            self.slots[index],
+            self.greedy[index],
+            self.shares[index],
+            self.votes[index],
+            self.match_lengths[index],
+            self.from_corpus[index],
+        )
 
 
 @register
 class SuffixProposer(TokenProposer):
-    """Drafts without a draft model, from the request's own prompt and output.
+    """Drafts without a draft model: continues the request's own text, and texts of a corpus.
 
     The idea is that of SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975). The signals of a
     token are its estimated acceptance probability and the entropy of that estimate, so policies
@@ -26,6 +66,7 @@ class SuffixProposer(TokenProposer):
 
     name = "suffix"
     summary = "continues like the longest earlier occurrences of the last tokens"
+    estimates_acceptance = True
 
     def __init__(self, context: ProposerContext) -> None:
         """Set up.
@@ -34,33 +75,29 @@ class SuffixProposer(TokenProposer):
             context: the context.
         """
         super().__init__(context)
-        self._matcher = SuffixMatcher(context.max_batch_size, context.max_model_len)
-        self._acceptance = MatchAcceptance()
-        # For each slot: the shares and the match length of the last draft.
-        self._drafted: dict[int, tuple[list[float], int]] = {}
+        num_slots = context.max_batch_size
+        self._corpus = context.corpus
+        self._matcher = SuffixMatcher(num_slots, context.max_model_len, context.corpus)
+        self._acceptance = MatchAcceptance(num_slots)
+        self._evidence: _Evidence | None = None
+        self._drafting: list[Request] = []
 
-    def proposals(self, batch: Batch, limits: list[int]) -> list[Proposal]:
+    def proposals(self, batch: Batch, limits: Sequence[int]) -> Proposals:
         """The continuations of all requests, found together."""
-        drafting = [index for index, limit in enumerate(limits) if limit]
-        proposed = [Proposal(()) for _ in limits]
-        self._drafted.clear()
+        drafting = [index for index, limit in enumerate(limits) if limit > 0]
+        self._evidence, self._drafting = None, [batch.generating[index] for index in drafting]
         if not drafting:
-            return proposed
-        requests = [batch.generating[index] for index in drafting]
-        self._read(requests)
-        slots = [request.cache_slot for request in requests]
+            return Proposals.nothing(len(limits))
+        self._read(self._drafting)
+        slots = np.array([request.cache_slot for request in self._drafting], dtype=np.int64)
         found = self._matcher.continuations(slots, max(limits))
-        greedy = np.array([request.params.temperature == 0 for request in requests])
-        expected = self._acceptance.predict(found.shares, found.match_lengths, greedy)
-        for row, (index, slot) in enumerate(zip(drafting, slots, strict=True)):
-            if found.match_lengths[row]:
-                count = limits[index]
-                proposed[index] = Proposal(
-                    found.tokens[row, :count].tolist(), expected[row, :count].tolist()
-                )
-                shares = found.shares[row, :count].tolist()
-                self._drafted[slot] = shares, int(found.match_lengths[row])
-        return proposed
+        evidence = self._evidence = _Evidence.of(self._drafting, found)
+        expected = self._acceptance.predict(*evidence)
+        made = Proposals.nothing(len(limits), found.tokens.shape[1])
+        made.tokens[drafting] = found.tokens
+        made.lengths[drafting] = np.minimum(found.lengths, np.asarray(limits)[drafting])
+        made.acceptance[drafting] = expected
+        return made
 
     def _read(self, requests: Iterable[Request]) -> None:
         """Append the requests' new tokens to their texts."""
@@ -70,27 +107,45 @@ class SuffixProposer(TokenProposer):
 
     def admit(self, request: Request) -> None:
         """Read the prompt."""
-        self._matcher.begin(request.cache_slot, request.tokens)
+        namespace = namespace_of(request.params.cache_salt)
+        self._matcher.begin(request.cache_slot, request.tokens, namespace)
+        self._acceptance.begin(request.cache_slot)
 
     def commit(self, commit: Commit) -> None:
         """Learn from the verified tokens."""
-        for request, start, num_verified in zip(
-            commit.requests, commit.starts, commit.num_drafted, strict=True
-        ):
-            shares, match_length = self._drafted.pop(request.cache_slot, ((), 0))
-            num_accepted = min(len(request.tokens) - 1 - start, num_verified)
-            if num_accepted < 0 or not num_verified:
-                continue
-            known = min(num_verified, num_accepted + 1)
-            # A request that ended may have been cut after a token that was accepted.
-            if request.finish_reason is not None:
-                known = num_accepted
-            self._acceptance.learn(
-                shares[:known], match_length, request.params.temperature == 0, num_accepted
+        evidence, self._evidence = self._evidence, None
+        if evidence is None:
+            return
+        results = {
+            request.request_id: (len(request.tokens) - 1 - start, num_verified)
+            for request, start, num_verified in zip(
+                commit.requests, commit.starts, commit.num_drafted, strict=True
             )
+            if num_verified
+        }
+        at, known, accepted = [], [], []
+        for row, request in enumerate(self._drafting):
+            gained, num_verified = results.get(request.request_id, (-1, 0))
+            if gained < 0:
+                continue
+            num_accepted = min(gained, num_verified)
+            # A request that ended may have been cut after a token that was accepted.
+            is_cut = request.finish_reason is not None
+            at.append(row)
+            known.append(num_accepted if is_cut else min(num_verified, num_accepted + 1))
+            accepted.append(num_accepted)
+        if at:
+            rows = np.array(at, dtype=np.int64)
+            self._acceptance.learn(*evidence.rows(rows), np.array(known), np.array(accepted))
+
+    def retire(self, request: Request) -> None:
+        """Store the output of a request for later ones, if outputs are remembered."""
+        if self._corpus is not None and self.context.remembers_outputs:
+            namespace = namespace_of(request.params.cache_salt)
+            self._corpus.add(request.tokens, namespace, request.num_prompt_tokens)
 
     def recover(self, requests: Iterable[Request]) -> None:
         """Forget tokens after those of the last commit."""
-        self._drafted.clear()
+        self._evidence = None
         for request in requests:
             self._matcher.truncate(request.cache_slot, len(request.tokens))

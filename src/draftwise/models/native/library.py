@@ -38,9 +38,11 @@ class NativeLibrary:
         accept: the acceptance law.
         count_exponents: number of occurrences of each exponent in bfloat16 numbers.
         compress: lossless compression of bfloat16 to 12 bits.
+        continuations: continuations of texts after earlier occurrences of their last tokens.
         distributions: softmax with temperature and filters.
         draft: drafting of several tokens with a draft model.
         greedy: the largest logit of each row.
+        index_chunk: adds a part of a corpus to its indices.
         sampling_scratch: bytes of scratch memory per thread for sampling from logits.
         score: a companion's scores of a draft.
         lanes: number of float32 lanes of a vector.
@@ -73,6 +75,8 @@ class NativeLibrary:
         self.compress = _function(
             library, "compress", None, pointer, number, pointer, pointer, pointer
         )
+        self.continuations = _function(library, "continuations", None, pointer)
+        self.index_chunk = _function(library, "index_chunk", None, pointer, *[number] * 3)
         self.draft = _function(library, "draft", None, pointer)
         self.score = _function(library, "score", None, pointer, pointer)
         self.lanes: int = _function(library, "lanes", number)()

@@ -49,6 +49,27 @@ class GreedyCall(ctypes.Structure):
     )
 
 
+class SuffixCorpus(ctypes.Structure):
+    """``SuffixCorpus`` of ``suffix.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("tokens", "lengths", "namespaces")),
+        *((name, ctypes.c_void_p) for name in ("short_index", "long_index")),
+        ("num_buckets", ctypes.c_int64),
+    )
+
+
+class ContinuationCall(ctypes.Structure):
+    """``ContinuationCall`` of ``suffix.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("texts", "ends", "slots", "namespaces", "corpus")),
+        *((name, ctypes.c_void_p) for name in ("tokens", "shares", "votes")),
+        *((name, ctypes.c_void_p) for name in ("lengths", "match_lengths", "chunks")),
+        *((name, ctypes.c_int64) for name in ("num_requests", "stride", "width")),
+    )
+
+
 class DistributionCall(ctypes.Structure):
     """``DistributionCall`` of ``sampling.h``."""
 
@@ -205,8 +226,9 @@ GROUPED_HEADER = np.dtype([("num_sections", np.int64), ("sections", GROUPED_SECT
 SEGMENT = np.dtype((np.int64, 4))
 
 _CALLS = (
-    *(AcceptanceCall, AttentionCall, DecoderCache, DecoderCall, DecoderLayer, DecoderModel),
-    *(DistributionCall, DraftCall, DraftRule, GreedyCall, ScoreCall, Sampling, Softmax, Threads),
+    *(AcceptanceCall, AttentionCall, ContinuationCall, DecoderCache, DecoderCall, DecoderLayer),
+    *(DecoderModel, DistributionCall, DraftCall, DraftRule, GreedyCall, ScoreCall, Sampling),
+    *(Softmax, SuffixCorpus, Threads),
 )
 
 

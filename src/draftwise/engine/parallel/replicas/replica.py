@@ -63,6 +63,7 @@ class Replica:
             token_history=share.token_history,
             uniforms=share.uniforms,
             lenience=[1.0] * len(share.cache_slots),
+            expected_remaining=[0.0] * len(share.cache_slots),
         )
         policy = PrecomputedPolicy(share.limits, share.signals, share.rule)
         draft = self._drafter.draft(batch, policy, share.limits)

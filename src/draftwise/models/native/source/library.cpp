@@ -11,6 +11,7 @@
 #include "grouped.h"
 #include "narrow.h"
 #include "sampling.h"
+#include "suffix.h"
 #include "threads.h"
 #include "tiles.h"
 
@@ -30,6 +31,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
     static const StructureSize sizes[] = {
         SIZE_OF(AcceptanceCall),
         SIZE_OF(AttentionCall),
+        SIZE_OF(ContinuationCall),
         SIZE_OF(DecoderCache),
         SIZE_OF(DecoderCall),
         SIZE_OF(DecoderLayer),
@@ -45,6 +47,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(Sampling),
         SIZE_OF(Segment),
         SIZE_OF(Softmax),
+        SIZE_OF(SuffixCorpus),
         SIZE_OF(Threads),
         {nullptr, 0},
     };
@@ -196,4 +199,16 @@ DRAFTWISE_EXPORT void draftwise_count_exponents(const uint16_t *numbers, int64_t
 DRAFTWISE_EXPORT void draftwise_compress(const uint16_t *numbers, int64_t size,
                                          const uint8_t *codes, char *to, uint64_t *exceptions) {
     compress((const BFloat16 *)numbers, size, codes, to, exceptions);
+}
+
+// Finds continuations of texts after earlier occurrences of their last tokens.
+DRAFTWISE_EXPORT void draftwise_continuations(const ContinuationCall *call) {
+    for (int64_t request = 0; request < call->num_requests; ++request)
+        find_continuation(*call, request);
+}
+
+// Adds positions of a corpus's chunk to its indices; see index_chunk.
+DRAFTWISE_EXPORT void draftwise_index_chunk(const SuffixCorpus *corpus, int64_t chunk, int64_t first,
+                                            int64_t end) {
+    index_chunk(*corpus, chunk, first, end);
 }

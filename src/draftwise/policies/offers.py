@@ -1,0 +1,132 @@
+"""Prices of offered tokens, whose acceptance is estimated before anything is drafted.
+
+An offer is a continuation that is proposed with certainty, so choosing among its tokens cannot bias
+the output (see docs/lossless.md). All offers of a batch are therefore compared with each other. A
+token is worth the probability that it is accepted, times the time that an accepted token saves. The
+tokens that are worth most are verified, as many as maximise what they save minus what they add to
+the target's pass.
+
+An accepted token saves the time of a step divided by the tokens that a step gains: 1/λ seconds,
+with the goodput λ of recent steps. This is Dinkelbach's method (1967, "On Nonlinear Fractional
+Programming"): with the best λ, maximising tokens − λ·seconds maximises tokens per second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftwise.core.latency import LatencyModel
+from draftwise.policies.base import RequestState
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+# Weight of a step's goodput relative to the step after it.
+_FORGETTING = 0.97
+# The slope of a pass's time is measured over this part of the batch, at least one token.
+_SLOPE_PART = 0.5
+# A request's remaining number of steps varies by this factor times its square root.
+_SPREAD = 0.6
+
+
+class OfferPricing:
+    """Selects offered tokens over the whole batch by prices, and learns the goodput."""
+
+    def __init__(self, latency: LatencyModel) -> None:
+        """Set up.
+
+        Args:
+            latency: costs of passes.
+        """
+        self._latency = latency
+        # Tokens and seconds of recent steps, by batch size.
+        self._sums: dict[int, tuple[float, float]] = {}
+
+    def goodput(self, num_requests: int, context: int) -> float:
+        """λ, tokens per second: of recent steps, but at least that of no speculation.
+
+        Args:
+            num_requests: number of requests that gain tokens in the step.
+            context: tokens of context, summed over the requests.
+        """
+        alone = num_requests / max(self._latency.target_seconds(num_requests, context), 1e-9)
+        tokens, seconds = self._sums.get(_bucket(num_requests), (0.0, 0.0))
+        return max(alone, tokens / seconds) if seconds else alone
+
+    def observe(self, num_requests: int, num_tokens: int, seconds: float) -> None:
+        """Record a step that processed no prompts.
+
+        Args:
+            num_requests: number of requests that gained tokens.
+            num_tokens: number of gained tokens.
+            seconds: duration of the step.
+        """
+        bucket = _bucket(num_requests)
+        tokens, total = self._sums.get(bucket, (0.0, 0.0))
+        self._sums[bucket] = _FORGETTING * tokens + num_tokens, _FORGETTING * total + seconds
+
+    def weights(self, requests: Sequence[RequestState], context: int) -> Floats:
+        """``[batch]`` value of an accepted token of each request, relative to their mean.
+
+        While other requests take the places of those that end, all tokens have the same value. In a
+        batch that nobody joins, the request that ends last determines when all is done. With the
+        time a + b·n of a pass over n tokens, a token of request r saves b and, if r ends last, its
+        part of a. So its value is b + a·P(r ends last), and on average b + a/batch.
+
+        Args:
+            requests: the requests of the step.
+            context: tokens of context, summed over the requests.
+        """
+        count = len(requests)
+        remaining = np.array([request.expected_remaining for request in requests])
+        if count < 2 or not remaining.all():
+            return np.ones(count)
+        more = max(1, round(_SLOPE_PART * count))
+        curve = self._latency.target_curve(count + more, context)
+        slope = max(float(curve[-1] - curve[count]) / more, 0.0)
+        fixed = max(float(curve[count]) - slope * count, 0.0)
+        if not fixed:
+            return np.ones(count)
+        spread = max(1.0, _SPREAD * math.sqrt(float(remaining.max())))
+        ends_last = np.exp((remaining - remaining.max()) / spread)
+        ends_last /= ends_last.sum()
+        weights: Floats = (slope + fixed * ends_last) / (slope + fixed / count)
+        return weights
+
+    def values(self, requests: Sequence[RequestState], context: int) -> Floats:
+        """``[batch]`` seconds that an accepted token of each request saves."""
+        return self.weights(requests, context) / self.goodput(len(requests), context)
+
+    def select(self, requests: Sequence[RequestState], values: Floats, context: int) -> Integers:
+        """``[batch]`` number of offered tokens of each request that are worth verifying.
+
+        Args:
+            requests: the requests of the step, with their offers.
+            values: ``[batch]`` seconds that an accepted token saves.
+            context: tokens of context, summed over the requests.
+        """
+        lengths = np.array([len(request.offer) for request in requests], dtype=np.int64)
+        width = int(lengths.max(initial=0))
+        if not width:
+            return lengths
+        expected = np.zeros((len(requests), width))
+        for row, request in enumerate(requests):
+            expected[row, : lengths[row]] = request.offer
+        worth = np.cumprod(expected, axis=1) * values[:, None]
+        rows, places = np.nonzero(worth > 0)
+        of_tokens = worth[rows, places]
+        # A token is worth less than those before it, so a prefix of each offer is selected.
+        order = np.argsort(-of_tokens, kind="stable")
+        curve = self._latency.target_curve(len(requests) + len(order), context)[len(requests) :]
+        saved = np.concatenate([[0.0], np.cumsum(of_tokens[order])]) - (curve - curve[0])
+        chosen = order[: int(saved.argmax())]
+        return np.bincount(rows[chosen], minlength=len(requests))
+
+
+def _bucket(num_requests: int) -> int:
+    """Batch sizes that share a goodput: each up to 8, then eight groups per doubling."""
+    return num_requests if num_requests < 8 else round(8 * math.log2(num_requests))
