@@ -285,11 +285,10 @@ class Observed:
     """The estimator, and one token that it predicts and learns from."""
 
     def __init__(self):
-        self.model = MatchAcceptance(2)
+        self.model = MatchAcceptance()
 
-    def evidence(self, length, greedy=True, share=1.0, votes=1, corpus=False, slot=0):
+    def evidence(self, length, greedy=True, share=1.0, votes=1, corpus=False):
         return (
-            np.array([slot]),
             np.array([greedy]),
             np.full((1, 2), share),
             np.full((1, 2), votes),
@@ -311,11 +310,8 @@ def test_acceptance_is_learnt_by_match_length_and_temperature():
     assert before[0] < before[1] < 1
     sampled = seen.predict(2, greedy=False)
     for _ in range(200):
-        seen.model.begin(0)
         seen.learn(2, 0, 2)
-        seen.model.begin(0)
         seen.learn(1, 1, 20)
-    seen.model.begin(0)
     assert seen.predict(2)[0] < 0.1
     assert seen.predict(20)[0] == HIGHEST
     assert np.array_equal(seen.predict(2, greedy=False), sampled)
@@ -326,18 +322,7 @@ def test_acceptance_is_learnt_by_votes_and_source():
     seen = Observed()
     for _ in range(200):
         for votes, corpus, accepted in ((1, False, 0), (4, False, 1), (1, True, 1)):
-            seen.model.begin(0)
             seen.learn(1, accepted, 4, votes=votes, corpus=corpus)
-    seen.model.begin(0)
     assert seen.predict(4, votes=1)[0] < 0.1
     assert seen.predict(4, votes=4)[0] > 0.9
     assert seen.predict(4, votes=1, corpus=True)[0] > 0.9
-
-
-def test_requests_that_repeat_less_have_a_lower_estimate():
-    seen = Observed()
-    for _ in range(10):
-        seen.learn(1, 0, 4, slot=1)
-    assert seen.predict(4, slot=1)[0] < 0.6 * seen.predict(4, slot=0)[0]
-    seen.model.begin(1)
-    assert seen.predict(4, slot=1)[0] == seen.predict(4, slot=0)[0]

@@ -24,46 +24,29 @@ _START = np.array(
 # sources, as numbers of verified tokens.
 _START_WEIGHT = 8.0
 _PARENT_WEIGHT = 12.0
-# Weight of the average request in the factor of one request, as a number of expected tokens.
-_REQUEST_WEIGHT = 3.0
-# Factors by which older observations lose weight with each verified token of a group of matches,
-# and of a request.
+# Factor by which older observations of a group lose weight with each verified token of it.
 _MEMORY = 0.998
-_REQUEST_MEMORY = 0.95
 LOWEST, HIGHEST = 0.01, 0.995
 
 
 class MatchAcceptance:
-    """The acceptance of a token is its share of the votes times two factors, learnt online.
+    """The acceptance of a token is its share of the votes times a factor, learnt online.
 
-    One factor depends on the length of the match at the token, on the number of votes for it, and
+    The factor depends on the length of the match at the token, on the number of votes for it, and
     on the source of the match. The length counts the tokens before the draft and the drafted tokens
     before the token. The factor is a ratio of sums, accepted tokens over the shares of verified
     ones, separately for sampled and for greedy requests. The estimates of groups with few
     observations are pulled towards those of all matches of the length.
-
-    The other factor is that of the request: some texts repeat others more than the average. It is
-    the ratio of accepted to expected tokens of the request's recent drafts.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        """Start from the initial values.
-
-        Args:
-            num_slots: number of requests that run at once.
-        """
+    def __init__(self) -> None:
+        """Start from the initial values."""
         self._by_length = _Ratio(_START * _START_WEIGHT, np.full(_START.shape, _START_WEIGHT))
         shape = 2, len(_LENGTHS), 2, len(_VOTES)
         self._by_group = _Ratio(np.zeros(shape), np.zeros(shape))
-        self._by_request = _Ratio(np.zeros(num_slots), np.zeros(num_slots))
-
-    def begin(self, slot: int) -> None:
-        """Another request uses a slot."""
-        self._by_request.accepted[slot] = self._by_request.expected[slot] = 0.0
 
     def predict(
         self,
-        slots: Integers,
         greedy: Booleans,
         shares: Floats,
         votes: Integers,
@@ -73,7 +56,6 @@ class MatchAcceptance:
         """``[batch, width]`` P(accept) of each token, if all tokens before it are accepted.
 
         Args:
-            slots: ``[batch]`` slot of each request.
             greedy: ``[batch]`` whether each request is decoded at temperature 0.
             shares: ``[batch, width]`` share of the votes of each token.
             votes: ``[batch, width]`` number of votes for each token.
@@ -81,8 +63,7 @@ class MatchAcceptance:
             from_corpus: ``[batch]`` whether the match is in the corpus.
         """
         factors = self._factors(_groups(greedy, votes, match_lengths, from_corpus))
-        own = self._by_request.mean((slots,), 1.0, _REQUEST_WEIGHT)
-        return np.clip(factors * shares * own[:, None], LOWEST, HIGHEST)
+        return np.clip(factors * shares, LOWEST, HIGHEST)
 
     def _factors(self, groups: tuple[Integers, ...]) -> Floats:
         """The factor of each group, ``[batch, width]``."""
@@ -91,7 +72,6 @@ class MatchAcceptance:
 
     def learn(
         self,
-        slots: Integers,
         greedy: Booleans,
         shares: Floats,
         votes: Integers,
@@ -103,7 +83,7 @@ class MatchAcceptance:
         """Learn from verified tokens.
 
         Args:
-            slots, greedy, shares, votes, match_lengths, from_corpus: see :meth:`predict`.
+            greedy, shares, votes, match_lengths, from_corpus: see :meth:`predict`.
             num_known: ``[batch]`` number of tokens up to the first rejected one.
             num_accepted: ``[batch]`` number of accepted tokens.
         """
@@ -114,12 +94,8 @@ class MatchAcceptance:
         at = tuple(index[rows, places] for index in groups)
         accepted = (places < num_accepted[rows]).astype(np.float64)
         expected = shares[rows, places]
-        # A request's own factor is not attributed to its matches, and the other way round.
-        own = self._by_request.mean((slots[rows],), 1.0, _REQUEST_WEIGHT)
-        of_matches = expected * self._factors(at)
-        self._by_request.add((slots[rows],), accepted, of_matches, _REQUEST_MEMORY)
-        self._by_length.add(at[:2], accepted, expected * own, _MEMORY)
-        self._by_group.add(at, accepted, expected * own, _MEMORY)
+        self._by_length.add(at[:2], accepted, expected, _MEMORY)
+        self._by_group.add(at, accepted, expected, _MEMORY)
 
 
 class _Ratio:

@@ -24,7 +24,6 @@ Integers = NDArray[np.int64]
 class _Evidence(NamedTuple):
     """What the estimator uses for the requests of a step; see :class:`MatchAcceptance`."""
 
-    slots: Integers
     greedy: NDArray[np.bool_]
     shares: NDArray[np.float64]
     votes: Integers
@@ -35,7 +34,6 @@ class _Evidence(NamedTuple):
     def of(cls, requests: Sequence[Request], found: FoundContinuations) -> _Evidence:
         """The evidence of found continuations."""
         return cls(
-            np.array([request.cache_slot for request in requests], dtype=np.int64),
             np.array([request.params.temperature == 0 for request in requests], dtype=bool),
             found.shares,
             found.votes,
@@ -46,7 +44,6 @@ class _Evidence(NamedTuple):
     def rows(self, index: Integers) -> _Evidence:
         """The evidence of some of the requests."""
         return _Evidence(
-            self.slots[index],
             self.greedy[index],
             self.shares[index],
             self.votes[index],
@@ -75,10 +72,9 @@ class SuffixProposer(TokenProposer):
             context: the context.
         """
         super().__init__(context)
-        num_slots = context.max_batch_size
         self._corpus = context.corpus
-        self._matcher = SuffixMatcher(num_slots, context.max_model_len, context.corpus)
-        self._acceptance = MatchAcceptance(num_slots)
+        self._matcher = SuffixMatcher(context.max_batch_size, context.max_model_len, context.corpus)
+        self._acceptance = MatchAcceptance()
         self._evidence: _Evidence | None = None
         self._drafting: list[Request] = []
 
@@ -109,7 +105,6 @@ class SuffixProposer(TokenProposer):
         """Read the prompt."""
         namespace = namespace_of(request.params.cache_salt)
         self._matcher.begin(request.cache_slot, request.tokens, namespace)
-        self._acceptance.begin(request.cache_slot)
 
     def commit(self, commit: Commit) -> None:
         """Learn from the verified tokens."""

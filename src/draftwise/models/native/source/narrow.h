@@ -209,26 +209,32 @@ INLINE MultiplyCompressed compressed_for_rows(int64_t rows) {
     return multiply_compressed<COUNT>;
 }
 
-// The same as multiply of matrix.h, for one register block. More rows would expand the numbers several
-// times.
+// The same as multiply of matrix.h for the rows first to end. Every register block expands the
+// numbers again, which takes less time than writing them to a buffer and reading them again.
 template <class Epilogue>
-void multiply_in_registers(const PairedWeight::Input *x, int64_t stride, int64_t rows,
+void multiply_in_registers(const PairedWeight::Input *x, int64_t stride, int64_t first, int64_t end,
                            int64_t panel_numbers, const void *weight, int64_t first_panel,
                            int64_t end_panel, const Epilogue &epilogue) {
     const NarrowHeader &header = *(const NarrowHeader *)weight;
     const TwelveBits format(header);
     const uint64_t *exception = (const uint64_t *)((const char *)weight + header.exceptions);
-    const uint64_t *const end = exception + header.num_exceptions;
+    const uint64_t *const last_exception = exception + header.num_exceptions;
     const int64_t groups = panel_numbers / TwelveBits::GROUP;
     const char *from =
         (const char *)weight + header.panels + first_panel * groups * TwelveBits::BYTES;
-    const MultiplyCompressed kernel = compressed_for_rows<MAX_BLOCK_ROWS>(rows);
+    const int64_t rows = end - first, blocks = (rows + MAX_BLOCK_ROWS - 1) / MAX_BLOCK_ROWS;
     for (int64_t p = first_panel; p < end_panel; ++p, from += groups * TwelveBits::BYTES) {
         const int64_t first_number = p * panel_numbers;
-        exception = std::lower_bound(exception, end, (uint64_t)first_number << 16);
-        Floats sums[2 * MAX_BLOCK_ROWS];
-        kernel(format, x, stride, from, groups, first_number, exception, sums);
-        for (int64_t i = 0; i < rows; ++i) epilogue(i, p, sums[2 * i], sums[2 * i + 1]);
+        exception =
+            std::lower_bound(exception, last_exception, (uint64_t)first_number << 16);
+        for (int64_t b = 0; b < blocks; ++b) {
+            const int64_t row = first + rows * b / blocks, until = first + rows * (b + 1) / blocks;
+            Floats sums[2 * MAX_BLOCK_ROWS];
+            compressed_for_rows<MAX_BLOCK_ROWS>(until - row)(
+                format, x + row * stride, stride, from, groups, first_number, exception, sums);
+            for (int64_t i = 0; i < until - row; ++i)
+                epilogue(row + i, p, sums[2 * i], sums[2 * i + 1]);
+        }
     }
 }
 
@@ -239,17 +245,18 @@ void multiply(NarrowWeight<PairedWeight, Format>, const PairedWeight::Input *x, 
               int64_t end_panel, char *expanded, const Epilogue &epilogue) {
     const int64_t panel_numbers = round_up(depth, PairedWeight::DEPTH) * PANEL_WIDTH;
     const int64_t bytes = panel_numbers / Format::GROUP * Format::BYTES;
-    if constexpr (std::is_same<Format, TwelveBits>::value)
-        if (rows <= MAX_BLOCK_ROWS)
-            return multiply_in_registers(x, stride, rows, panel_numbers, weight, first_panel,
-                                         end_panel, epilogue);
     for (int64_t start = 0; start < rows; start += CACHED_ROWS) {
+        const int64_t end = min_int(start + CACHED_ROWS, rows);
+        if constexpr (std::is_same<Format, TwelveBits>::value) {
+            multiply_in_registers(x, stride, start, end, panel_numbers, weight, first_panel,
+                                  end_panel, epilogue);
+            continue;
+        }
         Expander<Format> expander(weight, panel_numbers, first_panel, end_panel);
         for (int64_t p = first_panel; p < end_panel; ++p) {
             expander.expand(panel_numbers / Format::GROUP, expanded);
             const PrefetchRange prefetch = {p + 1 < end_panel ? expander.from : nullptr, bytes};
-            multiply_panel<PairedWeight>(x, stride, start, min_int(start + CACHED_ROWS, rows),
-                                         depth, expanded, prefetch,
+            multiply_panel<PairedWeight>(x, stride, start, end, depth, expanded, prefetch,
                                          [&](int64_t row, Floats left, Floats right) {
                                              apply_scales<Format>(weight, p, row, left, right,
                                                                   epilogue);
