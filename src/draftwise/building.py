@@ -19,7 +19,7 @@ from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.memory import fitting_context
 from draftwise.engine.parallel.overlap import Interference, OverlapOptions, OverlappedEngine
-from draftwise.engine.proposers.registry import is_proposer
+from draftwise.engine.proposers.registry import draft_model_name
 from draftwise.engine.turns import Turns
 from draftwise.errors import DraftwiseWarning, InvalidParameterError, SlowPathWarning
 from draftwise.estimators.profile import AcceptanceProfile
@@ -138,11 +138,16 @@ class EngineBuilder:
 
         draft = companion = None
         needs_draft = policy_class(speculation.policy_name).needs_draft
-        if needs_draft and not is_proposer(speculation.draft_name):
-            draft = small_model(speculation.draft_name, "draft")
+        draft_model = draft_model_name(speculation)
+        if needs_draft and draft_model is not None:
+            draft = small_model(draft_model, "draft")
         quantization = speculation.companion_quantization
         if quantization is not None:
-            companion = small_model(speculation.draft_name, "companion", quantization)
+            if draft_model is None:
+                raise InvalidParameterError(
+                    "companion", f"{speculation.companion!r} needs a draft model"
+                )
+            companion = small_model(draft_model, "companion", quantization)
         elif speculation.companion is not None:
             companion = small_model(speculation.companion, "companion")
         return Models(self.target, draft, companion)
@@ -186,6 +191,10 @@ class EngineBuilder:
             latency = self._latency(speculation, models, costs)
         replicas = None
         if models.draft is not None and self._settings.draft_replicas > 1:
+            if len(speculation.draft_names) > 1:
+                raise InvalidParameterError(
+                    "draft_replicas", "cannot be combined with several drafts; name the model only"
+                )
             replicas = self._start_replicas(speculation, models, models.draft)
         options = self._settings.options
         parts = models, speculation, options, latency, profile
@@ -274,6 +283,9 @@ class EngineBuilder:
                 "draft_replicas", "needs a draft and a companion with the target's vocabulary"
             )
 
+        draft_name = draft_model_name(speculation)
+        assert draft_name is not None
+
         def spec(name: str, role: str, quantization: str | None = None) -> ModelSpec:
             return ModelSpec(
                 name,
@@ -287,14 +299,14 @@ class EngineBuilder:
         companion = None
         if models.companion is not None:
             quantization = speculation.companion_quantization
-            name = speculation.draft if quantization else speculation.companion
+            name = draft_name if quantization else speculation.companion
             assert name is not None
             companion = spec(name, "companion", quantization)
         count, kind = settings.draft_replicas, settings.device.type
         settings.on_status(f"starting {count - 1} replicas of the draft")
         specs = [
             ReplicaSpec(
-                spec(speculation.draft_name, "draft"),
+                spec(draft_name, "draft"),
                 companion,
                 kind if kind == "cpu" else f"{kind}:{rank}",
                 settings.options.max_batch_size,

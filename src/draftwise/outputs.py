@@ -20,11 +20,13 @@ class FinishReason(StrEnum):
 class TokenSource(StrEnum):
     """How a token was generated.
 
-    ``DRAFT`` was drafted and accepted; ``CORRECTION`` replaced a rejected token; ``BONUS`` followed
-    a fully accepted draft; ``TARGET`` was sampled in a step that verified no draft.
+    ``DRAFT`` was drafted by a model and accepted; ``COPY`` was copied from an earlier text and
+    accepted; ``CORRECTION`` replaced a rejected token; ``BONUS`` followed a fully accepted draft;
+    ``TARGET`` was sampled in a step that verified no draft.
     """
 
     DRAFT = "draft"
+    COPY = "copy"
     CORRECTION = "correction"
     BONUS = "bonus"
     TARGET = "target"

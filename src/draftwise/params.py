@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
-from draftwise.core.formats import MODEL_FREE_DRAFTS, QUANTIZATIONS
+from draftwise.core.formats import MODEL_FREE_DRAFTS, QUANTIZATIONS, draft_parts
 from draftwise.core.rejection import VerificationMethod
 from draftwise.errors import InvalidParameterError
 from draftwise.structured_outputs import StructuredOutputs
@@ -17,6 +17,7 @@ from draftwise.values import (
     integer,
     number,
     path_name,
+    path_names,
     plain,
     refuse_deep,
     shown,
@@ -24,6 +25,8 @@ from draftwise.values import (
 )
 
 MAX_SPECULATIVE_TOKENS = 64
+# Positions in a corpus are stored in 32 bits.
+MAX_CORPUS_TOKENS = 2**30
 # The companion name "draft:int8" means the draft model with quantised weights.
 _DRAFT_ITSELF = "draft:"
 _SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-4, 1e4
@@ -307,7 +310,15 @@ class SpeculationConfig:
     Attributes:
         draft: name of the draft model (a folder, a hub id or a zoo name such as ``"zoo:draft"``) or
             of a registered proposer that needs no model: ``"suffix"`` and ``"ngram"`` draft from
-            the request's own text. ``None`` is ``"suffix"``.
+            the request's own text. ``None`` is ``"suffix"``. A list of ``"suffix"`` and a draft
+            model uses both: the policy chooses between them for each request and step.
+        corpus: texts that ``"suffix"`` may continue beside the request's own: files with one JSON
+            object per line or plain text, folders of them, or a corpus that was saved. All requests
+            use them.
+        corpus_tokens: maximum number of tokens that are stored for ``"suffix"`` beside the
+            requests' own texts. What was continued least recently is dropped first.
+        remember_outputs: whether ``"suffix"`` also continues the outputs of earlier requests with
+            the same ``cache_salt`` and API key.
         companion: name of the companion model, which scores drafted tokens before the target
             verifies them: a folder, a hub id, a zoo name, or ``"draft:int8"`` or ``"draft:int4"``
             for the draft model with quantised weights.
@@ -331,7 +342,7 @@ class SpeculationConfig:
         InvalidParameterError: a value is out of range.
     """
 
-    draft: str | None = None
+    draft: str | Sequence[str] | None = None
     companion: str | None = None
     policy: str | None = None
     policy_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -340,10 +351,23 @@ class SpeculationConfig:
     num_speculative_tokens: int = 5
     lenience: float | Mapping[int, float] = field(default=1.0, hash=False)
     verification: VerificationMethod = "block"
+    corpus: str | Sequence[str] = ()
+    corpus_tokens: int = 1_000_000
+    remember_outputs: bool = False
 
     def __post_init__(self) -> None:
         if self.draft is not None:
-            _set(self, draft=path_name("draft", self.draft, "model"))
+            given = path_names("draft", self.draft, "model")
+            names = tuple(part for each in given for part in draft_parts(each))
+            if not names:
+                raise InvalidParameterError("draft", "must name at least one draft")
+            _set(self, draft=names[0] if len(names) == 1 else names)
+        _set(
+            self,
+            corpus=path_names("corpus", self.corpus, "file"),
+            corpus_tokens=integer("corpus_tokens", self.corpus_tokens, 1, MAX_CORPUS_TOKENS),
+            remember_outputs=boolean("remember_outputs", self.remember_outputs),
+        )
         if self.policy is not None:
             text_name("policy", self.policy, "policy")
         for name, kind in (
@@ -379,9 +403,11 @@ class SpeculationConfig:
         return _reduced(self)
 
     @property
-    def draft_name(self) -> str:
-        """Name of the draft model or of the proposer."""
-        return _DEFAULT_DRAFT if self.draft is None else self.draft
+    def draft_names(self) -> tuple[str, ...]:
+        """Names of the draft model and of proposers."""
+        if self.draft is None:
+            return (_DEFAULT_DRAFT,)
+        return (self.draft,) if isinstance(self.draft, str) else tuple(self.draft)
 
     @property
     def policy_name(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 
 from draftwise.errors import InvalidParameterError
@@ -105,6 +105,17 @@ def path_name(name: str, value: object, kind: str) -> str:
         InvalidParameterError: the value is neither a string nor a path, or is empty.
     """
     return text_name(name, os.fspath(value) if isinstance(value, os.PathLike) else value, kind)
+
+
+def path_names(name: str, value: object, kind: str) -> tuple[str, ...]:
+    """Validate one name or path, or a sequence of them, and convert them to strings.
+
+    Raises:
+        InvalidParameterError: a value is neither a string nor a path, or is empty.
+    """
+    if isinstance(value, str | os.PathLike) or not isinstance(value, Sequence):
+        value = (value,)
+    return tuple(path_name(name, each, kind) for each in value)
 
 
 def refuse_deep(name: str, value: object) -> None:

@@ -1,16 +1,23 @@
 """A proposer in one class is lossless at every batch size and temperature."""
 
+import itertools
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
 from draftwise import SamplingParams, SpeculationConfig
-from draftwise.engine.assembly import Assembly, EngineOptions, Models
+from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.proposers import PROPOSERS, TokenProposer, create_proposer, register
-from draftwise.engine.proposers.several import SeveralProposers
+from draftwise.engine.proposers.hybrid import HybridProposer
+from draftwise.engine.proposers.registry import draft_model_name
 from draftwise.errors import EngineError, InvalidParameterError
 from draftwise.models.loading import load_model
+from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES, policy_class
+from draftwise.policies.base import DraftChoice
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..levels import exhaustive_unless
@@ -188,43 +195,155 @@ class TestLifecycle:
         assert all(isinstance(request.error, EngineError) for request in requests[1:])
 
 
-class TestSeveral:
-    def engine(self, models, policy="fixed", max_batch_size=6):
-        """A model drafts for even requests. The others get drafts from their own text."""
-        folders = [models.folder(each) for each in (RECIPE, RECIPE.draft())]
-        target, draft = (
-            load_model(folder, role, torch.float32, torch.device("cpu"), None)
-            for folder, role in zip(folders, ("target", "draft"), strict=True)
+class Sure(LastTokens):
+    """Proposes the last tokens again, and says how likely they are accepted."""
+
+    name = "sure"
+    estimates_acceptance = True
+
+    def proposals(self, batch, limits):
+        made = super().proposals(batch, limits)
+        # High and low estimates, so that priced policies use both sources in one batch.
+        is_even = np.array([request.tokens[-1] % 2 == 0 for request in batch.generating])
+        return made._replace(
+            acceptance=np.where(is_even[:, None], 0.97, 0.05) * np.ones_like(made.acceptance)
         )
 
-        class Both(Assembly):
-            def proposer(self):
-                context = self.proposer_context()
-                proposers = [create_proposer(name, context) for name in ("model", LastTokens.name)]
-                return SeveralProposers(
-                    context, proposers, lambda batch: [r.request_id % 2 for r in batch.generating]
-                )
 
+class TestHybrid:
+    """A draft model, and a proposer that knows its tokens before anything is drafted."""
+
+    @pytest.fixture(autouse=True)
+    def registered(self):
+        register(Sure)
+        yield
+        del PROPOSERS[Sure.name]
+
+    def engine(self, models, policy="fixed", max_batch_size=6, recipe=RECIPE, **settings):
+        made = policy_class(policy)
+        recipes = {"target": recipe, "draft": recipe.draft()}
+        if made.uses_companion():
+            recipes["companion"] = recipe.draft(noise=0.2, noise_seed=2)
+        loaded = {
+            role: load_model(models.folder(each), role, torch.float32, torch.device("cpu"), None)
+            for role, each in recipes.items()
+        }
         return Engine(
-            Models(target, draft),
-            SpeculationConfig(folders[1], policy=policy, num_speculative_tokens=3),
+            Models(**loaded),
+            SpeculationConfig(
+                [Sure.name, models.folder(recipe.draft())],
+                policy=policy,
+                num_speculative_tokens=3,
+                **settings,
+            ),
             EngineOptions(max_batch_size),
-            fixed_latency() if policy_class(policy).needs_latency else None,
-            assemble=Both,
+            fixed_latency() if made.needs_latency else None,
+            profile() if made.needs_profile else None,
         )
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("policy", ["fixed", "svip", "adaptive", "tetris"])
+    @pytest.mark.parametrize(
+        "policy",
+        exhaustive_unless(
+            lambda name: name in ("fixed", "svip", "adaptive", "tetris", "sv", "staged"), LOSSLESS
+        ),
+    )
     def test_texts_follow_the_target(self, models, policy):
         check_law(models, self.engine(models, policy, 64), SamplingParams(max_tokens=3))
 
-    def test_each_request_uses_its_own_proposer(self, models):
-        outputs = generate(
-            self.engine(models), [[1, 2, 3]] * 12, [SamplingParams(max_tokens=24, seed=1)] * 12
+    @pytest.mark.slow
+    @pytest.mark.parametrize("max_batch_size", [1, 16])
+    @pytest.mark.parametrize(
+        "params",
+        [
+            SamplingParams(max_tokens=3, temperature=1.5, top_p=0.9),
+            SamplingParams(max_tokens=3, repetition_penalty=1.3, presence_penalty=0.4),
+        ],
+        ids=["filtered", "penalised"],
+    )
+    def test_texts_follow_the_target_with_controls(self, models, params, max_batch_size):
+        engine = self.engine(models, "adaptive", max_batch_size)
+        check_law(models, engine, params, 2000)
+
+    @pytest.mark.slow
+    def test_a_choice_after_the_draw_is_biased(self, models, monkeypatch):
+        """Using the offer only where the model's drawn token differs from it."""
+        draw = HybridProposer._joined
+
+        def chosen_late(self, batch, policy, draft, made, copied):
+            differs = [
+                bool(n) and draft.host_tokens[row][0] != made.tokens[row, 0]
+                for row, n in enumerate(draft.lengths)
+            ]
+            late = [int(made.lengths[row]) if each else 0 for row, each in enumerate(differs)]
+            kept = replace(
+                draft,
+                lengths=tuple(
+                    0 if each else n for each, n in zip(differs, draft.lengths, strict=True)
+                ),
+            )
+            return draw(self, batch, policy, kept, made, late)
+
+        monkeypatch.setattr(HybridProposer, "_joined", chosen_late)
+        engine = self.engine(models, "fixed", 64)
+        monkeypatch.setattr(
+            type(engine.policies),
+            "plan_drafts",
+            lambda self, requests: [DraftChoice(n, False) for n in self.draft_lengths(requests)],
         )
-        steps = [output.speculation.num_steps for output in outputs]
-        assert len(set(steps[::2])) == len(set(steps[1::2])) == 1
-        assert steps[0] != steps[1]
+        with pytest.raises(AssertionError):
+            check_law(models, engine, SamplingParams(max_tokens=3))
+
+    @pytest.mark.parametrize("policy", ["fixed", "adaptive", "sv"])
+    @pytest.mark.parametrize("max_batch_size", [1, 5, 16])
+    def test_greedy_texts_are_the_targets(self, models, policy, max_batch_size):
+        prompts, _ = varied_work(30)
+        params = [SamplingParams(max_tokens=16, temperature=0)] * len(prompts)
+        expected = generate(build(models, VARIED, "none", 8, draft="none"), prompts, params)
+        engine = self.engine(models, policy, max_batch_size, VARIED)
+        assert token_ids(generate(engine, prompts, params)) == token_ids(expected)
+
+    def test_both_sources_are_used_and_reported(self, models):
+        prompts, params = varied_work(30)
+        for policy in ("fixed", "adaptive"):
+            engine = self.engine(models, policy, 8, VARIED)
+            for _ in range(3):
+                outputs = generate(engine, prompts, params)
+            sources = {source for output in outputs for source in output.token_sources}
+            assert {TokenSource.DRAFT, TokenSource.COPY, TokenSource.TARGET} <= sources
+
+    def test_the_model_catches_up_after_steps_without_it(self, models, monkeypatch):
+        engine = self.engine(models, "fixed", 2, VARIED)
+        turn = itertools.count()
+
+        def alternating(self, requests):
+            uses_offer = next(turn) % 4 < 3
+            return [DraftChoice(n, uses_offer) for n in self.draft_lengths(requests)]
+
+        monkeypatch.setattr(type(engine.policies), "plan_drafts", alternating)
+        prompts, params = varied_work(12)
+        expected = generate(build(models, VARIED, "none", 8, draft="none"), prompts, params)
+        outputs = generate(engine, prompts, params)
+        greedy = [each.temperature == 0 for each in params]
+        for output, other, is_greedy in zip(outputs, expected, greedy, strict=True):
+            assert not is_greedy or output.token_ids == other.token_ids
+        assert sum(output.speculation.num_accepted for output in outputs) > 0
+
+    def test_lenience_applies_to_offers(self, models):
+        engine = self.engine(models, "fixed", 8, lenience=0.2)
+        outputs = generate(engine, [[1, 2, 3]] * 20, [SamplingParams(max_tokens=12, seed=1)] * 20)
+        assert not any(output.speculation.lossless for output in outputs)
+
+    def test_drafts_that_cannot_be_combined_are_refused(self, models):
+        folder = models.folder(RECIPE.draft())
+        for drafts, words in (
+            (["suffix", "ngram"], "cannot combine 'suffix' and 'ngram'"),
+            (["ngram", folder], "'ngram' cannot be combined with a draft model"),
+            ([folder, folder + "x"], "several draft models"),
+        ):
+            with pytest.raises(InvalidParameterError, match=words) as caught:
+                draft_model_name(SpeculationConfig(drafts))
+            assert caught.value.field == "draft"
 
 
 def test_a_name_cannot_be_registered_twice():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from draftwise.cli.flags import flag_of, was_given
-from draftwise.core.formats import MODEL_FREE_DRAFTS
+from draftwise.core.formats import MODEL_FREE_DRAFTS, draft_parts
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ChosenModels:
             InvalidParameterError: there is no draft, or it is not a model.
         """
         draft = self.require_draft(why)
-        if draft in MODEL_FREE_DRAFTS:
+        if not _is_model(draft) or len(draft_parts(draft)) > 1:
             raise InvalidParameterError("draft", f"must be a model, got {draft!r}; {why}")
         return draft
 
@@ -142,7 +142,7 @@ def choose_models(
         draft = None
     elif draft is None and is_zoo_target:
         draft = zoo.draft
-    if companion is None and is_zoo_target and draft not in (None, *MODEL_FREE_DRAFTS):
+    if companion is None and is_zoo_target and draft is not None and _is_model(draft):
         companion = zoo.companion
     if not models:
         small = (name for name in (draft, companion) if name and _is_model(name))
@@ -195,9 +195,12 @@ def _missing_draft(why: str) -> InvalidParameterError:
 
 
 def _is_from_user(name: str) -> bool:
-    return _is_model(name) and not name.startswith(_ZOO_PREFIX)
+    return any(_is_model(part) and not part.startswith(_ZOO_PREFIX) for part in draft_parts(name))
 
 
 def _is_model(name: str) -> bool:
-    """Whether a name is that of a model of its own."""
-    return name not in (NO_DRAFT, *MODEL_FREE_DRAFTS) and not name.startswith(_DRAFT_ITSELF)
+    """Whether a name is that of a model of its own, or contains one."""
+    others = {NO_DRAFT, *MODEL_FREE_DRAFTS}
+    return any(
+        part not in others and not part.startswith(_DRAFT_ITSELF) for part in draft_parts(name)
+    )

@@ -24,12 +24,14 @@ from draftwise.outputs import RequestOutput, TokenSource
 
 STYLES = {
     TokenSource.DRAFT: "green",
+    TokenSource.COPY: "magenta",
     TokenSource.CORRECTION: "bold yellow",
     TokenSource.BONUS: "bold cyan",
     TokenSource.TARGET: "",
 }
 _MEANINGS = {
     TokenSource.DRAFT: "drafted and accepted",
+    TokenSource.COPY: "copied and accepted",
     TokenSource.CORRECTION: "the target's correction",
     TokenSource.BONUS: "bonus after a fully accepted draft",
     TokenSource.TARGET: "the target alone",

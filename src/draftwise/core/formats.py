@@ -5,3 +5,9 @@ QUANTIZATIONS = ("int8", "int4")
 
 # Drafts that need no model. They are also values of vLLM's ``method``.
 MODEL_FREE_DRAFTS = ("ngram", "suffix")
+
+
+def draft_parts(draft: str) -> tuple[str, ...]:
+    """The drafts in a value such as ``"suffix,zoo:draft"``. A path may contain commas."""
+    parts = tuple(part.strip() for part in draft.split(","))
+    return parts if len(parts) > 1 and set(parts) & set(MODEL_FREE_DRAFTS) else (draft,)

@@ -26,8 +26,9 @@ class Draft:
         signals: the draft's signals; ``None`` if the policy does not use them.
         stage_uniforms: random numbers of a stage between draft and target, at least
             ``num_tokens`` for each request; ``None`` if every request is decoded greedily.
-        is_one_hot: the requests whose proposals are one-hot, ``[batch]``; ``None`` if that holds
-            for all requests without ``probs``, and for none with them.
+        is_one_hot: the requests whose tokens were proposed with certainty, ``[batch]``, instead of
+            drawn by a draft model; ``None`` if there are none. Their rows of ``probs`` are
+            undefined, unless the policy reads them (``Policy.reads_offers``).
         parents: ``[batch, num_tokens]`` int64, the index of the drafted token that each drafted
             token follows, -1 for the request's last token; ``None`` if every draft is a chain.
     """
@@ -69,7 +70,8 @@ class Draft:
         if acceptance is not None:
             signals = OneHotSignals(tokens, lengths, vocab_size, acceptance)
         stage = None if uniforms is None else uniforms.stage
-        return cls(tokens, tuple(lengths), None, signals, stage)
+        is_one_hot = tuple(length > 0 for length in lengths)
+        return cls(tokens, tuple(lengths), None, signals, stage, is_one_hot)
 
     @cached_property
     def host_tokens(self) -> list[list[int]]:
@@ -218,6 +220,7 @@ class Outcome:
         num_known: leading tokens of each request whose ``acceptance`` is known; ``None`` if it is
             known for all verified tokens. An observer that sees only the accepted tokens does not
             know the acceptance of tokens after the first rejection.
+        is_one_hot: as in :class:`Draft`.
     """
 
     num_drafted: tuple[int, ...]
@@ -228,6 +231,7 @@ class Outcome:
     failed: frozenset[int] = frozenset()
     prefix_acceptance_prob: Tensor | None = None
     num_known: tuple[int, ...] | None = None
+    is_one_hot: tuple[bool, ...] | None = None
 
     @property
     def known_lengths(self) -> tuple[int, ...]:

@@ -11,8 +11,15 @@ from draftwise.engine.mapped_model import new_cached_model
 from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.prefix_cache import PrefixCache
-from draftwise.engine.proposers import Proposer, ProposerContext, create_proposer
-from draftwise.engine.proposers.registry import is_proposer
+from draftwise.engine.proposers import (
+    Proposer,
+    ProposerContext,
+    TokenProposer,
+    create_proposer,
+)
+from draftwise.engine.proposers.hybrid import HybridProposer
+from draftwise.engine.proposers.model import ModelProposer
+from draftwise.engine.proposers.registry import model_free_proposers
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
@@ -97,18 +104,18 @@ class Assembly:
         )
         self.caches = [self._new_cache(target)]
         self._cached_models: list[CachedModel] = []
-        proposer = proposer_name(speculation, models)
+        proposers = proposer_names(speculation, models)
         self._context = PolicyContext(
             speculation.num_speculative_tokens,
             latency,
             profile,
             has_companion=models.companion is not None,
-            has_draft=proposer != "none",
+            has_draft=bool(proposers),
         )
         self._first_policy = policy or self.new_policy()
         self.check(self._first_policy)
         if not self._first_policy.needs_draft:
-            proposer = "none"
+            proposers = []
         draft = companion = oracle = None
         if self._first_policy.uses_target_oracle:
             oracle = TargetOracle(self._cached_model(target))
@@ -116,11 +123,11 @@ class Assembly:
             draft = self._cached_model(models.draft)
         if models.companion is not None and self._first_policy.uses_companion():
             companion = self._cached_model(models.companion)
-        self._proposer_name, self._oracle = proposer, oracle
+        self._proposer_names, self._oracle = proposers, oracle
         self._draft_model, self._companion_model = draft, companion
         # Later policies can only use the models that were set up for the first one.
         self._context = replace(
-            self._context, has_draft=proposer != "none", has_companion=companion is not None
+            self._context, has_draft=bool(proposers), has_companion=companion is not None
         )
 
     def check(self, policy: Policy) -> None:
@@ -153,7 +160,14 @@ class Assembly:
 
     def proposer(self) -> Proposer:
         """Create the proposer."""
-        return create_proposer(self._proposer_name, self.proposer_context())
+        context = self.proposer_context()
+        made = [create_proposer(name, context) for name in self._proposer_names or ["none"]]
+        if len(made) == 1:
+            return made[0]
+        offers, drafter = made
+        assert isinstance(offers, TokenProposer)
+        assert isinstance(drafter, ModelProposer)
+        return HybridProposer(context, offers, drafter)
 
     def companion(self) -> Companion | None:
         """Create the companion; ``None`` without a companion model."""
@@ -225,8 +239,7 @@ class Assembly:
         )
 
 
-def proposer_name(speculation: SpeculationConfig, models: Models) -> str:
-    """The name of the configured proposer; ``"model"`` if the configuration names a model."""
-    if is_proposer(speculation.draft_name):
-        return speculation.draft_name
-    return "none" if models.draft is None else "model"
+def proposer_names(speculation: SpeculationConfig, models: Models) -> list[str]:
+    """The names of the configured proposers, ``"model"`` for a draft model; empty without any."""
+    names = [name for name in model_free_proposers(speculation) if name != "none"]
+    return names if models.draft is None else [*names, "model"]

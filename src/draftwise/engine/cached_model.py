@@ -82,6 +82,10 @@ class CachedModel:
         """Maximum number of tokens that fit in the request's cache slot after its text."""
         return self.capacity - len(request.tokens)
 
+    def num_behind(self, request: Request) -> int:
+        """Number of a request's tokens that are not in the cache yet, besides the newest."""
+        return max(0, len(request.tokens) - 1 - self.cache.lengths[request.cache_slot])
+
     def num_scored(self, request: Request, drafted: Sequence[int]) -> int:
         """Number of leading drafted tokens whose logits this model can compute.
 

@@ -254,8 +254,9 @@ class Scheduler:
                     NumericalError("target", "its logits for this request are not numbers"),
                 )
             else:
-                length = outcome.num_verified[index]
-                request.history.learn(acceptance[index][:length])
+                if outcome.is_one_hot is None or not outcome.is_one_hot[index]:
+                    # The history is about tokens that a draft model drew.
+                    request.history.learn(acceptance[index][: outcome.num_verified[index]])
                 self._append(request, index, planned[index], outcome, logprobs.get(index))
             self._changing = None
         for follower in self._followers:
@@ -300,8 +301,10 @@ class Scheduler:
         if not verified:
             last = TokenSource.TARGET
         tokens = [*planned[:accepted], outcome.next_tokens[index]]
+        is_copied = outcome.is_one_hot is not None and outcome.is_one_hot[index]
+        of_draft = TokenSource.COPY if is_copied else TokenSource.DRAFT
         for place, token in enumerate(tokens):
-            source = TokenSource.DRAFT if place < accepted else last
+            source = of_draft if place < accepted else last
             if request.append(token, source, None if logprobs is None else logprobs[place]):
                 break
         # The newest token was not an input yet, and tokens beyond it were rejected.

@@ -138,6 +138,12 @@ class CostLearner:
         if self._num_timed > _WARM_UP and self._num_timed % _LEARN_EVERY:
             return
         lengths = step.draft.lengths
+        if step.draft.is_one_hot is not None:
+            # The draft model did not draw these tokens.
+            lengths = tuple(
+                0 if is_copied else length
+                for length, is_copied in zip(lengths, step.draft.is_one_hot, strict=True)
+            )
         depths = range(max(lengths, default=0))
         self._latency.observe_step(
             num_target_tokens=step.num_target_tokens,

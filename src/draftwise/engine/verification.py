@@ -156,6 +156,7 @@ class Acceptance:
             acceptance=acceptance,
             prefix_acceptance_prob=prefix_acceptance_prob,
             failed=failed,
+            is_one_hot=draft.is_one_hot,
         )
 
     def _accept_sampled(

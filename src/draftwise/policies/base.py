@@ -315,6 +315,13 @@ class Policy(ABC):
         """
         return None
 
+    def reads_offers(self) -> bool:
+        """Whether :meth:`select` reads the distributions of offered tokens in a draft.
+
+        Otherwise they are not written beside those of a draft model.
+        """
+        return False
+
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Which requests continue drafting: ``[active]`` bool, or ``None`` for all."""
         return None

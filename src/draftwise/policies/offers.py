@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwise.core.goodput import OperatingPoint, StepEstimate, expected_accepted
 from draftwise.core.latency import LatencyModel
 from draftwise.policies.base import RequestState
 
@@ -97,9 +100,18 @@ class OfferPricing:
         weights: Floats = (slope + fixed * ends_last) / (slope + fixed / count)
         return weights
 
-    def values(self, requests: Sequence[RequestState], context: int) -> Floats:
-        """``[batch]`` seconds that an accepted token of each request saves."""
-        return self.weights(requests, context) / self.goodput(len(requests), context)
+    def values(
+        self, requests: Sequence[RequestState], context: int, goodput: float = 0.0
+    ) -> Floats:
+        """``[batch]`` seconds that an accepted token of each request saves.
+
+        Args:
+            requests: the requests of the step.
+            context: tokens of context, summed over the requests.
+            goodput: tokens per second that can be had without offers.
+        """
+        best = max(goodput, self.goodput(len(requests), context))
+        return self.weights(requests, context) / best
 
     def select(self, requests: Sequence[RequestState], values: Floats, context: int) -> Integers:
         """``[batch]`` number of offered tokens of each request that are worth verifying.
@@ -125,6 +137,57 @@ class OfferPricing:
         saved = np.concatenate([[0.0], np.cumsum(of_tokens[order])]) - (curve - curve[0])
         chosen = order[: int(saved.argmax())]
         return np.bincount(rows[chosen], minlength=len(requests))
+
+    def prefers_model(
+        self,
+        requests: Sequence[RequestState],
+        values: Floats,
+        selected: Integers,
+        context: int,
+        point: OperatingPoint,
+        estimate: StepEstimate,
+    ) -> NDArray[np.bool_]:
+        """``[batch]`` for which requests the draft model drafts, instead of using the offer.
+
+        A draft pass takes nearly the same time for one request as for all. So each pass has a fixed
+        cost, which the requests that use the model share, and a cost for each of them. The model
+        drafts for the requests for which it saves more than the offer, if these savings together
+        exceed the fixed cost. A request that the model has not followed costs more, because its
+        missing tokens are read first.
+
+        Args:
+            requests: the requests of the step, with their offers.
+            values: ``[batch]`` seconds that an accepted token saves.
+            selected: ``[batch]`` number of offered tokens that are worth verifying.
+            context: tokens of context, summed over the requests.
+            point: operating point of the draft model.
+            estimate: step estimate at this point, if the model drafts for all requests.
+        """
+        count, latency = len(requests), self._latency
+        rows = count + int(selected.sum())
+        curve = latency.target_curve(rows + count, context)
+        per_row = max(float(curve[-1] - curve[rows]) / count, 0.0)
+        of_offers = np.array(
+            [
+                value * sum(accumulate(request.offer[:length], mul)) - per_row * length
+                for request, value, length in zip(requests, values, selected.tolist(), strict=True)
+            ]
+        )
+        # Requests differ by their recent acceptance from the mean of the estimate.
+        length = point.max_length
+        by_history = np.array([expected_accepted(r.history, length) for r in requests])
+        gained = (estimate.tokens / count - 1.0) * by_history / max(by_history.mean(), 1e-9)
+        verified = estimate.size / count - 1.0
+        whole, single = latency.draft_seconds(count), latency.draft_seconds(1)
+        per_token = max(0.0, whole - single) / max(1, count - 1)
+        behind = np.array([request.num_behind for request in requests], dtype=np.float64)
+        own_cost = per_row * verified + per_token * (length + behind)
+        gains = values * gained - own_cost - np.maximum(of_offers, 0.0)
+        prefers: NDArray[np.bool_] = gains > 0
+        fixed_cost = length * max(0.0, single - per_token)
+        if float(gains[prefers].sum()) <= fixed_cost:
+            prefers[:] = False
+        return prefers
 
 
 def _bucket(num_requests: int) -> int:

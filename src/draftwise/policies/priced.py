@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -64,7 +65,7 @@ class PricedPolicy(Policy):
         self.options = PricingOptions(**options)  # type: ignore[arg-type]
         self.prices = Pricing(context.latency, context.num_speculative_tokens, self.options)
         self.offers = OfferPricing(context.latency)
-        self._only_offers = False
+        self._is_offered: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._num_steps = 0
         self._requests: Sequence[RequestState] = ()
         self._greedy: NDArray[np.bool_] = np.zeros(0, dtype=bool)
@@ -135,16 +136,59 @@ class PricedPolicy(Policy):
         return self._max_lengths
 
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
-        """Choose the offered tokens that are worth verifying."""
-        self._begin_step(requests)
-        self._only_offers = True
+        """Choose the offered tokens that are worth verifying, and who drafts with the model.
+
+        The model drafts for the requests for which its draft is worth more than the offer, if
+        together they gain more than its passes cost.
+        """
         context = sum(request.num_tokens for request in requests)
-        values = self.offers.values(requests, context)
-        lengths = self.offers.select(requests, values, context).tolist()
-        if self._num_steps % self.options.explore_every == 0 and requests:
+        if any(request.has_model for request in requests):
+            limits = self.draft_lengths(requests)
+        else:
+            self._begin_step(requests)
+            limits = self._max_lengths
+        values = self.offers.values(requests, context, self._price.goodput)
+        selected = self.offers.select(requests, values, context)
+        uses_model = np.zeros(len(requests), dtype=bool)
+        if any(limits):
+            uses_model = self._uses_model(requests, limits, values, selected, context)
+        choices = [
+            DraftChoice(limit, False) if drafts else DraftChoice(length, True)
+            for drafts, limit, length in zip(uses_model, limits, selected.tolist(), strict=True)
+        ]
+        self._is_offered = ~uses_model
+        if not uses_model.any():
+            self._is_priced = self._uses_signals = False
+            self._price = replace(self._price, point=OperatingPoint(0))
+        if (
+            self._num_steps % self.options.explore_every == 0
+            and requests
+            and self._explorer is None
+        ):
             at = self._num_steps // self.options.explore_every % len(requests)
-            lengths[at] = min(lengths[at] + _NUM_EXPLORED, len(requests[at].offer))
-        return [DraftChoice(length, True) for length in lengths]
+            choices[at] = _longer(choices[at], requests[at])
+        return choices
+
+    def _uses_model(
+        self,
+        requests: Sequence[RequestState],
+        limits: Sequence[int],
+        values: Floats,
+        selected: Integers,
+        context: int,
+    ) -> NDArray[np.bool_]:
+        """``[batch]`` whether the draft model drafts for each request."""
+        can_draft = np.asarray(limits) > 0
+        estimate = self.prices.estimate
+        if self._price.point.max_length and estimate is not None:
+            uses_model = can_draft & self.offers.prefers_model(
+                requests, values, selected, context, self._price.point, estimate
+            )
+        else:
+            uses_model = np.zeros(len(requests), dtype=bool)
+        if self._explorer is not None:
+            uses_model[self._explorer] = can_draft[self._explorer]
+        return uses_model
 
     def _begin_step(self, requests: Sequence[RequestState]) -> None:
         """Discard the state of the last step. Nothing is drafted by an operating point yet."""
@@ -152,7 +196,8 @@ class PricedPolicy(Policy):
         self._num_steps += 1
         self._draft = self._companion_scores = self._explorer = None
         self._max_lengths = [0] * len(requests)
-        self._is_priced = self._uses_signals = self._only_offers = False
+        self._is_priced = self._uses_signals = False
+        self._is_offered = np.zeros(len(requests), dtype=bool)
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
         self._expected = np.zeros((len(requests), 0))
 
@@ -183,10 +228,10 @@ class PricedPolicy(Policy):
         num_requests = len(self._requests)
         if not num_requests or outcome.acceptance is None or outcome.prefix_acceptance_prob is None:
             return
-        if self._only_offers:
-            if times.is_typical:
-                num_tokens = num_requests + sum(outcome.num_accepted)
-                self.offers.observe(num_requests, num_tokens, times.total)
+        if times.is_typical:
+            num_tokens = num_requests + sum(outcome.num_accepted)
+            self.offers.observe(num_requests, num_tokens, times.total)
+        if self._is_offered.all():
             return
         if times.is_typical and self._runs_as_priced:
             seconds = times.total - times.companion
@@ -199,6 +244,7 @@ class PricedPolicy(Policy):
         drafted = np.arange(width) < np.asarray(outcome.num_drafted)[:, None]
         failed = list(outcome.failed)
         known[failed] = drafted[failed] = False
+        known[self._is_offered] = drafted[self._is_offered] = False
         if not drafted.any():
             return
         # Record all drafted tokens. Verified tokens alone are biased: they were selected because
@@ -224,10 +270,12 @@ class PricedPolicy(Policy):
     def _runs_as_priced(self) -> bool:
         """Whether the step's time is typical of its operating point.
 
-        It is not typical if the policy explored or computed signals only to learn.
+        It is not typical if the policy explored or computed signals only to learn, or if some
+        requests used an offer.
         """
         signals_only_for_learning = self._uses_signals and self._price.point.threshold == 0
-        return self._is_priced and not signals_only_for_learning and self._explorer is None
+        is_exception = signals_only_for_learning or bool(self._is_offered.any())
+        return self._is_priced and not is_exception and self._explorer is None
 
     @property
     def _learns_from_step(self) -> bool:
@@ -327,8 +375,15 @@ class PricedPolicy(Policy):
         return keep_in_range(draft, expected, find, self._thresholds(threshold), self._greedy)
 
     def _thresholds(self, threshold: float) -> Floats:
-        """``[batch]`` threshold of each request; 0 for the explorer."""
-        thresholds = np.full(len(self._requests), threshold)
+        """``[batch]`` threshold of each request; 0 for the explorer and for offered tokens."""
+        thresholds = np.where(self._is_offered, 0.0, threshold)
         if self._explorer is not None:
             thresholds[self._explorer] = 0.0
         return thresholds
+
+
+def _longer(choice: DraftChoice, request: RequestState) -> DraftChoice:
+    """More offered tokens than are worth verifying, to learn about their acceptance."""
+    if not choice.uses_offer:
+        return choice
+    return DraftChoice(min(choice.length + _NUM_EXPLORED, len(request.offer)), True)

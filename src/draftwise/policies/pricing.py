@@ -230,12 +230,18 @@ class Pricing:
         return seconds
 
     @property
+    def estimate(self) -> StepEstimate | None:
+        """The estimate of the step that was priced last, as of the last review; ``None`` before."""
+        if self._current is None:
+            return None
+        choice, price, _, _ = self._current
+        return choice.estimates[price.point]
+
+    @property
     def expected_seconds(self) -> float:
         """Estimated seconds of the step that was priced last, uncorrected; 0 before any step."""
-        if self._current is None:
-            return 0.0
-        choice, price, _, _ = self._current
-        return choice.estimates[price.point].seconds
+        estimate = self.estimate
+        return 0.0 if estimate is None else estimate.seconds
 
     def companion_price(self, price: Price, num_tokens: int) -> float:
         """Price of the companion's pass over ``num_tokens`` drafted tokens, in tokens."""

@@ -129,6 +129,10 @@ class PolicyRouter(Policy):
         """Whether any policy of the step does."""
         return any(policy.may_stop_drafting() for policy, _ in self._parts)
 
+    def reads_offers(self) -> bool:
+        """Whether any policy of the step does."""
+        return any(policy.reads_offers() for policy, _ in self._parts)
+
     def draft_rule(self) -> DraftRule | None:
         """The rule of the step's only policy; ``None`` if there are several."""
         return self._parts[0][0].draft_rule() if len(self._parts) == 1 else None

@@ -51,6 +51,10 @@ class Staged(EarlyStop):
         self._greedy = [request.greedy for request in requests]
         return super().draft_lengths(requests)
 
+    def reads_offers(self) -> bool:
+        """Always: offered tokens are selected like all others."""
+        return True
+
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Run the mid stage and select its tokens."""
         if companion_scores is None:  # nothing was drafted

@@ -160,9 +160,11 @@ class SpeculativeVerification(Adaptive):
         return lengths
 
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
-        """As ``adaptive``. The companion does not score offers."""
+        """As ``adaptive``. The companion scores a step only if the draft model drafts in it."""
         self._scored_acceptance, self._scores_step = None, False
-        return super().plan_drafts(requests)
+        choices = super().plan_drafts(requests)
+        self._scores_step &= not all(choice.uses_offer for choice in choices)
+        return choices
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Update prices, acceptance estimates and the companion's cost."""

@@ -55,6 +55,10 @@ class PublishedVerification(Policy):
         self._companion_scores = None
         return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
 
+    def reads_offers(self) -> bool:
+        """Always: offered tokens are selected like all others."""
+        return True
+
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Select tokens greedily until goodput stops increasing."""
         if companion_scores is None:

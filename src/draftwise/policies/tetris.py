@@ -60,6 +60,10 @@ class Tetris(EarlyStop):
         """θ of the next step; 0 before the first step with a draft."""
         return 0.0 if self._log_threshold is None else math.exp(self._log_threshold)
 
+    def reads_offers(self) -> bool:
+        """Always: offered tokens are selected like all others."""
+        return True
+
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Filter every drafted position by the threshold of earlier steps."""
         if draft.signals is None:  # nothing was drafted

@@ -39,6 +39,10 @@ class TetrisPublished(EarlyStop):
         super().__init__(context)
         self._per_request = verified_per_request(self.num_speculative_tokens, extra)
 
+    def reads_offers(self) -> bool:
+        """Always: offered tokens are selected like all others."""
+        return True
+
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Select the top K over the batch. W decreases along a draft, so they are prefixes."""
         if draft.signals is None:  # nothing was drafted

@@ -25,7 +25,7 @@ PIECES = [
     ("draft", "return"),
     ("draft", " a if b == 0"),
     ("bonus", " else gcd"),
-    ("draft", "(b, a % b)"),
+    ("copy", "(b, a % b)"),
     ("correction", "\n"),
 ]
 

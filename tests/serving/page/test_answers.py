@@ -10,7 +10,7 @@ from .fake_server import error
 def test_tokens_are_marked_and_counted_by_source(visit, fake):
     visit.ask("def gcd")
     assert visit.tokens() == fake.pieces
-    assert visit.counts() == {"draft": 6, "correction": 2, "bonus": 1, "target": 1}
+    assert visit.counts() == {"draft": 5, "copy": 1, "correction": 2, "bonus": 1, "target": 1}
 
 
 def test_an_answer_has_consistent_marks_and_counts(visit):
@@ -20,11 +20,11 @@ def test_an_answer_has_consistent_marks_and_counts(visit):
 def test_the_sources_look_different_without_colour(visit):
     visit.ask("x")
     looks = visit.page.evaluate(
-        """() => ["draft", "correction", "bonus", "target"].map(source =>
+        """() => ["draft", "copy", "correction", "bonus", "target"].map(source =>
             getComputedStyle(document.querySelector(`.token[data-source=${source}]`))
                 .textDecorationStyle)"""
     )
-    assert len(set(looks)) == 4
+    assert len(set(looks)) == 5
 
 
 def test_markup_in_an_answer_is_text(visit, fake):
@@ -46,7 +46,7 @@ def test_a_piece_without_a_source_is_shown_unmarked(visit, fake):
     fake.pieces = [(None, "plain"), ("draft", " drafted")]
     visit.ask("x")
     assert visit.tokens() == [(None, "plain"), ("draft", " drafted")]
-    assert visit.counts() == {"draft": 1, "correction": 0, "bonus": 0, "target": 0}
+    assert visit.counts() == {"draft": 1, "copy": 0, "correction": 0, "bonus": 0, "target": 0}
 
 
 def test_text_appears_before_the_answer_is_complete(visit, fake):

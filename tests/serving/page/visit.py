@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 # Chromium reports this for every response with an error status.
 _REPLY = re.compile(r"Failed to load resource: the server responded with a status of [45]\d\d")
-SOURCES = ("draft", "correction", "bonus", "target")
+SOURCES = ("draft", "copy", "correction", "bonus", "target")
 
 
 class Visit:

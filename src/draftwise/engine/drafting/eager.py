@@ -39,11 +39,9 @@ class EagerBackend:
         logits, _ = self._model.read(step.inputs)
         assert logits is not None
         self._logits = logits
-        if not self._buffers.fits(len(step.limits), step.longest):
+        if not self._buffers.fits(len(step.limits), step.width):
             model = self._model
-            self._buffers = DraftBuffers(
-                model.num_rows, step.longest, model.vocab_size, model.device
-            )
+            self._buffers = DraftBuffers(model.num_rows, step.width, model.vocab_size, model.device)
         if step.is_sampled:
             uniforms = step.batch.uniforms
             assert uniforms is not None

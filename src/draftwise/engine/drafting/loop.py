@@ -192,6 +192,7 @@ class DraftingStep:
         signals: bool,
         vocab_size: int,
         device: torch.device,
+        min_width: int = 0,
     ) -> None:
         """Set up.
 
@@ -201,6 +202,7 @@ class DraftingStep:
             signals: whether the draft's signals are computed.
             vocab_size: the target's vocabulary size.
             device: device on which tokens are drawn.
+            min_width: minimum number of columns of the draft.
         """
         self.batch = batch
         self.limits = list(limits)
@@ -215,6 +217,7 @@ class DraftingStep:
             self.inputs.append(ForwardInput(request, len(request.tokens), num_logits=1))
         self.is_masked = batch.any_is_masked(self.active)
         self._vocab_size, self._device = vocab_size, device
+        self._min_width = min_width
         self._token_history = batch.token_history
         # For masked requests, the allowed next tokens depend on the tokens drawn so far.
         self._drafted: dict[int, list[int]] = {
@@ -225,6 +228,11 @@ class DraftingStep:
     def longest(self) -> int:
         """The maximum draft length over all requests."""
         return max(self.limits, default=0)
+
+    @property
+    def width(self) -> int:
+        """Columns that the buffers need."""
+        return max(self.longest, self._min_width)
 
     @property
     def is_sampled(self) -> bool:
@@ -304,7 +312,7 @@ class DraftingStep:
         uniforms = self.batch.uniforms
         return buffers.draft(
             lengths,
-            num_tokens,
+            max(num_tokens, self._min_width),
             None if uniforms is None else uniforms.stage,
             self.is_sampled,
             self.signals,

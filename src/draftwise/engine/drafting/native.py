@@ -36,8 +36,8 @@ class NativeBackend:
         model, cache = self._model, self._model.cache
         native = model.native
         assert native is not None
-        if not self._buffers.fits(len(step.limits), step.longest):
-            self._buffers = DraftBuffers(model.num_rows, step.longest, model.vocab_size)
+        if not self._buffers.fits(len(step.limits), step.width):
+            self._buffers = DraftBuffers(model.num_rows, step.width, model.vocab_size)
         uniforms = step.batch.uniforms
         self._step = step
         self._run = DraftRun(

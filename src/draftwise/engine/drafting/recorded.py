@@ -117,9 +117,9 @@ class RecordedBackend:
         logits, _ = self._cached_model.read(step.inputs)
         assert logits is not None
         controls, uniforms = step.batch.controls, step.batch.uniforms
-        num_requests, longest = len(step.limits), step.longest
+        num_requests, width = len(step.limits), step.width
         memory = self._memory_for(
-            longest if uniforms is None else max(longest, uniforms.draft.shape[1])
+            width if uniforms is None else max(width, uniforms.draft.shape[1])
         )
         device, capacity = memory.device, self._cached_model.capacity
         kind = self._kind = _Kind(

@@ -64,12 +64,16 @@ class Proposer(ABC):
         name: the name that users give.
         summary: one line for listings.
         needs_model: whether ``SpeculationConfig.draft`` names a model for it.
+        estimates_acceptance: whether it proposes with certainty and estimates the acceptance of
+            each token before anything is drafted. The policy then chooses draft lengths by these
+            estimates, over the whole batch.
         max_context: maximum length of a text that it continues, in tokens.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     needs_model: ClassVar[bool] = False
+    estimates_acceptance: ClassVar[bool] = False
 
     def __init__(self, context: ProposerContext) -> None:
         """Set up.
@@ -188,13 +192,7 @@ class TokenProposer(Proposer):
 
     Subclasses return the proposed tokens of one request, or of all requests together. This class
     does the rest.
-
-    Attributes:
-        estimates_acceptance: whether :meth:`proposals` estimates the acceptance of each token. The
-            policy then chooses draft lengths by these estimates, over the whole batch.
     """
-
-    estimates_acceptance: ClassVar[bool] = False
 
     def continuation(self, request: Request, max_tokens: int) -> Sequence[int]:
         """Tokens that may follow a request's text.

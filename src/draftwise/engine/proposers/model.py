@@ -52,20 +52,25 @@ class ModelProposer(Proposer):
         """Draft as many tokens as the policy wants, up to each request's limit."""
         return self.draft(batch, policy, self.draft_limits(batch, policy))
 
-    def draft(self, batch: Batch, policy: Policy, limits: list[int]) -> Draft:
+    def num_behind(self, request: Request) -> int:
+        """Number of a request's tokens that the model has not read yet, besides the newest."""
+        return self.cached_model.num_behind(request)
+
+    def draft(self, batch: Batch, policy: Policy, limits: list[int], min_width: int = 0) -> Draft:
         """Draft up to given limits, on the fastest backend that supports the step.
 
         Args:
             batch: the step's batch.
             policy: decides after each token which requests continue.
             limits: ``[batch]`` maximum draft length of each request.
+            min_width: minimum number of columns of the draft, for other tokens.
 
         Returns:
             The draft. The next draft overwrites the memory of its distributions.
         """
         model, context = self.cached_model, self.context
         signals = policy.uses_draft_signals()
-        step = DraftingStep(batch, limits, signals, context.vocab_size, model.device)
+        step = DraftingStep(batch, limits, signals, context.vocab_size, model.device, min_width)
         if context.oracle is not None:
             context.oracle.begin(batch, step.active)
         if not step.active:

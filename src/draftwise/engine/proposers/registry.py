@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from draftwise.engine.proposers.base import Proposer, ProposerContext
 from draftwise.errors import InvalidParameterError
+from draftwise.params import SpeculationConfig
 
 PROPOSERS: dict[str, type[Proposer]] = {}
 
@@ -40,6 +41,30 @@ def create_proposer(name: str, context: ProposerContext) -> Proposer:
     return proposer(context)
 
 
-def is_proposer(name: str) -> bool:
-    """Whether ``SpeculationConfig.draft`` names a proposer that needs no model."""
+def model_free_proposers(speculation: SpeculationConfig) -> list[str]:
+    """The configured drafts that are proposers without a model."""
+    return [name for name in speculation.draft_names if _is_model_free(name)]
+
+
+def draft_model_name(speculation: SpeculationConfig) -> str | None:
+    """The name of the configured draft model; ``None`` without one.
+
+    Raises:
+        InvalidParameterError: there are several draft models, or drafts that cannot be combined.
+    """
+    names = [name for name in speculation.draft_names if not _is_model_free(name)]
+    others = model_free_proposers(speculation)
+    if len(names) > 1:
+        raise InvalidParameterError("draft", f"names several draft models: {', '.join(names)}")
+    if len(others) > 1:
+        raise InvalidParameterError("draft", f"cannot combine {' and '.join(map(repr, others))}")
+    if names and others and not PROPOSERS[others[0]].estimates_acceptance:
+        raise InvalidParameterError(
+            "draft", f"{others[0]!r} cannot be combined with a draft model; 'suffix' can"
+        )
+    return names[0] if names else None
+
+
+def _is_model_free(name: str) -> bool:
+    """Whether a draft is the name of a proposer that needs no model."""
     return name in PROPOSERS and not PROPOSERS[name].needs_model

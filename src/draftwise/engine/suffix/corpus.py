@@ -18,11 +18,11 @@ from draftwise.errors import InvalidParameterError
 from draftwise.models.native.library import native_library
 from draftwise.models.native.suffix import corpus_structure
 from draftwise.models.native.suffix import index_chunk as native_index_chunk
+from draftwise.params import MAX_CORPUS_TOKENS
+from draftwise.values import integer
 
 PUBLIC = 0
 _FORMAT = "draftwise-corpus-1"
-# Positions stay below 2**31 in the indices.
-_MAX_TOKENS = 2**30
 
 
 def namespace_of(salt: str) -> int:
@@ -50,10 +50,7 @@ class SuffixCorpus:
         Raises:
             InvalidParameterError: ``max_tokens`` is out of range.
         """
-        if not 1 <= max_tokens <= _MAX_TOKENS:
-            raise InvalidParameterError(
-                "corpus_tokens", f"must be from 1 to {_MAX_TOKENS}, got {max_tokens}"
-            )
+        integer("corpus_tokens", max_tokens, 1, MAX_CORPUS_TOKENS)
         num_chunks = -(-max_tokens // CORPUS_CHUNK)
         num_buckets = 2 ** max(4, (2 * num_chunks * CORPUS_CHUNK // WAYS - 1).bit_length())
         self.arrays = CorpusArrays(

@@ -1,11 +1,12 @@
-/** The four sources of tokens, and the legend that counts them. */
+/** The sources of tokens, and the legend that counts them. */
 
 import { element } from "./dom.js";
 import { fixed } from "./format.js";
 
 /** Name and meaning of each source, in the order of the legend. */
 export const SOURCES = new Map([
-  ["draft", ["accepted", "drafted and accepted by the target"]],
+  ["draft", ["accepted", "drafted by a model and accepted by the target"]],
+  ["copy", ["copied", "copied from an earlier text and accepted by the target"]],
   ["correction", ["correction", "sampled by the target in place of a rejected token"]],
   ["bonus", ["bonus", "sampled by the target after a fully accepted draft"]],
   ["target", ["target", "sampled by the target in a step without a draft"]],

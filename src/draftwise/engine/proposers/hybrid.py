@@ -1,0 +1,147 @@
+"""``hybrid``: known continuations and a draft model in one engine, chosen for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from draftwise.core.latency import LatencyModel
+from draftwise.core.types import Draft
+from draftwise.engine.batch import Batch
+from draftwise.engine.lifecycle import Commit
+from draftwise.engine.proposers.base import Proposals, Proposer, ProposerContext, TokenProposer
+from draftwise.engine.proposers.model import ModelProposer
+from draftwise.engine.request import Request
+from draftwise.policies.base import Policy
+
+
+class HybridProposer(Proposer):
+    """Offers continuations that are known before anything is drafted; a draft model does the rest.
+
+    In each step the policy chooses between the offer and the draft model for each request, from
+    the offer's estimated acceptance and from earlier steps. It never sees what the model draws, so
+    the choice cannot bias the output. The draft model is not run in a step in which it drafts for
+    no request. It reads the tokens that it has missed when it drafts again.
+    """
+
+    name = "hybrid"
+    summary = "known continuations or a draft model, chosen by price for each request"
+
+    def __init__(
+        self, context: ProposerContext, offers: TokenProposer, drafter: ModelProposer
+    ) -> None:
+        """Set up.
+
+        Args:
+            context: the context.
+            offers: proposes known continuations and estimates their acceptance.
+            drafter: drafts with a model.
+        """
+        super().__init__(context)
+        self._offers, self._drafter = offers, drafter
+
+    def propose(self, batch: Batch, policy: Policy) -> Draft:
+        """Let the policy choose for each request, and join both kinds of drafts."""
+        gamma = policy.num_speculative_tokens
+        states = batch.states(self._offers.room)
+        made = self._offers.allowed_proposals(
+            batch, [min(state.draft_limit, gamma) for state in states]
+        )
+        limits = [state.draft_limit for state in batch.states(self._drafter.room)]
+        offered = [
+            state._replace(
+                offer=offer,
+                draft_limit=limit,
+                has_model=limit > 0,
+                num_behind=self._drafter.num_behind(request),
+            )
+            for state, offer, limit, request in zip(
+                states, made.offers(), limits, batch.generating, strict=True
+            )
+        ]
+        choices = policy.plan_drafts(offered)
+        copied = [
+            min(choice.length, len(state.offer)) if choice.uses_offer else 0
+            for choice, state in zip(choices, offered, strict=True)
+        ]
+        drafted = [
+            0 if choice.uses_offer else min(choice.length, limit)
+            for choice, limit in zip(choices, limits, strict=True)
+        ]
+        if not any(drafted):
+            if batch.chunks:
+                self._drafter.draft(batch, policy, drafted)
+            return made.draft(copied, self.context, batch, policy.uses_draft_signals())
+        width = max(copied)
+        draft = self._drafter.draft(batch, policy, drafted, width)
+        return self._joined(batch, policy, draft, made, copied)
+
+    def _joined(
+        self, batch: Batch, policy: Policy, draft: Draft, made: Proposals, copied: Sequence[int]
+    ) -> Draft:
+        """Insert offered tokens into a draft that is wide enough."""
+        rows = [index for index, length in enumerate(copied) if length]
+        is_one_hot = tuple(length > 0 for length in copied)
+        if not rows:
+            return replace(draft, is_one_hot=is_one_hot)
+        width = draft.tokens.shape[1]
+        offered = made.draft(
+            [length if index in rows else 0 for index, length in enumerate(copied)],
+            self.context,
+            batch,
+            draft.signals is not None,
+        )
+        tokens = draft.tokens
+        tokens[rows, : offered.tokens.shape[1]] = offered.tokens[rows]
+        if draft.signals is not None and offered.signals is not None:
+            count = offered.tokens.shape[1]
+            draft.signals.token_probs[rows, :count] = offered.signals.token_probs[rows]
+            draft.signals.entropy[rows, :count] = offered.signals.entropy[rows]
+        probs = draft.probs
+        if probs is not None and self._reads_offers(batch, policy):
+            # The draft's own memory is used again, and is cleared only where the model wrote.
+            probs = probs.clone()
+            for row in rows:
+                places = torch.arange(copied[row], device=tokens.device)
+                probs[row, places, tokens[row, : copied[row]]] = 1.0
+        lengths = np.maximum(draft.lengths, copied).tolist()
+        assert max(lengths) <= width
+        return replace(draft, lengths=tuple(lengths), probs=probs, is_one_hot=is_one_hot)
+
+    @staticmethod
+    def _reads_offers(batch: Batch, policy: Policy) -> bool:
+        """Whether the distributions of offered tokens are read: by the policy, or by lenience."""
+        return policy.reads_offers() or any(lenience < 1.0 for lenience in batch.lenience)
+
+    def admit(self, request: Request) -> None:
+        """Forward to both."""
+        self._offers.admit(request)
+        self._drafter.admit(request)
+
+    def commit(self, commit: Commit) -> None:
+        """Forward to both."""
+        self._offers.commit(commit)
+        self._drafter.commit(commit)
+
+    def retire(self, request: Request) -> None:
+        """Forward to both."""
+        self._offers.retire(request)
+        self._drafter.retire(request)
+
+    def recover(self, requests: Iterable[Request]) -> None:
+        """Forward to both."""
+        continuing = list(requests)
+        self._offers.recover(continuing)
+        self._drafter.recover(continuing)
+
+    def cost_model(self, latency: LatencyModel) -> LatencyModel:
+        """The draft model's cost."""
+        return self._drafter.cost_model(latency)
+
+    def close(self) -> None:
+        """Close both."""
+        self._offers.close()
+        self._drafter.close()
