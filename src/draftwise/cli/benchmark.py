@@ -86,10 +86,18 @@ def benchmark(
     max_tokens: Annotated[
         int,
         typer.Option(
-            help="Number of tokens generated per prompt; end-of-sequence is ignored.",
+            help="Number of tokens generated per prompt, beyond end-of-sequence tokens.",
             rich_help_panel=_WORKLOAD,
         ),
     ] = 64,
+    stop_at_eos: Annotated[
+        bool,
+        typer.Option(
+            "--stop-at-eos",
+            help="End answers at end-of-sequence tokens, before --max-tokens.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = False,
     longest_prompt: Annotated[
         int | None,
         typer.Option(
@@ -143,7 +151,8 @@ def benchmark(
         str | None,
         typer.Option(
             help="transformers, vllm, openvino or llamacpp, separated by commas, each optionally "
-            "with the Python interpreter of its environment: vllm=/opt/vllm/bin/python.",
+            "with the Python interpreter of its environment: vllm=/opt/vllm/bin/python. They use "
+            "the draft model; with --draft suffix or ngram they draft from the text too.",
             rich_help_panel=_PEERS,
         ),
     ] = None,
@@ -197,7 +206,12 @@ def benchmark(
     from draftwise.benchmark.peers import peers as make_peers
     from draftwise.benchmark.workload import load_workload
     from draftwise.cli.benchmark_run import run_cells
-    from draftwise.cli.benchmark_setup import context_lengths, load_target, peer_models
+    from draftwise.cli.benchmark_setup import (
+        context_lengths,
+        load_target,
+        lookup_lengths,
+        peer_models,
+    )
     from draftwise.params import SamplingParams, SpeculationConfig
 
     old = None if compare is None else load_report(compare)
@@ -207,6 +221,7 @@ def benchmark(
         top_p=top_p,
         top_k=top_k,
         seed=seed,
+        ignore_eos=not stop_at_eos,
     )
     speculation = None
     if models.draft is not None:
@@ -244,11 +259,14 @@ def benchmark(
             "threads": torch.get_num_threads(),
             "dtype": str(llm.target.model.dtype).removeprefix("torch."),
         }
+        if stop_at_eos and not llm.target.eos_token_ids:
+            raise InvalidParameterError("stop_at_eos", "the target has no end-of-sequence token")
         workloads = [load_workload(llm, path, num_prompts, longest, chat) for path in workload]
         contenders: list[Contender] = [*policy_contenders(llm, _names(policies), speculation)]
         if peers:
             loaded = peer_models(models, llm, settings["threads"], max(sizes))
-            contenders += make_peers(_names(peers), loaded, output / "logs")
+            looked_up = lookup_lengths(models.draft, _names(policies), num_speculative_tokens)
+            contenders += make_peers(_names(peers), loaded, output / "logs", looked_up)
     try:
         cells = run_cells(
             console, contenders, workloads, sizes, rounds, learning_turns, params, llm, output
