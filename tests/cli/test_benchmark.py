@@ -192,6 +192,18 @@ def test_answers_can_end_at_the_end_of_the_sequence(command, tmp_path):
     assert "until their end" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_conversations_of_several_turns(command, tmp_path):
+    file = tmp_path / "chats.jsonl"
+    lines = [{"turns": [text, "fed"]} for text in ("abc", "hi")]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, _, _ = command("--policies", "fixed", "--multi-turn", workload=file)
+    assert status == 0
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    own = report["cells"][0]["contenders"]["fixed"]
+    assert own["identical_answers"] == own["answers"] == 2
+    assert report["settings"]["multi_turn"] is True
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
@@ -206,6 +218,7 @@ def test_answers_can_end_at_the_end_of_the_sequence(command, tmp_path):
         (["--temperature", "-1"], "--temperature"),
         (["--output", "/proc/here"], "--output"),
         (["--stop-at-eos"], "--stop-at-eos"),
+        (["--multi-turn"], "--workload"),
         (["--draft", "suffix", "--policies", "fixed", "--peers", "vllm-draftwise"], "--peers"),
     ],
 )

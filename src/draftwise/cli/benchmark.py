@@ -115,6 +115,15 @@ def benchmark(
             rich_help_panel=_WORKLOAD,
         ),
     ] = False,
+    multi_turn: Annotated[
+        bool,
+        typer.Option(
+            "--multi-turn",
+            help="Measure the last turns of conversations (turns, as in MT-Bench). The target "
+            "answers the earlier turns before, greedily, with up to --max-tokens tokens each.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = False,
     temperature: Annotated[
         float, typer.Option(help="0 for greedy decoding.", rich_help_panel=_WORKLOAD)
     ] = 0.0,
@@ -203,6 +212,7 @@ def benchmark(
 
     from draftwise.benchmark.comparison import changes, load_report
     from draftwise.benchmark.contenders import policy_contenders
+    from draftwise.benchmark.conversations import load_multi_turn_workload
     from draftwise.benchmark.peers import peers as make_peers
     from draftwise.benchmark.workload import load_workload
     from draftwise.cli.benchmark_run import run_cells
@@ -261,7 +271,14 @@ def benchmark(
         }
         if stop_at_eos and not llm.target.eos_token_ids:
             raise InvalidParameterError("stop_at_eos", "the target has no end-of-sequence token")
-        workloads = [load_workload(llm, path, num_prompts, longest, chat) for path in workload]
+        if multi_turn:
+            status.update("answering the earlier turns")
+            workloads = [
+                load_multi_turn_workload(llm, path, num_prompts, longest, max_tokens)
+                for path in workload
+            ]
+        else:
+            workloads = [load_workload(llm, path, num_prompts, longest, chat) for path in workload]
         contenders: list[Contender] = [*policy_contenders(llm, _names(policies), speculation)]
         if peers:
             loaded = peer_models(models, llm, settings["threads"], max(sizes))
