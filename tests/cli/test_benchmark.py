@@ -193,10 +193,12 @@ def test_answers_can_end_at_the_end_of_the_sequence(command, tmp_path):
 
 
 def test_conversations_of_several_turns(command, tmp_path):
-    file = tmp_path / "chats.jsonl"
+    file, template = tmp_path / "chats.jsonl", tmp_path / "template.jinja"
     lines = [{"turns": [text, "fed"]} for text in ("abc", "hi")]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    status, _, _ = command("--policies", "fixed", "--multi-turn", workload=file)
+    template.write_text("{% for each in messages %}{{ each.content }}.{% endfor %}")
+    given = ("--multi-turn", "--chat-template", str(template))
+    status, _, _ = command("--policies", "fixed", *given, workload=file)
     assert status == 0
     report = json.loads((tmp_path / "out" / "results.json").read_text())
     own = report["cells"][0]["contenders"]["fixed"]
@@ -219,6 +221,8 @@ def test_conversations_of_several_turns(command, tmp_path):
         (["--output", "/proc/here"], "--output"),
         (["--stop-at-eos"], "--stop-at-eos"),
         (["--multi-turn"], "--workload"),
+        (["--chat-template", "template.jinja"], "--chat-template"),
+        (["--chat", "--chat-template", "/nowhere/template.jinja"], "--chat-template"),
         (["--draft", "suffix", "--policies", "fixed", "--peers", "vllm-draftwise"], "--peers"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from draftwise.cli.common_options import (
     MODELS,
     RUNNING,
     TARGET_HELP,
+    ChatTemplate,
     Device,
     Draft,
     DraftReplicas,
@@ -27,7 +29,14 @@ from draftwise.cli.common_options import (
     TrustRemoteCode,
 )
 from draftwise.cli.defaults import Zoo, choose_models, refuse_without_draft
-from draftwise.cli.option_values import check_max_tokens, make_folder, parse_numbers, set_threads
+from draftwise.cli.option_values import (
+    check_max_tokens,
+    make_folder,
+    parse_numbers,
+    read_chat_template,
+    set_chat_template,
+    set_threads,
+)
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -115,6 +124,7 @@ def benchmark(
             rich_help_panel=_WORKLOAD,
         ),
     ] = False,
+    chat_template: ChatTemplate = None,
     multi_turn: Annotated[
         bool,
         typer.Option(
@@ -225,6 +235,9 @@ def benchmark(
     from draftwise.params import SamplingParams, SpeculationConfig
 
     old = None if compare is None else load_report(compare)
+    if chat_template is not None and not (chat or multi_turn):
+        raise InvalidParameterError("chat_template", "requires --chat or --multi-turn")
+    template = read_chat_template(chat_template)
     params = SamplingParams(
         max_tokens=check_max_tokens(max_tokens),
         temperature=temperature,
@@ -271,14 +284,13 @@ def benchmark(
         }
         if stop_at_eos and not llm.target.eos_token_ids:
             raise InvalidParameterError("stop_at_eos", "the target has no end-of-sequence token")
+        set_chat_template(llm, template)
         if multi_turn:
             status.update("answering the earlier turns")
-            workloads = [
-                load_multi_turn_workload(llm, path, num_prompts, longest, max_tokens)
-                for path in workload
-            ]
+            load = partial(load_multi_turn_workload, max_tokens=max_tokens)
         else:
-            workloads = [load_workload(llm, path, num_prompts, longest, chat) for path in workload]
+            load = partial(load_workload, chat=chat)
+        workloads = [load(llm, path, num_prompts, longest) for path in workload]
         contenders: list[Contender] = [*policy_contenders(llm, _names(policies), speculation)]
         if peers:
             loaded = peer_models(models, llm, settings["threads"], max(sizes))

@@ -81,6 +81,9 @@ def _speculation(settings: Settings) -> Settings:
         config["model"] = settings["draft"]
     if method == "ngram":
         config |= {"prompt_lookup_min": _SHORTEST, "prompt_lookup_max": _LONGEST}
+    if method == "suffix":
+        # A benchmark asks the same questions again, and would find its own answers in this cache.
+        config["suffix_decoding_max_cached_requests"] = 0
     if "num_speculative_tokens" in settings:
         config["num_speculative_tokens"] = settings["num_speculative_tokens"]
     return {"speculative_config": config}
