@@ -84,7 +84,7 @@ def run_cells(
 
                 title = f"{each.name}, batch {size}"
                 on_turn = partial(_advance, bar, task, title)
-                results = compete(cell, able, params, learning_turns, on_turn)
+                results = compete(cell, contenders, params, learning_turns, on_turn)
             greedy = params.temperature == 0
             figures = figures_of_cell(cell, results, sizes_of_models, greedy, left_out)
             show_cell(console, figures)
