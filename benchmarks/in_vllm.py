@@ -21,12 +21,13 @@ from rich.table import Table
 
 from draftwise import LLM, SamplingParams
 from draftwise.benchmark.contenders import Turn
-from draftwise.benchmark.peers import PEERS, Peer, PeerModels
+from draftwise.benchmark.peer_modes import modes_of
+from draftwise.benchmark.peers import Peer, PeerModels
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.models.loading import locate
 
-CONTEST = (("vllm", PEERS["vllm"]), ("vllm-draftwise", PEERS["vllm-draftwise"]))
+CONTEST = [(engine, list(modes_of(engine, True, ()))) for engine in ("vllm", "vllm-draftwise")]
 BASELINE = "vllm"
 
 

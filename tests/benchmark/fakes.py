@@ -27,8 +27,9 @@ class Fake:
         self._largest = largest
         self._records = records
 
-    def can_run(self, batch_size, temperature):
-        return self._largest is None or batch_size <= self._largest
+    def refusal(self, batch_size, params):
+        fits = self._largest is None or batch_size <= self._largest
+        return None if fits else f"answers at most {self._largest} prompts"
 
     def generate(self, prompts, params):
         if self._fails_at is not None and len(self.calls) >= self._fails_at:

@@ -20,7 +20,8 @@ def test_prompts_are_divided_between_rounds_cyclically():
 def test_all_contenders_answer_the_same_prompts_with_equal_lengths():
     cell = make_cell("work", PROMPTS, 2, 3)
     both = Fake("none"), Fake("other", seconds=0.5)
-    results = compete(cell, both, SamplingParams(max_tokens=4, temperature=0.5, seed=9, stop="x"))
+    params = SamplingParams(max_tokens=4, temperature=0.5, seed=9, stop="x", ignore_eos=True)
+    results = compete(cell, both, params)
     for each in both:
         assert [prompts for prompts, _ in each.calls[1:]] == cell.rounds
         for number, (_, params) in enumerate(each.calls[1:]):
@@ -28,6 +29,12 @@ def test_all_contenders_answer_the_same_prompts_with_equal_lengths():
             assert all(p.ignore_eos and not p.stop and p.max_tokens == 4 for p in params)
     assert results["other"].tokens_per_second == [16.0] * 3
     assert ratios(results, "other") == [2.0] * 3
+
+
+def test_answers_can_end_at_the_end_of_the_sequence():
+    fake = Fake("none")
+    compete(make_cell("w", PROMPTS, 1, 1), [fake], SamplingParams(max_tokens=4, ignore_eos=False))
+    assert not any(params[0].ignore_eos for _, params in fake.calls)
 
 
 def test_warm_up_is_short_and_untimed():

@@ -32,7 +32,8 @@ STEPS = records(
 def figures(**fakes):
     everybody = [Fake("none", seconds=2.0), *fakes.values()]
     params = SamplingParams(max_tokens=5, temperature=0)
-    return figures_of_cell(CELL, compete(CELL, everybody, params), Parameters(100, 10), True)
+    results = compete(CELL, everybody, params)
+    return figures_of_cell(CELL, results, Parameters(100, 10), True, {"b": "is too slow"})
 
 
 def test_figures_of_a_cell_are_json_compatible():
@@ -41,12 +42,17 @@ def test_figures_of_a_cell_are_json_compatible():
     assert (cell["workload"], cell["batch_size"], cell["rounds"]) == ("work", 2, 3)
 
 
+def test_reasons_of_contenders_that_did_not_run():
+    assert figures()["left_out"] == {"b": "is too slow"}
+
+
 def test_ratios_and_rates():
     own = figures(a=Fake("a", seconds=1.0))["contenders"]["a"]
     assert own["ratio"] == {"median": 2.0, "low": 2.0, "high": 2.0}
     assert own["tokens_per_second"]["median"] == 10.0
     assert (own["num_tokens"], own["seconds"]) == (30, 3.0)
     assert (own["identical_answers"], own["answers"]) == (6, 6)
+    assert own["repeated_share"] == 0.0
 
 
 def test_figures_of_steps():

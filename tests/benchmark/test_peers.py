@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from draftwise.benchmark import peers as module
-from draftwise.benchmark.peers import Peer, PeerMode, PeerModels, peers
-from draftwise.errors import InvalidParameterError, PeerError
+from draftwise.benchmark.peer_modes import PeerMode
+from draftwise.benchmark.peers import Peer, PeerModels, peers
+from draftwise.errors import PeerError
 from draftwise.params import SamplingParams
 
-MODELS = PeerModels("target-folder", "draft-folder", "bfloat16", 2, 128, 8)
+MODELS = PeerModels("target-folder", "draft-folder", "bfloat16", 2, 128, 8, stop_token_ids=(3, 4))
 ECHO = """
 import json, os, sys
 settings = json.loads(sys.stdin.readline())
@@ -35,7 +36,7 @@ def peer(tmp_path, monkeypatch):
         script = tmp_path / "worker.py"
         script.write_text(worker)
         monkeypatch.setattr(module, "_WORKER", script)
-        mode = mode or PeerMode("draft 5", {"draft": True})
+        mode = mode or PeerMode("draft 5", "model")
         made.append(Peer("vllm", mode, interpreter, MODELS, tmp_path / "logs" / "peer.log"))
         return made[-1]
 
@@ -55,7 +56,7 @@ def test_it_runs_in_its_own_process(peer):
     assert (turn.seconds, turn.num_tokens, turn.records) == (0.25, 5, None)
     assert made.name == "vllm draft 5"
     said = made.describe()
-    assert (said["version"], said["engine"], said["threads"]) == ("1", "vllm", "2")
+    assert (said["version"], said["engine"], said["threads"]) == ("1", "vllm_engine", "2")
     assert ask(made).answers == turn.answers
 
 
@@ -64,11 +65,38 @@ def test_counters_are_returned(peer):
     assert ask(peer(ECHO)).counts == {}
 
 
-def test_a_mode_without_a_draft_has_no_draft_setting(peer):
-    made = peer(ECHO, PeerMode("", {"draft": False}))
+@pytest.mark.parametrize("drafts", ["none", "text"])
+def test_a_mode_without_a_draft_model_has_no_draft_setting(peer, drafts):
+    made = peer(ECHO, PeerMode("", drafts))
     ask(made)
     assert made.name == "vllm"
-    assert made.describe()["draft"] is False
+    said = made.describe()
+    assert (said["draft"], said["drafts"]) == (None, drafts)
+
+
+TELLING = ECHO.replace(
+    "    answers = [",
+    "    print(json.dumps(wanted), file=sys.stderr, flush=True)\n    answers = [",
+)
+
+
+def wanted_by(peer, params):
+    """Request that the worker gets."""
+    peer.generate([[1], [2]], params)
+    return json.loads(peer._printed().splitlines()[-1])
+
+
+@pytest.mark.parametrize(("ignore_eos", "stops"), [(True, []), (False, [3, 4])])
+def test_a_request_has_the_sampling_parameters(peer, ignore_eos, stops):
+    shared = {"max_tokens": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 40}
+    params = [SamplingParams(**shared, seed=seed, ignore_eos=ignore_eos) for seed in (8, 9)]
+    wanted = wanted_by(peer(TELLING), params)
+    rest = {"prompts": [[1], [2]], "seeds": [8, 9], "stop_token_ids": stops}
+    assert wanted == shared | rest
+
+
+def test_a_request_without_seeds(peer):
+    assert wanted_by(peer(TELLING), [SamplingParams(max_tokens=3)] * 2)["seeds"] is None
 
 
 def test_closing_ends_the_process(peer):
@@ -191,7 +219,7 @@ def openvino(tmp_path, monkeypatch):
         models = PeerModels(
             str(tmp_path / "target"), str(tmp_path / "draft"), "bfloat16", 2, 128, 8
         )
-        mode = PeerMode("draft 3", {"draft": True, "num_speculative_tokens": 3})
+        mode = PeerMode("draft", "model").with_length(3)
         made.append(Peer("openvino", mode, sys.executable, models, tmp_path / "openvino.log"))
         return made[-1]
 
@@ -244,19 +272,9 @@ def test_a_peer_that_hangs_times_out(peer, monkeypatch):
     assert made._process is None
 
 
-def test_modes(tmp_path):
-    found = peers(["transformers", "openvino=/ov/bin/python"], MODELS, tmp_path)
-    assert [each.name for each in found] == [
-        *("transformers", "transformers assisted", "openvino"),
-        *("openvino draft 3", "openvino draft 5", "openvino confidence"),
-    ]
-    assert [each.can_run(8, 0.0) for each in found[:2]] == [True, False]
-    assert found[1].can_run(1, 1.0)
-    alone = PeerModels("t", None, "float32", 1, 64, 1)
-    assert [each.name for each in peers(["vllm"], alone, tmp_path)] == ["vllm"]
-
-
-def test_an_unknown_engine(tmp_path):
-    known = "transformers, vllm, vllm-draftwise, openvino, llamacpp"
-    with pytest.raises(InvalidParameterError, match=rf"{known}, got .llama."):
-        peers(["llama"], MODELS, tmp_path)
+def test_each_mode_is_a_peer_with_its_own_log(tmp_path):
+    found = peers(["vllm=/opt/bin/python"], MODELS, tmp_path, [3])
+    assert [each.name for each in found] == ["vllm", "vllm draft 5", "vllm ngram 3", "vllm suffix"]
+    assert len({each._log for each in found}) == 4
+    assert {each._interpreter for each in found} == {"/opt/bin/python"}
+    assert found[0].refusal(8, SamplingParams()) is None

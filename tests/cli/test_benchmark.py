@@ -2,12 +2,13 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
 from draftwise.cli import main
 
-from ..tiny_models import Recipe
+from ..tiny_models import Recipe, bigram_model, chain_logits, save
 from .page import Page
 
 pytestmark = pytest.mark.slow
@@ -29,8 +30,8 @@ def prompt_file(tmp_path):
 def command(models, monkeypatch, capsys, prompt_file, tmp_path):
     """Run the command with the tiny models; returns (exit status, stdout, stderr)."""
 
-    def run(*arguments, workload=prompt_file):
-        named = ["--target", models.folder(TARGET), "--draft", models.folder(DRAFT)]
+    def run(*arguments, workload=prompt_file, target=TARGET):
+        named = ["--target", models.folder(target), "--draft", models.folder(DRAFT)]
         rest = ["--workload", str(workload), "-o", str(tmp_path / "out"), "--dtype", "float32"]
         rest += ["--max-tokens", "6", "--rounds", "2", "--batch-sizes", "1,3"]
         rest += ["--longest-prompt", "64"]
@@ -144,6 +145,67 @@ def test_transformers_can_be_a_peer(command, tmp_path):
         assert report["contenders"][name]["version"]
 
 
+def test_transformers_can_draft_from_the_text(command, tmp_path):
+    """Prompt lookup gives the same greedy answers; larger batches are left out with a reason."""
+    status, out, _ = command(
+        *("--draft", "suffix", "--policies", "fixed:2,fixed"),
+        *("--peers", "transformers", "--num-speculative-tokens", "3"),
+    )
+    assert status == 0
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    lookups = {f"transformers prompt lookup {length}" for length in (2, 3)}
+    one, three = report["cells"]
+    assert set(one["contenders"]) == {"none", "fixed:2", "fixed", "transformers", *lookups}
+    for own in one["contenders"].values():
+        assert (own["identical_answers"], own["num_tokens"]) == (2, 12), own
+    assert not set(three["contenders"]) & lookups
+    assert one["left_out"] == {}
+    assert set(three["left_out"]) == lookups
+    assert "transformers prompt lookup 2 is left out: it answers at most 1 prompt at once" in out
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "prompt lookup 3 is left out: it answers at most 1 prompt at once." in page
+
+
+def test_the_share_of_repeated_text_is_reported(command, tmp_path):
+    """In a loop of three tokens, all after the first eight and the first loop are repeated."""
+    looping = bigram_model(chain_logits(300, [5, 6, 7]), context=128)
+    folder = save(looping, tmp_path / "looping", tokenizer=True)
+    arguments = ("--policies", "fixed", "--max-tokens", "16", "--target", folder)
+    status, out, _ = command(*arguments)
+    assert status == 0
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    for own in report["cells"][0]["contenders"].values():
+        assert own["repeated_share"] == 6 / 16
+    assert "repeated" in out
+    assert "38%" in out
+    assert "<td>38%</td>" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_answers_can_end_at_the_end_of_the_sequence(command, tmp_path):
+    ending = replace(TARGET, config={"eos_token_id": list(range(0, 300, 3))})
+    status, _, _ = command("--policies", "fixed", "--stop-at-eos", target=ending)
+    assert status == 0
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    own, base = (report["cells"][1]["contenders"][name] for name in ("fixed", "none"))
+    assert own["num_tokens"] == base["num_tokens"] < 6 * own["answers"]
+    assert own["identical_answers"] == own["answers"]
+    assert "until their end" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_conversations_of_several_turns(command, tmp_path):
+    file, template = tmp_path / "chats.jsonl", tmp_path / "template.jinja"
+    lines = [{"turns": [text, "fed"]} for text in ("abc", "hi")]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    template.write_text("{% for each in messages %}{{ each.content }}.{% endfor %}")
+    given = ("--multi-turn", "--chat-template", str(template))
+    status, _, _ = command("--policies", "fixed", *given, workload=file)
+    assert status == 0
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    own = report["cells"][0]["contenders"]["fixed"]
+    assert own["identical_answers"] == own["answers"] == 2
+    assert report["settings"]["multi_turn"] is True
+
+
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
@@ -157,6 +219,11 @@ def test_transformers_can_be_a_peer(command, tmp_path):
         (["--longest-prompt", "200"], "--longest-prompt"),
         (["--temperature", "-1"], "--temperature"),
         (["--output", "/proc/here"], "--output"),
+        (["--stop-at-eos"], "--stop-at-eos"),
+        (["--multi-turn"], "--workload"),
+        (["--chat-template", "template.jinja"], "--chat-template"),
+        (["--chat", "--chat-template", "/nowhere/template.jinja"], "--chat-template"),
+        (["--draft", "suffix", "--policies", "fixed", "--peers", "vllm-draftwise"], "--peers"),
     ],
 )
 def test_invalid_input_is_refused(command, arguments, field):

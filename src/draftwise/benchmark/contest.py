@@ -85,14 +85,15 @@ def compete(
     Args:
         cell: the prompts.
         contenders: contenders. Those that do not support the cell are left out.
-        params: sampling parameters of all prompts. Stop conditions are ignored, so every answer has
-            exactly ``max_tokens`` tokens and all contenders do the same work. The seed increases by
-            one from prompt to prompt.
+        params: sampling parameters of all prompts. With ``ignore_eos`` every answer has exactly
+            ``max_tokens`` tokens, so that all contenders do the same work; otherwise answers end at
+            the target's end-of-sequence tokens. Other stop conditions are ignored. The seed
+            increases by one from prompt to prompt.
         learning_turns: number of untimed turns of contenders that learn.
         on_turn: called with the name of the contender before each turn.
     """
-    params = replace(params, ignore_eos=True, stop=(), stop_token_ids=())
-    playing = [each for each in contenders if each.can_run(cell.batch_size, params.temperature)]
+    params = replace(params, stop=(), stop_token_ids=())
+    playing = [each for each in contenders if each.refusal(cell.batch_size, params) is None]
     results = {each.name: Result() for each in playing}
 
     def take_turn(contender: Contender, prompts: list[list[int]], each: SamplingParams) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from draftwise.benchmark.contest import Cell, Result, num_identical, ratios
 from draftwise.benchmark.recorder import StepRecords
+from draftwise.benchmark.repetition import repeated_share
 from draftwise.core.types import PARTS
 
 
@@ -29,7 +30,11 @@ class Parameters:
 
 
 def figures_of_cell(
-    cell: Cell, results: Mapping[str, Result], sizes: Parameters, greedy: bool
+    cell: Cell,
+    results: Mapping[str, Result],
+    sizes: Parameters,
+    greedy: bool,
+    left_out: Mapping[str, str],
 ) -> dict[str, Any]:
     """All figures of one workload at one batch size.
 
@@ -38,6 +43,7 @@ def figures_of_cell(
         results: results by contender.
         sizes: sizes of Draftwise's models.
         greedy: whether decoding was greedy. Answers are then compared with target-only decoding.
+        left_out: reasons of the contenders that did not run in this cell, by name.
     """
     contenders = {}
     for name, result in results.items():
@@ -50,6 +56,7 @@ def figures_of_cell(
         "batch_size": cell.batch_size,
         "rounds": len(cell.rounds),
         "contenders": contenders,
+        "left_out": dict(left_out),
     }
 
 
@@ -62,6 +69,9 @@ def _figures(
         "ratio": spread(ratios(results, name)),
         "num_tokens": sum(turn.num_tokens for turn in result.turns),
         "seconds": sum(turn.seconds for turn in result.turns),
+        "repeated_share": repeated_share(
+            answer for turn in result.turns for answer in turn.answers
+        ),
     }
     if result.error is not None:
         figures["error"] = result.error

@@ -15,6 +15,7 @@ from draftwise.benchmark.plots import (
     lengths_figure,
     time_figure,
 )
+from draftwise.benchmark.repetition import NGRAM_TOKENS
 
 
 def write_page(path: Path, report: Mapping[str, Any]) -> None:
@@ -41,6 +42,7 @@ def write_page(path: Path, report: Mapping[str, Any]) -> None:
             "Verified lengths": lengths_figure(cells),
         },
         baseline=BASELINE,
+        ngram_tokens=NGRAM_TOKENS,
     )
     path.write_text(page, encoding="utf-8")
 

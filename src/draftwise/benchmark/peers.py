@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from draftwise.benchmark.contenders import Turn
-from draftwise.errors import InvalidParameterError, PeerError
+from draftwise.benchmark.peer_modes import PeerMode, modes_of, peer_engine
+from draftwise.errors import PeerError
 from draftwise.params import SamplingParams
 
 _WORKER = Path(__file__).parent / "peer_worker.py"
@@ -40,58 +41,18 @@ _SEE_ABOVE = "See root cause above"
 
 
 @dataclass(frozen=True)
-class PeerMode:
-    """A configuration in which a peer is run.
-
-    Attributes:
-        label: suffix of the peer's name; empty for target-only decoding.
-        settings: settings of the worker.
-        largest_batch: maximum batch size; ``None`` without a limit.
-        greedy_only: whether it is incorrect or unavailable at temperatures above 0.
-    """
-
-    label: str
-    settings: Mapping[str, Any]
-    largest_batch: int | None = None
-    greedy_only: bool = False
-
-
-# Typical configurations: target-only decoding, and the engine's speculation with usual settings.
-PEERS: dict[str, tuple[PeerMode, ...]] = {
-    "transformers": (
-        PeerMode("", {"draft": False}),
-        PeerMode("assisted", {"draft": True}, largest_batch=1),
-    ),
-    "vllm": (
-        PeerMode("", {"draft": False}),
-        PeerMode("draft 5", {"draft": True, "num_speculative_tokens": 5}),
-    ),
-    # Draftwise's vLLM integration, which must be installed in the environment of vLLM.
-    "vllm-draftwise": (
-        PeerMode("", {"draft": True, "num_speculative_tokens": 5, "steered": True}),
-    ),
-    "openvino": (
-        PeerMode("", {"draft": False}),
-        PeerMode("draft 3", {"draft": True, "num_speculative_tokens": 3}),
-        PeerMode("draft 5", {"draft": True, "num_speculative_tokens": 5}),
-        PeerMode("confidence", {"draft": True, "confidence_threshold": 0.4}),
-    ),
-    "llamacpp": (PeerMode("", {"draft": False}),),
-}
-
-
-@dataclass(frozen=True)
 class PeerModels:
     """Models and limits of peers.
 
     Attributes:
         target: folder or hub id of the target.
-        draft: folder or hub id of the draft; ``None`` leaves out all modes with a draft.
+        draft: folder or hub id of the draft; ``None`` leaves out all modes with a draft model.
         dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
         threads: number of compute threads.
         max_model_len: maximum number of tokens of prompt and answer.
         max_batch_size: maximum number of prompts at once.
         companion: folder or hub id of the companion, for peers that use one.
+        stop_token_ids: the target's end-of-sequence tokens, for requests that stop at them.
     """
 
     target: str
@@ -101,6 +62,7 @@ class PeerModels:
     max_model_len: int
     max_batch_size: int
     companion: str | None = None
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class Peer:
@@ -122,7 +84,7 @@ class Peer:
         """Create a peer without starting its process.
 
         Args:
-            engine: one of :data:`PEERS`.
+            engine: one of :data:`~draftwise.benchmark.peer_modes.PEERS`.
             mode: configuration of the engine.
             interpreter: Python interpreter of the environment that has the engine.
             models: models and limits.
@@ -139,10 +101,9 @@ class Peer:
         self._reader: threading.Thread | None = None
         self._info: dict[str, Any] = {}
 
-    def can_run(self, batch_size: int, temperature: float) -> bool:
-        """Whether this mode supports the batch size and temperature."""
-        too_large = self._mode.largest_batch is not None and batch_size > self._mode.largest_batch
-        return not too_large and not (temperature > 0 and self._mode.greedy_only)
+    def refusal(self, batch_size: int, params: SamplingParams) -> str | None:
+        """Reason why this mode does not support the batch size or the sampling parameters."""
+        return self._mode.refusal(batch_size, params)
 
     def generate(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> Turn:
         """Answer all prompts at once.
@@ -161,7 +122,8 @@ class Peer:
                 "temperature": first.temperature,
                 "top_p": first.top_p,
                 "top_k": first.top_k,
-                "seed": first.seed,
+                "seeds": None if first.seed is None else [each.seed for each in params],
+                "stop_token_ids": () if first.ignore_eos else self._models.stop_token_ids,
             },
             _TURN_SECONDS,
         )
@@ -175,7 +137,7 @@ class Peer:
 
     def describe(self) -> dict[str, Any]:
         """Versions reported at its start, and settings of its mode."""
-        return self._info | dict(self._mode.settings)
+        return self._info | {"drafts": self._mode.drafts, **self._mode.settings}
 
     def close(self) -> None:
         """Stop its process."""
@@ -183,16 +145,14 @@ class Peer:
 
     def _start(self) -> None:
         settings = vars(self._models) | dict(self._mode.settings)
-        if not self._mode.settings["draft"]:
+        if self._mode.drafts != "model":
             settings["draft"] = None
-        else:
-            settings["draft"] = self._models.draft
         environment = os.environ | {"OMP_NUM_THREADS": str(self._models.threads)}
         self._log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self._log.open("w", encoding="utf-8") as log:
                 self._process = subprocess.Popen(
-                    [self._interpreter, str(_WORKER), self._engine],
+                    [self._interpreter, str(_WORKER), peer_engine(self._engine).module],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -277,7 +237,9 @@ def _read_lines(stream: IO[str], replies: queue.Queue[str | None]) -> None:
     replies.put(None)
 
 
-def peers(names: Sequence[str], models: PeerModels, logs: Path) -> list[Peer]:
+def peers(
+    names: Sequence[str], models: PeerModels, logs: Path, lookup_lengths: Sequence[int] = ()
+) -> list[Peer]:
     """Create the peers of all modes of some engines.
 
     Args:
@@ -285,19 +247,16 @@ def peers(names: Sequence[str], models: PeerModels, logs: Path) -> list[Peer]:
             environment: ``vllm=/opt/vllm/bin/python``.
         models: models and limits.
         logs: folder for the engines' output.
+        lookup_lengths: draft lengths of the modes that look drafts up in the text; empty to leave
+            these modes out.
 
     Raises:
-        InvalidParameterError: an engine is unknown.
+        InvalidParameterError: an engine is unknown, or requires a draft model that is missing.
     """
     found = []
     for text in names:
         engine, _, interpreter = text.partition("=")
-        if engine not in PEERS:
-            known = ", ".join(PEERS)
-            raise InvalidParameterError("peers", f"must be one of {known}, got {engine!r}")
-        for mode in PEERS[engine]:
-            if mode.settings["draft"] and models.draft is None:
-                continue
+        for mode in modes_of(engine, models.draft is not None, lookup_lengths):
             log = logs / f"{engine} {mode.label}".strip().replace(" ", "-")
             found.append(
                 Peer(engine, mode, interpreter or sys.executable, models, log.with_suffix(".log"))

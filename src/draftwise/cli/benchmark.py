@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from draftwise.cli.common_options import (
     MODELS,
     RUNNING,
     TARGET_HELP,
+    ChatTemplate,
     Device,
     Draft,
     DraftReplicas,
@@ -27,7 +29,14 @@ from draftwise.cli.common_options import (
     TrustRemoteCode,
 )
 from draftwise.cli.defaults import Zoo, choose_models, refuse_without_draft
-from draftwise.cli.option_values import check_max_tokens, make_folder, parse_numbers, set_threads
+from draftwise.cli.option_values import (
+    check_max_tokens,
+    make_folder,
+    parse_numbers,
+    read_chat_template,
+    set_chat_template,
+    set_threads,
+)
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -86,10 +95,18 @@ def benchmark(
     max_tokens: Annotated[
         int,
         typer.Option(
-            help="Number of tokens generated per prompt; end-of-sequence is ignored.",
+            help="Number of tokens generated per prompt, beyond end-of-sequence tokens.",
             rich_help_panel=_WORKLOAD,
         ),
     ] = 64,
+    stop_at_eos: Annotated[
+        bool,
+        typer.Option(
+            "--stop-at-eos",
+            help="End answers at end-of-sequence tokens, before --max-tokens.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = False,
     longest_prompt: Annotated[
         int | None,
         typer.Option(
@@ -104,6 +121,16 @@ def benchmark(
         typer.Option(
             "--chat",
             help="Format prompts with the target's chat template.",
+            rich_help_panel=_WORKLOAD,
+        ),
+    ] = False,
+    chat_template: ChatTemplate = None,
+    multi_turn: Annotated[
+        bool,
+        typer.Option(
+            "--multi-turn",
+            help="Measure the last turns of conversations (turns, as in MT-Bench). The target "
+            "answers the earlier turns before, greedily, with up to --max-tokens tokens each.",
             rich_help_panel=_WORKLOAD,
         ),
     ] = False,
@@ -143,7 +170,8 @@ def benchmark(
         str | None,
         typer.Option(
             help="transformers, vllm, openvino or llamacpp, separated by commas, each optionally "
-            "with the Python interpreter of its environment: vllm=/opt/vllm/bin/python.",
+            "with the Python interpreter of its environment: vllm=/opt/vllm/bin/python. They use "
+            "the draft model; with --draft suffix or ngram they draft from the text too.",
             rich_help_panel=_PEERS,
         ),
     ] = None,
@@ -194,19 +222,29 @@ def benchmark(
 
     from draftwise.benchmark.comparison import changes, load_report
     from draftwise.benchmark.contenders import policy_contenders
+    from draftwise.benchmark.conversations import load_multi_turn_workload
     from draftwise.benchmark.peers import peers as make_peers
     from draftwise.benchmark.workload import load_workload
     from draftwise.cli.benchmark_run import run_cells
-    from draftwise.cli.benchmark_setup import context_lengths, load_target, peer_models
+    from draftwise.cli.benchmark_setup import (
+        context_lengths,
+        load_target,
+        lookup_lengths,
+        peer_models,
+    )
     from draftwise.params import SamplingParams, SpeculationConfig
 
     old = None if compare is None else load_report(compare)
+    if chat_template is not None and not (chat or multi_turn):
+        raise InvalidParameterError("chat_template", "requires --chat or --multi-turn")
+    template = read_chat_template(chat_template)
     params = SamplingParams(
         max_tokens=check_max_tokens(max_tokens),
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
         seed=seed,
+        ignore_eos=not stop_at_eos,
     )
     speculation = None
     if models.draft is not None:
@@ -244,11 +282,20 @@ def benchmark(
             "threads": torch.get_num_threads(),
             "dtype": str(llm.target.model.dtype).removeprefix("torch."),
         }
-        workloads = [load_workload(llm, path, num_prompts, longest, chat) for path in workload]
+        if stop_at_eos and not llm.target.eos_token_ids:
+            raise InvalidParameterError("stop_at_eos", "the target has no end-of-sequence token")
+        set_chat_template(llm, template)
+        if multi_turn:
+            status.update("answering the earlier turns")
+            load = partial(load_multi_turn_workload, max_tokens=max_tokens)
+        else:
+            load = partial(load_workload, chat=chat)
+        workloads = [load(llm, path, num_prompts, longest) for path in workload]
         contenders: list[Contender] = [*policy_contenders(llm, _names(policies), speculation)]
         if peers:
             loaded = peer_models(models, llm, settings["threads"], max(sizes))
-            contenders += make_peers(_names(peers), loaded, output / "logs")
+            looked_up = lookup_lengths(models.draft, _names(policies), num_speculative_tokens)
+            contenders += make_peers(_names(peers), loaded, output / "logs", looked_up)
     try:
         cells = run_cells(
             console, contenders, workloads, sizes, rounds, learning_turns, params, llm, output

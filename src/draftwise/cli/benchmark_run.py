@@ -66,7 +66,9 @@ def run_cells(
     for each in workloads:
         for size in sizes:
             cell = make_cell(each.name, each.prompts, size, rounds)
-            able = [c for c in contenders if c.can_run(size, params.temperature)]
+            refusals = {c.name: c.refusal(size, params) for c in contenders}
+            left_out = {name: why for name, why in refusals.items() if why is not None}
+            able = [c for c in contenders if c.name not in left_out]
             turns = len(able) * (rounds + 1) + learning_turns * sum(c.learns for c in able)
             with Progress(
                 TextColumn("{task.description}"),
@@ -84,7 +86,7 @@ def run_cells(
                 on_turn = partial(_advance, bar, task, title)
                 results = compete(cell, contenders, params, learning_turns, on_turn)
             greedy = params.temperature == 0
-            figures = figures_of_cell(cell, results, sizes_of_models, greedy)
+            figures = figures_of_cell(cell, results, sizes_of_models, greedy, left_out)
             show_cell(console, figures)
             write_answers(output, cell, results, each.categories, decode)
             cells.append(figures)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from draftwise import zoo
 from draftwise.benchmark.peers import PeerModels
 from draftwise.cli.defaults import ChosenModels
+from draftwise.core.formats import MODEL_FREE_DRAFTS
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.models.loading import split_name
@@ -111,18 +112,42 @@ def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: in
         InvalidParameterError: the target or the draft is quantised, which other engines do
             differently.
     """
-    companion = models.companion
+    companion, draft = models.companion, models.draft
     if companion is not None and split_name(companion)[1] is not None:
         companion = None
     return PeerModels(
         _folder(models.target),
-        None if models.draft is None else _folder(models.draft),
+        None if draft is None or draft in MODEL_FREE_DRAFTS else _folder(draft),
         str(llm.target.model.dtype).removeprefix("torch."),
         threads,
         llm.target.max_model_len,
         max_batch_size,
         None if companion is None else _folder(companion),
+        tuple(sorted(llm.target.eos_token_ids)),
     )
+
+
+def lookup_lengths(
+    draft: str | None, policies: Sequence[str], num_speculative_tokens: int
+) -> list[int]:
+    """Determine how many tokens other engines draft from the text.
+
+    They draft a fixed number of tokens per step, so they get the lengths of the policy ``fixed``.
+
+    Args:
+        draft: name of the draft.
+        policies: valid names of policies, with optional draft lengths.
+        num_speculative_tokens: draft length of policies without one, and of the other engines if
+            ``fixed`` is not among the policies.
+
+    Returns:
+        The lengths; empty if the draft is none of those that need no model.
+    """
+    if draft not in MODEL_FREE_DRAFTS:
+        return []
+    fixed = [text.partition(":")[2] for text in policies if text.partition(":")[0] == "fixed"]
+    lengths = [int(length) if length else num_speculative_tokens for length in fixed]
+    return list(dict.fromkeys(filter(None, lengths))) or [num_speculative_tokens]
 
 
 def _folder(name: str) -> str:

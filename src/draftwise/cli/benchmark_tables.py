@@ -17,7 +17,7 @@ def show_cell(console: Console, cell: dict[str, Any]) -> None:
     title = f"{cell['workload']}, batch {cell['batch_size']}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("contender", no_wrap=True)
-    for head in ("tokens/s", "× none", "range", "per step", "step ms", "same"):
+    for head in ("tokens/s", "× none", "range", "per step", "step ms", "repeated", "same"):
         table.add_column(head, justify="right", no_wrap=True)
     for name, own in cell["contenders"].items():
         if "tokens_per_second" not in own:
@@ -31,12 +31,15 @@ def show_cell(console: Console, cell: dict[str, Any]) -> None:
             f"{ratio['median']:.2f}" if ratio else "",
             f"[dim]{ratio['low']:.2f}–{ratio['high']:.2f}[/]" if ratio else "",
             *steps,
+            f"{own['repeated_share']:.0%}",
             f"{own['identical_answers']}/{own['answers']}" if "answers" in own else "",
         )
     console.print(table)
     for name, own in cell["contenders"].items():
         if own.get("error"):
             console.print(f"[red]{name} failed:[/] {own['error']}", soft_wrap=True)
+    for name, why in cell["left_out"].items():
+        console.print(f"{name} is left out: it {why}", soft_wrap=True)
 
 
 def show_changes(console: Console, found: list[Change]) -> None:

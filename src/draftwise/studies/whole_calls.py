@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from draftwise.benchmark.contenders import Contender
@@ -27,7 +28,7 @@ def answer_interleaved(
         name: name of the workload.
         prompts: prompts, divided between the rounds.
         contenders: contenders, the first of which is target-only decoding.
-        params: sampling parameters of all prompts.
+        params: sampling parameters of all prompts; end-of-sequence tokens are ignored.
         batch_size: prompts answered at once.
         rounds: number of turns of each contender.
 
@@ -38,7 +39,7 @@ def answer_interleaved(
         PeerError: a contender failed.
     """
     cell = make_cell(name, prompts, batch_size, rounds)
-    results = compete(cell, contenders, params, learning_turns=1)
+    results = compete(cell, contenders, replace(params, ignore_eos=True), learning_turns=1)
     figures = {}
     for each, result in results.items():
         records = result.records
