@@ -23,7 +23,7 @@ from draftwise.models.kv_cache import KVCache
 
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 64
 # Heads of more bytes than this get half as large blocks, to fit in a multiprocessor's memory.
-_LARGE_HEAD = 512
+_LARGE_HEAD = 256
 _MAX_SPLITS = 16
 # Stands for no limit of a token's span.
 _NO_LIMIT = 2**30
