@@ -13,7 +13,7 @@ PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 # Compiled tests are kept, or every process compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo check test test-exhaustive lint types unit test-vllm clean
+.PHONY: setup demo check test test-exhaustive lint types unit test-vllm test-interpreted clean
 
 setup: $(STAMP)
 
@@ -35,13 +35,17 @@ check: lint types
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not exhaustive"
 
 # Before a change lands: all that holds the promises, under twenty minutes on two cores.
-test: lint types unit test-vllm
+test: lint types unit test-vllm test-interpreted
 
 unit: setup
 	$(BIN)/python -m pytest $(PARALLEL) --durations=40 -m "not exhaustive"
 
 test-vllm: $(VLLM_STAMP)
 	$(VLLM_VENV)/bin/python -m pytest -m "not exhaustive" tests/in_vllm
+
+# Triton's kernels on a machine without CUDA. vLLM brings Triton, which is large.
+test-interpreted: $(VLLM_STAMP)
+	TRITON_INTERPRET=1 $(VLLM_VENV)/bin/python -m pytest $(PARALLEL) -m "not exhaustive" tests/cuda/kernels
 
 # Before a release, and when the acceptance path changes: every combination. Started again, it goes
 # on where it was stopped; SHARD=3/8 runs a part.

@@ -37,17 +37,20 @@ def source_hash() -> str:
         return git("write-tree")
 
 
-def run(name: str, python: str, folder: Path, options: list[str]) -> bool:
+def run(
+    name: str, python: str, folder: Path, options: list[str], variables: dict[str, str]
+) -> bool:
     """Run the tests that an environment can run; whether all of them passed."""
     runs = len(list(folder.glob(f"{name}-*.jsonl")))
     record = folder / f"{name}-{runs:03}.jsonl"
     print(f"\n{name}: results go to {record.relative_to(ROOT)}", flush=True)
     command = [python, "-m", "pytest", f"--record={record}", *options]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode in GOOD
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode in GOOD
 
 
 def main() -> None:
-    """Run the tests of both environments."""
+    """Run the tests of both environments, and the CUDA tests with Triton's interpreter."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -64,8 +67,15 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     parallel = [f"--numprocesses={arguments.workers}", "--dist=worksteal"]
     passed = [
-        run("tests", sys.executable, folder, [*parallel, *options]),
-        run("vllm", arguments.vllm_python, folder, ["tests/in_vllm", *options]),
+        run("tests", sys.executable, folder, [*parallel, *options], {}),
+        run("vllm", arguments.vllm_python, folder, ["tests/in_vllm", *options], {}),
+        run(
+            "interpreted",
+            arguments.vllm_python,
+            folder,
+            [*parallel, "tests/cuda/kernels", *options],
+            {"TRITON_INTERPRET": "1"},
+        ),
     ]
     sys.exit(not all(passed))
 

@@ -4,6 +4,12 @@ import pytest
 
 from draftwise.models import packed_model
 
+from ..in_vllm.interpreted_triton import patch_language_once
+from .placing import IS_INTERPRETED
+
+if IS_INTERPRETED:
+    patch_language_once()
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _in_pytorch():

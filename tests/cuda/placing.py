@@ -1,6 +1,8 @@
 """Engines of tiny models on any device, with decoding steps run in any of the ways there are."""
 
+import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -33,6 +35,17 @@ class Place:
 
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+# Triton's kernels run on a CPU too, slowly, if its interpreter is on before Triton is imported.
+IS_INTERPRETED = (
+    not torch.cuda.is_available()
+    and os.environ.get("TRITON_INTERPRET") == "1"
+    and find_spec("triton") is not None
+)
+NEEDS_TRITON = pytest.mark.skipif(
+    not (torch.cuda.is_available() or IS_INTERPRETED),
+    reason="Triton's kernels need CUDA, or Triton and TRITON_INTERPRET=1 (make test-interpreted)",
+)
+TRITON_DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 # What a GPU records is run kernel by kernel elsewhere: the same code on the same fixed memory.
 PLACES = [
     Place("cpu", StepMode.STATIC),

@@ -19,7 +19,7 @@ def enable():
     builder = interpreter.InterpreterBuilder
     for name, place in (("create_masked_load", 1), ("create_masked_store", 2)):
         setattr(builder, name, _with_boolean_mask(getattr(builder, name), place))
-    _patch_language_once(interpreter)
+    patch_language_once()
 
 
 def add_logarithm():
@@ -44,11 +44,13 @@ def _with_boolean_mask(operation, place):
     return patched
 
 
-def _patch_language_once(interpreter):
+def patch_language_once():
     """Patch Triton's language once per function and kernel instead of at every call, for speed.
 
     At the end of a kernel the interpreter restores the language.
     """
+    from triton.runtime import interpreter
+
     ready = set()
     run = interpreter.GridExecutor.__call__
 

@@ -1,59 +1,23 @@
 """Models compared with transformers, most of which attend to a window in some layers."""
 
-import functools
-
 import pytest
-import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.engine import memory
 from draftwise.errors import DraftwiseWarning
 from draftwise.models.prefix_store import BLOCK_SIZE
 
+from ..architectures import (
+    ALL,
+    CONTEXT,
+    NUM_TOKENS,
+    PROMPTS,
+    WINDOW,
+    WITH_WINDOWS,
+    continuation,
+    recipe,
+)
 from ..tiny_models import Recipe
-
-WINDOW = 8
-CONTEXT = 200
-NUM_TOKENS = 60
-
-
-def recipe(family, **config):
-    return Recipe(family, vocab=16, context=CONTEXT, seed=3, config=config)
-
-
-RECIPES = {
-    "mistral": recipe("mistral", sliding_window=WINDOW),
-    "phi3": recipe("phi3", sliding_window=WINDOW),
-    **{
-        family: recipe(family, sliding_window=WINDOW, use_sliding_window=True, max_window_layers=1)
-        for family in ("qwen2", "qwen3")
-    },
-    **{family: recipe(family) for family in ("gemma2", "gemma3_text", "gpt_oss", "olmo3")},
-}
-WITHOUT_WINDOWS = {
-    family: recipe(family) for family in ("olmo2", "granite", "smollm3", "qwen3_moe", "mixtral")
-}
-ALL = {**RECIPES, **WITHOUT_WINDOWS}
-PROMPTS = [[(7 * i + j * j) % 16 for j in range(1 + 8 * i)] for i in range(16)]
-
-
-@pytest.fixture(scope="module")
-def expected(models):
-    """The greedy continuation by transformers, computed once per model and prompt."""
-
-    @functools.cache
-    def of(family, index):
-        ids = torch.tensor([PROMPTS[index]])
-        with torch.inference_mode():
-            text = models.reference(ALL[family]).generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=NUM_TOKENS,
-                do_sample=False,
-            )
-        return text[0, ids.shape[1] :].tolist()
-
-    return of
 
 
 @pytest.mark.covering("family", "policy", "batch_size", "is_caching")
@@ -62,9 +26,7 @@ def expected(models):
 @pytest.mark.parametrize("batch_size", [1, 16])
 @pytest.mark.parametrize("policy", ["none", "fixed"])
 @pytest.mark.parametrize("family", ALL)
-def test_greedy_texts_equal_those_of_transformers(
-    models, expected, family, policy, batch_size, is_caching
-):
+def test_greedy_texts_equal_those_of_transformers(models, family, policy, batch_size, is_caching):
     """Prompts and outputs cross the window many times, and rings overwrite old tokens."""
     each = ALL[family]
     speculation = SpeculationConfig(
@@ -78,7 +40,7 @@ def test_greedy_texts_equal_those_of_transformers(
         max_chunk_tokens=16,
         enable_prefix_caching=is_caching,
     )
-    assert (min(llm.engine._verifier._cache.sizes) < CONTEXT) == (family in RECIPES)
+    assert (min(llm.engine._verifier._cache.sizes) < CONTEXT) == (family in WITH_WINDOWS)
     indices = range(len(PROMPTS)) if batch_size > 1 else [3, 12]
     prompts = [PROMPTS[index] for index in indices]
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
@@ -86,7 +48,7 @@ def test_greedy_texts_equal_those_of_transformers(
     for turn in range(1 + is_caching):
         outputs = llm.generate(prompts, params)
         for index, output in zip(indices, outputs, strict=True):
-            assert output.token_ids == expected(family, index)
+            assert output.token_ids == continuation(models, family, index)
         are_found = [output.num_cached_tokens > 0 for output in outputs]
         if turn:
             assert are_found == [len(prompt) > BLOCK_SIZE for prompt in prompts]
@@ -95,7 +57,7 @@ def test_greedy_texts_equal_those_of_transformers(
 
 def test_a_draft_that_is_far_behind_catches_up(models):
     """A pass reads no more new tokens than a ring can hold."""
-    target, draft = Recipe(vocab=16, context=CONTEXT), RECIPES["mistral"]
+    target, draft = Recipe(vocab=16, context=CONTEXT), WITH_WINDOWS["mistral"]
     speculation = SpeculationConfig(models.folder(draft), policy="fixed", num_speculative_tokens=3)
     llm = LLM(models.folder(target), speculation, dtype="float32", max_chunk_tokens=16)
     alone = LLM(models.folder(target), dtype="float32")

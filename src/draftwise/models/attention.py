@@ -116,8 +116,8 @@ class PackedBatch:
     Attributes:
         cache: the model's cache.
         positions: ``[tokens]`` int64 position of each token in its request.
-        token_slots: ``[tokens]`` int64, token slot that each token is written to, in layers without
-            a ring.
+        token_slots: ``[tokens]`` int64, cache_slot * capacity + position of each token: where it is
+            written to in layers without a ring.
         groups: attention calls of the segments that ``native`` does not compute, in layers in which
             each token attends to all tokens before it.
         segments: the segments that ``native`` does not compute.
@@ -136,13 +136,9 @@ class PackedBatch:
 
     def slots(self, layer: int) -> Tensor:
         """``[tokens]`` int64, token slot that each token is written to in a layer."""
-        cache = self.cache
-        size = cache.sizes[layer]
-        if size == cache.capacity:
-            return self.token_slots
+        size = self.cache.sizes[layer]
         if size not in self._slots:
-            cache_slots = self.token_slots // cache.capacity
-            self._slots[size] = cache_slots * size + self.positions % size
+            self._slots[size] = self.cache.in_layer(layer, self.token_slots, self.positions)
         return self._slots[size]
 
 
@@ -370,7 +366,7 @@ def attend(
         return packed.native(layer, q, k, v, scores, writes=True)
     packed.cache.write(layer, packed.slots(layer), k, v)
     if packed.ragged is not None:
-        return packed.ragged.attend(packed.cache, layer, q, scores.scaling).contiguous()
+        return packed.ragged.attend(packed.cache, layer, q, scores).contiguous()
     if packed.native is not None:
         result = packed.native(layer, q, k, v, scores, writes=False)
     else:
@@ -396,25 +392,10 @@ def _attend_segment(
     keys, values = cache.read_span(layer, segment.cache_slot, first, end)  # [kv_heads, keys, size]
     position = torch.arange(start, end, device=q.device).unsqueeze(1)
     key_position = torch.arange(first, end, device=q.device)
-    is_hidden = key_position > position
-    if shape.window is not None:
-        is_hidden |= key_position <= position - shape.window
-    if shape.chunk is not None:
-        is_hidden |= key_position < position - position % shape.chunk
+    is_hidden = (key_position > position) | (key_position < shape.first_visible_of(position))
     num_tokens, heads, key_size = q.shape
     grouped = q.view(num_tokens, len(keys), heads // len(keys), key_size).permute(1, 2, 0, 3)
-    scaling = key_size**-0.5 if scores.scaling is None else scores.scaling
-    logits = (grouped @ keys.unsqueeze(1).mT).float() * scaling  # [kv_heads, group, tokens, keys]
-    if scores.softcap is not None:
-        logits = scores.softcap * torch.tanh(logits / scores.softcap)
-    logits = logits.masked_fill(is_hidden, float("-inf"))
-    if scores.sinks is not None:
-        sinks = scores.sinks.float().view(len(keys), -1, 1, 1).expand(*logits.shape[:3], 1)
-        logits = torch.cat((logits, sinks), dim=3)
-    weights = logits.softmax(dim=3)
-    if scores.sinks is not None:
-        weights = weights[..., :-1]
-    out = weights.to(values.dtype) @ values.unsqueeze(1)
+    out = scores.attend(grouped, keys, values, is_hidden)
     return out.permute(2, 0, 1, 3).reshape(num_tokens, heads, -1)
 
 

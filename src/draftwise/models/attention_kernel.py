@@ -6,7 +6,9 @@ kernel puts the new tokens of a request and all query heads that share keys (gro
 Ainslie et al. 2023) into one small block. It computes the softmax block by block (Milakov and
 Gimelshein 2018, "Online normalizer calculation for softmax", algorithm 3). Where there are too few
 requests to occupy the device, the keys are split between programs and the partial results are
-merged afterwards. The kernel needs Triton, which is part of PyTorch's CUDA builds.
+merged afterwards. In layers with a window or chunks, a block reads only the keys that its tokens
+attend to, from a ring if the layer has one. The kernel needs Triton, which is part of PyTorch's
+CUDA builds.
 """
 
 from __future__ import annotations
@@ -16,9 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from draftwise.models.attention_scores import Scores
+from draftwise.models.kv_cache import KVCache
+
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 64
-_KEY_BLOCK = 64
+# Heads of more bytes than this get half as large blocks, to fit in a multiprocessor's memory.
+_LARGE_HEAD = 256
 _MAX_SPLITS = 16
+# Stands for no limit of a token's span.
+_NO_LIMIT = 2**30
 # Number of programs per multiprocessor up to which keys are split.
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 
@@ -29,6 +37,10 @@ _PROGRAMS_PER_MULTIPROCESSOR = 2
         "query_ends",
         "first_keys",
         "num_keys",
+        "window",
+        "chunk",
+        "capacity",
+        "ring",
         "kv_heads",
         "num_blocks",
         "splits",
@@ -44,7 +56,13 @@ def _attend(  # type: ignore[no-untyped-def]
     query_ends,
     first_keys,
     num_keys,
+    sinks,
     scale,
+    softcap,
+    window,
+    chunk,
+    capacity,
+    ring,
     kv_heads,
     num_blocks,
     splits,
@@ -54,6 +72,9 @@ def _attend(  # type: ignore[no-untyped-def]
     key_block: tl.constexpr,
     size_block: tl.constexpr,
     is_split: tl.constexpr,
+    is_limited: tl.constexpr,
+    has_softcap: tl.constexpr,
+    has_sinks: tl.constexpr,
     precision: tl.constexpr,
 ):
     request = tl.program_id(0)
@@ -75,23 +96,46 @@ def _attend(  # type: ignore[no-untyped-def]
     mask = real[:, None] & inside[None, :]
     q = tl.load(queries + entry[:, None] * size + column[None, :], mask=mask, other=0.0)
     last = total - count + token
-    share = tl.cdiv(tl.cdiv(total, splits), key_block) * key_block
-    low = split * share
+    begins_at = 0
+    if is_limited:
+        # The first key of each token, the first one of the block, and the block of keys with it.
+        visible = tl.maximum(last - (window - 1), last - last % chunk)
+        least = total - count + block * query_block // repeat
+        least = tl.maximum(0, tl.maximum(least - (window - 1), least - least % chunk))
+        begins_at = least // key_block * key_block
+        first = first // capacity * ring
+    share = tl.cdiv(tl.cdiv(total - begins_at, splits), key_block) * key_block
+    low = begins_at + split * share
     high = tl.minimum(total, low + share)
     largest = tl.full([query_block], float("-inf"), tl.float32)
     norm = tl.zeros([query_block], tl.float32)
+    if has_sinks:
+        # As a key before the first one, whose value is zero.
+        sink = tl.load(sinks + head * repeat + row % repeat).to(tl.float32)
+        largest = tl.where(split == 0, sink, float("-inf"))
+        norm = tl.where(largest == float("-inf"), 0.0, 1.0)
     result = tl.zeros([query_block, size_block], tl.float32)
     for start in range(low, high, key_block):
         key = start + tl.arange(0, key_block)
         present = key < high
-        place = ((first + key) * kv_heads + head) * size
+        slot = key
+        if is_limited:
+            present = present & (key >= least)
+            # A block of keys never wraps around, as its size divides that of the ring.
+            slot = start % ring + tl.arange(0, key_block)
+        place = ((first + slot) * kv_heads + head) * size
         k = tl.load(
             keys + place[None, :] + column[:, None],
             mask=present[None, :] & inside[:, None],
             other=0.0,
         )
         score = tl.dot(q, k, input_precision=precision) * scale
+        if has_softcap:
+            # tanh(x) = 1 - 2 / (1 + exp(2x)), also where the exponential is infinite.
+            score = softcap - 2.0 * softcap / (1.0 + tl.exp(2.0 * score / softcap))
         seen = (key[None, :] <= last[:, None]) & present[None, :]
+        if is_limited:
+            seen = seen & (key[None, :] >= visible[:, None])
         score = tl.where(seen, score, float("-inf"))
         larger = tl.maximum(largest, tl.max(score, 1))
         finite = tl.where(larger == float("-inf"), 0.0, larger)
@@ -146,39 +190,47 @@ def _join(  # type: ignore[no-untyped-def]
 
 def attend(
     queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    cache: KVCache,
+    layer: int,
     query_ends: Tensor,
     first_keys: Tensor,
     num_keys: Tensor,
     max_queries: int,
     max_keys: int,
-    scaling: float | None,
+    scores: Scores,
 ) -> Tensor:
-    """Causal attention of each request's new tokens to all its tokens in the cache.
+    """Causal attention of each request's new tokens to all that a layer lets them attend to.
 
     Args:
         queries: ``[tokens, heads, size]``.
-        keys: ``[token_slots, kv_heads, size]`` contiguous.
-        values: ``[token_slots, kv_heads, size]`` contiguous.
+        cache: the cache, with the keys and values of the new tokens.
+        layer: layer index.
         query_ends: ``[requests + 1]`` int32, 0 and the cumulative number of tokens per request.
-        first_keys: ``[requests]`` or longer, int32, first token slot of each request.
-        num_keys: ``[requests]`` int32, tokens of each request in the cache, the new ones included.
+        first_keys: ``[requests]`` or longer, int32, first token slot of each request in layers
+            without a ring.
+        num_keys: ``[requests]`` int32, tokens of each request so far, the new ones included.
         max_queries: upper bound of the tokens of one request.
-        max_keys: upper bound of the keys of one request.
-        scaling: factor of the scores; ``None`` for 1/√size.
+        max_keys: upper bound of ``num_keys``.
+        scores: how scores are computed.
 
     Returns:
         ``[tokens, heads, size]``. Tokens that belong to no request are not written.
     """
     queries = queries.contiguous()
+    keys, values = cache.token_slots(layer)
+    shape, ring = cache.layers[layer], cache.sizes[layer]
     tokens, heads, size = queries.shape
     requests, kv_heads = len(num_keys), keys.shape[1]
     repeat = heads // kv_heads
+    largest_block = _largest_block(keys)
     wanted = triton.next_power_of_2(max_queries * repeat)
-    query_block = min(max(wanted, _SMALLEST_BLOCK), _LARGEST_BLOCK)
+    query_block = min(max(wanted, _SMALLEST_BLOCK), largest_block)
     num_blocks = triton.cdiv(max_queries * repeat, query_block)
-    splits = _num_splits(requests * kv_heads * num_blocks, max_keys, queries.device)
+    if shape.span is not None:
+        max_keys = min(max_keys, shape.span + max_queries + largest_block)
+    splits = _num_splits(
+        requests * kv_heads * num_blocks, triton.cdiv(max_keys, largest_block), queries.device
+    )
     size_block = max(16, triton.next_power_of_2(size))
     out = torch.empty_like(queries)
     parts = norms = out
@@ -196,16 +248,25 @@ def attend(
         query_ends,
         first_keys,
         num_keys,
-        size**-0.5 if scaling is None else scaling,
+        out if scores.sinks is None else scores.sinks,
+        size**-0.5 if scores.scaling is None else scores.scaling,
+        1.0 if scores.softcap is None else scores.softcap,
+        _NO_LIMIT if shape.window is None else shape.window,
+        _NO_LIMIT if shape.chunk is None else shape.chunk,
+        cache.capacity,
+        ring,
         kv_heads,
         num_blocks,
         splits,
         repeat,
         size,
         query_block,
-        _KEY_BLOCK,
+        largest_block,
         size_block,
         splits > 1,
+        shape.span is not None,
+        scores.softcap is not None,
+        scores.sinks is not None,
         "ieee" if queries.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=2,
@@ -217,31 +278,39 @@ def attend(
     return out
 
 
-def compile_for(heads: int, keys: Tensor) -> None:
+def compile_for(heads: int, cache: KVCache, scores: Scores) -> None:
     """Compile all kernels that a model's layers may need, so that none is compiled while serving.
 
     Triton caches them on disk for later processes.
 
     Args:
         heads: query heads.
-        keys: ``[token_slots, kv_heads, size]`` keys of any layer's cache. They are only read.
+        cache: any cache of the model. It is only read.
+        scores: how its layers compute scores.
     """
-    repeat = heads // keys.shape[1]
-    block = _SMALLEST_BLOCK
-    while block <= _LARGEST_BLOCK:
-        # With and without a split of the keys.
-        for requests, max_keys in ((1, _KEY_BLOCK * _MAX_SPLITS), (1, 1)):
-            ends = torch.arange(requests + 1, dtype=torch.int32, device=keys.device)
-            first = torch.zeros_like(ends)
-            queries = torch.zeros(
-                requests, heads, keys.shape[2], dtype=keys.dtype, device=keys.device
-            )
-            most = max(1, block // repeat)
-            attend(queries, keys, keys, ends, first, first[1:] + 1, most, max_keys, None)
-        block *= 2
+    for layer in {shape: index for index, shape in enumerate(cache.layers)}.values():
+        keys, _ = cache.token_slots(layer)
+        repeat = heads // keys.shape[1]
+        block = _SMALLEST_BLOCK
+        while block <= _largest_block(keys):
+            # With and without a split of the keys.
+            for max_keys in (_LARGEST_BLOCK * _MAX_SPLITS, 1):
+                ends = torch.arange(2, dtype=torch.int32, device=keys.device)
+                first = torch.zeros_like(ends)
+                queries = torch.zeros(1, heads, keys.shape[2], dtype=keys.dtype, device=keys.device)
+                most = max(1, block // repeat)
+                attend(queries, cache, layer, ends, first, first[1:] + 1, most, max_keys, scores)
+            block *= 2
 
 
-def _num_splits(num_programs: int, max_keys: int, device: torch.device) -> int:
+def _largest_block(keys: Tensor) -> int:
+    """Largest number of rows of queries, and number of keys, that a program reads at once."""
+    size_block = max(16, triton.next_power_of_2(keys.shape[2]))
+    fits = size_block * keys.element_size() <= _LARGE_HEAD
+    return _LARGEST_BLOCK if fits else _LARGEST_BLOCK // 2
+
+
+def _num_splits(num_programs: int, num_key_blocks: int, device: torch.device) -> int:
     """Number of parts that the keys are split into, a power of two."""
     if device.type != "cuda":
         return 4 if num_programs < 16 else 1
@@ -249,5 +318,5 @@ def _num_splits(num_programs: int, max_keys: int, device: torch.device) -> int:
         _PROGRAMS_PER_MULTIPROCESSOR
         * torch.cuda.get_device_properties(device).multi_processor_count
     )
-    useful: int = min(_MAX_SPLITS, -(-max_keys // _KEY_BLOCK), wanted // num_programs)
+    useful: int = min(_MAX_SPLITS, num_key_blocks, wanted // num_programs)
     return 1 << max(0, useful.bit_length() - 1)

@@ -64,6 +64,15 @@ class LayerShape:
             first = max(first, position - position % self.chunk)
         return first
 
+    def first_visible_of(self, positions: Tensor) -> Tensor:
+        """:meth:`first_visible` of each position."""
+        first = torch.zeros_like(positions)
+        if self.window is not None:
+            first = (positions - (self.window - 1)).clamp(min=0)
+        if self.chunk is not None:
+            first = torch.maximum(first, positions - positions % self.chunk)
+        return first
+
 
 # The size of a ring is a multiple of this, so that a kernel's block of keys never wraps around.
 _RING_BLOCK = 64
@@ -130,8 +139,7 @@ class KVCache:
         self.num_cache_slots = num_cache_slots
         self.capacity = capacity
         self.max_new_tokens = capacity if max_new_tokens is None else max_new_tokens
-        # Kernels for CUDA read contiguous positions.
-        rings = max_new_tokens is not None and device.type == "cpu"
+        rings = max_new_tokens is not None
         self.sizes = [self._size(layer) if rings else capacity for layer in layers]
         self._rings = [
             (layer, size) for layer, size in zip(layers, self.sizes, strict=True) if size < capacity
@@ -181,6 +189,19 @@ class KVCache:
     def has_rings(self) -> bool:
         """Whether any layer keeps its newest tokens only."""
         return self.ring_bytes > 0
+
+    def in_layer(self, layer: int, token_slots: Tensor, positions: Tensor) -> Tensor:
+        """Token slots in the memory of a layer, which may be a ring.
+
+        Args:
+            layer: layer index.
+            token_slots: cache_slot * capacity + position of each token.
+            positions: position of each token.
+        """
+        size = self.sizes[layer]
+        if size == self.capacity:
+            return token_slots
+        return token_slots // self.capacity * size + positions % size
 
     def write(self, layer: int, token_slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store the keys and values of packed tokens.

@@ -161,7 +161,6 @@ class PackedModel:
             self.step_mode is not StepMode.EAGER
             and self._decoder is not None
             and num_tokens <= LARGEST_STEP
-            and all(layer.is_plain for layer in self.layers)
             and (self._kernels.any or fits_tokenwise(num_tokens, cache.capacity, self.layers))
         )
 

@@ -18,8 +18,8 @@ class StepInputs:
     """Input buffer of steps up to a fixed number of tokens and requests.
 
     The buffer is one int32 vector. It holds four numbers per token: id, position, token slot, and
-    first token slot of its request. The three index vectors of ``FlashAttention`` follow. Padding
-    tokens are written to the cache's spare token slot.
+    first token slot of its request, both in layers without a ring. The three index vectors of
+    ``FusedAttention`` follow. Padding tokens are written to the cache's spare token slot.
     """
 
     def __init__(self, cache: KVCache, num_tokens: int, num_requests: int) -> None:

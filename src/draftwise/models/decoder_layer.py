@@ -1,0 +1,119 @@
+"""One decoder layer in PyTorch operations, as its description defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwise.models.attention import PackedBatch, attend
+from draftwise.models.attention_scores import Scores
+from draftwise.models.decoder_spec import Activation, DecoderSpec, LayerSpec
+from draftwise.models.norm import Norm
+from draftwise.models.packing import Linear, join_linear
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.SILU: F.silu,
+    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+    Activation.GELU: F.gelu,
+}
+
+
+class DecoderLayer:
+    """Attention and gated feed-forward block, each added to the residual stream.
+
+    Attributes:
+        rotary: see :class:`LayerSpec`.
+        scores: how attention scores are computed.
+        attention_norm, attention_out_norm, mlp_norm, mlp_out_norm, q_norm, k_norm: see
+            :class:`LayerSpec`.
+        qkv, out, gate_up, down: linear layers, those with the same input merged.
+    """
+
+    def __init__(self, spec: DecoderSpec, layer: LayerSpec, dtype: torch.dtype) -> None:
+        """Take over a layer. Its own linear layers lose their weights."""
+        self.rotary = layer.rotary
+        self.scores = Scores(spec.scaling, spec.softcap)
+        self.attention_norm = Norm.of(layer.attention_norm, dtype)
+        self.attention_out_norm = Norm.of(layer.attention_out_norm, dtype)
+        self.mlp_norm = Norm.of(layer.mlp_norm, dtype)
+        self.mlp_out_norm = Norm.of(layer.mlp_out_norm, dtype)
+        self.q_norm, self.k_norm = Norm.of(layer.q_norm, dtype), Norm.of(layer.k_norm, dtype)
+        self.qkv: Linear = join_linear(list(layer.qkv))
+        self.out: Linear = join_linear([layer.out])
+        self.gate_up: Linear = join_linear(list(layer.gate_up))
+        self.down: Linear = join_linear([layer.down])
+        self._spec = spec
+        self._activation = _ACTIVATIONS[spec.activation]
+
+    def __call__(
+        self,
+        index: int,
+        hidden: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        packed: PackedBatch,
+    ) -> Tensor:
+        """Compute the layer.
+
+        Args:
+            index: the layer's index.
+            hidden: residual stream ``[tokens, hidden]``, perhaps with padding rows at its end.
+            angles: cosines and sines ``[tokens, 1, rotated / 2]``; ``None`` for no rotation.
+            packed: plan of this forward pass.
+
+        Returns:
+            The residual stream after the layer.
+        """
+        spec, tokens = self._spec, len(hidden)
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        normed = hidden if self.attention_norm is None else self.attention_norm(hidden)
+        qkv = self.qkv(normed).view(tokens, -1, spec.head_size)
+        qk = qkv[:, : heads + kv_heads]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm.of_heads(qk[:, :heads]), self.k_norm.of_heads(qk[:, heads:])
+            qk = torch.cat((q, k), dim=1)
+        if angles is not None:
+            qk = _rotate(qk, *angles)
+        real = len(packed.positions)
+        out = attend(
+            packed,
+            index,
+            qk[:real, :heads],
+            qk[:real, heads:],
+            qkv[:real, heads + kv_heads :],
+            self.scores,
+        ).view(real, -1)
+        if real < tokens:
+            out = F.pad(out, (0, 0, 0, tokens - real))
+        hidden = self._add(hidden, self.out(out), self.attention_out_norm)
+        normed = hidden if self.mlp_norm is None else self.mlp_norm(hidden)
+        gate_up = self.gate_up(normed)
+        gate = self._activation(gate_up[:, : spec.intermediate_size])
+        out = self.down(gate * gate_up[:, spec.intermediate_size :])
+        return self._add(hidden, out, self.mlp_out_norm)
+
+    def _add(self, hidden: Tensor, out: Tensor, norm: Norm | None) -> Tensor:
+        """Add the output of a block to the residual stream."""
+        if norm is not None:
+            out = norm(out)
+        if self._spec.residual_scale != 1:
+            out = out * self._spec.residual_scale
+        return hidden + out
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (Su et al. 2021) of ``[tokens, heads, head]``.
+
+    Each number is paired with the one half of the rotated part further. The numbers after the
+    rotated part stay as they are.
+
+    Args:
+        heads: ``[tokens, heads, head]``.
+        cos, sin: ``[tokens, 1, rotated / 2]``.
+    """
+    half = cos.shape[-1]
+    first, second, rest = heads.tensor_split((half, 2 * half), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

@@ -1,0 +1,64 @@
+"""Whole models on the Triton kernels by its interpreter, for machines without CUDA."""
+
+import pytest
+import torch
+
+from draftwise.models import decoder, packing
+from draftwise.models.attention import Segment
+from draftwise.models.loading import load_model
+from draftwise.models.ragged import RaggedKernels
+from draftwise.models.static_steps import StepMode
+
+from ...architectures import CONTEXT, DESCRIBED, WITH_WINDOWS
+from ..placing import IS_INTERPRETED
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not IS_INTERPRETED,
+        reason="needs Triton and TRITON_INTERPRET=1, without CUDA (make test-interpreted)",
+    ),
+    # Padding tokens are computed from memory that was not written.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+
+@pytest.fixture
+def on_kernels(monkeypatch):
+    """The path of CUDA on a CPU."""
+    monkeypatch.setattr(decoder, "has_kernels", lambda _: True)
+    monkeypatch.setattr(packing, "can_pack", lambda *_: False)
+    monkeypatch.setattr(RaggedKernels, "of", classmethod(lambda cls, *_: cls(True, False)))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", DESCRIBED)
+def test_logits_of_steps_past_the_window(models, on_kernels, family):
+    """A chunk of a prompt, drafts of several lengths, and rollbacks, until the ring has wrapped."""
+    recipe = DESCRIBED[family]
+    reference = models.reference(recipe)
+    # Other implementations ignore soft-caps in some versions of transformers.
+    reference.set_attn_implementation("eager")
+    model = load_model(models.folder(recipe), "target", torch.float32, torch.device("cpu")).model
+    model.step_mode = StepMode.STATIC
+    cache = model.new_cache(3, CONTEXT, 33)
+    assert (min(cache.sizes) < CONTEXT) == (family in WITH_WINDOWS)
+    generator = torch.Generator().manual_seed(1)
+    texts = {0: [], 2: []}
+    for counts in ((33, 1), (30, 9), (1, 1), (5, 3), (4, 5), (1, 1)):
+        tokens, segments = [], []
+        for (row, text), count in zip(texts.items(), counts, strict=True):
+            new = torch.randint(0, recipe.vocab, (count,), generator=generator).tolist()
+            segments.append(Segment(row, len(text), count))
+            tokens += new
+            text += new
+        logits = model.forward(cache, tokens, segments, range(len(tokens)))
+        for (row, text), part in zip(texts.items(), logits.split(counts), strict=True):
+            expected = reference(input_ids=torch.tensor([text])).logits[0, -len(part) :]
+            torch.testing.assert_close(part, expected, rtol=1e-3, atol=1e-3)
+            # All but the first of the newest tokens are rejected.
+            if 1 < len(part) < 9:
+                del text[1 - len(part) :]
+                cache.truncate(row, len(text))
+    assert cache.steps.num_sizes > 0
+    assert len(texts[0]) > 64
