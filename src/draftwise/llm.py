@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -18,6 +19,7 @@ from draftwise.engine.call import Call
 from draftwise.engine.engine import Engine
 from draftwise.engine.memory import cache_bytes
 from draftwise.engine.request import Request
+from draftwise.engine.suffix.loading import tokenizer_fingerprint
 from draftwise.errors import ClosedError, DraftwiseError, InvalidParameterError
 from draftwise.models.host_memory import return_free_memory
 from draftwise.models.loading import LoadedModel, resolve_device, resolve_dtype
@@ -204,6 +206,24 @@ class LLM:
     def companion(self) -> LoadedModel | None:
         """The loaded companion model, if any."""
         return self._models.companion
+
+    def save_corpus(self, path: str | PathLike[str]) -> None:
+        """Save the texts that drafts continue, to name them as ``SpeculationConfig.corpus`` later.
+
+        Args:
+            path: the file; its name must end with ``.safetensors``.
+
+        Raises:
+            InvalidParameterError: there is no corpus, or the name ends differently.
+        """
+        corpus = self.engine.corpus
+        if corpus is None:
+            raise InvalidParameterError(
+                "corpus", "there is none; set corpus or remember_outputs in SpeculationConfig"
+            )
+        if not os.fspath(path).endswith(".safetensors"):
+            raise InvalidParameterError("path", f"must end with .safetensors, got {str(path)!r}")
+        corpus.save(path, tokenizer_fingerprint(self.target.tokenizer))
 
     @property
     def engine(self) -> Engine:

@@ -1,19 +1,31 @@
 """Proposers that draft from the request's own text: lossless, and the same text for a seed."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.core.rejection import accept
 from draftwise.engine import verification
+from draftwise.engine.assembly import EngineOptions, Models
+from draftwise.engine.engine import Engine
 from draftwise.engine.proposers import create_proposer
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.request import Request
+from draftwise.errors import InvalidParameterError
+from draftwise.models.loading import load_model
 from draftwise.params import RequestSpeculation
 from draftwise.policies import POLICIES
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..levels import exhaustive_unless
+from ..stand_ins import fixed_latency
 from ..tiny_models import Recipe
 from .assembly import generate, token_ids, varied_work
 from .exact import exact_distribution
@@ -138,3 +150,90 @@ def test_ngram_continues_the_latest_occurrence_of_the_longest_match():
 def test_every_policy_that_needs_a_draft_is_tested():
     assert set(LOSSLESS) <= set(POLICIES)
     assert {"fixed", "adaptive", "svip", "sv"} <= set(LOSSLESS)
+
+
+class TestCorpus:
+    """Texts beside the requests' own, from the configuration or from earlier outputs."""
+
+    def engine(self, models, draft="suffix", policy="fixed", **settings):
+        target = load_model(
+            models.folder(VARIED), "target", torch.float32, torch.device("cpu"), None
+        )
+        return Engine(
+            Models(replace(target, tokenizer=numbers())),
+            SpeculationConfig(draft, policy=policy, num_speculative_tokens=4, **settings),
+            EngineOptions(8),
+            fixed_latency() if policy == "adaptive" else None,
+        )
+
+    def documents(self, models, path):
+        """What the target answers, as a file of text."""
+        prompts = [[n, n + 1, n + 2] for n in range(8)]
+        params = [SamplingParams(max_tokens=20, temperature=0)] * len(prompts)
+        answers = generate(build(models, VARIED, "none", 8, draft="none"), prompts, params)
+        lines = [json.dumps({"text": " ".join(map(str, output.token_ids))}) for output in answers]
+        path.write_text("\n".join(lines))
+        return prompts, params, token_ids(answers)
+
+    def accepted(self, outputs):
+        return sum(output.speculation.num_accepted for output in outputs)
+
+    def test_documents_are_continued(self, models, tmp_path):
+        prompts, params, expected = self.documents(models, tmp_path / "documents.jsonl")
+        without = generate(self.engine(models), prompts, params)
+        for policy in ("fixed", "adaptive"):
+            engine = self.engine(models, policy=policy, corpus=tmp_path / "documents.jsonl")
+            outputs = generate(engine, prompts, params)
+            assert token_ids(outputs) == token_ids(without) == expected
+            assert self.accepted(outputs) > self.accepted(without)
+
+    def test_outputs_are_remembered_for_their_own_salt(self, models):
+        params = SamplingParams(max_tokens=20, temperature=0, cache_salt="alice")
+        engine = self.engine(models, remember_outputs=True)
+        first, again = (generate(engine, [[1, 2, 3]], [params]) for _ in range(2))
+        other = generate(engine, [[1, 2, 3]], [replace(params, cache_salt="bob")])
+        assert token_ids(first) == token_ids(again) == token_ids(other)
+        assert self.accepted(again) > self.accepted(first) == self.accepted(other)
+        assert engine.corpus.num_tokens > 0
+
+    @pytest.mark.slow
+    def test_texts_follow_the_target_with_a_shared_corpus(self, models):
+        engine = self.small(models, remember_outputs=True)
+        assert p_value(models, engine, {}, 6000) > NOT_UNLIKELY
+        assert engine.corpus.num_tokens > 1000
+
+    def small(self, models, **settings):
+        target = load_model(
+            models.folder(RECIPE), "target", torch.float32, torch.device("cpu"), None
+        )
+        speculation = SpeculationConfig("suffix", policy="fixed", num_speculative_tokens=3)
+        return Engine(Models(target), replace(speculation, **settings), EngineOptions(16))
+
+    def test_a_seed_gives_the_same_text_with_a_corpus(self, models):
+        prompts, params = varied_work(30)
+        expected = generate(build(models, VARIED, "none", 8, draft="none"), prompts, params)
+        engine = self.engine(models, remember_outputs=True)
+        for _ in range(3):
+            assert token_ids(generate(engine, prompts, params)) == token_ids(expected)
+
+    def test_unusable_settings_are_refused(self, models, tmp_path):
+        (tmp_path / "bad.jsonl").write_text('{"text": "1 2"}\n{')
+        (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
+        for settings, field, words in (
+            ({"corpus": tmp_path / "bad.jsonl"}, "corpus", "line 2, is not JSON"),
+            ({"corpus": tmp_path / "bytes"}, "corpus", "cannot be read"),
+            ({"corpus": tmp_path / "missing"}, "corpus", "cannot be read"),
+            ({"corpus": tmp_path / "bytes", "draft": "ngram"}, "corpus", "needs the draft"),
+            ({"remember_outputs": True, "draft": "ngram"}, "remember_outputs", "needs the draft"),
+        ):
+            with pytest.raises(InvalidParameterError, match=words) as caught:
+                self.engine(models, **settings)
+            assert caught.value.field == field
+
+
+def numbers():
+    """A tokenizer of texts that consist of token ids."""
+    vocabulary = {str(number): number for number in range(VARIED.vocab)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

@@ -59,7 +59,8 @@ Target = Annotated[
 Draft = Annotated[
     str | None,
     typer.Option(
-        help="Draft model; suffix to draft from the text itself; none for no draft.",
+        help="Draft model; suffix to draft from the text itself; suffix,MODEL for both; none for "
+        "no draft.",
         show_default="zoo:draft with a target of the zoo, otherwise none",
         rich_help_panel=MODELS,
     ),
@@ -113,6 +114,23 @@ ChatTemplate = Annotated[
         metavar="FILE",
         help="Jinja chat template.",
         show_default="the tokenizer's template",
+    ),
+]
+Corpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Texts that suffix drafts may continue, beside the request's own: a file of JSON "
+        "lines or text, or a folder; may be repeated.",
+        metavar="PATH",
+        rich_help_panel=SPECULATION,
+    ),
+]
+RememberOutputs = Annotated[
+    bool,
+    typer.Option(
+        "--remember-outputs",
+        help="Suffix drafts may continue earlier outputs of the same API key.",
+        rich_help_panel=SPECULATION,
     ),
 ]
 Profile = Annotated[

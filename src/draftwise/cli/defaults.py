@@ -35,6 +35,8 @@ _DRAFT_OPTIONS = (
     "lenience",
     "profile",
     "latency_profile",
+    "corpus",
+    "remember_outputs",
 )
 
 

@@ -15,6 +15,7 @@ from draftwise.cli.common_options import (
     SAMPLING,
     ChatTemplate,
     Companion,
+    Corpus,
     Device,
     Draft,
     DraftReplicas,
@@ -90,6 +91,7 @@ def generate(
     lenience: Lenience = "1.0",
     profile: Profile = None,
     latency_profile: LatencyProfile = None,
+    corpus: Corpus = None,
     max_tokens: Annotated[
         int, typer.Option(help="Maximum number of generated tokens.", rich_help_panel=SAMPLING)
     ] = 128,
@@ -181,6 +183,7 @@ def generate(
             "num_speculative_tokens": num_speculative_tokens,
             "lenience": parse_lenience(lenience),
             "verification": verification,
+            "corpus": tuple(corpus or ()),
         },
     )
     if compare:

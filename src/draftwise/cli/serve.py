@@ -13,6 +13,7 @@ from draftwise.cli.common_options import (
     TARGET_HELP,
     ChatTemplate,
     Companion,
+    Corpus,
     Device,
     DraftReplicas,
     Dtype,
@@ -24,6 +25,7 @@ from draftwise.cli.common_options import (
     PolicyName,
     PolicyOption,
     Profile,
+    RememberOutputs,
     TrustRemoteCode,
     Verification,
 )
@@ -49,6 +51,8 @@ def serve(
     lenience: Lenience = "1.0",
     profile: Profile = None,
     latency_profile: LatencyProfile = None,
+    corpus: Corpus = None,
+    remember_outputs: RememberOutputs = False,
     host: Annotated[str, typer.Option(rich_help_panel=_NETWORK)] = "127.0.0.1",
     port: Annotated[int, typer.Option(rich_help_panel=_NETWORK, min=0, max=65535)] = 8000,
     api_key: Annotated[
@@ -212,6 +216,8 @@ def serve(
             "num_speculative_tokens": num_speculative_tokens,
             "lenience": parse_lenience(lenience),
             "verification": verification,
+            "corpus": tuple(corpus or ()),
+            "remember_outputs": remember_outputs,
         },
     )
     engine = EngineSettings(

@@ -20,6 +20,9 @@ from draftwise.engine.proposers import (
 from draftwise.engine.proposers.hybrid import HybridProposer
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.proposers.registry import model_free_proposers
+from draftwise.engine.suffix.corpus import SuffixCorpus
+from draftwise.engine.suffix.loading import load_corpus
+from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
@@ -78,6 +81,7 @@ class Assembly:
         caches: the key-value caches of all models, the target's first.
         max_new_tokens: maximum number of new tokens of one request in one pass. The caches of
             layers that attend to a window are allocated for it.
+        corpus: texts that drafts may continue; ``None`` without a corpus.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class Assembly:
         self.caches = [self._new_cache(target)]
         self._cached_models: list[CachedModel] = []
         proposers = proposer_names(speculation, models)
+        self.corpus = self._load_corpus(proposers)
         self._context = PolicyContext(
             speculation.num_speculative_tokens,
             latency,
@@ -184,7 +189,21 @@ class Assembly:
             self.models.target.max_model_len,
             self._draft_model,
             self._oracle,
+            self.corpus,
+            self.speculation.remember_outputs,
         )
+
+    def _load_corpus(self, proposers: list[str]) -> SuffixCorpus | None:
+        """The configured corpus.
+
+        Raises:
+            InvalidParameterError: no proposer uses a corpus, or it cannot be loaded.
+        """
+        speculation = self.speculation
+        for name in ("corpus", "remember_outputs"):
+            if getattr(speculation, name) and "suffix" not in proposers:
+                raise InvalidParameterError(name, "needs the draft 'suffix'")
+        return load_corpus(speculation, self.models.target.tokenizer)
 
     def max_cached_tokens(self) -> int:
         """The maximum number of cache tokens reserved over all requests."""

@@ -57,6 +57,8 @@ class Engine:
         times: the time that each part of the last step took.
         grammars: compiles grammars for structured outputs. It may be called ahead of a request,
             also from another thread.
+        corpus: texts that drafts may continue beside the request's own; ``None`` without a corpus.
+            It may be used from any thread.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Engine:
         self._vocab_size = target.model.vocab_size
         self._speculation = speculation
         parts = assemble(models, speculation, options, latency, profile, policy)
+        self.corpus = parts.corpus
         self._pipeline = parts.pipeline()
         self._pipelines = [self._pipeline, *self._more_pipelines(parts)]
         self._costs = CostLearner(latency)

@@ -1,0 +1,84 @@
+"""Loads the corpus that a configuration names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from draftwise.engine.suffix.corpus import SuffixCorpus
+from draftwise.errors import InvalidParameterError
+from draftwise.params import SpeculationConfig
+
+# Files with other endings are read as plain text.
+_SAVED, _LINES = ".safetensors", ".jsonl"
+
+
+def load_corpus(speculation: SpeculationConfig, tokenizer: Any) -> SuffixCorpus | None:
+    """The corpus with all named documents; ``None`` if the configuration needs none.
+
+    Args:
+        speculation: the configuration.
+        tokenizer: the target's tokenizer.
+
+    Raises:
+        InvalidParameterError: a file cannot be read, or the target has no tokenizer; names
+            ``corpus``.
+    """
+    if not speculation.corpus and not speculation.remember_outputs:
+        return None
+    corpus = SuffixCorpus(speculation.corpus_tokens)
+    for name in speculation.corpus:
+        path = Path(name)
+        if tokenizer is None:
+            raise InvalidParameterError("corpus", "the target has no tokenizer to read texts with")
+        if path.suffix == _SAVED:
+            corpus.load(path, tokenizer_fingerprint(tokenizer))
+            continue
+        for text in _texts(path):
+            corpus.add(tokenizer(text, add_special_tokens=False).input_ids)
+    return corpus
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """A hash of the vocabulary."""
+    entries = sorted(tokenizer.get_vocab().items(), key=lambda entry: (entry[1], entry[0]))
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16]
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """The documents of a file or of all files in a folder."""
+    try:
+        if path.is_dir():
+            for each in sorted(path.rglob("*")):
+                if each.is_file():
+                    yield from _texts(each)
+            return
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameterError("corpus", f"{str(path)!r} cannot be read: {error}") from error
+    if path.suffix != _LINES:
+        yield content
+        return
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            try:
+                yield from _strings(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise InvalidParameterError(
+                    "corpus", f"{str(path)!r}, line {number}, is not JSON: {error}"
+                ) from error
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, without the keys of objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _strings(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
