@@ -144,7 +144,8 @@ def policy_contenders(
 
     Args:
         llm: LLM with the target.
-        names: names of policies, with an optional maximum draft length: ``fixed:3``.
+        names: names of policies, with an optional maximum draft length and an optional draft:
+            ``fixed:3``, ``adaptive@suffix``. The draft is one of those of ``speculation``.
         speculation: models, profiles, and the maximum draft length of the other policies; ``None``
             without a draft, which only permits target-only decoding.
 
@@ -156,15 +157,17 @@ def policy_contenders(
     contenders = []
     source = llm
     for text in dict.fromkeys([BASELINE, *names]):
-        name, _, length = text.partition(":")
+        name, length, draft = parsed_contender(text)
+        if draft is not None and draft not in speculation.draft_names:
+            known = ", ".join(speculation.draft_names)
+            raise InvalidParameterError("policies", f"{text!r}: the drafts are {known}")
         uses_companion = policy_class(name).uses_companion()
         own = replace(
             speculation,
             policy=name,
+            draft=speculation.draft if draft is None else draft,
             companion=speculation.companion if uses_companion else None,
-            num_speculative_tokens=_length(length)
-            if length
-            else speculation.num_speculative_tokens,
+            num_speculative_tokens=speculation.num_speculative_tokens if length is None else length,
         )
         contender = PolicyContender(text, source.with_speculation(own))
         contenders.append(contender)
@@ -175,7 +178,7 @@ def policy_contenders(
 
 
 def _target_only(llm: LLM, name: str) -> PolicyContender:
-    if policy_class(name.partition(":")[0]).needs_draft:
+    if policy_class(parsed_contender(name)[0]).needs_draft:
         raise InvalidParameterError("draft", f"missing: policy {name!r} requires a draft model")
     return PolicyContender(name, llm.with_speculation(None))
 
@@ -184,9 +187,16 @@ def _num_small_models(llm: LLM) -> int:
     return (llm.draft is not None) + (llm.companion is not None)
 
 
-def _length(text: str) -> int:
-    if not text.isdecimal():
+def parsed_contender(text: str) -> tuple[str, int | None, str | None]:
+    """Policy, draft length and draft of a contender such as ``fixed:3@suffix``.
+
+    Raises:
+        InvalidParameterError: the draft length is not an integer.
+    """
+    setting, _, draft = text.partition("@")
+    name, _, length = setting.partition(":")
+    if length and not length.isdecimal():
         raise InvalidParameterError(
-            "policies", f"a draft length must be a non-negative integer, got {text!r}"
+            "policies", f"a draft length must be a non-negative integer, got {length!r}"
         )
-    return int(text)
+    return name, int(length) if length else None, draft or None

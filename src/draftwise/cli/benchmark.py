@@ -61,8 +61,8 @@ def benchmark(
     policies: Annotated[
         str | None,
         typer.Option(
-            help="Names separated by commas, each optionally with a maximum draft length: "
-            "fixed:3,fixed:5,sv. Target-only decoding is always measured.",
+            help="Names separated by commas, each optionally with a maximum draft length and one "
+            "of the drafts: fixed:3,fixed:5@suffix,sv. Target-only decoding is always measured.",
             show_default="fixed,adaptive, and sv with a companion",
             rich_help_panel=_WORKLOAD,
         ),

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise import zoo
+from draftwise.benchmark.contenders import parsed_contender
 from draftwise.benchmark.peers import PeerModels
 from draftwise.cli.defaults import ChosenModels
-from draftwise.core.formats import MODEL_FREE_DRAFTS
+from draftwise.core.formats import MODEL_FREE_DRAFTS, draft_parts
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.models.loading import split_name
@@ -112,12 +113,14 @@ def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: in
         InvalidParameterError: the target or the draft is quantised, which other engines do
             differently.
     """
-    companion, draft = models.companion, models.draft
+    companion = models.companion
+    parts = [] if models.draft is None else draft_parts(models.draft)
+    draft = next((part for part in parts if part not in MODEL_FREE_DRAFTS), None)
     if companion is not None and split_name(companion)[1] is not None:
         companion = None
     return PeerModels(
         _folder(models.target),
-        None if draft is None or draft in MODEL_FREE_DRAFTS else _folder(draft),
+        None if draft is None else _folder(draft),
         str(llm.target.model.dtype).removeprefix("torch."),
         threads,
         llm.target.max_model_len,
@@ -143,10 +146,14 @@ def lookup_lengths(
     Returns:
         The lengths; empty if the draft is none of those that need no model.
     """
-    if draft not in MODEL_FREE_DRAFTS:
+    if draft is None or not set(draft_parts(draft)) & set(MODEL_FREE_DRAFTS):
         return []
-    fixed = [text.partition(":")[2] for text in policies if text.partition(":")[0] == "fixed"]
-    lengths = [int(length) if length else num_speculative_tokens for length in fixed]
+    parsed = [parsed_contender(text) for text in policies]
+    lengths = [
+        num_speculative_tokens if length is None else length
+        for name, length, _ in parsed
+        if name == "fixed"
+    ]
     return list(dict.fromkeys(filter(None, lengths))) or [num_speculative_tokens]
 
 

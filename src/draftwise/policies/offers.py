@@ -21,7 +21,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core.goodput import OperatingPoint, StepEstimate, expected_accepted
+from draftwise.core.goodput import OperatingPoint, StepEstimate
 from draftwise.core.latency import LatencyModel
 from draftwise.policies.base import RequestState
 
@@ -34,6 +34,9 @@ _FORGETTING = 0.97
 _SLOPE_PART = 0.5
 # A request's remaining number of steps varies by this factor times its square root.
 _SPREAD = 0.6
+# Weight of a draft relative to the one after it, and a ridge that pulls the slope towards 0.
+_REGRESSION_FORGETTING = 0.998
+_REGRESSION_PRIOR = 0.2
 
 
 class OfferPricing:
@@ -46,6 +49,7 @@ class OfferPricing:
             latency: costs of passes.
         """
         self._latency = latency
+        self._by_history = _Regression()
         # Tokens and seconds of recent steps, by batch size.
         self._sums: dict[int, tuple[float, float]] = {}
 
@@ -173,10 +177,10 @@ class OfferPricing:
                 for request, value, length in zip(requests, values, selected.tolist(), strict=True)
             ]
         )
-        # Requests differ by their recent acceptance from the mean of the estimate.
+        # The estimate is about the average request. Requests differ in their recent acceptance.
         length = point.max_length
-        by_history = np.array([expected_accepted(r.history, length) for r in requests])
-        gained = (estimate.tokens / count - 1.0) * by_history / max(by_history.mean(), 1e-9)
+        history = np.array([request.history for request in requests])
+        gained = estimate.tokens / count - 1.0 + self._by_history.difference(history)
         verified = estimate.size / count - 1.0
         whole, single = latency.draft_seconds(count), latency.draft_seconds(1)
         per_token = max(0.0, whole - single) / max(1, count - 1)
@@ -188,6 +192,43 @@ class OfferPricing:
         if float(gains[prefers].sum()) <= fixed_cost:
             prefers[:] = False
         return prefers
+
+    def observe_model(self, history: Floats, gained: Floats) -> None:
+        """Learn how the gain of the draft model depends on a request's history.
+
+        Args:
+            history: ``[n]`` mean acceptance of requests for which the model drafted, before the
+                step.
+            gained: ``[n]`` expected number of accepted tokens of their drafts.
+        """
+        self._by_history.observe(history, gained)
+
+
+class _Regression:
+    """The slope of one quantity over another, by least squares with forgetting."""
+
+    def __init__(self) -> None:
+        """Start with a slope of 0."""
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, x: Floats, y: Floats) -> None:
+        """Add ``[n]`` pairs of values."""
+        kept = _REGRESSION_FORGETTING ** len(x)
+        added = float(len(x)), x.sum(), y.sum(), (x * x).sum(), (x * y).sum()
+        old = self._weight, self._x, self._y, self._xx, self._xy
+        self._weight, self._x, self._y, self._xx, self._xy = (
+            kept * before + float(new) for before, new in zip(old, added, strict=True)
+        )
+
+    def difference(self, x: Floats) -> Floats:
+        """``[n]`` how much larger y is expected to be than its mean."""
+        if not self._weight:
+            return np.zeros(len(x))
+        mean = self._x / self._weight
+        variation = self._xx - self._x * mean
+        slope = (self._xy - self._y * mean) / (variation + _REGRESSION_PRIOR)
+        result: Floats = slope * (x - mean)
+        return result
 
 
 def _bucket(num_requests: int) -> int:

@@ -29,9 +29,6 @@ from draftwise.policies.pricing import Price, Pricing, PricingOptions
 
 Floats = NDArray[np.float64]
 
-# Number of offered tokens that an exploring request verifies beyond those that are worth it.
-_NUM_EXPLORED = 2
-
 
 class PricedPolicy(Policy):
     """Drafts at the operating point with the best goodput. Subclasses select what is verified.
@@ -160,13 +157,6 @@ class PricedPolicy(Policy):
         if not uses_model.any():
             self._is_priced = self._uses_signals = False
             self._price = replace(self._price, point=OperatingPoint(0))
-        if (
-            self._num_steps % self.options.explore_every == 0
-            and requests
-            and self._explorer is None
-        ):
-            at = self._num_steps // self.options.explore_every % len(requests)
-            choices[at] = _longer(choices[at], requests[at])
         return choices
 
     def _uses_model(
@@ -186,6 +176,9 @@ class PricedPolicy(Policy):
             )
         else:
             uses_model = np.zeros(len(requests), dtype=bool)
+        if self._num_steps <= self.options.warm_up and self._num_steps % 2:
+            # Nothing is known about the model yet, and nothing would be learnt without it.
+            uses_model = can_draft
         if self._explorer is not None:
             uses_model[self._explorer] = can_draft[self._explorer]
         return uses_model
@@ -233,6 +226,7 @@ class PricedPolicy(Policy):
             self.offers.observe(num_requests, num_tokens, times.total)
         if self._is_offered.all():
             return
+        self._observe_model_gains(outcome)
         if times.is_typical and self._runs_as_priced:
             seconds = times.total - times.companion
             self.prices.observe(seconds, outcome.num_drafted, outcome.num_verified)
@@ -265,6 +259,16 @@ class PricedPolicy(Policy):
         rows, places = np.nonzero(known)
         signals = self.signals_of(draft, self._companion_scores, rows, places)
         self.learn(signals, self._greedy[rows], acceptance[known], reach_probability[known])
+
+    def _observe_model_gains(self, outcome: Outcome) -> None:
+        """Learn how many tokens the draft model gains for requests with different histories."""
+        drafted = np.asarray(outcome.num_drafted) > 0
+        drafted &= ~self._is_offered
+        drafted[list(outcome.failed)] = False
+        assert outcome.prefix_acceptance_prob is not None
+        gained = outcome.prefix_acceptance_prob.cpu().double().numpy().sum(axis=1)
+        history = np.array([request.history for request in self._requests])
+        self.offers.observe_model(history[drafted], gained[drafted])
 
     @property
     def _runs_as_priced(self) -> bool:
@@ -380,10 +384,3 @@ class PricedPolicy(Policy):
         if self._explorer is not None:
             thresholds[self._explorer] = 0.0
         return thresholds
-
-
-def _longer(choice: DraftChoice, request: RequestState) -> DraftChoice:
-    """More offered tokens than are worth verifying, to learn about their acceptance."""
-    if not choice.uses_offer:
-        return choice
-    return DraftChoice(min(choice.length + _NUM_EXPLORED, len(request.offer)), True)

@@ -30,26 +30,30 @@ class _Evidence(NamedTuple):
     match_lengths: Integers
     from_corpus: NDArray[np.bool_]
 
-    @classmethod
-    def of(cls, requests: Sequence[Request], found: FoundContinuations) -> _Evidence:
-        """The evidence of found continuations."""
-        return cls(
-            np.array([request.params.temperature == 0 for request in requests], dtype=bool),
-            found.shares,
-            found.votes,
-            found.match_lengths,
-            found.chunks >= 0,
-        )
 
-    def rows(self, index: Integers) -> _Evidence:
-        """The evidence of some of the requests."""
-        return _Evidence(
-            self.greedy[index],
-            self.shares[index],
-            self.votes[index],
-            self.match_lengths[index],
-            self.from_corpus[index],
+class _Proposed(NamedTuple):
+    """The proposals of a step.
+
+    Attributes:
+        requests: the requests that may draft.
+        tokens: ``[requests, width]`` proposed tokens.
+        lengths: ``[requests]`` number of proposed tokens of each request.
+        evidence: what their acceptance is estimated from.
+    """
+
+    requests: list[Request]
+    tokens: NDArray[np.int32]
+    lengths: list[int]
+    evidence: _Evidence
+
+    @classmethod
+    def of(cls, requests: list[Request], found: FoundContinuations) -> _Proposed:
+        """The found continuations of some requests."""
+        greedy = np.array([request.params.temperature == 0 for request in requests], dtype=bool)
+        evidence = _Evidence(
+            greedy, found.shares, found.votes, found.match_lengths, found.chunks >= 0
         )
+        return cls(requests, found.tokens, found.lengths.tolist(), evidence)
 
 
 @register
@@ -75,24 +79,23 @@ class SuffixProposer(TokenProposer):
         self._corpus = context.corpus
         self._matcher = SuffixMatcher(context.max_batch_size, context.max_model_len, context.corpus)
         self._acceptance = MatchAcceptance()
-        self._evidence: _Evidence | None = None
-        self._drafting: list[Request] = []
+        self._proposed: _Proposed | None = None
 
     def proposals(self, batch: Batch, limits: Sequence[int]) -> Proposals:
         """The continuations of all requests, found together."""
         drafting = [index for index, limit in enumerate(limits) if limit > 0]
-        self._evidence, self._drafting = None, [batch.generating[index] for index in drafting]
+        self._proposed = None
         if not drafting:
             return Proposals.nothing(len(limits))
-        self._read(self._drafting)
-        slots = np.array([request.cache_slot for request in self._drafting], dtype=np.int64)
+        requests = [batch.generating[index] for index in drafting]
+        self._read(requests)
+        slots = np.array([request.cache_slot for request in requests], dtype=np.int64)
         found = self._matcher.continuations(slots, max(limits))
-        evidence = self._evidence = _Evidence.of(self._drafting, found)
-        expected = self._acceptance.predict(*evidence)
+        proposed = self._proposed = _Proposed.of(requests, found)
         made = Proposals.nothing(len(limits), found.tokens.shape[1])
         made.tokens[drafting] = found.tokens
         made.lengths[drafting] = np.minimum(found.lengths, np.asarray(limits)[drafting])
-        made.acceptance[drafting] = expected
+        made.acceptance[drafting] = self._acceptance.predict(*proposed.evidence)
         return made
 
     def _read(self, requests: Iterable[Request]) -> None:
@@ -107,31 +110,27 @@ class SuffixProposer(TokenProposer):
         self._matcher.begin(request.cache_slot, request.tokens, namespace)
 
     def commit(self, commit: Commit) -> None:
-        """Learn from the verified tokens."""
-        evidence, self._evidence = self._evidence, None
-        if evidence is None:
+        """Learn by comparing the proposed tokens with those that the requests gained.
+
+        The gained tokens follow the target's distribution, whatever was drafted. So this also
+        learns from tokens that were not verified.
+        """
+        proposed, self._proposed = self._proposed, None
+        if proposed is None:
             return
-        results = {
-            request.request_id: (len(request.tokens) - 1 - start, num_verified)
-            for request, start, num_verified in zip(
-                commit.requests, commit.starts, commit.num_drafted, strict=True
-            )
-            if num_verified
+        starts = {
+            request.request_id: start
+            for request, start in zip(commit.requests, commit.starts, strict=True)
         }
-        at, known, accepted = [], [], []
-        for row, request in enumerate(self._drafting):
-            gained, num_verified = results.get(request.request_id, (-1, 0))
-            if gained < 0:
-                continue
-            num_accepted = min(gained, num_verified)
-            # A request that ended may have been cut after a token that was accepted.
-            is_cut = request.finish_reason is not None
-            at.append(row)
-            known.append(num_accepted if is_cut else min(num_verified, num_accepted + 1))
-            accepted.append(num_accepted)
-        if at:
-            rows = np.array(at, dtype=np.int64)
-            self._acceptance.learn(*evidence.rows(rows), np.array(known), np.array(accepted))
+        known = np.zeros(len(proposed.requests), dtype=np.int64)
+        accepted = known.copy()
+        rows = zip(proposed.requests, proposed.tokens.tolist(), proposed.lengths, strict=True)
+        for row, (request, tokens, length) in enumerate(rows):
+            gained = request.tokens[starts.get(request.request_id, len(request.tokens)) :]
+            count = min(length, len(gained))
+            accepted[row] = _common_length(tokens[:count], gained)
+            known[row] = min(count, accepted[row] + 1)
+        self._acceptance.learn(*proposed.evidence, known, accepted)
 
     def retire(self, request: Request) -> None:
         """Store the output of a request for later ones, if outputs are remembered."""
@@ -141,6 +140,14 @@ class SuffixProposer(TokenProposer):
 
     def recover(self, requests: Iterable[Request]) -> None:
         """Forget tokens after those of the last commit."""
-        self._evidence = None
+        self._proposed = None
         for request in requests:
             self._matcher.truncate(request.cache_slot, len(request.tokens))
+
+
+def _common_length(proposed: Sequence[int], gained: Sequence[int]) -> int:
+    """Number of leading tokens that two texts have in common."""
+    for place, (ours, theirs) in enumerate(zip(proposed, gained, strict=False)):
+        if ours != theirs:
+            return place
+    return min(len(proposed), len(gained))
