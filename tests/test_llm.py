@@ -234,6 +234,29 @@ class TestSpeculation:
         assert longer.generate("ab", GREEDY)[0].token_ids == llm.generate("ab", GREEDY)[0].token_ids
         assert llm.generate("ab", params) == expected
 
+    def test_suffix_and_a_model_together(self, models, llm):
+        both = SpeculationConfig(
+            ["suffix", models.folder(RECIPE.draft())], num_speculative_tokens=3, policy="fixed"
+        )
+        other = build(models, both)
+        assert other.draft is not None
+        assert other.generate("abab", GREEDY)[0].text == llm.generate("abab", GREEDY)[0].text
+
+    def test_a_saved_corpus_is_continued(self, models, tmp_path):
+        expected = build(models, None).generate("ab", GREEDY)
+        settings = {"policy": "fixed", "num_speculative_tokens": 4}
+        first = build(models, SpeculationConfig("suffix", remember_outputs=True, **settings))
+        assert first.generate("ab", GREEDY)[0].text == expected[0].text
+        first.save_corpus(tmp_path / "corpus.safetensors")
+        config = SpeculationConfig("suffix", corpus=tmp_path / "corpus.safetensors", **settings)
+        output = build(models, config).generate("ab", GREEDY)[0]
+        assert output.text == expected[0].text
+        assert TokenSource.COPY in output.token_sources
+        with pytest.raises(InvalidParameterError, match="must end with"):
+            first.save_corpus(tmp_path / "corpus.bin")
+        with pytest.raises(InvalidParameterError, match="there is none"):
+            build(models).save_corpus(tmp_path / "corpus.safetensors")
+
     def test_unknown_policy(self, models):
         config = SpeculationConfig(models.folder(RECIPE.draft()), policy="fixd")
         with pytest.raises(InvalidParameterError, match="did you mean 'fixed'") as caught:

@@ -81,7 +81,10 @@ GOOD_SAMPLING = {
     "cache_salt": ["", "salt"],
 }
 BAD_SPECULATION = {
-    "draft": ["", 5, ["a"]],
+    "draft": ["", 5, [], ["a", 5], ["a", ""], {"a": 1}],
+    "corpus": ["", 5, ["a", 5], None],
+    "corpus_tokens": [0, 2**30 + 1, *NOT_INTEGERS],
+    "remember_outputs": [1, "yes", None],
     "companion": ["", 5, ["a"], "draft:int7", "draft:", "draft:INT8"],
     "policy": ["", 5],
     "profile": ["", 5],
@@ -92,7 +95,10 @@ BAD_SPECULATION = {
     "verification": ["", "tokens", None, 1, ["block"], np.array(["block", "token"])],
 }
 GOOD_SPECULATION = {
-    "draft": [None, "suffix", "zoo:draft", "/a/b"],
+    "draft": [None, "suffix", "zoo:draft", "/a/b", "/a,b", ("suffix", "zoo:draft")],
+    "corpus": [(), ("a.jsonl", "b")],
+    "corpus_tokens": [1, 2**30],
+    "remember_outputs": [True, False],
     "companion": [None, "zoo:companion", "draft:int8"],
     "policy": [None, "none", "fixed"],
     "profile": [None, "profile.safetensors"],
@@ -250,6 +256,22 @@ def test_an_integer_with_too_many_digits_for_a_message():
     assert caught.value.field == "seed"
 
 
+@pytest.mark.parametrize(
+    "draft",
+    ["suffix,zoo:draft", " suffix , zoo:draft", ["suffix", "zoo:draft"], ["suffix,zoo:draft"]],
+)
+def test_several_drafts(draft):
+    config = SpeculationConfig(draft)
+    assert config.draft == config.draft_names == ("suffix", "zoo:draft")
+    assert SpeculationConfig(draft=config.draft) == config
+    assert SpeculationConfig(["suffix"]).draft == "suffix"
+
+
+def test_a_corpus_may_be_one_path():
+    assert SpeculationConfig(corpus="a.jsonl").corpus == ("a.jsonl",)
+    assert SpeculationConfig(corpus=Path("a") / "b").corpus == (str(Path("a") / "b"),)
+
+
 def test_paths_become_strings():
     given = {
         name: Path("/a") / name for name in ("draft", "companion", "profile", "latency_profile")
@@ -354,7 +376,7 @@ class TestFromDict:
         [
             ("num_speculative_token", "did you mean 'num_speculative_tokens'?"),
             ("lenient", "did you mean 'lenience'?"),
-            ("ngram_prompt_lookup", "known keys: companion, draft"),
+            ("ngram_prompt_lookup", "known keys: companion, corpus"),
         ],
     )
     def test_unknown_speculation_keys(self, key, hint):
@@ -390,4 +412,4 @@ class TestFromDict:
     def test_no_draft(self):
         config = SpeculationConfig.from_dict({"num_speculative_tokens": 3})
         assert config.draft is None
-        assert config.draft_name == "suffix"
+        assert config.draft_names == ("suffix",)

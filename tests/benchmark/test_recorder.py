@@ -107,6 +107,20 @@ def test_a_turn_records_its_steps(contenders, temperature):
         assert 0 < sum(records.seconds.values()) <= turn.seconds * 1.01
 
 
+def test_contenders_may_use_one_of_the_drafts(models):
+    llm = LLM(models.folder(TARGET), None, "float32", max_batch_size=4)
+    model = models.folder(DRAFT)
+    speculation = SpeculationConfig(["suffix", model], policy="none", num_speculative_tokens=3)
+    names = [f"fixed:2@{model}", "fixed@suffix", "fixed"]
+    made = policy_contenders(llm, names, speculation)
+    assert [each.name for each in made] == ["none", *names]
+    drafts = [each.llm.speculation.draft_names for each in made[1:]]
+    assert drafts == [(model,), ("suffix",), ("suffix", model)]
+    assert [each.llm.draft is None for each in made[1:]] == [False, True, False]
+    with pytest.raises(InvalidParameterError, match="the drafts are suffix"):
+        policy_contenders(llm, ["fixed@ngram"], speculation)
+
+
 @pytest.mark.parametrize("name", ["fixed:x", "fixed:-1", "fixed:1.5"])
 def test_bad_lengths(contenders, name):
     assert isinstance(contenders[0], PolicyContender)

@@ -227,7 +227,7 @@ def test_a_corpus_is_saved_and_loaded(backend, tmp_path):
     corpus = SuffixCorpus(4 * CORPUS_CHUNK)
     document = np.random.default_rng(1).integers(0, 1000, 1200).tolist()
     corpus.add(document)
-    corpus.add([1, 2, 3, 4], namespace_of("alice"))
+    corpus.add([1, 2, 3, 4], namespace_of("alice"), num_context=1)
     corpus.save(tmp_path / "corpus.safetensors", "tokenizer")
     for max_tokens in (corpus.max_tokens, 8 * CORPUS_CHUNK):
         loaded = SuffixCorpus(max_tokens)

@@ -34,6 +34,8 @@ _FORGETTING = 0.97
 _SLOPE_PART = 0.5
 # A request's remaining number of steps varies by this factor times its square root.
 _SPREAD = 0.6
+# The cost of one more token in a draft pass is measured over this many tokens beyond the batch.
+_SLOPE_TOKENS = 8
 # Weight of a draft relative to the one after it, and a ridge that pulls the slope towards 0.
 _REGRESSION_FORGETTING = 0.998
 _REGRESSION_PRIOR = 0.2
@@ -182,8 +184,8 @@ class OfferPricing:
         history = np.array([request.history for request in requests])
         gained = estimate.tokens / count - 1.0 + self._by_history.difference(history)
         verified = estimate.size / count - 1.0
-        whole, single = latency.draft_seconds(count), latency.draft_seconds(1)
-        per_token = max(0.0, whole - single) / max(1, count - 1)
+        single, more = latency.draft_seconds(1), count + _SLOPE_TOKENS
+        per_token = max(0.0, latency.draft_seconds(more) - single) / (more - 1)
         behind = np.array([request.num_behind for request in requests], dtype=np.float64)
         own_cost = per_row * verified + per_token * (length + behind)
         gains = values * gained - own_cost - np.maximum(of_offers, 0.0)

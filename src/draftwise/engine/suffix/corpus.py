@@ -63,7 +63,7 @@ class SuffixCorpus:
         self.structure = corpus_structure(*vars(self.arrays).values())
         self.lock = RLock()
         self._last_used = np.zeros(num_chunks, dtype=np.int64)
-        self._has_context = np.zeros(num_chunks, dtype=bool)
+        self._num_context = np.zeros(num_chunks, dtype=np.int64)
         self._clock = 0
         self._num_used = 0
 
@@ -108,7 +108,7 @@ class SuffixCorpus:
         arrays.tokens[chunk, : len(part)] = part
         arrays.lengths[chunk] = len(part)
         arrays.namespaces[chunk] = namespace
-        self._has_context[chunk] = num_context > 0
+        self._num_context[chunk] = num_context
         self.use([chunk])
         # Positions in the context are indexed in the chunk before. The last one has no next token.
         first, end = max(0, num_context - 1), len(part) - 1
@@ -138,7 +138,7 @@ class SuffixCorpus:
                 "tokens": torch.from_numpy(self.arrays.tokens[order]),
                 "lengths": torch.from_numpy(self.arrays.lengths[order]),
                 "namespaces": torch.from_numpy(self.arrays.namespaces[order].view(np.int64)),
-                "has_context": torch.from_numpy(self._has_context[order]),
+                "num_context": torch.from_numpy(self._num_context[order]),
             }
             save_file(tensors, path, {"format": _FORMAT, "tokenizer": tokenizer})
 
@@ -163,13 +163,12 @@ class SuffixCorpus:
                 tensors["tokens"],
                 tensors["lengths"].tolist(),
                 tensors["namespaces"].view(np.uint64).tolist(),
-                tensors["has_context"].tolist(),
+                tensors["num_context"].tolist(),
                 strict=True,
             )
             with self.lock:
-                for tokens, length, namespace, has_context in rows:
-                    context = MAX_MATCH if has_context else 0
-                    self._store(tokens[:length].astype(np.int32), namespace, context)
+                for tokens, length, namespace, num_context in rows:
+                    self._store(tokens[:length].astype(np.int32), namespace, num_context)
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise InvalidParameterError(
                 "corpus", f"{str(path)!r} cannot be read: {error}"

@@ -1,0 +1,155 @@
+"""Prices of offered tokens: the selection over the batch, weights, and the choice of a source."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwise.core.goodput import OperatingPoint, StepEstimate
+from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.policies import PolicyContext, create_policy
+from draftwise.policies.offers import OfferPricing
+from draftwise.policies.router import PolicyRouter
+
+from ..stand_ins import fixed_latency
+from .driving import RequestState
+
+TARGET = StageCost((1, 8, 16, 64), (0.010, 0.012, 0.020, 0.080))
+
+
+def latency(draft=0.001):
+    return LatencyModel(TARGET, StageCost((1, 64), (draft, 2 * draft)))
+
+
+def offering(*offers, remaining=0.0, **values):
+    return [
+        RequestState(50, 5, 8, row, offer=offer, expected_remaining=remaining, **values)
+        for row, offer in enumerate(offers)
+    ]
+
+
+probabilities = st.lists(st.sampled_from([0.05, 0.3, 0.6, 0.9]), max_size=3)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(probabilities, min_size=1, max_size=4), st.floats(0.0005, 0.02))
+def test_the_selection_saves_most(offers, value):
+    """Against all selections."""
+    model = latency()
+    requests = offering(*offers)
+    values = np.full(len(requests), value)
+    chosen = OfferPricing(model).select(requests, values, 0)
+
+    def net(lengths):
+        saved = sum(
+            value * np.cumprod(offer)[:length].sum()
+            for offer, length in zip(offers, lengths, strict=True)
+        )
+        return saved - model.target_seconds(len(offers) + sum(lengths))
+
+    best = max(net(lengths) for lengths in itertools.product(*(range(len(o) + 1) for o in offers)))
+    assert net(chosen.tolist()) == pytest.approx(best)
+
+
+def test_without_offers_nothing_is_selected():
+    assert OfferPricing(latency()).select(offering((), ()), np.ones(2), 0).tolist() == [0, 0]
+
+
+def test_the_goodput_is_at_least_that_of_no_speculation():
+    pricing = OfferPricing(latency())
+    assert pricing.goodput(8, 0) == pytest.approx(8 / 0.012)
+    for _ in range(50):
+        pricing.observe(8, 24, 0.015)
+    assert pricing.goodput(8, 0) == pytest.approx(24 / 0.015, rel=0.01)
+    for _ in range(500):
+        pricing.observe(8, 8, 0.5)
+    assert pricing.goodput(8, 0) == pytest.approx(8 / 0.012)
+    assert pricing.goodput(1, 0) == pytest.approx(1 / 0.010)
+
+
+def test_tokens_are_worth_the_same_while_others_follow():
+    pricing = OfferPricing(latency())
+    requests = offering((0.9,), (0.9,))
+    assert pricing.weights(requests, 0).tolist() == [1.0, 1.0]
+    requests[0] = requests[0]._replace(expected_remaining=50.0)
+    assert pricing.weights(requests, 0).tolist() == [1.0, 1.0]
+
+
+def test_tokens_of_the_request_that_ends_last_are_worth_more():
+    pricing = OfferPricing(latency())
+    requests = offering(*[(0.9,)] * 8, remaining=4.0)
+    requests[3] = requests[3]._replace(expected_remaining=40.0)
+    weights = pricing.weights(requests, 0)
+    assert weights.argmax() == 3
+    assert weights[3] > 3
+    assert weights.mean() == pytest.approx(1.0)
+    assert (np.delete(weights, 3) < 1).all()
+    assert (weights > 0).all()
+    # With equal ends, all are worth the same.
+    assert pricing.weights(offering(*[(0.9,)] * 8, remaining=4.0), 0) == pytest.approx(1.0)
+
+
+def test_weights_change_the_selection():
+    pricing = OfferPricing(latency())
+    requests = offering(*[(0.5,)] * 8, remaining=3.0)
+    even = pricing.select(requests, pricing.values(requests, 0), 0)
+    requests[5] = requests[5]._replace(expected_remaining=60.0)
+    uneven = pricing.select(requests, pricing.values(requests, 0), 0)
+    assert even.sum() == 0
+    assert uneven.tolist() == [int(row == 5) for row in range(8)]
+
+
+class TestSources:
+    point = OperatingPoint(3)
+
+    def prefers(self, requests, draft=0.001, gained=1.5, pricing=None):
+        count = len(requests)
+        pricing = pricing or OfferPricing(latency(draft))
+        values = np.full(count, 0.010)
+        selected = pricing.select(requests, values, 0)
+        estimate = StepEstimate(count * (1 + gained), 0.02, count * 3.0)
+        return pricing.prefers_model(requests, values, selected, 0, self.point, estimate).tolist()
+
+    def test_the_model_drafts_where_nothing_is_offered(self):
+        assert self.prefers(offering((), (0.99,) * 8)) == [True, False]
+
+    def test_a_pass_that_few_requests_share_is_too_expensive(self):
+        few = offering((), *[(0.99,) * 8] * 3)
+        assert self.prefers(few, draft=0.008) == [False] * 4
+        many = offering((), (), (), ())
+        assert self.prefers(many, draft=0.008) == [True] * 4
+
+    def test_a_model_that_is_behind_costs_more(self):
+        requests = offering(())
+        assert self.prefers(requests, draft=0.0035) == [True]
+        behind = [requests[0]._replace(num_behind=500)]
+        assert self.prefers(behind, draft=0.0035) == [False]
+
+    def test_requests_with_a_better_history_gain_more(self):
+        pricing = OfferPricing(latency(0.003))
+        low, high = offering((), history=0.2)[0], offering((), history=0.9)[0]
+        for _ in range(100):
+            pricing.observe_model(np.array([0.2, 0.9]), np.array([0.0, 3.0]))
+        assert self.prefers([low, high], 0.003, pricing=pricing) == [False, True]
+
+
+def test_a_policy_without_prices_takes_the_source_that_gains_more():
+    policy = create_policy("fixed", PolicyContext(3), {})
+    requests = offering((0.9, 0.9, 0.9), (0.2,), (), history=0.6)
+    requests.append(requests[1]._replace(has_model=False))
+    choices = policy.plan_drafts(requests)
+    assert [choice.uses_offer for choice in choices] == [True, False, False, True]
+    assert [choice.length for choice in choices] == [3, 3, 3, 3]
+
+
+def test_each_policy_of_a_batch_plans_for_its_own_requests():
+    context = PolicyContext(3, fixed_latency())
+    router = PolicyRouter(context, create_policy("adaptive", context, {}))
+    requests = offering((0.99,) * 3, (0.99,) * 3, has_model=False)
+    requests[1] = requests[1]._replace(policy="none", draft_limit=3)
+    first, second = router.plan_drafts(requests)
+    assert first == (3, True)
+    assert second.length == 0
+    assert not router.reads_offers()
