@@ -203,6 +203,11 @@ class LLM:
         return self._models.draft
 
     @property
+    def draft_names(self) -> tuple[str, ...]:
+        """Names of the draft model and of proposers without a model; empty without speculation."""
+        return () if self.speculation is None else self.speculation.draft_names
+
+    @property
     def companion(self) -> LoadedModel | None:
         """The loaded companion model, if any."""
         return self._models.companion

@@ -270,6 +270,7 @@ class RequestSpeculation:
         num_speculative_tokens: maximum number of tokens drafted per step, further limited by the
             engine's maximum; ``None`` for the engine's maximum.
         lenience: lenience of the request, in (0, 1]; ``None`` for the engine's lenience.
+        draft: the only draft of the engine that the request uses; ``None`` for all of them.
 
     Raises:
         InvalidParameterError: a value is out of range.
@@ -279,6 +280,7 @@ class RequestSpeculation:
     policy: str | None = None
     num_speculative_tokens: int | None = None
     lenience: float | None = None
+    draft: str | None = None
 
     def __post_init__(self) -> None:
         boolean("enabled", self.enabled)
@@ -288,6 +290,8 @@ class RequestSpeculation:
             _set(self, num_speculative_tokens=_num_speculative_tokens(self.num_speculative_tokens))
         if self.lenience is not None:
             _set(self, lenience=number("lenience", self.lenience, 0.0, 1.0, low_open=True))
+        if self.draft is not None:
+            _set(self, draft=path_name("draft", self.draft, "model"))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RequestSpeculation:

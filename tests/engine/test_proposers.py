@@ -16,6 +16,7 @@ from draftwise.engine.proposers.registry import draft_model_name
 from draftwise.errors import EngineError, InvalidParameterError
 from draftwise.models.loading import load_model
 from draftwise.outputs import TokenSource
+from draftwise.params import RequestSpeculation
 from draftwise.policies import POLICIES, policy_class
 from draftwise.policies.base import DraftChoice
 
@@ -328,6 +329,32 @@ class TestHybrid:
         for output, other, is_greedy in zip(outputs, expected, greedy, strict=True):
             assert not is_greedy or output.token_ids == other.token_ids
         assert sum(output.speculation.num_accepted for output in outputs) > 0
+
+    def test_a_request_may_use_one_of_the_drafts(self, models):
+        engine = self.engine(models, "fixed", 8, VARIED)
+        model = models.folder(VARIED.draft())
+        params = SamplingParams(max_tokens=20, seed=1)
+        drafts = (Sure.name, model, None)
+        requests = [
+            engine.add(None, [1, 2, 3 + number % 5], params, RequestSpeculation(draft=draft))
+            for draft in drafts
+            for number in range(8)
+        ]
+        while engine.num_unfinished:
+            engine.step()
+        sources = [
+            {
+                source
+                for request in requests[first : first + 8]
+                for source in request.output().token_sources
+            }
+            for first in (0, 8, 16)
+        ]
+        assert TokenSource.DRAFT not in sources[0]
+        assert TokenSource.COPY not in sources[1]
+        assert {TokenSource.COPY, TokenSource.DRAFT} <= sources[0] | sources[1]
+        with pytest.raises(InvalidParameterError, match="must be one of the engine's drafts"):
+            engine.add(None, [1], params, RequestSpeculation(draft="ngram"))
 
     def test_lenience_applies_to_offers(self, models):
         engine = self.engine(models, "fixed", 8, lenience=0.2)

@@ -321,3 +321,16 @@ def test_without_a_draft_there_is_no_speculation():
         refused = client.patch("/v1/speculation", json={"policy": "fixed"})
         assert refused.status_code == 400
         assert client.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_drafts_without_a_model_are_speculation():
+    suffix = SpeculationConfig("suffix", policy="fixed", num_speculative_tokens=4)
+    with running(replace(ZOO, speculation=suffix)) as server, server.client() as client:
+        state = client.get("/v1/speculation").json()
+        assert state["enabled"]
+        assert state["draft"] == "suffix"
+        body = {**SHORT, "speculation": {"draft": "suffix"}}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        refused = client.post("/v1/completions", json={**SHORT, "speculation": {"draft": "ngram"}})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "speculation.draft"

@@ -18,6 +18,7 @@ from draftwise.cli.speculation_report import (
     losslessness,
     settings,
 )
+from draftwise.core.formats import MODEL_FREE_DRAFTS
 from draftwise.llm import LLM
 from draftwise.models.loading import LoadedModel
 from draftwise.outputs import RequestOutput, TokenSource
@@ -146,8 +147,11 @@ def _table(llm: LLM) -> Table:
     table.add_column(style="dim")
     table.add_column()
     table.add_row("target", _model(llm.target))
+    drafts = [name for name in llm.draft_names if name in MODEL_FREE_DRAFTS]
     if llm.draft is not None:
-        table.add_row("draft", _model(llm.draft))
+        drafts.append(_model(llm.draft))
+    if drafts:
+        table.add_row("draft", ", ".join(drafts))
     if llm.companion is not None:
         table.add_row("companion", _model(llm.companion))
     if llm.speculation is not None:

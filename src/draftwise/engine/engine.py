@@ -286,8 +286,8 @@ class Engine:
         Raises:
             PromptError: the prompt is empty, too long for the context, or has tokens outside the
                 vocabulary.
-            InvalidParameterError: a token in the parameters does not exist, the requested policy
-                cannot be used with this engine, or the grammar cannot be used.
+            InvalidParameterError: a token in the parameters does not exist, the requested policy or
+                draft cannot be used with this engine, or the grammar cannot be used.
             CacheExhaustedError: the request may need more than the whole cache.
         """
         check_prompt(prompt_ids, self.max_model_len, self._vocab_size)
@@ -301,6 +301,7 @@ class Engine:
         with self.turns:
             self._check_usable()
             self.policies.get(speculation.policy)
+            self._check_draft(speculation.draft)
             request = Request(
                 next(self._ids),
                 prompt,
@@ -315,6 +316,15 @@ class Engine:
             )
             self._scheduler.add(request)
         return request
+
+    def _check_draft(self, draft: str | None) -> None:
+        """Refuse a draft that a request names and the engine does not have."""
+        known = self._speculation.draft_names
+        if draft is not None and draft not in known:
+            raise InvalidParameterError(
+                "speculation.draft",
+                f"must be one of the engine's drafts, {', '.join(map(repr, known))}; got {draft!r}",
+            )
 
     def cancel(self, request: Request) -> None:
         """End a request. Its output is what was generated so far."""

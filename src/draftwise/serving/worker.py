@@ -295,10 +295,10 @@ class EngineWorker:
         speculation = llm.speculation
         names = {
             "target": llm.target.name,
-            "draft": None if llm.draft is None else llm.draft.name,
+            "draft": ", ".join(name for name in llm.draft_names if name != "none") or None,
             "companion": None if llm.companion is None else llm.companion.name,
         }
-        if speculation is None or llm.draft is None:
+        if speculation is None:
             return {"enabled": False, "policy": "none", "policies": [], **names}
         usable = set(llm.engine.policies.usable())
         lenience = speculation.lenience

@@ -51,6 +51,12 @@ class HybridProposer(Proposer):
             batch, [min(state.draft_limit, gamma) for state in states]
         )
         limits = [state.draft_limit for state in batch.states(self._drafter.room)]
+        for index, request in enumerate(batch.generating):
+            wanted = request.speculation.draft
+            if wanted == self._offers.name:
+                limits[index] = 0
+            elif wanted is not None:
+                made.lengths[index] = 0
         offered = [
             state._replace(
                 offer=offer,

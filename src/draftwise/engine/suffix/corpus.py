@@ -19,7 +19,6 @@ from draftwise.models.native.library import native_library
 from draftwise.models.native.suffix import corpus_structure
 from draftwise.models.native.suffix import index_chunk as native_index_chunk
 from draftwise.params import MAX_CORPUS_TOKENS
-from draftwise.values import integer
 
 PUBLIC = 0
 _FORMAT = "draftwise-corpus-1"
@@ -50,7 +49,10 @@ class SuffixCorpus:
         Raises:
             InvalidParameterError: ``max_tokens`` is out of range.
         """
-        integer("corpus_tokens", max_tokens, 1, MAX_CORPUS_TOKENS)
+        if not 1 <= max_tokens <= MAX_CORPUS_TOKENS:
+            raise InvalidParameterError(
+                "corpus_tokens", f"must be from 1 to {MAX_CORPUS_TOKENS}, got {max_tokens}"
+            )
         num_chunks = -(-max_tokens // CORPUS_CHUNK)
         num_buckets = 2 ** max(4, (2 * num_chunks * CORPUS_CHUNK // WAYS - 1).bit_length())
         self.arrays = CorpusArrays(

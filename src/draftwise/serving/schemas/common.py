@@ -48,6 +48,9 @@ class Speculation(Body):
     lenience: float | None = Field(
         None, gt=0, le=1, description="With values below 1 the answer is not lossless."
     )
+    draft: str | None = Field(
+        None, description="The only draft of the server that the request uses, such as `suffix`."
+    )
 
 
 class StructuredOutputsBody(Body):
