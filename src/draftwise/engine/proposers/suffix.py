@@ -3,56 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
-from draftwise.engine.proposers.base import Proposals, ProposerContext, TokenProposer
+from draftwise.engine.proposers.base import ProposerContext, TokenProposer
+from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.proposers.registry import register
 from draftwise.engine.request import Request
 from draftwise.engine.suffix.corpus import namespace_of
+from draftwise.engine.suffix.evidence import Evidence
 from draftwise.engine.suffix.matcher import SuffixMatcher
 from draftwise.estimators.matches import MatchAcceptance
-from draftwise.models.native.suffix import FoundContinuations
-
-Integers = NDArray[np.int64]
-
-
-class _Evidence(NamedTuple):
-    """What the estimator uses for the requests of a step; see :class:`MatchAcceptance`."""
-
-    slots: Integers
-    greedy: NDArray[np.bool_]
-    shares: NDArray[np.float64]
-    votes: Integers
-    match_lengths: Integers
-    from_corpus: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, requests: Sequence[Request], found: FoundContinuations) -> _Evidence:
-        """The evidence of found continuations."""
-        return cls(
-            np.array([request.cache_slot for request in requests], dtype=np.int64),
-            np.array([request.params.temperature == 0 for request in requests], dtype=bool),
-            found.shares,
-            found.votes,
-            found.match_lengths,
-            found.chunks >= 0,
-        )
-
-    def rows(self, index: Integers) -> _Evidence:
-        """The evidence of some of the requests."""
-        return _Evidence(
-            self.slots[index],
-            self.greedy[index],
-            self.shares[index],
-            self.votes[index],
-            self.match_lengths[index],
-            self.from_corpus[index],
-        )
 
 
 @register
@@ -79,7 +42,7 @@ class SuffixProposer(TokenProposer):
         self._corpus = context.corpus
         self._matcher = SuffixMatcher(num_slots, context.max_model_len, context.corpus)
         self._acceptance = MatchAcceptance(num_slots)
-        self._evidence: _Evidence | None = None
+        self._evidence: Evidence | None = None
         self._drafting: list[Request] = []
 
     def proposals(self, batch: Batch, limits: Sequence[int]) -> Proposals:
@@ -91,7 +54,8 @@ class SuffixProposer(TokenProposer):
         self._read(self._drafting)
         slots = np.array([request.cache_slot for request in self._drafting], dtype=np.int64)
         found = self._matcher.continuations(slots, max(limits))
-        evidence = self._evidence = _Evidence.of(self._drafting, found)
+        greedy = [request.params.temperature == 0 for request in self._drafting]
+        evidence = self._evidence = Evidence.of(slots, greedy, found)
         expected = self._acceptance.predict(*evidence)
         made = Proposals.nothing(len(limits), found.tokens.shape[1])
         made.tokens[drafting] = found.tokens
