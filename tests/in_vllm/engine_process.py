@@ -34,6 +34,7 @@ from vllm import LLM, SamplingParams, TokensPrompt
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.types import Plan
 from draftwise.integrations.vllm import worker
+from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.policies.base import Policy, Signal
 
 
@@ -119,6 +120,7 @@ def run(wanted: dict[str, Any]) -> dict[str, Any]:
         interpreted_triton.add_logarithm()
     llm = LLM(**wanted["engine"])
     seen: dict[str, Any] = {"overlaps": [], "drafted": 0, "sent": 0, "asked": 0, "steps": 0}
+    seen |= {"accepted": 0, "expected": 0.0}
     if "worker_cls" in wanted["engine"]:
         watch(llm, seen, wanted.get("rule"))
     params = SamplingParams(detokenize=False, ignore_eos=True, **wanted["params"])
@@ -140,16 +142,33 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
     steering = hooks.steering
     if rule is not None:
         steering.policy = RULES[rule](worker.PolicyContext(drafter.num_speculative_tokens))
-    finish, score = steering.finish, hooks._companion_scores
+    # A step ends with this call, which returns what is sent to the target.
+    last_call = "propose" if isinstance(steering, TextSteering) else "finish"
+    decide = getattr(steering, last_call)
 
-    def finish_and_count(*args):
-        lengths = finish(*args)
+    def decide_and_count(*args):
+        decided = decide(*args)
         step = steering.pending
         seen["steps"] += 1
         seen["drafted"] += sum(step.num_drafted)
         seen["sent"] += sum(step.lengths)
         seen["asked"] += step.scored
-        return lengths
+        return decided
+
+    setattr(steering, last_call, decide_and_count)
+    end = steering.end_step
+
+    def end_and_count(*args):
+        result = end(*args)
+        if result is not None:
+            seen["accepted"] += sum(result.num_accepted)
+            seen["expected"] += result.expected_tokens - len(result.num_accepted)
+        return result
+
+    steering.end_step = end_and_count
+    if last_call == "propose":
+        return
+    score = hooks._companion_scores
 
     def score_and_record(draft, *step):
         companion_scores = score(draft, *step)
@@ -157,7 +176,7 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
         seen["overlaps"] += companion_scores.overlap[drafted].tolist()
         return companion_scores
 
-    steering.finish, hooks._companion_scores = finish_and_count, score_and_record
+    hooks._companion_scores = score_and_record
 
 
 if __name__ == "__main__":
