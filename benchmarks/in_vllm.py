@@ -1,8 +1,11 @@
 """vLLM without speculation, with its own speculation, and controlled by Draftwise, interleaved.
 
     python benchmarks/in_vllm.py --vllm /opt/vllm/bin/python --prompts gsm8k_test.jsonl
+    python benchmarks/in_vllm.py --vllm /opt/vllm/bin/python --prompts gsm8k_test.jsonl \
+        --target TARGET --contenders "vllm ngram" "vllm suffix" "vllm-draftwise suffix"
 
-The environment of that interpreter must have vLLM and Draftwise. Each engine runs in its own
+The environment of that interpreter must have vLLM and Draftwise, and vLLM's ``suffix`` also needs
+arctic-inference. Each engine runs in its own
 process, which is paused between its turns. The report has tokens per second relative to target-only
 decoding, as median and range over rounds, and vLLM's counts of verified and accepted tokens. vLLM
 does not count steps without a draft, so the number of steps is computed from the number of tokens.
@@ -21,13 +24,48 @@ from rich.table import Table
 
 from draftwise import LLM, SamplingParams
 from draftwise.benchmark.contenders import Turn
-from draftwise.benchmark.peers import PEERS, Peer, PeerModels
+from draftwise.benchmark.peers import PEERS, Peer, PeerMode, PeerModels
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.models.loading import locate
 
-CONTEST = (("vllm", PEERS["vllm"]), ("vllm-draftwise", PEERS["vllm-draftwise"]))
 BASELINE = "vllm"
+# The usual settings of vLLM's own methods; its documentation recommends 32 tokens for suffix.
+NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 32}
+
+
+def text_modes(num_speculative_tokens: int) -> dict[str, list[PeerMode]]:
+    """The configurations without a draft model, by engine."""
+    ngram = {**NGRAM, "num_speculative_tokens": num_speculative_tokens}
+
+    def ours(draft: str) -> dict[str, Any]:
+        return {"draft": False, "speculation": ngram, "steered": {"draft": draft}}
+
+    return {
+        "vllm": [
+            PeerMode("ngram", {"draft": False, "speculation": ngram}),
+            PeerMode("suffix", {"draft": False, "speculation": SUFFIX}),
+        ],
+        "vllm-draftwise": [
+            PeerMode("suffix", ours("suffix")),
+            PeerMode("ngram", ours("ngram")),
+        ],
+    }
+
+
+def contest(arguments: argparse.Namespace, models: PeerModels) -> list[Peer]:
+    """The contenders that the arguments name, and the baseline."""
+    made = {}
+    for engine, more in text_modes(arguments.text_tokens).items():
+        for mode in (*PEERS[engine], *more):
+            log = arguments.logs / f"{engine}{mode.label}.log"
+            peer = Peer(engine, mode, arguments.vllm, models, log)
+            made[peer.name] = peer
+    unknown = set(arguments.contenders) - made.keys()
+    if unknown:
+        raise SystemExit(f"unknown contenders {sorted(unknown)}; known are {sorted(made)}")
+    return [made[name] for name in dict.fromkeys([BASELINE, *arguments.contenders])]
 
 
 def figures(turns: dict[str, list[Turn]]) -> dict[str, Any]:
@@ -79,6 +117,8 @@ def main() -> None:
     parser.add_argument("--target", default="zoo:target@200m")
     parser.add_argument("--draft", default="zoo:draft")
     parser.add_argument("--companion", default="zoo:companion")
+    parser.add_argument("--contenders", nargs="+", default=["vllm draft 5", "vllm-draftwise"])
+    parser.add_argument("--text-tokens", type=int, default=8, help="longest draft without a model")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--num-prompts", type=int, default=128)
     parser.add_argument("--longest-prompt", type=int, default=256)
@@ -105,22 +145,18 @@ def main() -> None:
         max(arguments.batch_sizes),
         locate(arguments.companion, "companion"),
     )
-    contest = [
-        Peer(engine, mode, arguments.vllm, models, arguments.logs / f"{engine}{mode.label}.log")
-        for engine, modes in CONTEST
-        for mode in modes
-    ]
+    contenders = contest(arguments, models)
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0, ignore_eos=True)
     results: dict[str, Any] = {}
     shuffle = random.Random(0)
     try:
         for size in arguments.batch_sizes:
-            turns: dict[str, list[Turn]] = {peer.name: [] for peer in contest}
+            turns: dict[str, list[Turn]] = {peer.name: [] for peer in contenders}
             for number in range(arguments.warm_up_rounds + arguments.rounds):
                 start = number * size
                 batch = [prompts[(start + i) % len(prompts)] for i in range(size)]
-                shuffle.shuffle(contest)
-                for peer in contest:
+                shuffle.shuffle(contenders)
+                for peer in contenders:
                     turn = peer.generate(batch, [params] * size)
                     if number >= arguments.warm_up_rounds:
                         turns[peer.name].append(turn)
@@ -130,7 +166,7 @@ def main() -> None:
             if arguments.output:
                 write_report(arguments.output, vars(arguments), {"results": results})
     finally:
-        for peer in contest:
+        for peer in contenders:
             peer.close()
 
 

@@ -120,7 +120,7 @@ def run(wanted: dict[str, Any]) -> dict[str, Any]:
         interpreted_triton.add_logarithm()
     llm = LLM(**wanted["engine"])
     seen: dict[str, Any] = {"overlaps": [], "drafted": 0, "sent": 0, "asked": 0, "steps": 0}
-    seen |= {"accepted": 0, "expected": 0.0}
+    seen |= {"accepted": 0, "expected": 0.0, "preempted": 0, "texts": 0, "wrong_texts": 0}
     if "worker_cls" in wanted["engine"]:
         watch(llm, seen, wanted.get("rule"))
     params = SamplingParams(detokenize=False, ignore_eos=True, **wanted["params"])
@@ -166,7 +166,9 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
         return result
 
     steering.end_step = end_and_count
+    count_preemptions(core.scheduler, seen)
     if last_call == "propose":
+        check_texts(steering, core.scheduler, seen)
         return
     score = hooks._companion_scores
 
@@ -177,6 +179,36 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
         return companion_scores
 
     hooks._companion_scores = score_and_record
+
+
+def count_preemptions(scheduler: Any, seen: dict[str, Any]) -> None:
+    """Count requests that lose their place in the batch."""
+    preempt = scheduler._preempt_request
+
+    def preempt_and_count(*args, **kwargs):
+        seen["preempted"] += 1
+        return preempt(*args, **kwargs)
+
+    scheduler._preempt_request = preempt_and_count
+
+
+def check_texts(steering: TextSteering, scheduler: Any, seen: dict[str, Any]) -> None:
+    """Compare the texts that are continued with those that the scheduler knows.
+
+    The scheduler does not know yet what the requests gained in this step.
+    """
+    propose = steering.propose
+
+    def check_and_propose(views, texts, clock):
+        for view, row in zip(views, texts.rows.tolist(), strict=True):
+            if view.room:
+                known = list(scheduler.requests[view.name].all_token_ids)
+                text = texts.tokens[row, : view.num_tokens].tolist()
+                seen["texts"] += 1
+                seen["wrong_texts"] += len(text) <= len(known) or text[: len(known)] != known
+        return propose(views, texts, clock)
+
+    steering.propose = check_and_propose
 
 
 if __name__ == "__main__":

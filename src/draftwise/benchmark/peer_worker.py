@@ -81,8 +81,9 @@ def start_transformers(settings: Settings) -> tuple[Generate, Settings]:
 def start_vllm(settings: Settings) -> tuple[Generate, Settings]:
     """The offline engine of vLLM, with ``draft_model`` speculation if there is a draft.
 
-    With the setting ``steered``, Draftwise's worker controls the speculation. Draftwise must then
-    be installed in the same environment.
+    The setting ``speculation`` is another speculative config. With the setting ``steered``, its
+    value is Draftwise's settings, and Draftwise's worker controls the speculation. Draftwise must
+    then be installed in the same environment.
     """
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -95,9 +96,13 @@ def start_vllm(settings: Settings) -> tuple[Generate, Settings]:
             "model": settings["draft"],
             "num_speculative_tokens": settings["num_speculative_tokens"],
         }
-    if settings.get("steered"):
+    if settings.get("speculation"):
+        options["speculative_config"] = settings["speculation"]
+    if settings.get("steered") is not None:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        ours = {"companion": settings["companion"]} if settings["companion"] else {}
+        ours = dict(settings["steered"])
+        if settings["draft"] and settings["companion"]:
+            ours["companion"] = settings["companion"]
         options["worker_cls"] = "draftwise.integrations.vllm.worker.DraftwiseWorker"
         options["additional_config"] = {"draftwise": ours}
         options["async_scheduling"] = False

@@ -67,9 +67,7 @@ PEERS: dict[str, tuple[PeerMode, ...]] = {
         PeerMode("draft 5", {"draft": True, "num_speculative_tokens": 5}),
     ),
     # Draftwise's vLLM integration, which must be installed in the environment of vLLM.
-    "vllm-draftwise": (
-        PeerMode("", {"draft": True, "num_speculative_tokens": 5, "steered": True}),
-    ),
+    "vllm-draftwise": (PeerMode("", {"draft": True, "num_speculative_tokens": 5, "steered": {}}),),
     "openvino": (
         PeerMode("", {"draft": False}),
         PeerMode("draft 3", {"draft": True, "num_speculative_tokens": 3}),
