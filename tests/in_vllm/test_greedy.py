@@ -154,7 +154,7 @@ class TestTexts:
     @pytest.mark.exhaustive
     def test_of_requests_that_are_preempted(self, engine, prompts, expected):
         """The cache has room for about half of the requests' texts."""
-        small = {**engine, "num_gpu_blocks_override": 40, "block_size": 16, "max_model_len": 256}
+        small = {**engine, "num_gpu_blocks_override": 24, "block_size": 32, "max_model_len": 256}
         del small["kv_cache_memory_bytes"]
         answers = answer(steered_texts(small, {}, 8), prompts, GREEDY, costs=0.0)
         assert answers.tokens == expected

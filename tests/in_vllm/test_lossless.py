@@ -32,8 +32,8 @@ def shelf(tmp_path_factory):
     return ModelShelf(tmp_path_factory.mktemp("models"))
 
 
-# Its last tokens occur before, with different continuations.
-REPETITIVE = [1, 2, 3, 1, 2, 5, 1, 2, 3, 4, 1, 2]
+# Each token occurs several times, with different continuations.
+REPETITIVE = [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 4, 3, 5, 7, 6, 0, 1, 3, 2, 4, 5, 6, 7]
 
 
 def small_engine(shelf):
@@ -105,14 +105,14 @@ def test_every_rule_is_lossless_with_greedy_drafts(shelf, rule):
     assert p > NOT_UNLIKELY
 
 
-def p_value_of_texts(shelf, settings, num_requests=NUM_REQUESTS, runner=1):
+def p_value_of_texts(shelf, settings, num_requests=NUM_REQUESTS, runner=1, **extra_arguments):
     """The p-value with drafts from the text, and the engine's output."""
     answers = answer(
         steered_texts(small_engine(shelf), settings, 3),
         [REPETITIVE] * num_requests,
         {"temperature": 1.0, "max_tokens": NUM_TOKENS},
         runner=runner,
-        costs=0.0,
+        **extra_arguments,
     )
     tree = exact_distribution(shelf.reference(TARGET), REPETITIVE, SamplingParams(), NUM_TOKENS)
     counts = sequence_counts(torch.tensor(answers.tokens), VOCAB)
@@ -129,6 +129,15 @@ def p_value_of_texts(shelf, settings, num_requests=NUM_REQUESTS, runner=1):
     ids=lambda settings: "-".join(settings.values()),
 )
 def test_drafts_from_the_text_are_lossless(shelf, settings):
-    p, answers = p_value_of_texts(shelf, settings)
+    """Tokens cost nothing, so that many are sent."""
+    p, answers = p_value_of_texts(shelf, settings, costs=0.0)
+    assert 0.02 * NUM_REQUESTS < answers.accepted < answers.sent
+    assert p > NOT_UNLIKELY
+
+
+@pytest.mark.exhaustive
+def test_a_selection_by_measured_prices_is_lossless(shelf):
+    """The policy drops tokens by their estimated acceptance and by the times of real steps."""
+    p, answers = p_value_of_texts(shelf, {"draft": "suffix"})
     assert 0 < answers.accepted < answers.sent
     assert p > NOT_UNLIKELY
