@@ -84,6 +84,7 @@ def test_arguments_without_a_draft_model(draft):
         ({"extra_arguments": ("--worker-cls=mine",)}, "--worker-cls=mine"),
         ({"settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
         ({"settings": VllmSettings(policy="sv"), "sample_drafts": True}, "draftwise.policy"),
+        ({"draft": "suffix,zoo:draft"}, "draft"),
         ({"draft": "suffix", "sample_drafts": True}, "sample_drafts"),
         ({"draft": "suffix", "settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
         ({"draft": "suffix", "settings": VllmSettings(companion="c")}, "draftwise.companion"),

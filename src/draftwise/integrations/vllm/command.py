@@ -70,6 +70,10 @@ class ServeCommand:
         for argument in self.extra_arguments:
             if argument.partition("=")[0] in _RESERVED_FLAGS:
                 raise InvalidParameterError(argument, "is set by draftwise vllm-serve itself")
+        if "," in self.draft:
+            raise InvalidParameterError(
+                "draft", f"{self.draft!r}: in vLLM all drafts come from one source; name one"
+            )
         if self._has_model:
             self.settings.policy_for(self.sample_drafts)
             return
