@@ -1,11 +1,14 @@
 """vLLM without speculation, with its own speculation, and controlled by Draftwise, interleaved.
 
     python benchmarks/in_vllm.py --vllm /opt/vllm/bin/python --prompts gsm8k_test.jsonl
+    python benchmarks/in_vllm.py --vllm /opt/vllm/bin/python --prompts gsm8k_test.jsonl \
+        --target TARGET --contenders "vllm ngram 8" "vllm suffix" "vllm-draftwise suffix 8"
 
-The environment of that interpreter must have vLLM and Draftwise. Each engine runs in its own
-process, which is paused between its turns. The report has tokens per second relative to target-only
-decoding, as median and range over rounds, and vLLM's counts of verified and accepted tokens. vLLM
-does not count steps without a draft, so the number of steps is computed from the number of tokens.
+The environment of that interpreter must have vLLM and Draftwise, and vLLM's ``suffix`` also needs
+arctic-inference. Each engine runs in its own process, which is paused between its turns. The report
+has tokens per second relative to target-only decoding, as median and range over rounds, and vLLM's
+counts of verified and accepted tokens. vLLM does not count steps without a draft, so the number of
+steps is computed from the number of tokens.
 """
 
 from __future__ import annotations
@@ -27,8 +30,21 @@ from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
 from draftwise.models.loading import locate
 
-CONTEST = [(engine, list(modes_of(engine, True, ()))) for engine in ("vllm", "vllm-draftwise")]
 BASELINE = "vllm"
+
+
+def contest(arguments: argparse.Namespace, models: PeerModels) -> list[Peer]:
+    """The contenders that the arguments name, and the baseline."""
+    made = {}
+    for engine in ("vllm", "vllm-draftwise"):
+        for mode in modes_of(engine, True, [arguments.text_tokens]):
+            log = arguments.logs / f"{engine}{mode.label}.log"
+            peer = Peer(engine, mode, arguments.vllm, models, log)
+            made[peer.name] = peer
+    unknown = set(arguments.contenders) - made.keys()
+    if unknown:
+        raise SystemExit(f"unknown contenders {sorted(unknown)}; known are {sorted(made)}")
+    return [made[name] for name in dict.fromkeys([BASELINE, *arguments.contenders])]
 
 
 def figures(turns: dict[str, list[Turn]]) -> dict[str, Any]:
@@ -80,6 +96,8 @@ def main() -> None:
     parser.add_argument("--target", default="zoo:target@200m")
     parser.add_argument("--draft", default="zoo:draft")
     parser.add_argument("--companion", default="zoo:companion")
+    parser.add_argument("--contenders", nargs="+", default=["vllm draft 5", "vllm-draftwise"])
+    parser.add_argument("--text-tokens", type=int, default=8, help="longest draft without a model")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--num-prompts", type=int, default=128)
     parser.add_argument("--longest-prompt", type=int, default=256)
@@ -106,22 +124,18 @@ def main() -> None:
         max(arguments.batch_sizes),
         locate(arguments.companion, "companion"),
     )
-    contest = [
-        Peer(engine, mode, arguments.vllm, models, arguments.logs / f"{engine}{mode.label}.log")
-        for engine, modes in CONTEST
-        for mode in modes
-    ]
+    contenders = contest(arguments, models)
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0, ignore_eos=True)
     results: dict[str, Any] = {}
     shuffle = random.Random(0)
     try:
         for size in arguments.batch_sizes:
-            turns: dict[str, list[Turn]] = {peer.name: [] for peer in contest}
+            turns: dict[str, list[Turn]] = {peer.name: [] for peer in contenders}
             for number in range(arguments.warm_up_rounds + arguments.rounds):
                 start = number * size
                 batch = [prompts[(start + i) % len(prompts)] for i in range(size)]
-                shuffle.shuffle(contest)
-                for peer in contest:
+                shuffle.shuffle(contenders)
+                for peer in contenders:
                     turn = peer.generate(batch, [params] * size)
                     if number >= arguments.warm_up_rounds:
                         turns[peer.name].append(turn)
@@ -131,7 +145,7 @@ def main() -> None:
             if arguments.output:
                 write_report(arguments.output, vars(arguments), {"results": results})
     finally:
-        for peer in contest:
+        for peer in contenders:
             peer.close()
 
 

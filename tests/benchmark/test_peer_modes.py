@@ -37,11 +37,11 @@ def test_a_mode_has_its_draft_length():
     assert lengths == [None, 3, 8, None]
 
 
-@pytest.mark.parametrize("lengths", [[], [5]])
-def test_an_engine_that_requires_a_draft_model(lengths):
+def test_an_engine_that_requires_a_draft():
     assert labels("vllm-draftwise", has_draft=True) == [""]
-    with pytest.raises(InvalidParameterError, match="requires a draft model") as caught:
-        labels("vllm-draftwise", lengths=lengths)
+    assert labels("vllm-draftwise", lengths=[5]) == ["suffix 5", "ngram 5"]
+    with pytest.raises(InvalidParameterError, match="requires a draft") as caught:
+        labels("vllm-draftwise")
     assert caught.value.field == "peers"
 
 

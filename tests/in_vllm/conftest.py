@@ -60,6 +60,20 @@ def steered(engine, draft, settings, num_speculative_tokens=5, **speculative):
     }
 
 
+def steered_texts(engine, settings, num_speculative_tokens=5):
+    """The arguments of an engine with Draftwise and without a draft model."""
+    return {
+        **engine,
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": num_speculative_tokens,
+        },
+        "additional_config": {"draftwise": settings},
+        "worker_cls": WORKER,
+        "async_scheduling": False,
+    }
+
+
 @pytest.fixture(scope="session")
 def zoo():
     """Folders of the bundled models by name."""

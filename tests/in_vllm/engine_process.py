@@ -34,6 +34,7 @@ from draftwise.benchmark.peer_engines.vllm_repair import repair
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.types import Plan
 from draftwise.integrations.vllm import worker
+from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.policies.base import Policy, Signal
 
 
@@ -100,6 +101,7 @@ def run(wanted: dict[str, Any]) -> dict[str, Any]:
         interpreted_triton.add_logarithm()
     llm = LLM(**wanted["engine"])
     seen: dict[str, Any] = {"overlaps": [], "drafted": 0, "sent": 0, "asked": 0, "steps": 0}
+    seen |= {"accepted": 0, "expected": 0.0, "preempted": 0, "texts": 0, "wrong_texts": 0}
     if "worker_cls" in wanted["engine"]:
         watch(llm, seen, wanted.get("rule"))
     params = SamplingParams(detokenize=False, ignore_eos=True, **wanted["params"])
@@ -121,16 +123,35 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
     steering = hooks.steering
     if rule is not None:
         steering.policy = RULES[rule](worker.PolicyContext(drafter.num_speculative_tokens))
-    finish, score = steering.finish, hooks._companion_scores
+    # A step ends with this call, which returns what is sent to the target.
+    last_call = "propose" if isinstance(steering, TextSteering) else "finish"
+    decide = getattr(steering, last_call)
 
-    def finish_and_count(*args):
-        lengths = finish(*args)
+    def decide_and_count(*args):
+        decided = decide(*args)
         step = steering.pending
         seen["steps"] += 1
         seen["drafted"] += sum(step.num_drafted)
         seen["sent"] += sum(step.lengths)
         seen["asked"] += step.scored
-        return lengths
+        return decided
+
+    setattr(steering, last_call, decide_and_count)
+    end = steering.end_step
+
+    def end_and_count(*args):
+        result = end(*args)
+        if result is not None:
+            seen["accepted"] += sum(result.num_accepted)
+            seen["expected"] += result.expected_tokens - len(result.num_accepted)
+        return result
+
+    steering.end_step = end_and_count
+    count_preemptions(core.scheduler, seen)
+    if last_call == "propose":
+        check_texts(steering, core.scheduler, seen)
+        return
+    score = hooks._companion_scores
 
     def score_and_record(draft, *step):
         companion_scores = score(draft, *step)
@@ -138,7 +159,37 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
         seen["overlaps"] += companion_scores.overlap[drafted].tolist()
         return companion_scores
 
-    steering.finish, hooks._companion_scores = finish_and_count, score_and_record
+    hooks._companion_scores = score_and_record
+
+
+def count_preemptions(scheduler: Any, seen: dict[str, Any]) -> None:
+    """Count requests that lose their place in the batch."""
+    preempt = scheduler._preempt_request
+
+    def preempt_and_count(*args, **kwargs):
+        seen["preempted"] += 1
+        return preempt(*args, **kwargs)
+
+    scheduler._preempt_request = preempt_and_count
+
+
+def check_texts(steering: TextSteering, scheduler: Any, seen: dict[str, Any]) -> None:
+    """Compare the texts that are continued with those that the scheduler knows.
+
+    The scheduler does not know yet what the requests gained in this step.
+    """
+    propose = steering.propose
+
+    def check_and_propose(views, texts, clock):
+        for view, row in zip(views, texts.rows.tolist(), strict=True):
+            if view.room:
+                known = list(scheduler.requests[view.name].all_token_ids)
+                text = texts.tokens[row, : view.num_tokens].tolist()
+                seen["texts"] += 1
+                seen["wrong_texts"] += len(text) <= len(known) or text[: len(known)] != known
+        return propose(views, texts, clock)
+
+    steering.propose = check_and_propose
 
 
 if __name__ == "__main__":

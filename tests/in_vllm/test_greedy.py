@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from .conftest import answer, steered
+from .conftest import answer, steered, steered_texts
 
 pytestmark = pytest.mark.slow
 
@@ -114,3 +114,68 @@ def test_texts_of_compiled_models_equal_the_targets(engine, zoo, prompts, expect
     settings = {"companion": zoo["companion"]}
     answers = answer(steered(compiled, zoo["draft"], settings), prompts, GREEDY)
     assert answers.tokens == expected
+
+
+class TestTexts:
+    """Drafts without a draft model."""
+
+    def test_in_chunks_with_prefix_caching(self, engine, prompts, expected):
+        """Each prompt occurs twice, so that some texts come from the prefix cache."""
+        changed = {
+            **engine,
+            "enable_prefix_caching": True,
+            "max_num_batched_tokens": 48,
+            "max_num_seqs": 8,
+        }
+        some = prompts[:24] + prompts[:12]
+        answers = answer(steered_texts(changed, {"draft": "suffix"}, 8), some, GREEDY, costs=0.0)
+        assert answers.tokens == expected[:24] + expected[:12]
+        assert 0 < answers.accepted < answers.sent == answers.drafted
+        assert answers.texts > answers.steps
+        assert not answers.wrong_texts
+
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {},
+            {"draft": "ngram"},
+            {"policy": "fixed"},
+            {"policy": "svip", "policy_options": {"threshold": 0.8}},
+            {"policy": "tetris"},
+        ],
+        ids=lambda settings: "-".join(map(str, settings.values())),
+    )
+    def test_with_policies(self, engine, prompts, expected, settings):
+        answers = answer(steered_texts(engine, settings), prompts, GREEDY)
+        assert answers.tokens == expected
+        assert 0 < answers.accepted <= answers.sent <= answers.drafted
+
+    @pytest.mark.exhaustive
+    def test_of_requests_that_are_preempted(self, engine, prompts, expected):
+        """The cache has room for about half of the requests' texts."""
+        small = {**engine, "num_gpu_blocks_override": 24, "block_size": 32, "max_model_len": 256}
+        del small["kv_cache_memory_bytes"]
+        answers = answer(steered_texts(small, {}, 8), prompts, GREEDY, costs=0.0)
+        assert answers.tokens == expected
+        assert answers.preempted > 10
+        assert answers.accepted > 0
+        assert not answers.wrong_texts
+
+    @pytest.mark.exhaustive
+    def test_of_compiled_models(self, engine, prompts, expected):
+        compiled = {**engine, "enforce_eager": False}
+        answers = answer(steered_texts(compiled, {}), prompts, GREEDY)
+        assert answers.tokens == expected
+
+    @pytest.mark.exhaustive
+    def test_near_the_maximum_length(self, engine, zoo, prompts):
+        """A request at its maximum length does not change the drafts of the others."""
+        longest = max(map(len, prompts[:16])) + 24
+        short = {**engine, "max_model_len": longest}
+        greedy = {"temperature": 0.0, "max_tokens": longest}
+        expected = answer(short, prompts[:16], greedy).tokens
+        answers = answer(steered_texts(short, {}, 8), prompts[:16], greedy, costs=0.0)
+        assert answers.tokens == expected
+        assert answers.accepted > 0
+        assert not answers.wrong_texts

@@ -8,7 +8,7 @@ from draftwise import SamplingParams
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..engine.exact import exact_distribution
 from ..tiny_models import ModelShelf, Recipe
-from .conftest import answer, steered
+from .conftest import answer, steered, steered_texts
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +32,13 @@ def shelf(tmp_path_factory):
     return ModelShelf(tmp_path_factory.mktemp("models"))
 
 
-def sampled(
-    shelf, settings, draft, companion, num_requests, num_tokens, samples=True, **extra_arguments
-):
-    """The output of an engine at temperature 1."""
-    engine = {
+# Each token occurs several times, with different continuations.
+REPETITIVE = [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 4, 3, 5, 7, 6, 0, 1, 3, 2, 4, 5, 6, 7]
+
+
+def small_engine(shelf):
+    """The arguments of an engine with the tiny target."""
+    return {
         "model": shelf.folder(TARGET),
         "dtype": "float32",
         "max_model_len": 32,
@@ -45,10 +47,16 @@ def sampled(
         "skip_tokenizer_init": True,
         "kv_cache_memory_bytes": 1 << 28,
     }
+
+
+def sampled(
+    shelf, settings, draft, companion, num_requests, num_tokens, samples=True, **extra_arguments
+):
+    """The output of an engine at temperature 1."""
     method = {"draft_sample_method": "probabilistic"} if samples else {}
     settings = {"companion": shelf.folder(companion), **settings}
     return answer(
-        steered(engine, shelf.folder(draft), settings, 2, **method),
+        steered(small_engine(shelf), shelf.folder(draft), settings, 2, **method),
         [PROMPT] * num_requests,
         {"temperature": 1.0, "max_tokens": num_tokens},
         **extra_arguments,
@@ -94,4 +102,42 @@ def test_the_default_policy_is_lossless_with_sampled_drafts(shelf):
 def test_every_rule_is_lossless_with_greedy_drafts(shelf, rule):
     p, answers = p_value(shelf, {"policy": "sv"}, rule, samples=False, costs=0.1)
     assert answers.sent < answers.drafted
+    assert p > NOT_UNLIKELY
+
+
+def p_value_of_texts(shelf, settings, num_requests=NUM_REQUESTS, runner=1, **extra_arguments):
+    """The p-value with drafts from the text, and the engine's output."""
+    answers = answer(
+        steered_texts(small_engine(shelf), settings, 3),
+        [REPETITIVE] * num_requests,
+        {"temperature": 1.0, "max_tokens": NUM_TOKENS},
+        runner=runner,
+        **extra_arguments,
+    )
+    tree = exact_distribution(shelf.reference(TARGET), REPETITIVE, SamplingParams(), NUM_TOKENS)
+    counts = sequence_counts(torch.tensor(answers.tokens), VOCAB)
+    return chi_square_p_value(counts, tree.joint()), answers
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"draft": "suffix"},
+        pytest.param({"draft": "ngram", "policy": "fixed"}, marks=pytest.mark.exhaustive),
+        pytest.param({"policy": "svip"}, marks=pytest.mark.exhaustive),
+    ],
+    ids=lambda settings: "-".join(settings.values()),
+)
+def test_drafts_from_the_text_are_lossless(shelf, settings):
+    """Tokens cost nothing, so that many are sent."""
+    p, answers = p_value_of_texts(shelf, settings, costs=0.0)
+    assert 0.02 * NUM_REQUESTS < answers.accepted < answers.sent
+    assert p > NOT_UNLIKELY
+
+
+@pytest.mark.exhaustive
+def test_a_selection_by_measured_prices_is_lossless(shelf):
+    """The policy drops tokens by their estimated acceptance and by the times of real steps."""
+    p, answers = p_value_of_texts(shelf, {"draft": "suffix"})
+    assert 0 < answers.accepted < answers.sent
     assert p > NOT_UNLIKELY

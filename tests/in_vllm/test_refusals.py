@@ -49,6 +49,19 @@ def test_an_unknown_key_is_refused(shelf):
 
 
 @pytest.mark.exhaustive
+def test_a_draft_without_a_model_is_refused_beside_a_draft_model(shelf):
+    assert "set the method of the speculative config to ngram" in refused(
+        shelf, {"draft": "suffix"}
+    )
+
+
+@pytest.mark.exhaustive
+def test_a_companion_is_refused_without_a_draft_model(shelf):
+    changes = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}
+    assert "draftwise.companion: scores the drafts" in refused(shelf, {"companion": "c"}, **changes)
+
+
+@pytest.mark.exhaustive
 def test_an_unknown_policy_is_refused(shelf):
     assert "policy: unknown policy 'svp'" in refused(shelf, {"policy": "svp"})
 
@@ -117,6 +130,7 @@ def test_a_biased_rule_is_refused_with_sampled_drafts(shelf):
     ("part", "key", "value", "named"),
     [
         ("speculative_config", "method", "eagle", "speculative_config.method"),
+        ("speculative_config", "method", "suffix", "speculative_config.method"),
         ("speculative_config", "use_heterogeneous_vocab", True, "use_heterogeneous_vocab"),
         ("speculative_config", "use_local_argmax_reduction", True, "use_local_argmax_reduction"),
         # vLLM itself needs a GPU for this one.
@@ -143,7 +157,9 @@ def test_unsupported_settings_of_vllm_are_refused(part, key, value, named):
         of_parts = {name: types.SimpleNamespace(**values) for name, values in parts.items()}
         return types.SimpleNamespace(**of_parts)
 
-    check_config(config())
+    for method in ("ngram", "draft_model"):
+        parts["speculative_config"]["method"] = method
+        check_config(config())
     parts[part][key] = value
     with pytest.raises(InvalidParameterError, match=named):
         check_config(config())

@@ -10,9 +10,17 @@ from draftwise import SamplingParams
 
 from ..core.statistics_tools import chi_square_p_value
 from ..engine.exact import exact_distribution
-from .conftest import answer, steered
+from .conftest import answer, steered, steered_texts
 from .test_greedy import engine, long_and_short_prompts
-from .test_lossless import IMPOSSIBLE, NOT_UNLIKELY, PROMPT, TARGET, sampled, shelf
+from .test_lossless import (
+    IMPOSSIBLE,
+    NOT_UNLIKELY,
+    PROMPT,
+    TARGET,
+    p_value_of_texts,
+    sampled,
+    shelf,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +74,30 @@ def test_texts_with_chunks_prefixes_and_dropped_tokens_equal_the_targets(
     assert answers.asked > 5
     assert answers.smallest_overlap < 0.9
     assert 0 < answers.sent < answers.drafted
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("draft", ["suffix", "ngram"])
+def test_texts_without_a_draft_model_equal_the_targets(engine, prompts, expected, draft):
+    """Each prompt occurs twice, so that some texts come from the prefix cache."""
+    small = {
+        **engine,
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 5,
+        "enable_prefix_caching": True,
+    }
+    arguments = steered_texts(small, {"draft": draft}, 8)
+    answers = answer(arguments, prompts + prompts, GREEDY, runner=2, costs=0.0)
+    assert answers.tokens == expected + expected
+    assert answers.accepted > 0
+    assert not answers.wrong_texts
+
+
+@pytest.mark.exhaustive
+def test_drafts_from_the_text_are_lossless(shelf):
+    p, answers = p_value_of_texts(shelf, {"draft": "suffix"}, NUM_REQUESTS, runner=2, costs=0.0)
+    assert 0 < answers.accepted < answers.sent
+    assert p > NOT_UNLIKELY
 
 
 @pytest.mark.exhaustive

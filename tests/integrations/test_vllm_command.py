@@ -66,6 +66,15 @@ def test_arguments_of_several_devices_and_sampled_drafts():
     assert flags["--tensor-parallel-size"] == "2"
 
 
+@pytest.mark.parametrize("draft", ["suffix", "ngram"])
+def test_arguments_without_a_draft_model(draft):
+    made = ServeCommand("zoo:target", draft, VllmSettings(), 8, tensor_parallel_size=2)
+    flags = options_of(made.arguments)
+    speculative = json.loads(flags["--speculative-config"])
+    assert speculative == {"method": "ngram", "num_speculative_tokens": 8}
+    assert json.loads(flags["--additional-config"]) == {"draftwise": {"draft": draft}}
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -75,6 +84,10 @@ def test_arguments_of_several_devices_and_sampled_drafts():
         ({"extra_arguments": ("--worker-cls=mine",)}, "--worker-cls=mine"),
         ({"settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
         ({"settings": VllmSettings(policy="sv"), "sample_drafts": True}, "draftwise.policy"),
+        ({"draft": "suffix,zoo:draft"}, "draft"),
+        ({"draft": "suffix", "sample_drafts": True}, "sample_drafts"),
+        ({"draft": "suffix", "settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
+        ({"draft": "suffix", "settings": VllmSettings(companion="c")}, "draftwise.companion"),
     ],
 )
 def test_invalid_values_are_refused(changes, field):

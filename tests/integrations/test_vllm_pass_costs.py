@@ -87,7 +87,8 @@ class Proposer:
     num_speculative_tokens = 5
     skips_dummy_runs = False
 
-    def __init__(self):
+    def __init__(self, has_draft_model=True):
+        self.has_draft_model = has_draft_model
         self.draft_sizes, self.companion_sizes = [], []
 
     def draft_pass(self, num_tokens):
@@ -107,6 +108,14 @@ def test_each_model_is_timed_alone(has_companion):
     assert max(proposer.draft_sizes) == 8
     assert max(proposer.companion_sizes, default=0) == (40 if has_companion else 0)
     assert (costs.companion is not None) == has_companion
+    assert costs.target.tokens[-1] == 40.0
+
+
+def test_only_the_target_is_timed_without_a_draft_model():
+    proposer = Proposer(has_draft_model=False)
+    costs = measure_costs(Runner(proposer), proposer, has_companion=False)
+    assert costs.draft is None
+    assert not proposer.draft_sizes
     assert costs.target.tokens[-1] == 40.0
 
 

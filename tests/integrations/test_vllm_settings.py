@@ -18,6 +18,7 @@ from draftwise.policies import POLICIES
         ({"draftwise": {"policy": "svip", "policy_options": {"h": 1}}}, "draftwise.policy_options"),
         ({"draftwise": {"policy": "svip", "policy_options": 1}}, "draftwise.policy_options"),
         ({"draftwise": {"policy_options": {"threshold": 1}}}, "draftwise.policy_options"),
+        ({"draftwise": {"draft": "zoo:draft"}}, "draftwise.draft"),
     ],
 )
 def test_errors_name_the_key(given, field):
@@ -37,6 +38,26 @@ def test_default_policies_with_a_companion():
     settings = VllmSettings.of({"draftwise": {"companion": "c"}})
     assert settings.policy_for(samples_drafts=False).name == "sv"
     assert settings.policy_for(samples_drafts=True).name == "sv-predictable"
+
+
+def test_the_method_decides_whether_a_model_drafts():
+    assert VllmSettings().text_draft("draft_model") is None
+    assert VllmSettings().text_draft("ngram") == "suffix"
+    assert VllmSettings(draft="ngram").text_draft("ngram") == "ngram"
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "field"),
+    [
+        ({"draft": "suffix"}, "draft_model", "draftwise.draft"),
+        ({"companion": "c"}, "ngram", "draftwise.companion"),
+        ({"profile": "p.safetensors"}, "ngram", "draftwise.profile"),
+    ],
+)
+def test_settings_that_the_method_cannot_use_are_refused(settings, method, field):
+    with pytest.raises(InvalidParameterError) as caught:
+        VllmSettings(**settings).text_draft(method)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -59,6 +59,12 @@ def _lookup(label: str, **limits: Any) -> PeerMode:
     return PeerMode(label, "text", {"method": "ngram"}, takes_length=True, **limits)
 
 
+def _steered_lookup(draft: str) -> PeerMode:
+    """Drafts from the text by Draftwise. vLLM's method is replaced, and sets the longest draft."""
+    settings = {"method": "ngram", "steered": {"draft": draft}}
+    return PeerMode(draft, "text", settings, takes_length=True)
+
+
 @dataclass(frozen=True)
 class PeerEngine:
     """Another engine.
@@ -94,7 +100,11 @@ PEERS: dict[str, PeerEngine] = {
     # Draftwise's vLLM integration, which must be installed in the environment of vLLM.
     "vllm-draftwise": PeerEngine(
         "vllm_engine",
-        (PeerMode("", "model", {"num_speculative_tokens": 5, "steered": True}),),
+        (
+            PeerMode("", "model", {"num_speculative_tokens": 5, "steered": {}}),
+            _steered_lookup("suffix"),
+            _steered_lookup("ngram"),
+        ),
     ),
     "openvino": PeerEngine(
         "openvino_engine",
@@ -133,12 +143,12 @@ def modes_of(name: str, has_draft: bool, lookup_lengths: Sequence[int]) -> Itera
         lookup_lengths: draft lengths of drafts from the text; empty without such drafts.
 
     Raises:
-        InvalidParameterError: the engine is unknown, or has no configuration without a draft model.
+        InvalidParameterError: the engine is unknown, or has no configuration without a draft.
     """
     modes = peer_engine(name).modes
     sources = {"none": True, "model": has_draft, "text": bool(lookup_lengths)}
     able = [mode for mode in modes if sources[mode.drafts]]
     if not able:
-        raise InvalidParameterError("peers", f"{name!r} requires a draft model")
+        raise InvalidParameterError("peers", f"{name!r} requires a draft")
     for mode in able:
         yield from map(mode.with_length, lookup_lengths) if mode.takes_length else [mode]

@@ -14,7 +14,12 @@ def vllm_serve(
         str,
         typer.Argument(metavar="TARGET", help="Folder, hub id or zoo:NAME.", show_default=False),
     ],
-    draft: Annotated[str, typer.Option(help="Draft model.", show_default=False)],
+    draft: Annotated[
+        str,
+        typer.Option(
+            help="Draft model; suffix or ngram to draft from the text itself, without a model."
+        ),
+    ] = "suffix",
     companion: Annotated[
         str | None, typer.Option(help="Model that scores drafted tokens.", show_default=False)
     ] = None,
@@ -69,6 +74,7 @@ def vllm_serve(
     Arguments after [bold]--[/] are passed to [bold]vllm serve[/].
 
     Examples:
+      draftwise vllm-serve TARGET --draft suffix
       draftwise vllm-serve TARGET --draft DRAFT --companion COMPANION
       draftwise vllm-serve zoo:target --draft zoo:draft --policy svip -- --port 8001
     """
@@ -80,7 +86,11 @@ def vllm_serve(
         target,
         draft,
         VllmSettings(
-            policy, parse_policy_options(policy_option or []), companion, profile, latency_profile
+            policy=policy,
+            policy_options=parse_policy_options(policy_option or []),
+            companion=companion,
+            profile=profile,
+            latency_profile=latency_profile,
         ),
         num_speculative_tokens,
         sample_drafts,

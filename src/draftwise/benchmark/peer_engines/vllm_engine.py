@@ -19,17 +19,19 @@ _SHORTEST, _LONGEST = 2, 5
 def start(settings: Settings) -> tuple[Generate, Settings]:
     """Load the models. The method is ``draft_model``, ``ngram``, ``suffix``, or none.
 
-    With the setting ``steered``, Draftwise's worker controls the speculation. Draftwise must then
-    be installed in the same environment.
+    With the setting ``steered``, Draftwise's worker controls the speculation with these settings.
+    Draftwise must then be installed in the same environment.
     """
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM, SamplingParams, TokensPrompt
 
     options = _speculation(settings)
-    if settings.get("steered"):
+    if settings.get("steered") is not None:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        ours = {"companion": settings["companion"]} if settings["companion"] else {}
+        ours = dict(settings["steered"])
+        if settings["draft"] and settings["companion"]:
+            ours["companion"] = settings["companion"]
         options["worker_cls"] = "draftwise.integrations.vllm.worker.DraftwiseWorker"
         options["additional_config"] = {"draftwise": ours}
         options["async_scheduling"] = False

@@ -5,23 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.cached_model import CachedModel
-from draftwise.engine.drafting.loop import DraftProgress, answer
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.masks import allowed_prefix
 from draftwise.engine.oracle import TargetOracle
+from draftwise.engine.proposers.proposals import Proposals, planned_lengths, stopped_draft
 from draftwise.engine.request import Request
 from draftwise.engine.suffix.corpus import SuffixCorpus
-from draftwise.policies.base import DraftPosition, Policy
+from draftwise.policies.base import Policy
 
 
 @dataclass(frozen=True)
@@ -140,53 +138,6 @@ class Proposer(ABC):
         return [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
 
 
-class Proposals(NamedTuple):
-    """Tokens that are proposed with certainty.
-
-    Attributes:
-        tokens: ``[batch, width]`` int64.
-        lengths: ``[batch]`` int64, number of proposed tokens of each request.
-        acceptance: ``[batch, width]`` float64, estimated acceptance probability of each token if
-            all tokens before it are accepted; 1 where nothing is known.
-    """
-
-    tokens: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    acceptance: NDArray[np.float64]
-
-    @classmethod
-    def nothing(cls, num_requests: int, width: int = 0) -> Proposals:
-        """No proposal for any request, in new arrays."""
-        shape = num_requests, width
-        lengths = np.zeros(num_requests, dtype=np.int64)
-        return cls(np.zeros(shape, dtype=np.int64), lengths, np.ones(shape))
-
-    def offers(self) -> list[Sequence[float]]:
-        """``[batch]`` estimated acceptance of the proposed tokens of each request."""
-        rows: list[list[float]] = self.acceptance.tolist()
-        return [row[:n] for row, n in zip(rows, self.lengths.tolist(), strict=True)]
-
-    def draft(
-        self, lengths: Sequence[int], context: ProposerContext, batch: Batch, signals: bool
-    ) -> Draft:
-        """The draft of the first tokens of each request.
-
-        Args:
-            lengths: ``[batch]`` numbers of tokens, at most those that are proposed.
-            context: the proposer's context.
-            batch: the step's batch.
-            signals: whether the draft needs signals.
-        """
-        width = max(lengths, default=0)
-        kept = np.arange(width) < np.asarray(lengths, dtype=np.int64)[:, None]
-        tokens = torch.from_numpy(self.tokens[:, :width] * kept).to(context.device)
-        acceptance = None
-        if signals:
-            known = (self.acceptance[:, :width] * kept).astype(np.float32)
-            acceptance = torch.from_numpy(known).to(context.device)
-        return Draft.one_hot(tokens, lengths, context.vocab_size, batch.uniforms, acceptance)
-
-
 class TokenProposer(Proposer):
     """A proposer that proposes each token with certainty, without a distribution.
 
@@ -221,8 +172,7 @@ class TokenProposer(Proposer):
     def allowed_proposals(self, batch: Batch, limits: Sequence[int]) -> Proposals:
         """:meth:`proposals` up to the first token that does not exist or that a grammar forbids."""
         made = self.proposals(batch, limits)
-        exists = (made.tokens >= 0) & (made.tokens < self.context.vocab_size)
-        np.minimum(made.lengths, np.cumprod(exists, axis=1).sum(axis=1), out=made.lengths)
+        made.cut_at_vocabulary(self.context.vocab_size)
         for index, request in enumerate(batch.generating):
             if request.is_masked:
                 tokens = made.tokens[index, : made.lengths[index]].tolist()
@@ -235,45 +185,17 @@ class TokenProposer(Proposer):
         if self.estimates_acceptance:
             return self._propose_by_estimates(batch, policy)
         made = self.allowed_proposals(batch, self.draft_limits(batch, policy))
-        return self._stopped(made, made.lengths.tolist(), batch, policy)
+        return self._draft(made, made.lengths.tolist(), batch, policy)
 
     def _propose_by_estimates(self, batch: Batch, policy: Policy) -> Draft:
         """Ask the policy for draft lengths when the acceptance of all tokens is estimated."""
         states = batch.states(self.room)
         limits = [min(state.draft_limit, policy.num_speculative_tokens) for state in states]
         made = self.allowed_proposals(batch, limits)
-        offered = [
-            state._replace(offer=offer, has_model=False, draft_limit=len(offer))
-            for state, offer in zip(states, made.offers(), strict=True)
-        ]
-        lengths = [
-            min(choice.length, state.draft_limit)
-            for choice, state in zip(policy.plan_drafts(offered), offered, strict=True)
-        ]
-        return self._stopped(made, lengths, batch, policy)
+        return self._draft(made, planned_lengths(made, states, policy), batch, policy)
 
-    def _stopped(self, made: Proposals, lengths: list[int], batch: Batch, policy: Policy) -> Draft:
-        """The draft, cut where the policy stops it."""
-        signals = policy.uses_draft_signals()
-        draft = made.draft(lengths, self.context, batch, signals)
-        if not policy.may_stop_drafting():
-            return draft
-        progress = DraftProgress(draft.lengths)
-        while progress.active:
-            answered = answer(policy, _position(draft, progress.num_tokens, progress.active))
-            progress.advance(answered)
-        return made.draft(progress.lengths, self.context, batch, signals)
-
-
-def _position(draft: Draft, index: int, active: list[int]) -> DraftPosition:
-    tokens, signals = draft.tokens[active, index], draft.signals
-    if signals is None:
-        return DraftPosition(index, active, tokens, None, None, None)
-    return DraftPosition(
-        index,
-        active,
-        tokens,
-        signals.draft_probs[active, index],
-        signals.entropy[active, index],
-        signals.token_probs[active, index],
-    )
+    def _draft(self, made: Proposals, lengths: list[int], batch: Batch, policy: Policy) -> Draft:
+        context = self.context
+        return stopped_draft(
+            made, lengths, policy, context.vocab_size, context.device, batch.uniforms
+        )

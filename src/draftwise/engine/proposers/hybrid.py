@@ -12,8 +12,9 @@ from draftwise.core.latency import LatencyModel
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
-from draftwise.engine.proposers.base import Proposals, Proposer, ProposerContext, TokenProposer
+from draftwise.engine.proposers.base import Proposer, ProposerContext, TokenProposer
 from draftwise.engine.proposers.model import ModelProposer
+from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.request import Request
 from draftwise.policies.base import Policy
 
@@ -80,7 +81,7 @@ class HybridProposer(Proposer):
         if not any(drafted):
             if batch.chunks:
                 self._drafter.draft(batch, policy, drafted)
-            return made.draft(copied, self.context, batch, policy.uses_draft_signals())
+            return self._offered(batch, made, copied, policy.uses_draft_signals())
         width = max(copied)
         draft = self._drafter.draft(batch, policy, drafted, width)
         return self._joined(batch, policy, draft, made, copied)
@@ -94,12 +95,7 @@ class HybridProposer(Proposer):
         if not rows:
             return replace(draft, is_one_hot=is_one_hot)
         width = draft.tokens.shape[1]
-        offered = made.draft(
-            [length if index in rows else 0 for index, length in enumerate(copied)],
-            self.context,
-            batch,
-            draft.signals is not None,
-        )
+        offered = self._offered(batch, made, copied, draft.signals is not None)
         tokens = draft.tokens
         tokens[rows, : offered.tokens.shape[1]] = offered.tokens[rows]
         if draft.signals is not None and offered.signals is not None:
@@ -116,6 +112,13 @@ class HybridProposer(Proposer):
         lengths = np.maximum(draft.lengths, copied).tolist()
         assert max(lengths) <= width
         return replace(draft, lengths=tuple(lengths), probs=probs, is_one_hot=is_one_hot)
+
+    def _offered(
+        self, batch: Batch, made: Proposals, lengths: Sequence[int], signals: bool
+    ) -> Draft:
+        """The draft of offered tokens alone."""
+        context = self.context
+        return made.draft(lengths, context.vocab_size, context.device, batch.uniforms, signals)
 
     @staticmethod
     def _reads_offers(batch: Batch, policy: Policy) -> bool:

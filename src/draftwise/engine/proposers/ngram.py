@@ -24,13 +24,19 @@ class NgramProposer(TokenProposer):
 
     def continuation(self, request: Request, max_tokens: int) -> Sequence[int]:
         """The tokens after the latest earlier occurrence of the last tokens."""
-        tokens = request.tokens
-        for size in range(min(_LONGEST, len(tokens) - 1), _SHORTEST - 1, -1):
-            wanted = tokens[-size:]
-            for start in range(len(tokens) - size - 1, -1, -1):
-                if (
-                    tokens[start + size - 1] == wanted[-1]
-                    and tokens[start : start + size] == wanted
-                ):
-                    return tokens[start + size : start + size + max_tokens]
-        return ()
+        return latest_continuation(request.tokens, max_tokens)
+
+
+def latest_continuation(tokens: Sequence[int], max_tokens: int) -> Sequence[int]:
+    """The tokens after the latest earlier occurrence of a text's last tokens.
+
+    Args:
+        tokens: the text.
+        max_tokens: maximum number of tokens to return.
+    """
+    for size in range(min(_LONGEST, len(tokens) - 1), _SHORTEST - 1, -1):
+        wanted = tokens[-size:]
+        for start in range(len(tokens) - size - 1, -1, -1):
+            if tokens[start + size - 1] == wanted[-1] and tokens[start : start + size] == wanted:
+                return tokens[start + size : start + size + max_tokens]
+    return ()

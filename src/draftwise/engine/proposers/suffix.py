@@ -10,25 +10,17 @@ from numpy.typing import NDArray
 
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
-from draftwise.engine.proposers.base import Proposals, ProposerContext, TokenProposer
+from draftwise.engine.proposers.base import ProposerContext, TokenProposer
+from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.proposers.registry import register
 from draftwise.engine.request import Request
 from draftwise.engine.suffix.corpus import namespace_of
+from draftwise.engine.suffix.evidence import Evidence
 from draftwise.engine.suffix.matcher import SuffixMatcher
 from draftwise.estimators.matches import MatchAcceptance
 from draftwise.models.native.suffix import FoundContinuations
 
 Integers = NDArray[np.int64]
-
-
-class _Evidence(NamedTuple):
-    """What the estimator uses for the requests of a step; see :class:`MatchAcceptance`."""
-
-    greedy: NDArray[np.bool_]
-    shares: NDArray[np.float64]
-    votes: Integers
-    match_lengths: Integers
-    from_corpus: NDArray[np.bool_]
 
 
 class _Proposed(NamedTuple):
@@ -44,15 +36,12 @@ class _Proposed(NamedTuple):
     requests: list[Request]
     tokens: NDArray[np.int32]
     lengths: list[int]
-    evidence: _Evidence
+    evidence: Evidence
 
     @classmethod
     def of(cls, requests: list[Request], found: FoundContinuations) -> _Proposed:
         """The found continuations of some requests."""
-        greedy = np.array([request.params.temperature == 0 for request in requests], dtype=bool)
-        evidence = _Evidence(
-            greedy, found.shares, found.votes, found.match_lengths, found.chunks >= 0
-        )
+        evidence = Evidence.of([request.params.temperature == 0 for request in requests], found)
         return cls(requests, found.tokens, found.lengths.tolist(), evidence)
 
 

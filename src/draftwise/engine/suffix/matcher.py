@@ -79,24 +79,43 @@ class SuffixMatcher:
         return found
 
     def _search(self, rows: NDArray[np.int64], max_tokens: int) -> FoundContinuations:
-        library, corpus = native_library(), self.corpus
         namespaces = self._namespaces[rows]
-        if library is not None:
-            structure = None if corpus is None else corpus.structure
-            return continuations(
-                library, self._texts, self._ends, rows, namespaces, structure, max_tokens
-            )
-        found = FoundContinuations.nothing(len(rows), max_tokens)
-        arrays = None if corpus is None else corpus.arrays
-        for index, slot in enumerate(rows.tolist()):
-            text = self._texts[slot, : self._ends[slot]]
-            one = find_continuation(text, int(namespaces[index]), arrays, max_tokens)
-            if one is None:
-                continue
-            count = len(one.tokens)
-            found.tokens[index, :count] = one.tokens
-            found.shares[index, :count] = one.shares
-            found.votes[index, :count] = one.votes
-            found.lengths[index], found.match_lengths[index] = count, one.match_length
-            found.chunks[index] = one.chunk
-        return found
+        return continuations_of(self._texts, self._ends, rows, namespaces, self.corpus, max_tokens)
+
+
+def continuations_of(
+    texts: NDArray[np.int32],
+    ends: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    namespaces: NDArray[np.uint64],
+    corpus: SuffixCorpus | None,
+    max_tokens: int,
+) -> FoundContinuations:
+    """Find continuations of texts that are stored in one array.
+
+    Args:
+        texts: ``[slots, length]`` tokens of all slots, contiguous.
+        ends: ``[slots]`` number of tokens of each slot's text, at least 1 for those searched.
+        slots: ``[batch]`` slots of the texts to continue.
+        namespaces: ``[batch]`` their namespaces in the corpus.
+        corpus: other texts that may be continued, locked; ``None`` without a corpus.
+        max_tokens: maximum length of each continuation, at least 1.
+    """
+    library = native_library()
+    if library is not None:
+        structure = None if corpus is None else corpus.structure
+        return continuations(library, texts, ends, slots, namespaces, structure, max_tokens)
+    found = FoundContinuations.nothing(len(slots), max_tokens)
+    arrays = None if corpus is None else corpus.arrays
+    for index, slot in enumerate(slots.tolist()):
+        text = texts[slot, : ends[slot]]
+        one = find_continuation(text, int(namespaces[index]), arrays, max_tokens)
+        if one is None:
+            continue
+        count = len(one.tokens)
+        found.tokens[index, :count] = one.tokens
+        found.shares[index, :count] = one.shares
+        found.votes[index, :count] = one.votes
+        found.lengths[index], found.match_lengths[index] = count, one.match_length
+        found.chunks[index] = one.chunk
+    return found

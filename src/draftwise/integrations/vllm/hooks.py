@@ -15,6 +15,8 @@ from draftwise.engine.companion import companion_scores
 from draftwise.integrations.vllm.metrics import Metrics
 from draftwise.integrations.vllm.steering import Decision, Steering
 from draftwise.integrations.vllm.steps import RequestView, Verified
+from draftwise.integrations.vllm.text_drafts import Texts
+from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.models.native.library import library_for
 from draftwise.models.native.sampling import distributions
 
@@ -24,6 +26,73 @@ Score = Callable[[Draft], Tensor]
 
 class StopDrafting(Exception):  # noqa: N818
     """Raised within vLLM's drafting loop to leave it when all drafts have ended."""
+
+
+class StepClock:
+    """Measures steps, and reports the results of each one when the next one begins."""
+
+    def __init__(self, steering: Steering) -> None:
+        """Set up before the first step.
+
+        Args:
+            steering: drives the policy.
+        """
+        self._steering = steering
+        self._metrics = Metrics() if get_tp_group().is_first_rank else None
+        self._step_start = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the last step began."""
+        return time.perf_counter() - self._step_start
+
+    def next_step(self, verified: Mapping[str, Verified], num_target_tokens: int) -> None:
+        """End the previous step and begin the next one.
+
+        Args:
+            verified: verification results of the previous step, of the requests that generate.
+            num_target_tokens: tokens in the target's pass, prompt tokens included.
+        """
+        now = time.perf_counter()
+        seconds, self._step_start = now - self._step_start, now
+        num_prompt_tokens = num_target_tokens - sum(v.num_verified + 1 for v in verified.values())
+        result = self._steering.end_step(dict(verified), seconds, max(num_prompt_tokens, 0))
+        if result is not None and self._metrics is not None:
+            self._metrics.observe(result)
+
+
+class TextHooks:
+    """Lets the policy choose among continuations of the requests' texts, and measures the step.
+
+    Attributes:
+        steering: drives the policy.
+    """
+
+    def __init__(self, steering: TextSteering) -> None:
+        """Set up before the first step.
+
+        Args:
+            steering: drives the policy.
+        """
+        self.steering = steering
+        self._clock = StepClock(steering)
+
+    def propose(
+        self,
+        views: Sequence[RequestView],
+        verified: Mapping[str, Verified],
+        num_target_tokens: int,
+        texts: Texts,
+    ) -> list[list[int]]:
+        """End the previous step; the tokens of each request to verify in the next one.
+
+        Args:
+            views: the requests of the next step.
+            verified, num_target_tokens: see :meth:`StepClock.next_step`.
+            texts: the texts of the requests.
+        """
+        self._clock.next_step(verified, num_target_tokens)
+        return self.steering.propose(views, texts, time.perf_counter)
 
 
 class DraftHooks:
@@ -40,8 +109,7 @@ class DraftHooks:
             steering: drives the policy.
         """
         self.steering = steering
-        self._metrics = Metrics() if get_tp_group().is_first_rank else None
-        self._step_start = 0.0
+        self._clock = StepClock(steering)
         self._controls = LogitControls(torch.zeros(0), all_greedy=True)
 
     def begin(
@@ -55,21 +123,14 @@ class DraftHooks:
 
         Args:
             views: the requests of the next step.
-            verified: verification results of the previous step, of the requests that generate.
-            num_target_tokens: tokens in the target's pass, prompt tokens included.
+            verified, num_target_tokens: see :meth:`StepClock.next_step`.
             controls: how the draft model samples.
 
         Returns:
             Maximum number of tokens to draft for any request.
         """
-        now = time.perf_counter()
-        num_prompt_tokens = num_target_tokens - sum(v.num_verified + 1 for v in verified.values())
-        result = self.steering.end_step(
-            dict(verified), now - self._step_start, max(num_prompt_tokens, 0)
-        )
-        if result is not None and self._metrics is not None:
-            self._metrics.observe(result)
-        self._step_start, self._controls = now, controls
+        self._clock.next_step(verified, num_target_tokens)
+        self._controls = controls
         return self.steering.begin(views)
 
     def soft_probabilities(self, logits: Tensor) -> Tensor | None:
@@ -108,7 +169,7 @@ class DraftHooks:
         Args:
             score: computes the companion's logits; ``None`` without a companion.
         """
-        draft_seconds = time.perf_counter() - self._step_start
+        draft_seconds = self._clock.elapsed
 
         def score_and_time(draft: Draft) -> tuple[CompanionScores, float]:
             start = time.perf_counter()

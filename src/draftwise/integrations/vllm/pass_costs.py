@@ -24,10 +24,12 @@ class Proposer(Protocol):
     """The draft and the companion, whose passes are timed separately.
 
     Attributes:
+        has_draft_model: whether a draft model drafts.
         num_speculative_tokens: maximum number of tokens drafted per step.
         skips_dummy_runs: whether dummy runs do nothing, so that the target is timed alone.
     """
 
+    has_draft_model: bool
     num_speculative_tokens: int
     skips_dummy_runs: bool
 
@@ -43,12 +45,12 @@ class MeasuredCosts(NamedTuple):
 
     Attributes:
         target: by verified tokens plus one per request.
-        draft: by requests.
+        draft: by requests; ``None`` without a draft model.
         companion: by scored tokens; ``None`` without a companion.
     """
 
     target: StageCost
-    draft: StageCost
+    draft: StageCost | None
     companion: StageCost | None
 
 
@@ -68,8 +70,9 @@ def measure_costs(runner: Any, proposer: Proposer, has_companion: bool) -> Measu
         target = timed(lambda n: runner._dummy_run(n, skip_eplb=True), sizes_up_to(most))
     finally:
         proposer.skips_dummy_runs = False
-    draft = timed(proposer.draft_pass, sizes_up_to(min(num_requests, most)))
-    companion = None
+    draft = companion = None
+    if proposer.has_draft_model:
+        draft = timed(proposer.draft_pass, sizes_up_to(min(num_requests, most)))
     if has_companion:
         companion = timed(proposer.companion_pass, sizes_up_to(min(drafted, most)))
     _log.info(

@@ -6,19 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from draftwise.core.formats import MODEL_FREE_DRAFTS
 from draftwise.errors import InvalidParameterError
 from draftwise.params import refuse_unknown_keys
 from draftwise.policies import Policy, policy_class
 from draftwise.policies.registry import options_of
 
 KEY = "draftwise"
+# vLLM's method for drafts from the text, on both model runners.
+TEXT_METHOD = "ngram"
 
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """How Draftwise controls vLLM's ``draft_model``.
+    """How Draftwise controls vLLM's speculation.
 
     Attributes:
+        draft: ``"suffix"`` or ``"ngram"``, which continue the requests' own texts. The default
+            ``None`` means ``suffix`` with vLLM's method ``ngram``, and vLLM's draft model
+            otherwise.
         policy: name of a policy. The default ``None`` means ``sv-predictable`` where drafts are
             sampled, otherwise ``sv`` with a companion and ``adaptive`` without one.
         policy_options: options of the policy.
@@ -31,6 +37,7 @@ class VllmSettings:
         InvalidParameterError: an unknown key or an invalid value.
     """
 
+    draft: str | None = None
     policy: str | None = None
     policy_options: Mapping[str, Any] = field(default_factory=dict)
     companion: str | None = None
@@ -38,10 +45,16 @@ class VllmSettings:
     latency_profile: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("policy", "companion", "profile", "latency_profile"):
+        for name in ("draft", "policy", "companion", "profile", "latency_profile"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise InvalidParameterError(f"{KEY}.{name}", f"must be a string, got {value!r}")
+        if self.draft is not None and self.draft not in MODEL_FREE_DRAFTS:
+            raise InvalidParameterError(
+                f"{KEY}.draft",
+                f"must be {' or '.join(MODEL_FREE_DRAFTS)}, got {self.draft!r}; a draft model is "
+                "the model of vLLM's speculative config",
+            )
         if not isinstance(self.policy_options, Mapping):
             raise InvalidParameterError(
                 f"{KEY}.policy_options", f"must be a mapping, got {self.policy_options!r}"
@@ -67,12 +80,40 @@ class VllmSettings:
         refuse_unknown_keys(KEY, values, (item.name for item in fields(cls)))
         return cls(**values)
 
+    def text_draft(self, method: str) -> str | None:
+        """The name of the proposer that continues texts; ``None`` if a draft model drafts.
+
+        Args:
+            method: method of vLLM's speculative config, ``"draft_model"`` or ``"ngram"``.
+
+        Raises:
+            InvalidParameterError: a setting cannot be combined with the method.
+        """
+        if method == "draft_model":
+            if self.draft is not None:
+                raise InvalidParameterError(
+                    f"{KEY}.draft",
+                    f"{self.draft!r} drafts without a model; set the method of the speculative "
+                    f"config to {TEXT_METHOD}",
+                )
+            return None
+        for name, why in (
+            ("companion", "scores the drafts of a draft model"),
+            ("profile", "has the acceptance statistics of a draft model"),
+        ):
+            if getattr(self, name) is not None:
+                raise InvalidParameterError(
+                    f"{KEY}.{name}", f"{why}; remove it, or use a draft model"
+                )
+        return self.draft or "suffix"
+
     def policy_for(self, samples_drafts: bool) -> type[Policy]:
         """The policy class to use.
 
         vLLM draws the token after the verified ones from p, or from max(p − q, 0) after a
         rejection, with the unfiltered proposal q. With greedy drafts, any rule of selection keeps
-        the target's distribution, because the drafted token is determined by its position. With
+        the target's distribution, because the drafted token is determined by its position. The same
+        holds for continuations of texts, which are proposed with certainty. With
         sampled drafts, only rules that drop a token independently of its id do.
 
         Args:

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.latency import LatencyModel, StageCost
@@ -40,8 +41,8 @@ def _identity(decision: Decision) -> Decision:
 class Steering:
     """Drives a policy through the steps of another engine.
 
-    The engine calls, in every step: :meth:`end_step` with the results of the previous step,
-    :meth:`begin`, :meth:`drawn` after each drafted token until it returns false, and
+    The engine calls, in every step, :meth:`end_step` with the results of the previous step. Then
+    it calls :meth:`begin`, :meth:`drawn` after each drafted token until it returns false, and
     :meth:`finish`.
 
     Attributes:
@@ -79,7 +80,7 @@ class Steering:
         self._token_probs: list[Tensor] = []
 
     def restart_costs(
-        self, target: StageCost, draft: StageCost, companion: StageCost | None
+        self, target: StageCost, draft: StageCost | None, companion: StageCost | None
     ) -> None:
         """Set the measured costs of passes before the first step."""
         if self._latency is not None:
@@ -106,6 +107,7 @@ class Steering:
             if each is not None:
                 rejected = each.num_verified > each.num_accepted
                 self._histories[view.name].learn([1.0] * each.num_accepted + [0.0] * rejected)
+        self._learn_drafts(results)
         outcome = step.outcome(results)
         shared = bool(outcome.failed) or len(verified) != len(step.views)
         times = step.times(seconds, num_prompt_tokens, shared)
@@ -113,6 +115,9 @@ class Steering:
             self._learn_costs(step, outcome.num_verified, times)
         self.policy.observe(outcome, times)
         return step.result(outcome, times)
+
+    def _learn_drafts(self, results: Sequence[Verified | None]) -> None:
+        """Learn how to draft from the results of the pending step's requests."""
 
     def begin(self, views: Sequence[RequestView]) -> int:
         """Begin a step.
@@ -123,14 +128,7 @@ class Steering:
         Returns:
             Maximum number of tokens to draft for any request.
         """
-        self._views = list(views)
-        ended = self._histories.keys() - {view.name for view in views}
-        self.policy.forget([self._numbers[name] for name in ended])
-        for name in ended:
-            del self._histories[name], self._numbers[name]
-        states = [self._state(view) for view in views]
-        lengths = self.policy.draft_lengths(states)
-        limits = [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
+        limits = self._policy_lengths(self._states(views))
         self._progress = DraftProgress(self._agree(limits))
         self._tokens, self._draft_probs, self._entropy, self._token_probs = [], [], [], []
         return self._progress.longest
@@ -182,28 +180,74 @@ class Steering:
         start = clock()
         plan = self.policy.select(draft, companion_scores)
         select_seconds = clock() - start
-        lengths = self._agree(plan.lengths)
+        estimate = None
+        if isinstance(self.policy, PricedPolicy) and self._draft_probs:
+            estimate = self.policy.acceptance_estimate
+        return self._send(
+            plan.lengths,
+            estimate,
+            draft,
+            draft_seconds,
+            select_seconds,
+            num_passes=max(draft.lengths, default=0),
+            companion_seconds=companion_seconds if companion_scores is not None else None,
+        )
+
+    def _send(
+        self,
+        lengths: Sequence[int],
+        estimate: NDArray[np.float64] | None,
+        draft: Draft,
+        draft_seconds: float,
+        select_seconds: float,
+        num_passes: int = 0,
+        companion_seconds: float | None = None,
+    ) -> list[int]:
+        """Record the step. The lengths that all ranks agree on are returned.
+
+        Args:
+            lengths: tokens of each request to verify.
+            estimate: ``[batch, width]`` estimated acceptance probabilities; ``None`` if unknown.
+            draft: the draft.
+            draft_seconds, select_seconds: time of the draft and of the selection.
+            num_passes: passes of the draft model.
+            companion_seconds: time of the companion; ``None`` if it did not score the draft.
+        """
+        agreed = self._agree(tuple(lengths))
+        expected = None
+        if estimate is not None:
+            prefix_acceptance_prob = np.cumprod(estimate, axis=1)
+            expected = [
+                float(prefix_acceptance_prob[row, :length].sum())
+                for row, length in enumerate(agreed)
+            ]
         self.pending = PendingStep(
             self._views,
             draft.lengths,
-            lengths,
-            draft.signals is not None,
-            companion_scores is not None,
+            agreed,
+            num_passes,
+            num_passes > 0 and draft.signals is not None,
+            companion_seconds is not None,
             draft_seconds,
-            companion_seconds,
+            companion_seconds or 0.0,
             select_seconds,
-            self._expected(lengths),
+            expected,
         )
-        return list(lengths)
+        return list(agreed)
 
-    def _expected(self, lengths: Sequence[int]) -> list[float] | None:
-        """Accepted tokens that the policy expects of each request; ``None`` without an estimate."""
-        if not isinstance(self.policy, PricedPolicy) or not self._draft_probs:
-            return None
-        prefix_acceptance_prob = np.cumprod(self.policy.acceptance_estimate, axis=1)
-        return [
-            float(prefix_acceptance_prob[row, :length].sum()) for row, length in enumerate(lengths)
-        ]
+    def _states(self, views: Sequence[RequestView]) -> list[RequestState]:
+        """Begin a step with these requests. All others have ended or were preempted."""
+        self._views = list(views)
+        ended = self._histories.keys() - {view.name for view in views}
+        self.policy.forget([self._numbers[name] for name in ended])
+        for name in ended:
+            del self._histories[name], self._numbers[name]
+        return [self._state(view) for view in views]
+
+    def _policy_lengths(self, states: Sequence[RequestState]) -> list[int]:
+        """The policy's draft lengths, within each request's limit."""
+        lengths = self.policy.draft_lengths(states)
+        return [min(n, state.draft_limit) for n, state in zip(lengths, states, strict=True)]
 
     def _state(self, view: RequestView) -> RequestState:
         if view.name not in self._histories:
@@ -264,7 +308,7 @@ class Steering:
             num_target_tokens=len(lengths) + sum(lengths),
             context=sum(view.num_tokens for view in step.views),
             # vLLM runs the draft for the whole batch, even where few requests still draft.
-            drafting=[len(step.views)] * max(step.num_drafted, default=0),
+            drafting=[len(step.views)] * step.num_passes,
             num_scored=sum(step.num_drafted) if step.scored else 0,
             has_signals=step.has_signals,
             target_seconds=times.verify,

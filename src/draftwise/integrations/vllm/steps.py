@@ -92,7 +92,8 @@ class PendingStep:
         views: the requests of the step.
         num_drafted: drafted tokens of each request.
         lengths: drafted tokens of each request that were sent to the target.
-        has_signals: whether signals of the draft were computed.
+        num_passes: passes of the draft model; 0 without a draft model.
+        has_signals: whether signals of the draft model were computed.
         scored: whether a companion scored the draft.
         draft_seconds, companion_seconds, select_seconds: times of the step's parts.
         expected: number of accepted tokens that the policy expects of each request; ``None`` where
@@ -102,6 +103,7 @@ class PendingStep:
     views: list[RequestView]
     num_drafted: tuple[int, ...]
     lengths: tuple[int, ...]
+    num_passes: int
     has_signals: bool
     scored: bool
     draft_seconds: float

@@ -14,8 +14,10 @@ from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.integrations.vllm.compatibility import check_version, vllm_version
 from draftwise.integrations.vllm.hooks import of_first_rank
 from draftwise.integrations.vllm.pass_costs import measure_costs
-from draftwise.integrations.vllm.settings import VllmSettings
+from draftwise.integrations.vllm.settings import TEXT_METHOD, VllmSettings
 from draftwise.integrations.vllm.steering import Steering
+from draftwise.integrations.vllm.text_drafts import create_text_proposer
+from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.models.fingerprint import checkpoint_fingerprint
 from draftwise.policies import PolicyContext, create_policy
 from draftwise.profiling.latency_profile import LatencyProfile
@@ -41,6 +43,9 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
     """
     config: VllmConfig = runner.vllm_config
     settings = VllmSettings.of(config.additional_config)
+    text_draft = settings.text_draft(config.speculative_config.method)
+    if text_draft is not None:
+        return _text_drafter(runner, device, settings, text_draft)
     speculative = config.speculative_config
     policy = settings.policy_for(
         speculative.draft_sample_method == "probabilistic"
@@ -72,6 +77,29 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
     return drafter(config, device, runner, steering, companion)
 
 
+def _text_drafter(runner: Any, device: torch.device, settings: VllmSettings, name: str) -> Any:
+    """The replacement of vLLM's proposer or speculator by one that continues texts."""
+    config: VllmConfig = runner.vllm_config
+    latency = _latency(settings)
+    latency.restart(latency.target)  # there are no other passes
+    context = PolicyContext(config.speculative_config.num_speculative_tokens, latency)
+    policy = settings.policy_for(samples_drafts=False)
+    steering = TextSteering(
+        create_policy(policy.name, context, settings.policy_options),
+        latency,
+        of_first_rank,
+        create_text_proposer(name),
+        config.model_config.get_vocab_size(),
+    )
+    if config.use_v2_model_runner:
+        from draftwise.integrations.vllm.v2.text import TextSpeculator
+
+        return TextSpeculator(config, device, runner, steering)
+    from draftwise.integrations.vllm.v1.text import TextDrafter
+
+    return TextDrafter(config, runner, steering)
+
+
 def _classes(config: VllmConfig) -> tuple[type[Any], type[Any]]:
     """The classes of the drafter and the companion.
 
@@ -95,9 +123,14 @@ def check_config(config: VllmConfig) -> None:
     """
     speculative = config.speculative_config
     if speculative is None:
-        raise InvalidParameterError("speculative_config", "is missing; set a draft model")
-    if speculative.method != "draft_model":
-        raise InvalidParameterError("speculative_config.method", "must be draft_model")
+        raise InvalidParameterError(
+            "speculative_config", f"is missing; set a draft model, or the method {TEXT_METHOD}"
+        )
+    if speculative.method not in ("draft_model", TEXT_METHOD):
+        raise InvalidParameterError(
+            "speculative_config.method",
+            f"must be draft_model, or {TEXT_METHOD} for drafts without a model",
+        )
     if config.scheduler_config.async_scheduling:
         raise InvalidParameterError(
             "async_scheduling", "drafts of different lengths need --no-async-scheduling"

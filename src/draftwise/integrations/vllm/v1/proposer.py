@@ -22,9 +22,7 @@ from draftwise.integrations.vllm.scoring import drafted_requests
 from draftwise.integrations.vllm.steering import Steering
 from draftwise.integrations.vllm.steps import RequestView, verified_by_request
 from draftwise.integrations.vllm.v1.companion import CompanionModel
-
-# Temperatures below this are greedy, as in vLLM's sampler.
-_GREEDY = 1e-5
+from draftwise.integrations.vllm.v1.views import GREEDY, request_views
 
 
 class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
@@ -35,10 +33,13 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
     drafted after its end are dropped.
 
     Attributes:
+        has_draft_model: always true.
         hooks: calls the policy.
         companion: scores drafts; ``None`` without a companion.
         skips_dummy_runs: whether :meth:`dummy_run` does nothing, so that the target is timed alone.
     """
+
+    has_draft_model = True
 
     def __init__(
         self,
@@ -207,21 +208,12 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
 
     def _views(self, max_draft_length: int) -> list[RequestView]:
         """The requests of the step, including the tokens that they just gained."""
-        batch, requests = self._runner.input_batch, self._runner.requests
-        views = []
-        for row, name in enumerate(batch.req_ids):
-            request = requests[name]
-            params = request.sampling_params
-            num_gained = len(self._gained[row])
-            num_tokens = int(batch.num_tokens_no_spec[row]) + num_gained
-            num_output = num_tokens - request.num_prompt_tokens
-            left = self.max_model_len - num_tokens - 1
-            if params is not None and params.max_tokens is not None:
-                left = min(left, params.max_tokens - num_output - 1)
-            room = max(0, min(left, max_draft_length)) if num_gained else 0
-            greedy = params is None or params.temperature < _GREEDY
-            views.append(RequestView(name, num_tokens, max(num_output, 0), room, greedy))
-        return views
+        num_gained = [len(gained) for gained in self._gained]
+        stored = self._runner.input_batch.num_tokens_no_spec[: len(num_gained)].tolist()
+        text_lengths = [n + gained for n, gained in zip(stored, num_gained, strict=True)]
+        return request_views(
+            self._runner, text_lengths, num_gained, max_draft_length, self.max_model_len
+        )
 
     def _score(
         self, draft: Draft, views: list[RequestView], metadata: CommonAttentionMetadata
@@ -261,5 +253,5 @@ def _controls(
     if sampling_metadata.all_greedy or temperature is None:
         return LogitControls(torch.zeros(batch_size, device=device), all_greedy=True)
     temperature = temperature[:batch_size].float()
-    zeroed = torch.where(temperature < _GREEDY, 0.0, temperature)
+    zeroed = torch.where(temperature < GREEDY, 0.0, temperature)
     return LogitControls(zeroed, False, not sampling_metadata.all_random)

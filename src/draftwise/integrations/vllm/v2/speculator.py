@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheConfig
-from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
-from vllm.v1.worker.gpu.spec_decode.utils import DraftTokensHandler
 
 from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Draft
@@ -21,8 +18,9 @@ from draftwise.integrations.vllm.hooks import DraftHooks, StopDrafting
 from draftwise.integrations.vllm.paged_cache import Integers
 from draftwise.integrations.vllm.scoring import drafted_requests
 from draftwise.integrations.vllm.steering import Steering
-from draftwise.integrations.vllm.steps import RequestView, verified_by_request
+from draftwise.integrations.vllm.steps import RequestView
 from draftwise.integrations.vllm.v2.companion import CompanionModel
+from draftwise.integrations.vllm.v2.step import SelectedDrafts, Step
 
 
 class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
@@ -33,12 +31,15 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
     the tokens to verify of each request to the scheduler.
 
     Attributes:
+        has_draft_model: always true.
         hooks: calls the policy.
         companion: scores drafts; ``None`` without a companion.
         skips_dummy_runs: whether a dummy run does nothing, so that the target is timed alone.
         num_speculative_tokens: maximum number of tokens drafted per step.
         selected_lengths: leading drafted tokens to verify of each request of the last step.
     """
+
+    has_draft_model = True
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         self.hooks = DraftHooks(steering)
         self.companion = companion
         self.skips_dummy_runs = False
-        self.num_speculative_tokens: int = self.num_speculative_steps
+        self.num_speculative_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self.selected_lengths: list[int] = []
         self._runner = runner
         # Tokens drafted in this step; ``None`` in a dummy run, which does not involve the policy.
@@ -160,17 +161,19 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         max_draft_length = self.num_speculative_tokens
         if num_speculative_tokens is not None:
             max_draft_length = min(max_draft_length, num_speculative_tokens)
-        counts = torch.stack([input_batch.seq_lens[:batch_size], num_sampled, num_rejected])
-        seq_lens, sampled, rejected = counts.cpu().numpy().astype(np.int64)
-        text_lengths = seq_lens - rejected + (sampled > 0)  # plus the token that was just sampled
-        views = self._views(input_batch, text_lengths, sampled, max_draft_length)
-        verified = input_batch.num_draft_tokens_per_req
-        num_verified = [0] * batch_size if verified is None else verified.tolist()
+        step = Step.of(
+            self._runner,
+            input_batch,
+            num_sampled,
+            num_rejected,
+            max_draft_length,
+            self.max_model_len,
+        )
         limit = self.hooks.begin(
-            views,
-            verified_by_request(input_batch.req_ids, num_verified, sampled.tolist()),
-            int(input_batch.num_scheduled_tokens.sum()),
-            _controls(temperature[input_batch.idx_mapping], views),
+            step.views,
+            step.verified,
+            step.num_target_tokens,
+            _controls(temperature[input_batch.idx_mapping], step.views),
         )
         self._num_drawn, self.num_speculative_steps = 0, limit
         try:
@@ -181,7 +184,7 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
             self._num_drawn, self.num_speculative_steps = None, self.num_speculative_tokens
 
         def score(drafted: Draft) -> Tensor:
-            return self._score(drafted, views, text_lengths, input_batch)
+            return self._score(drafted, step.views, step.text_lengths, input_batch)
 
         self.selected_lengths = self.hooks.finish(None if self.companion is None else score)
         result: Tensor = self.draft_tokens[:batch_size]
@@ -222,22 +225,6 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
             self._soft_probs = self.hooks.soft_probabilities(logits)
         return logits
 
-    def _views(
-        self, input_batch: InputBatch, text_lengths: Integers, sampled: Integers, limit: int
-    ) -> list[RequestView]:
-        """The requests of the step, including the tokens that they just gained."""
-        states, rows = self._runner.req_states, input_batch.idx_mapping_np
-        temperatures = self._runner.sampler.sampling_states.temperature.np[rows]
-        output = np.maximum(text_lengths - states.prompt_len.np[rows], 0)
-        ends = np.minimum(states.max_seq_len[rows], self.max_model_len)
-        room = np.where(sampled > 0, np.clip(ends - text_lengths - 1, 0, limit), 0)
-        return [
-            RequestView(name, int(length), int(num_output), int(free), bool(temperature == 0))
-            for name, length, num_output, free, temperature in zip(
-                input_batch.req_ids, text_lengths, output, room, temperatures, strict=True
-            )
-        ]
-
     def _score(
         self,
         draft: Draft,
@@ -263,33 +250,6 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         return self.companion.score(
             drafted_requests(draft, names, text_lengths), tokens_at, requests, names
         )
-
-
-class SelectedDrafts(DraftTokensHandler):  # type: ignore[misc]
-    """Passes only the selected tokens of each draft to the scheduler."""
-
-    def __init__(self, device: torch.device, speculator: SteeredSpeculator) -> None:
-        """Set up.
-
-        Args:
-            device: the worker's device.
-            speculator: provides the selected lengths.
-        """
-        super().__init__(device)
-        self._speculator = speculator
-
-    def get_draft_tokens(self) -> DraftTokenIds | None:
-        """See vLLM; returns only the selected tokens of each request."""
-        drafts = super().get_draft_tokens()
-        if drafts is None:
-            return None
-        tokens = [
-            row[:count]
-            for row, count in zip(
-                drafts.draft_token_ids, self._speculator.selected_lengths, strict=True
-            )
-        ]
-        return DraftTokenIds(drafts.req_ids, tokens)
 
 
 def _controls(temperature: Tensor, views: list[RequestView]) -> LogitControls:

@@ -1,0 +1,132 @@
+"""Tokens that are proposed with certainty, and how a policy chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draftwise.core.random import StepUniforms
+from draftwise.core.types import Draft
+from draftwise.engine.drafting.loop import DraftProgress, answer
+from draftwise.policies.base import DraftPosition, Policy, RequestState
+
+
+class Proposals(NamedTuple):
+    """Tokens that are proposed with certainty.
+
+    Attributes:
+        tokens: ``[batch, width]`` int64.
+        lengths: ``[batch]`` int64, number of proposed tokens of each request.
+        acceptance: ``[batch, width]`` float64, estimated acceptance probability of each token if
+            all tokens before it are accepted; 1 where nothing is known.
+    """
+
+    tokens: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    acceptance: NDArray[np.float64]
+
+    @classmethod
+    def nothing(cls, num_requests: int, width: int = 0) -> Proposals:
+        """No proposal for any request, in new arrays."""
+        shape = num_requests, width
+        lengths = np.zeros(num_requests, dtype=np.int64)
+        return cls(np.zeros(shape, dtype=np.int64), lengths, np.ones(shape))
+
+    def offers(self) -> list[Sequence[float]]:
+        """``[batch]`` estimated acceptance of the proposed tokens of each request."""
+        rows: list[list[float]] = self.acceptance.tolist()
+        return [row[:n] for row, n in zip(rows, self.lengths.tolist(), strict=True)]
+
+    def cut_at_vocabulary(self, vocab_size: int) -> None:
+        """Remove the first token of each request that does not exist, and those after it."""
+        exists = (self.tokens >= 0) & (self.tokens < vocab_size)
+        np.minimum(self.lengths, np.cumprod(exists, axis=1).sum(axis=1), out=self.lengths)
+
+    def draft(
+        self,
+        lengths: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        uniforms: StepUniforms | None,
+        signals: bool,
+    ) -> Draft:
+        """The draft of the first tokens of each request.
+
+        Args:
+            lengths: ``[batch]`` numbers of tokens, at most those that are proposed.
+            vocab_size: the target's vocabulary size.
+            device: device of the draft.
+            uniforms: random numbers of the step; ``None`` if it needs none.
+            signals: whether the draft needs signals.
+        """
+        width = max(lengths, default=0)
+        kept = np.arange(width) < np.asarray(lengths, dtype=np.int64)[:, None]
+        tokens = torch.from_numpy(self.tokens[:, :width] * kept).to(device)
+        acceptance = None
+        if signals:
+            known = (self.acceptance[:, :width] * kept).astype(np.float32)
+            acceptance = torch.from_numpy(known).to(device)
+        return Draft.one_hot(tokens, lengths, vocab_size, uniforms, acceptance)
+
+
+def planned_lengths(made: Proposals, states: Sequence[RequestState], policy: Policy) -> list[int]:
+    """``[batch]`` draft lengths, chosen by the estimated acceptance of all proposed tokens.
+
+    Args:
+        made: the proposals of the step.
+        states: its requests.
+        policy: chooses the lengths over the whole batch.
+    """
+    offered = [
+        state._replace(offer=offer, has_model=False, draft_limit=len(offer))
+        for state, offer in zip(states, made.offers(), strict=True)
+    ]
+    return [
+        min(choice.length, state.draft_limit)
+        for choice, state in zip(policy.plan_drafts(offered), offered, strict=True)
+    ]
+
+
+def stopped_draft(
+    made: Proposals,
+    lengths: list[int],
+    policy: Policy,
+    vocab_size: int,
+    device: torch.device,
+    uniforms: StepUniforms | None,
+) -> Draft:
+    """The draft, cut where the policy stops it.
+
+    Args:
+        made: the proposals of the step.
+        lengths: ``[batch]`` maximum draft lengths, at most those that are proposed.
+        policy: is asked after each token which requests continue.
+        vocab_size, device, uniforms: see :meth:`Proposals.draft`.
+    """
+    signals = policy.uses_draft_signals()
+    draft = made.draft(lengths, vocab_size, device, uniforms, signals)
+    if not policy.may_stop_drafting():
+        return draft
+    progress = DraftProgress(draft.lengths)
+    while progress.active:
+        answered = answer(policy, _position(draft, progress.num_tokens, progress.active))
+        progress.advance(answered)
+    return made.draft(progress.lengths, vocab_size, device, uniforms, signals)
+
+
+def _position(draft: Draft, index: int, active: list[int]) -> DraftPosition:
+    tokens, signals = draft.tokens[active, index], draft.signals
+    if signals is None:
+        return DraftPosition(index, active, tokens, None, None, None)
+    return DraftPosition(
+        index,
+        active,
+        tokens,
+        signals.draft_probs[active, index],
+        signals.entropy[active, index],
+        signals.token_probs[active, index],
+    )

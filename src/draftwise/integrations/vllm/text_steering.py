@@ -1,0 +1,71 @@
+"""A policy in an engine whose drafts continue the requests' own texts, without a draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from draftwise.core.latency import LatencyModel
+from draftwise.engine.proposers.proposals import planned_lengths, stopped_draft
+from draftwise.integrations.vllm.steering import Agree, Steering
+from draftwise.integrations.vllm.steps import RequestView, Verified
+from draftwise.integrations.vllm.text_drafts import TextProposer, Texts
+from draftwise.policies.base import Policy
+
+
+class TextSteering(Steering):
+    """Finds continuations of all requests and selects among them, in one call for each step.
+
+    All proposals are known before the policy decides. They depend on the texts only, so a decision
+    may compare all of them, and never sees a token that is drawn at random.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        latency: LatencyModel | None,
+        agree: Agree,
+        proposer: TextProposer,
+        vocab_size: int,
+    ) -> None:
+        """Set up.
+
+        Args:
+            policy, latency, agree: see :class:`Steering`.
+            proposer: continues texts.
+            vocab_size: the target's vocabulary size.
+        """
+        super().__init__(policy, latency, agree)
+        self._proposer = proposer
+        self._vocab_size = vocab_size
+
+    def propose(
+        self, views: Sequence[RequestView], texts: Texts, clock: Callable[[], float]
+    ) -> list[list[int]]:
+        """The tokens of each request to verify.
+
+        Args:
+            views: the requests of the step.
+            texts: their texts.
+            clock: the time in seconds.
+        """
+        start = clock()
+        states = self._states(views)
+        made = self._proposer.propose(texts, views)
+        made.cut_at_vocabulary(self._vocab_size)
+        found = clock()
+        if self._proposer.estimates_acceptance:
+            limits = planned_lengths(made, states, self.policy)
+        else:
+            wanted = zip(self._policy_lengths(states), made.lengths.tolist(), strict=True)
+            limits = [min(each) for each in wanted]
+        host = torch.device("cpu")
+        draft = stopped_draft(made, limits, self.policy, self._vocab_size, host, None)
+        plan = self.policy.select(draft, None)
+        estimate = made.acceptance if self._proposer.estimates_acceptance else None
+        lengths = self._send(plan.lengths, estimate, draft, found - start, clock() - found)
+        return [row[:n] for row, n in zip(made.tokens.tolist(), lengths, strict=True)]
+
+    def _learn_drafts(self, results: Sequence[Verified | None]) -> None:
+        self._proposer.learn(results)
