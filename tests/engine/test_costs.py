@@ -20,7 +20,7 @@ def step(num_drafted, num_verified, signals=None, companion_scores=None):
         pipeline=None,
         clock=None,
         batch=SimpleNamespace(chunks=[], generating=requests, can_draft=[True] * len(requests)),
-        draft=SimpleNamespace(lengths=num_drafted, signals=signals),
+        draft=SimpleNamespace(lengths=num_drafted, signals=signals, is_one_hot=None),
         companion_scores=companion_scores,
         plan=SimpleNamespace(lengths=num_verified),
         logits=None,

@@ -333,26 +333,28 @@ class TestHybrid:
     def test_a_request_may_use_one_of_the_drafts(self, models):
         engine = self.engine(models, "fixed", 8, VARIED)
         model = models.folder(VARIED.draft())
-        params = SamplingParams(max_tokens=20, seed=1)
-        drafts = (Sure.name, model, None)
-        requests = [
-            engine.add(None, [1, 2, 3 + number % 5], params, RequestSpeculation(draft=draft))
-            for draft in drafts
-            for number in range(8)
-        ]
+        requests = {
+            draft: [
+                engine.add(
+                    None,
+                    [1, 2, number % 8],
+                    SamplingParams(max_tokens=24, seed=number),
+                    RequestSpeculation(draft=draft),
+                )
+                for number in range(16)
+            ]
+            for draft in (Sure.name, model)
+        }
         while engine.num_unfinished:
             engine.step()
         sources = [
-            {
-                source
-                for request in requests[first : first + 8]
-                for source in request.output().token_sources
-            }
-            for first in (0, 8, 16)
+            {source for request in own for source in request.output().token_sources}
+            for own in requests.values()
         ]
         assert TokenSource.DRAFT not in sources[0]
         assert TokenSource.COPY not in sources[1]
         assert {TokenSource.COPY, TokenSource.DRAFT} <= sources[0] | sources[1]
+        params = SamplingParams(max_tokens=4)
         with pytest.raises(InvalidParameterError, match="must be one of the engine's drafts"):
             engine.add(None, [1], params, RequestSpeculation(draft="ngram"))
 

@@ -29,7 +29,7 @@ def settings(speculation: SpeculationConfig) -> dict[str, str]:
 def findings(llm: LLM, stats: SpeculationStats) -> dict[str, str]:
     """Measurements of the policy's decisions, by name."""
     speculation = llm.speculation
-    if speculation is None or not stats.num_steps:
+    if speculation is None or speculation.policy_name == "none" or not stats.num_steps:
         return {}
     if speculation.policy_name == "fixed":
         if not stats.num_drafted:
