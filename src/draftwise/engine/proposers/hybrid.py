@@ -61,7 +61,7 @@ class HybridProposer(Proposer):
         offered = [
             state._replace(
                 offer=offer,
-                draft_limit=limit,
+                draft_limit=limit or len(offer),
                 has_model=limit > 0,
                 num_behind=self._drafter.num_behind(request),
             )
