@@ -4,8 +4,8 @@
         --output benchmarks/results/suffix_matching.json
 
 Each request's text is a part of the given one, with prompt and output of the given length together.
-The search is that of ``suffix`` for all requests of a batch. The pass reads one new token per
-request after a context of the same length. Both take turns.
+The search is that of ``suffix`` for all requests of a batch, in their own texts and in a corpus.
+The pass reads one new token per request after a context of the same length. Both take turns.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from turns import take_turns
 
 from draftwise.benchmark.report import write_report
+from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.matcher import SuffixMatcher
 from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--text", required=True, type=Path)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--contexts", type=int, nargs="+", default=[500, 8000])
+    parser.add_argument("--corpus-tokens", type=int, default=1_000_000)
     parser.add_argument("--num-speculative-tokens", type=int, default=8)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--output", type=Path)
@@ -53,9 +55,13 @@ def main() -> None:
         arguments.target, "target", torch.bfloat16, torch.device("cpu"), longest + 64
     )
     tokens = tokens_of(arguments.text, loaded.tokenizer, largest * longest)
+    corpus = SuffixCorpus(arguments.corpus_tokens)
+    documents = tokens_of(arguments.text, loaded.tokenizer, arguments.corpus_tokens)
+    for start in range(0, len(documents), 2_000):
+        corpus.add(documents[start : start + 2_000])
     rows = []
     for context in arguments.contexts:
-        matcher = SuffixMatcher(largest, longest + 64)
+        matcher = SuffixMatcher(largest, longest + 64, corpus)
         for slot in range(largest):
             matcher.begin(slot, tokens[slot * context : (slot + 1) * context])
         for batch_size in arguments.batch_sizes:

@@ -34,7 +34,7 @@ def logits_of(loaded):
 
 @pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("int4", 4)])
 def test_weights_are_rounded(quantization, bits):
-    """The levels are the nearest of ``2**bits`` over each group's range."""
+    """The levels are the nearest over each group's range, or have a smaller error."""
     plain, model = RECIPE.build(), RECIPE.build()
     quantize_linear_layers(model, quantization)
     assert has_quantized_weights(model)
@@ -48,6 +48,11 @@ def test_weights_are_rounded(quantization, bits):
         old, new = (m.weight.detach().view(outputs, -1, group) for m in (before, after))
         step = 2 * old.abs().amax(dim=2, keepdim=True) / (2**bits - 1)
         error = (new - old).abs() / step
+        if group == 32:
+            rounded = (old / step).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+            assert error.square().mean() < 0.95 * (rounded - old / step).square().mean()
+            assert max(len(row.unique()) for row in new.flatten(0, 1)) <= 2**bits
+            continue
         assert error.max() < 0.51
         assert error.mean() == pytest.approx(0.25, abs=0.03)
         assert (new / step).frac().abs().sub(0.5).abs().min() > 0.49

@@ -104,13 +104,15 @@ class SuffixProposer(TokenProposer):
         The gained tokens follow the target's distribution, whatever was drafted. So this also
         learns from tokens that were not verified.
         """
-        proposed, self._proposed = self._proposed, None
-        if proposed is None:
-            return
+        proposed = self._proposed
         starts = {
             request.request_id: start
             for request, start in zip(commit.requests, commit.starts, strict=True)
         }
+        # With overlapped halves of a batch, the step of the other half may end first.
+        if proposed is None or proposed.requests[0].request_id not in starts:
+            return
+        self._proposed = None
         known = np.zeros(len(proposed.requests), dtype=np.int64)
         accepted = known.copy()
         rows = zip(proposed.requests, proposed.tokens.tolist(), proposed.lengths, strict=True)
