@@ -11,6 +11,7 @@ from draftwise.core.types import DraftSignals, Outcome, StepTimes
 from draftwise.estimators.fits import estimator_fits
 from draftwise.estimators.profile import fit_profile
 from draftwise.estimators.records import Records
+from draftwise.outputs import TokenSource
 from draftwise.policies import DraftPosition
 
 
@@ -36,6 +37,8 @@ def fixed_latency():
     )
 
 
+# The sources of tokens with a draft model, which copies no text.
+SOURCES_WITH_A_MODEL = set(TokenSource) - {TokenSource.COPY}
 NO_TIMES = StepTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 

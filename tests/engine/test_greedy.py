@@ -9,6 +9,7 @@ from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.outputs import FinishReason, TokenSource
 from draftwise.policies import POLICIES
 
+from ..stand_ins import SOURCES_WITH_A_MODEL
 from ..tiny_models import FAMILIES, Recipe
 from .assembly import assemble_recipe, generate
 
@@ -106,7 +107,7 @@ def test_with_a_draft(
     outputs = llm.generate(PROMPTS, GREEDY)
     assert token_ids(outputs) == generated(family)
     # Accepted, rejected and bonus tokens must all occur for the test to be meaningful.
-    assert sources(outputs) == set(TokenSource)
+    assert sources(outputs) == SOURCES_WITH_A_MODEL
 
 
 @pytest.mark.slow
