@@ -223,7 +223,7 @@ def test_conversations_of_several_turns(command, tmp_path):
         (["--multi-turn"], "--workload"),
         (["--chat-template", "template.jinja"], "--chat-template"),
         (["--chat", "--chat-template", "/nowhere/template.jinja"], "--chat-template"),
-        (["--draft", "suffix", "--policies", "fixed", "--peers", "vllm-draftwise"], "--peers"),
+        (["--draft", "none", "--peers", "vllm-draftwise"], "--peers"),
     ],
 )
 def test_invalid_input_is_refused(command, arguments, field):
