@@ -63,6 +63,7 @@ class PricedPolicy(Policy):
         self.prices = Pricing(context.latency, context.num_speculative_tokens, self.options)
         self.offers = OfferPricing(context.latency)
         self._is_offered: NDArray[np.bool_] = np.zeros(0, dtype=bool)
+        self._chose_sources = False
         self._num_steps = 0
         self._requests: Sequence[RequestState] = ()
         self._greedy: NDArray[np.bool_] = np.zeros(0, dtype=bool)
@@ -153,7 +154,7 @@ class PricedPolicy(Policy):
             DraftChoice(limit, False) if drafts else DraftChoice(length, True)
             for drafts, limit, length in zip(uses_model, limits, selected.tolist(), strict=True)
         ]
-        self._is_offered = ~uses_model
+        self._is_offered, self._chose_sources = ~uses_model, True
         if not uses_model.any():
             self._is_priced = self._uses_signals = False
             self._price = replace(self._price, point=OperatingPoint(0))
@@ -189,7 +190,7 @@ class PricedPolicy(Policy):
         self._num_steps += 1
         self._draft = self._companion_scores = self._explorer = None
         self._max_lengths = [0] * len(requests)
-        self._is_priced = self._uses_signals = False
+        self._is_priced = self._uses_signals = self._chose_sources = False
         self._is_offered = np.zeros(len(requests), dtype=bool)
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
         self._expected = np.zeros((len(requests), 0))
@@ -221,12 +222,13 @@ class PricedPolicy(Policy):
         num_requests = len(self._requests)
         if not num_requests or outcome.acceptance is None or outcome.prefix_acceptance_prob is None:
             return
-        if times.is_typical:
+        if self._chose_sources and times.is_typical:
             num_tokens = num_requests + sum(outcome.num_accepted)
             self.offers.observe(num_requests, num_tokens, times.total)
         if self._is_offered.all():
             return
-        self._observe_model_gains(outcome)
+        if self._chose_sources:
+            self._observe_model_gains(outcome)
         if times.is_typical and self._runs_as_priced:
             seconds = times.total - times.companion
             self.prices.observe(seconds, outcome.num_drafted, outcome.num_verified)
