@@ -5,10 +5,10 @@
 
 The draft is made of the target's first layers, so that it has the same vocabulary, unless another
 one is given. First layers alone write nonsense. Their distributions are flat, and filters keep
-thousands of tokens. The settings take turns: greedy, sampled, and sampled with filters. Printed are
-medians over all steps without prompt tokens: milliseconds of each part, and the share of a step
-that is neither a pass of the target nor a pass of the draft. Sampling the draft's tokens belongs to
-that share.
+thousands of tokens. The settings take turns: greedy, sampled, and sampled with filters or
+penalties. Printed are medians over all steps without prompt tokens: milliseconds of each part, and
+the share of a step that is neither a pass of the target nor a pass of the draft. Sampling the
+draft's tokens belongs to that share.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ SETTINGS = {
     "sampled": {"temperature": 1.0},
     "top-p 0.95": {"temperature": 1.0, "top_p": 0.95},
     "top-k 50": {"temperature": 1.0, "top_k": 50},
+    "penalties": {"temperature": 1.0, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
 }
 
 

@@ -64,7 +64,7 @@ def drafts(model: LoadedModel, batch_size: int) -> Callable[[], object]:
 
     def run() -> None:
         limits = [DRAFTED] * batch_size
-        drafting = DraftRun(native, cache, buffers, controls, uniforms, True, limits)
+        drafting = DraftRun(native, cache, buffers, controls, None, uniforms, True, limits)
         drafting.read([1] * batch_size, [(row, CONTEXT, 1) for row in all_requests], all_requests)
         drafting.follow(all_requests, all_requests, [CONTEXT] * batch_size)
         drafting.draw(DRAFTED)

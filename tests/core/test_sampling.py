@@ -56,7 +56,7 @@ class Case:
         return controls_of(self.rows, self.vocab)
 
     def token_history(self):
-        return token_history_of(self.prompts, self.outputs, self.vocab)
+        return token_history_of(self.prompts, self.outputs)
 
     def row(self, i):
         return Case([self.rows[i]], self.logits[i : i + 1], [self.prompts[i]], [self.outputs[i]])
@@ -73,12 +73,12 @@ def controls_of(rows, vocab):
         return None if all(v == off for v in values) else torch.tensor(values, dtype=dtype)
 
     top_k = column("top_k", 0, torch.int64)
-    bias = None
+    tokens = values = None
     if any(row.bias for row in rows):
-        bias = torch.zeros(len(rows), vocab)
+        tokens, values = torch.zeros(len(rows), 3, dtype=torch.long), torch.zeros(len(rows), 3)
         for i, row in enumerate(rows):
-            for token, value in row.bias:
-                bias[i, token] = value
+            for place, (token, value) in enumerate(row.bias):
+                tokens[i, place], values[i, place] = token, value
     return LogitControls(
         temperature=torch.tensor([row.temperature for row in rows]),
         all_greedy=all(row.temperature == 0 for row in rows),
@@ -88,18 +88,17 @@ def controls_of(rows, vocab):
         repetition_penalty=column("repetition_penalty", 1.0),
         presence_penalty=column("presence_penalty", 0.0),
         frequency_penalty=column("frequency_penalty", 0.0),
-        bias=bias,
+        bias_tokens=tokens,
+        bias_values=values,
     )
 
 
-def token_history_of(prompts, outputs, vocab):
-    seen = torch.zeros(len(prompts), vocab, dtype=torch.bool)
-    counts = torch.zeros(len(prompts), vocab)
-    for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        seen[i, prompt + output] = True
-        for token in output:
-            counts[i, token] += 1
-    return TokenHistory(seen, counts)
+def token_history_of(prompts, outputs):
+    rows = [list(dict.fromkeys(p + o)) for p, o in zip(prompts, outputs, strict=True)]
+    widest = max(len(row) for row in rows)
+    padded = [row + row[:1] * (widest - len(row)) for row in rows]
+    counts = [[o.count(token) for token in row] for row, o in zip(padded, outputs, strict=True)]
+    return TokenHistory(torch.tensor(padded), torch.tensor(counts, dtype=torch.float32))
 
 
 def random_logits(seed, rows, vocab, scale):
@@ -298,18 +297,31 @@ def test_history_after_one_token_more(case, data):
     )
     valid = data.draw(st.lists(st.booleans(), min_size=len(case.rows), max_size=len(case.rows)))
     before = case.token_history()
-    seen, counts = before.seen.clone(), before.counts.clone()
+    tokens_before, counts = before.tokens.clone(), before.counts.clone()
     after = before.after(torch.tensor(tokens), torch.tensor(valid))
     outputs = [
         output + [token] * said
         for output, token, said in zip(case.outputs, tokens, valid, strict=True)
     ]
-    expected = token_history_of(case.prompts, outputs, case.vocab)
-    assert torch.equal(after.seen, expected.seen)
-    assert torch.equal(after.counts, expected.counts)
+    assert in_rows(after) == in_rows(token_history_of(case.prompts, outputs))
     # The history before is still needed when a drafted token is rejected.
-    assert torch.equal(before.seen, seen)
+    assert torch.equal(before.tokens, tokens_before)
     assert torch.equal(before.counts, counts)
+    # Only the first token of a row may occur again, with the same count.
+    for row, row_counts in zip(after.tokens.tolist(), after.counts.tolist(), strict=True):
+        pairs = list(zip(row, row_counts, strict=True))
+        others = [pair for pair in pairs[1:] if pair != pairs[0]]
+        assert len({token for token, _ in others} | {row[0]}) == len(others) + 1
+
+
+def in_rows(token_history):
+    """The count of each token, row by row."""
+    return [
+        dict(zip(tokens, counts, strict=True))
+        for tokens, counts in zip(
+            token_history.tokens.tolist(), token_history.counts.tolist(), strict=True
+        )
+    ]
 
 
 OFF = {
@@ -319,7 +331,6 @@ OFF = {
     "repetition_penalty": torch.ones(3),
     "presence_penalty": torch.zeros(3),
     "frequency_penalty": torch.zeros(3),
-    "bias": torch.zeros(3, 11),
 }
 TEMPERATURE = torch.tensor([0.7, 0.0, 1.3])
 
@@ -327,7 +338,7 @@ TEMPERATURE = torch.tensor([0.7, 0.0, 1.3])
 @pytest.mark.parametrize("name", OFF)
 def test_a_disabled_parameter_changes_nothing(name):
     logits = random_logits(3, 3, 11, 3.0)
-    token_history = token_history_of([[1, 2], [3], [4]], [[1], [], [5, 5]], 11)
+    token_history = token_history_of([[1, 2], [3], [4]], [[1], [], [5, 5]])
     plain = LogitControls(TEMPERATURE, all_greedy=False)
     off = LogitControls(TEMPERATURE, all_greedy=False, **{name: OFF[name]})
     assert not plain.uses_token_history
@@ -396,7 +407,10 @@ class TestMasks:
         {"top_k": torch.tensor([2, 3, 11])},
         {"top_p": torch.tensor([0.5, 0.9, 1.0])},
         {"min_p": torch.tensor([0.3, 0.0, 0.1])},
-        {"bias": random_logits(7, 3, 11, 2.0)},
+        {
+            "bias_tokens": torch.tensor([[1, 5], [2, 0], [9, 6]]),
+            "bias_values": torch.tensor([[1.5, -2.0], [2.5, 0.0], [-1.0, 1.0]]),
+        },
         {"presence_penalty": torch.tensor([1.0, 0.0, 2.0])},
     )
 
@@ -405,14 +419,22 @@ class TestMasks:
         logits, keep = random_logits(3, 3, 11, 2.0), torch.tensor([1, 2, 5, 6, 9])
         mask = torch.full((3, 11), -torch.inf)
         mask[:, keep] = 0.0
-        token_history = TokenHistory(torch.zeros(3, 11, dtype=torch.bool), (logits > 0).float())
+        prompts, outputs = [[1, 4], [2], [9, 5]], [[1, 1, 6], [], [5, 3]]
+        token_history = token_history_of(prompts, outputs)
         controls = LogitControls(torch.tensor([0.7, 0.0, 1.3]), all_greedy=False, **parts)
-        small = {name: part[:, keep] if name == "bias" else part for name, part in parts.items()}
+        # Tokens that are not in the smaller vocabulary become its token 0 without any change.
+        places = {token: place for place, token in enumerate(keep.tolist())}
+        small = dict(parts)
+        if "bias_tokens" in parts:
+            small["bias_tokens"] = parts["bias_tokens"].clone().apply_(lambda t: places.get(t, 0))
+        kept = [
+            [[places[t] for t in text if t in places] for text in x] for x in (prompts, outputs)
+        ]
         p = probabilities(logits, controls.masked(mask), token_history)
         expected = probabilities(
             logits[:, keep],
             LogitControls(controls.temperature, all_greedy=False, **small),
-            TokenHistory(token_history.seen[:, keep], token_history.counts[:, keep]),
+            token_history_of(*kept),
         )
         torch.testing.assert_close(p[:, keep], expected)
         assert p.sum(dim=1).tolist() == pytest.approx([1.0] * 3)

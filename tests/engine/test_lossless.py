@@ -14,8 +14,10 @@ from draftwise import SamplingParams
 from draftwise.core.rejection import accept as right_accept
 from draftwise.core.rejection import sample
 from draftwise.engine import verification
+from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.native import NativeBackend
 from draftwise.engine.parallel.pinned_threads import shares
+from draftwise.engine.proposers.model import ModelProposer
 from draftwise.models.native import compilation, library
 from draftwise.models.native.library import kernel_in_use
 from draftwise.outputs import TokenSource
@@ -49,9 +51,6 @@ PENALISED = SamplingParams(
 )
 # Each setting has a prompt of its own length. All settings share every batch.
 SETTINGS = (([1, 2, 3], PLAIN), ([3, 0, 2, 2, 1], COLD), ([1], HOT), ([0, 3], PENALISED))
-# None of these depends on earlier tokens, so native kernels draft for the whole batch in one call.
-# One request that depends on them makes the batch draft position by position.
-FREE_OF_HISTORY = SETTINGS[:3]
 
 # With the default options this policy would never stop a draft of these tiny models.
 LIVELY_OPTIONS = {"disco": {"threshold": 0.75}}
@@ -74,8 +73,6 @@ class Case:
 
     def __str__(self):
         name = f"{self.policy}-{self.verification}-{self.num_speculative_tokens}-{self.vocab}"
-        if self.settings is FREE_OF_HISTORY:
-            name += "-by-kernels"
         return f"{name}-overlapped" if self.overlaps else name
 
     @property
@@ -157,11 +154,10 @@ CASES_IN_HALVES = exhaustive_unless(
         for name in ("fixed", "svip", "adaptive", "sv")
     ],
 )
-# With a policy that never stops, and with a policy whose rule the kernels apply.
-CASES_BY_KERNELS = exhaustive_unless(
+CASES_BY_POSITION = exhaustive_unless(
     lambda case: case.policy in ("fixed", "adaptive"),
     [
-        Case(name, "block", 3, num_requests=9_000, settings=FREE_OF_HISTORY)
+        Case(name, "block", 3, num_requests=NUM_REQUESTS_OF_EACH_POLICY)
         for name in LOSSLESS
         if POLICIES[name].needs_draft
     ],
@@ -195,19 +191,69 @@ def assert_texts_follow_the_target(models, case):
 
 
 @pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
-@pytest.mark.parametrize("case", CASES_BY_KERNELS, ids=str)
-def test_texts_drafted_by_native_kernels_follow_the_target(models, case, monkeypatch):
-    begin, num_drafts = NativeBackend.begin, [0]
-
-    def counted(*arguments):
-        num_drafts[0] += 1
-        return begin(*arguments)
-
-    monkeypatch.setattr(NativeBackend, "begin", counted)
+@pytest.mark.parametrize("case", CASES_BY_POSITION, ids=str)
+def test_texts_drafted_position_by_position_follow_the_target(models, case, monkeypatch):
+    """As with a model without kernels of its own."""
+    drafts = count_drafts(monkeypatch, EagerBackend)
+    monkeypatch.setattr(NativeBackend, "serves", lambda *_: False)
     tokens, _ = case.sampled(models)
-    assert num_drafts[0] > 20
+    assert len(drafts) > 20
     for p_value in case.p_values(models, tokens):
         assert p_value > NOT_UNLIKELY
+
+
+@pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_kernels_apply_penalties_like_pytorch(models, temperature, monkeypatch):
+    """Both draft the same tokens from the same distributions."""
+    case = Case("svip", "block", 4, vocab=40)
+    recorded = []
+    for serves in (NativeBackend.serves, lambda *_: False):
+        engine = case.engine(models)
+        with monkeypatch.context() as patch:
+            drafts = count_drafts(patch, NativeBackend)
+            patch.setattr(NativeBackend, "serves", serves)
+            record = record_drafts(patch)
+            for seed, (prompt, _) in enumerate(SETTINGS):
+                params = replace(PENALISED, max_tokens=30, seed=seed, temperature=temperature)
+                engine.add(None, prompt, params)
+            while engine.num_unfinished:
+                engine.step()
+        recorded.append(record)
+        assert bool(drafts) == (len(recorded) == 1)
+    assert len(recorded[0]) == len(recorded[1]) > 10
+    for native, eager in zip(*recorded, strict=True):
+        assert native.lengths == eager.lengths
+        for row, length in enumerate(native.lengths):
+            assert torch.equal(native.tokens[row, :length], eager.tokens[row, :length])
+            if temperature and length:
+                torch.testing.assert_close(native.probs[row, :length], eager.probs[row, :length])
+
+
+def count_drafts(monkeypatch, backend):
+    """A list that grows with every step that a backend drafts."""
+    begin, drafts = backend.begin, []
+
+    def counted(*arguments):
+        drafts.append(backend)
+        return begin(*arguments)
+
+    monkeypatch.setattr(backend, "begin", counted)
+    return drafts
+
+
+def record_drafts(monkeypatch):
+    """Copies of all drafts of a draft model."""
+    draft, record = ModelProposer.draft, []
+
+    def recorded(*arguments):
+        drafted = draft(*arguments)
+        probs = None if drafted.probs is None else drafted.probs.clone()
+        record.append(replace(drafted, tokens=drafted.tokens.clone(), probs=probs))
+        return drafted
+
+    monkeypatch.setattr(ModelProposer, "draft", recorded)
+    return record
 
 
 @pytest.fixture

@@ -32,7 +32,8 @@ class LogitControls:
         repetition_penalty: ``[rows]`` float32, 1 where disabled.
         presence_penalty: ``[rows]`` float32, 0 where disabled.
         frequency_penalty: ``[rows]`` float32, 0 where disabled.
-        bias: ``[rows, vocab]`` float32 added to the logits.
+        bias_tokens: ``[rows, biased]`` int64, the tokens to whose logits ``bias_values`` are added.
+        bias_values: ``[rows, biased]`` float32, 0 where a row has fewer tokens.
         mask: ``[rows, vocab]`` float32 added to the logits: 0 for allowed tokens and −∞ for the
             others.
     """
@@ -46,8 +47,14 @@ class LogitControls:
     repetition_penalty: Tensor | None = None
     presence_penalty: Tensor | None = None
     frequency_penalty: Tensor | None = None
-    bias: Tensor | None = None
+    bias_tokens: Tensor | None = None
+    bias_values: Tensor | None = None
     mask: Tensor | None = None
+
+    @property
+    def changes_tokens(self) -> bool:
+        """Whether a bias or a penalty changes the logits of some tokens."""
+        return self.bias_tokens is not None or self.uses_token_history
 
     @property
     def uses_token_history(self) -> bool:
@@ -74,17 +81,20 @@ class LogitControls:
 class TokenHistory:
     """The tokens that each row's penalties depend on.
 
+    Each token of a row occurs once. Rows with fewer tokens are padded with copies of their first
+    token and its count.
+
     Attributes:
-        seen: ``[rows, vocab]`` bool, whether the token occurs in the prompt or the output.
-        counts: ``[rows, vocab]`` float32, number of occurrences of the token in the output.
+        tokens: ``[rows, seen]`` int64, the tokens that occur in the prompt or the output.
+        counts: ``[rows, seen]`` float32, number of occurrences of the token in the output.
     """
 
-    seen: Tensor
+    tokens: Tensor
     counts: Tensor
 
     def rows(self, index: Tensor) -> TokenHistory:
         """Select rows by ``index``, ``[new_rows]`` int64."""
-        return TokenHistory(self.seen[index], self.counts[index])
+        return TokenHistory(self.tokens[index], self.counts[index])
 
     def after(self, tokens: Tensor, valid: Tensor) -> TokenHistory:
         """Return the token history with one more output token in each row.
@@ -93,46 +103,59 @@ class TokenHistory:
             tokens: ``[rows]`` int64.
             valid: ``[rows]`` bool. Rows where it is False do not change.
         """
-        column = tokens.unsqueeze(1)
-        counts = self.counts.scatter_add(1, column, valid.to(self.counts.dtype).unsqueeze(1))
-        seen = self.seen | torch.zeros_like(self.seen).scatter(1, column, valid.unsqueeze(1))
-        return TokenHistory(seen, counts)
+        repeats = (self.tokens == tokens.unsqueeze(1)) & valid.unsqueeze(1)
+        counts = self.counts + repeats
+        is_new = valid & ~repeats.any(dim=1)
+        return TokenHistory(
+            torch.cat([self.tokens, torch.where(is_new, tokens, self.tokens[:, 0])[:, None]], 1),
+            torch.cat([counts, torch.where(is_new, 1.0, counts[:, 0])[:, None]], 1),
+        )
 
 
 def control_logits(
-    logits: Tensor, controls: LogitControls, token_history: TokenHistory | None = None
+    logits: Tensor,
+    controls: LogitControls,
+    token_history: TokenHistory | None = None,
+    overwrite: bool = False,
 ) -> Tensor:
     """Apply bias, mask and penalties.
 
-    These can change the argmax, so greedy decoding needs them too.
+    These can change the argmax, so greedy decoding needs them too. Bias and penalties are computed
+    for the tokens that have them, not for the whole vocabulary.
 
     Args:
         logits: ``[rows, vocab]`` any floating type.
         controls: one entry per row.
         token_history: needed if :attr:`LogitControls.uses_token_history`.
+        overwrite: whether the result may be written over the logits, which saves a copy.
 
     Returns:
         ``[rows, vocab]`` float32. The input itself if it is float32 and no control applies.
     """
-    logits = logits.float()
-    if controls.bias is not None:
-        logits = logits + controls.bias
+    scores = logits.float()
     if controls.mask is not None:
-        logits = logits + controls.mask
+        scores = scores + controls.mask
+    if not controls.changes_tokens:
+        return scores
+    if scores is logits and not overwrite:
+        scores = scores.clone()
+    if controls.bias_tokens is not None:
+        assert controls.bias_values is not None
+        scores.scatter_add_(1, controls.bias_tokens, controls.bias_values)
     if not controls.uses_token_history:
-        return logits
+        return scores
     if token_history is None:
         raise ValueError("penalties need the token history")
+    values = scores.gather(1, token_history.tokens)
     if controls.repetition_penalty is not None:
         # Keskar et al. 2019, "CTRL", section 4.1, in the sign-aware form of Hugging Face.
         penalty = controls.repetition_penalty.unsqueeze(1)
-        penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
-        logits = torch.where(token_history.seen, penalised, logits)
+        values = torch.where(values < 0, values * penalty, values / penalty)
     if controls.frequency_penalty is not None:
-        logits = logits - controls.frequency_penalty.unsqueeze(1) * token_history.counts
+        values = values - controls.frequency_penalty.unsqueeze(1) * token_history.counts
     if controls.presence_penalty is not None:
-        logits = logits - controls.presence_penalty.unsqueeze(1) * (token_history.counts > 0)
-    return logits
+        values = values - controls.presence_penalty.unsqueeze(1) * (token_history.counts > 0)
+    return scores.scatter_(1, token_history.tokens, values)
 
 
 def control_packed_logits(
@@ -141,6 +164,7 @@ def control_packed_logits(
     owner: Tensor,
     token_history: TokenHistory | None,
     mask: Tensor | None = None,
+    overwrite: bool = False,
 ) -> Tensor:
     """:func:`control_logits` for packed rows, of which a request may have several.
 
@@ -150,10 +174,11 @@ def control_packed_logits(
         owner: ``[rows]`` int64, the request of each row.
         token_history: one entry per row; needed if :attr:`LogitControls.uses_token_history`.
         mask: ``[rows, vocab]``, as :attr:`LogitControls.mask` but with one entry per row.
+        overwrite: whether the result may be written over the logits, which saves a copy.
     """
-    if controls.bias is None and not controls.uses_token_history and mask is None:
+    if not controls.changes_tokens and mask is None:
         return logits.float()
-    return control_logits(logits, controls.rows(owner).masked(mask), token_history)
+    return control_logits(logits, controls.rows(owner).masked(mask), token_history, overwrite)
 
 
 def greedy_tokens(

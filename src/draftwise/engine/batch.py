@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from draftwise.core.random import StepUniforms
 from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.engine.request import Request
+from draftwise.models.transfer import upload
 from draftwise.params import SamplingParams
 from draftwise.policies.base import RequestState
 
@@ -144,12 +146,15 @@ def batch_controls(
         top_k = torch.tensor(
             [min(p.top_k, vocab_size) or vocab_size for p in params], device=device
         )
-    bias = None
-    if any(p.logit_bias for p in params):
-        bias = torch.zeros(len(params), vocab_size, device=device)
+    bias_tokens = bias_values = None
+    largest = max((len(p.logit_bias) for p in params), default=0)
+    if largest:
+        tokens, values = np.zeros((len(params), largest), int), np.zeros((len(params), largest))
         for row, p in enumerate(params):
-            for token, value in p.logit_bias.items():
-                bias[row, token] = value
+            tokens[row, : len(p.logit_bias)] = list(p.logit_bias)
+            values[row, : len(p.logit_bias)] = list(p.logit_bias.values())
+        bias_tokens = torch.from_numpy(tokens).to(device)
+        bias_values = torch.from_numpy(values).float().to(device)
     return LogitControls(
         temperature=temperature,
         all_greedy=all(p.temperature == 0 for p in params),
@@ -160,63 +165,73 @@ def batch_controls(
         repetition_penalty=column(lambda p: p.repetition_penalty, 1.0),
         presence_penalty=column(lambda p: p.presence_penalty, 0.0),
         frequency_penalty=column(lambda p: p.frequency_penalty, 0.0),
-        bias=bias,
+        bias_tokens=bias_tokens,
+        bias_values=bias_values,
     )
 
 
 class HistoryStore:
-    """The tokens seen in each cache slot. The first request with a penalty allocates memory."""
+    """The distinct tokens seen in each cache slot, and how often the output has them."""
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._shape = (num_rows, vocab_size)
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        """Set up.
+
+        Args:
+            num_rows: number of cache slots.
+            device: device of the histories that :meth:`rows` returns.
+        """
         self.device = device
-        self._seen: Tensor | None = None
-        self._counts: Tensor | None = None
-
-    def close(self) -> None:
-        """Release the memory."""
-        self._seen = self._counts = None
+        self._places: list[dict[int, int]] = [{} for _ in range(num_rows)]
+        self._tokens = np.zeros((num_rows, 0), dtype=np.int64)
+        self._counts = np.zeros((num_rows, 0), dtype=np.float32)
 
     def begin(self, row: int, prompt_ids: Sequence[int]) -> None:
         """Reset a row to a request's prompt."""
-        if self._seen is None or self._counts is None:
-            self._seen = torch.zeros(self._shape, dtype=torch.bool, device=self.device)
-            self._counts = torch.zeros(self._shape, device=self.device)
-        self._seen[row] = False
+        distinct = list(dict.fromkeys(prompt_ids))
+        self._reserve(len(distinct))
+        self._places[row] = {token: place for place, token in enumerate(distinct)}
+        self._tokens[row, : len(distinct)] = distinct
         self._counts[row] = 0
-        self._seen[row, torch.tensor(prompt_ids, device=self.device)] = True
 
     def append(self, row: int, tokens: Sequence[int]) -> None:
         """Count the tokens that a request gained."""
-        if self._seen is None or self._counts is None:
-            raise RuntimeError("append before begin")
-        index = torch.tensor(tokens, device=self.device)
-        self._seen[row, index] = True
-        self._counts[row].index_add_(0, index, torch.ones(len(tokens), device=self.device))
+        places = self._places[row]
+        self._reserve(len(places) + len(tokens))
+        for token in tokens:
+            place = places.setdefault(token, len(places))
+            self._tokens[row, place] = token
+            self._counts[row, place] += 1
 
     def rows(self, rows: Sequence[int]) -> TokenHistory:
         """The history of the given rows. Rows of requests without penalties are undefined."""
-        if self._seen is None or self._counts is None:
-            raise RuntimeError("rows before begin")
-        index = torch.tensor(rows, device=self.device)
-        return TokenHistory(self._seen[index], self._counts[index])
+        lengths = np.array([len(self._places[row]) for row in rows])
+        places = np.arange(lengths.max())
+        places = np.where(places < lengths[:, None], places, 0)
+        slots = np.array(rows)[:, None]
+        return TokenHistory(
+            upload(torch.from_numpy(self._tokens[slots, places]), torch.long, self.device),
+            upload(torch.from_numpy(self._counts[slots, places]), torch.float32, self.device),
+        )
+
+    def _reserve(self, size: int) -> None:
+        missing = size - self._tokens.shape[1]
+        if missing > 0:
+            wider = (0, 0), (0, max(missing, size))
+            self._tokens, self._counts = np.pad(self._tokens, wider), np.pad(self._counts, wider)
 
 
 def token_history_along(
-    token_history: TokenHistory, tokens: Tensor, lengths: Tensor, owner: Tensor, position: Tensor
+    token_history: TokenHistory, tokens: Tensor, owner: Tensor, position: Tensor
 ) -> TokenHistory:
     """The history at each draft position: the request's tokens and the drafted tokens before it.
 
     Args:
         token_history: ``[batch]`` token histories of the requests.
         tokens: ``[batch, width]`` int64 drafted tokens.
-        lengths: ``[batch]`` int64 draft lengths; tokens beyond them are ignored.
         owner: ``[rows]`` index of each row's request.
         position: ``[rows]`` each row's position in the draft.
     """
-    steps = [token_history]
-    for index in range(tokens.shape[1]):
-        steps.append(steps[-1].after(tokens[:, index], index < lengths))
-    seen = torch.stack([step.seen for step in steps], dim=1)
-    counts = torch.stack([step.counts for step in steps], dim=1)
-    return TokenHistory(seen[owner, position], counts[owner, position])
+    along = token_history.rows(owner)
+    for index, column in enumerate(tokens[owner].unbind(dim=1)):
+        along = along.after(column, index < position)
+    return along

@@ -108,7 +108,7 @@ class Engine:
         self._scheduler = Scheduler(
             parts.caches[0],
             [follower for pipeline in self._pipelines for follower in pipeline.followers],
-            HistoryStore(options.max_batch_size, self._vocab_size, target.model.device),
+            HistoryStore(options.max_batch_size, target.model.device),
             self._vocab_size,
             options.max_chunk_tokens,
             speculation.num_speculative_tokens,

@@ -159,7 +159,6 @@ class Scheduler:
         self._prefixes = None
         self._followers = ()
         self._controls.clear()
-        self._histories.close()
 
     @property
     def num_waiting(self) -> int:

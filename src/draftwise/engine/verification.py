@@ -124,16 +124,16 @@ class Acceptance:
         owner, position = packed_rows(lengths, len(logits))
         token_history = None
         if batch.token_history is not None:
-            token_history = token_history_along(
-                batch.token_history, plan.tokens, lengths, owner, position
-            )
+            token_history = token_history_along(batch.token_history, plan.tokens, owner, position)
         mask = None
         if batch.has_masks:
             counts = [length + 1 for length in plan.lengths]
             drafted = plan.host_tokens
             mask = masks_along(batch.generating, drafted, counts, logits.shape[1], logits.device)
         if batch.uniforms is None:
-            scores = control_packed_logits(logits, batch.controls, owner, token_history, mask)
+            scores = control_packed_logits(
+                logits, batch.controls, owner, token_history, mask, not batch.wants_logprobs
+            )
             chosen, is_nan = _greedy_tokens(scores)
             accepted = accept_greedy(chosen, plan.tokens, lengths)
         else:
@@ -182,7 +182,9 @@ class Acceptance:
         if library is not None:
             return native_accept(
                 library,
-                control_packed_logits(logits, batch.controls, owner, token_history, mask),
+                control_packed_logits(
+                    logits, batch.controls, owner, token_history, mask, not batch.wants_logprobs
+                ),
                 batch.controls,
                 plan,
                 lengths,

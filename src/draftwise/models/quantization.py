@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from draftwise.models.imports import quiet_import
@@ -64,11 +66,10 @@ class QuantizedMatrix:
 def quantize_linear_layers(model: nn.Module, quantization: str) -> None:
     """Quantise the linear layers of a model in place. Their weights become torchao tensors.
 
-    ``"int8"`` has one scale per output. ``"int4"`` has one per output and group of 32 inputs, or
-    one per output where the number of inputs is not a multiple of 32. The scales of groups minimise
-    the squared error of the weight (HQQ, Badri and Shaji 2023). The largest number of a group alone
-    would give a larger error. A head tied to the embedding gets its own weight, and the embedding
-    is not changed.
+    ``"int8"`` has one scale per output. ``"int4"`` has a scale and a zero point per output and
+    group of 32 inputs, or per output where the number of inputs is not a multiple of 32. Its 16
+    numbers cover the range of the group's weights. The head has 8 bits, as in common 4-bit GGUF
+    files. A head tied to the embedding gets its own weight, and the embedding is not changed.
 
     Args:
         model: a loaded model.
@@ -78,32 +79,42 @@ def quantize_linear_layers(model: nn.Module, quantization: str) -> None:
         from torchao.quantization import (
             Int8WeightOnlyConfig,
             IntxWeightOnlyConfig,
+            MappingType,
             PerGroup,
             quantize_,
         )
-        from torchao.quantization.quantize_.workflows import IntxChooseQParamsAlgorithm
 
     _replace_conv1d(model)
 
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+
+    def is_head(module: nn.Module, name: str) -> bool:
+        return module is head
+
+    def in_layers(module: nn.Module, name: str) -> bool:
+        return isinstance(module, nn.Linear) and module is not head
+
     def in_groups(module: nn.Module, name: str) -> bool:
-        return isinstance(module, nn.Linear) and module.in_features % _GROUP_SIZE == 0
+        return in_layers(module, name) and _has_groups(module)
 
     def whole(module: nn.Module, name: str) -> bool:
-        return isinstance(module, nn.Linear) and not in_groups(module, name)
+        return in_layers(module, name) and not _has_groups(module)
 
     if quantization == "int8":
         quantize_(model, Int8WeightOnlyConfig())
     elif quantization == "int4":
         four_bits: torch.dtype = torch.int4  # type: ignore[attr-defined]
-        grouped = IntxWeightOnlyConfig(
-            four_bits,
-            PerGroup(_GROUP_SIZE),
-            intx_choose_qparams_algorithm=IntxChooseQParamsAlgorithm.HQQ_SCALE_ONLY,
-        )
-        quantize_(model, grouped, in_groups)
-        quantize_(model, IntxWeightOnlyConfig(four_bits), whole)
+        asymmetric = partial(IntxWeightOnlyConfig, four_bits, mapping_type=MappingType.ASYMMETRIC)
+        quantize_(model, Int8WeightOnlyConfig(), is_head)
+        quantize_(model, asymmetric(granularity=PerGroup(_GROUP_SIZE)), in_groups)
+        quantize_(model, asymmetric(), whole)
     else:
         raise ValueError(f"unknown quantisation {quantization!r}")
+
+
+def _has_groups(layer: nn.Module) -> bool:
+    """Whether a linear layer's inputs form whole groups."""
+    return isinstance(layer, nn.Linear) and layer.in_features % _GROUP_SIZE == 0
 
 
 def expand_weights(model: nn.Module) -> None:

@@ -247,8 +247,7 @@ class DraftingStep:
     @property
     def is_plain(self) -> bool:
         """Whether the logits need no masks, no bias and no token history."""
-        controls = self.batch.controls
-        return controls.bias is None and not controls.uses_token_history and not self.is_masked
+        return not self.batch.controls.changes_tokens and not self.is_masked
 
     def conditions(self, active: Sequence[int]) -> tuple[LogitControls, TokenHistory | None]:
         """Sampling parameters and token history for the next token of the active requests."""

@@ -27,8 +27,8 @@ class NativeBackend:
         self._buffers = DraftBuffers(0, 0, 0)
 
     def serves(self, step: DraftingStep) -> bool:
-        """Whether the model has kernels and the logits need no processing."""
-        return self._model.native is not None and step.is_plain
+        """Whether the model has kernels and no grammar restricts the tokens."""
+        return self._model.native is not None and not step.is_masked
 
     @torch.inference_mode()
     def begin(self, step: DraftingStep) -> None:
@@ -45,6 +45,7 @@ class NativeBackend:
             cache,
             self._buffers,
             step.batch.controls,
+            step.batch.token_history,
             None if uniforms is None else uniforms.draft,
             step.signals,
             step.limits,

@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 
 from draftwise.core.rules import DraftRule
-from draftwise.core.sampling import LogitControls
+from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native import structures
 from draftwise.models.native.decoder import NativeDecoder, checked_segments
-from draftwise.models.native.sampling import sampling_parameters, sampling_scratch
+from draftwise.models.native.sampling import (
+    PenaltyMemory,
+    sampling_parameters,
+    sampling_scratch,
+)
 from draftwise.models.native.structures import DecoderCall, DraftCall
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -57,6 +61,7 @@ class DraftRun:
         cache: KVCache,
         buffers: DraftBuffers,
         controls: LogitControls,
+        token_history: TokenHistory | None,
         uniforms: Tensor | None,
         signals: bool,
         limits: Sequence[int],
@@ -68,7 +73,8 @@ class DraftRun:
             decoder: the draft model.
             cache: the draft model's cache.
             buffers: buffers that the draft is written to.
-            controls: sampling parameters without bias and penalties, one entry per request.
+            controls: sampling parameters without masks, one entry per request.
+            token_history: one entry per request; needed if penalties are used.
             uniforms: ``[requests, >= width]`` float64 random numbers; ``None`` if all requests are
                 greedy.
             signals: whether to compute entropies and probabilities of sampled tokens.
@@ -95,6 +101,8 @@ class DraftRun:
             call.token_probs = buffers.token_probs.data_ptr()
         call.scratch = self._scratch.data_ptr()
         call.sampling = sampling_parameters(controls)
+        self._penalties = PenaltyMemory(controls, token_history, buffers.width)
+        call.penalties = self._penalties.structure
         call.width, call.vocab = buffers.width, vocab_size
         self._limits = np.asarray(limits, dtype=np.int64)
         self.lengths = np.zeros(len(limits), dtype=np.int64)

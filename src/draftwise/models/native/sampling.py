@@ -6,10 +6,17 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from draftwise.core.sampling import LogitControls
+from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.models.native.library import NativeLibrary
-from draftwise.models.native.structures import DistributionCall, GreedyCall, Sampling, ScoreCall
+from draftwise.models.native.structures import (
+    DistributionCall,
+    GreedyCall,
+    Penalties,
+    Sampling,
+    ScoreCall,
+)
 
 # Minimum number of logits for more than one thread. Below it, waking the threads takes longer than
 # the time that they save.
@@ -17,7 +24,7 @@ MIN_SHARED_NUMBERS = 8192
 
 
 def sampling_parameters(controls: LogitControls) -> Sampling:
-    """The structure of the sampling parameters, without bias and penalties."""
+    """The structure of temperature and filters."""
     return Sampling(
         controls.temperature.data_ptr(),
         *(
@@ -25,6 +32,48 @@ def sampling_parameters(controls: LogitControls) -> Sampling:
             for values in (controls.top_k, controls.top_p, controls.min_p)
         ),
     )
+
+
+class PenaltyMemory:
+    """The structure of bias and penalties, with memory in which a kernel counts further tokens.
+
+    Attributes:
+        structure: refers to tensors that this object keeps.
+    """
+
+    def __init__(
+        self, controls: LogitControls, token_history: TokenHistory | None, num_more: int
+    ) -> None:
+        """Set up.
+
+        Args:
+            controls: one entry per request.
+            token_history: one entry per request; needed if penalties are used.
+            num_more: maximum number of tokens that the kernel counts for a request.
+        """
+        self.structure = structure = Penalties()
+        self._tensors: list[Tensor] = []
+        if controls.bias_tokens is not None:
+            assert controls.bias_values is not None
+            structure.bias_tokens = self._address(controls.bias_tokens)
+            structure.bias_values = self._address(controls.bias_values)
+            structure.num_biases = controls.bias_tokens.shape[1]
+        if not controls.uses_token_history:
+            return
+        if token_history is None:
+            raise ValueError("penalties need the token history")
+        for name in ("repetition", "presence", "frequency"):
+            values = getattr(controls, f"{name}_penalty")
+            setattr(structure, name, None if values is None else self._address(values))
+        num_requests, num_seen = token_history.tokens.shape
+        structure.tokens = self._address(pad(token_history.tokens, (0, num_more)))
+        structure.counts = self._address(pad(token_history.counts, (0, num_more)))
+        structure.num_tokens = self._address(torch.full((num_requests,), num_seen))
+        structure.capacity = num_seen + num_more
+
+    def _address(self, tensor: Tensor) -> int:
+        self._tensors.append(tensor.contiguous())
+        return self._tensors[-1].data_ptr()
 
 
 def sampling_scratch(

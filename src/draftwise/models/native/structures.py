@@ -28,6 +28,17 @@ class Sampling(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("temperature", "top_k", "top_p", "min_p"))
 
 
+class Penalties(ctypes.Structure):
+    """``Penalties`` of ``penalties.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("bias_tokens", "bias_values", "repetition")),
+        *((name, ctypes.c_void_p) for name in ("presence", "frequency")),
+        *((name, ctypes.c_void_p) for name in ("tokens", "counts", "num_tokens")),
+        *((name, ctypes.c_int64) for name in ("num_biases", "capacity")),
+    )
+
+
 class Softmax(ctypes.Structure):
     """``Softmax`` of ``sampling.h``."""
 
@@ -199,6 +210,7 @@ class DraftCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("draft_probs", "entropy", "token_probs", "is_nan")),
         ("scratch", ctypes.c_void_p),
         ("sampling", Sampling),
+        ("penalties", Penalties),
         *((name, ctypes.c_int64) for name in ("num_rows", "position", "num_positions", "width")),
         *((name, ctypes.c_int64) for name in ("uniforms_width", "vocab")),
         ("drawing_s", ctypes.c_double),
@@ -227,8 +239,8 @@ SEGMENT = np.dtype((np.int64, 4))
 
 _CALLS = (
     *(AcceptanceCall, AttentionCall, ContinuationCall, DecoderCache, DecoderCall, DecoderLayer),
-    *(DecoderModel, DistributionCall, DraftCall, DraftRule, GreedyCall, ScoreCall, Sampling),
-    *(Softmax, SuffixCorpus, Threads),
+    *(DecoderModel, DistributionCall, DraftCall, DraftRule, GreedyCall, Penalties, ScoreCall),
+    *(Sampling, Softmax, SuffixCorpus, Threads),
 )
 
 

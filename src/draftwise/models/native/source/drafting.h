@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "decoder.h"
+#include "penalties.h"
 #include "sampling.h"
 
 // DraftRule and RuleResults of draftwise.core.rules, which describe the fields.
@@ -45,6 +46,7 @@ struct DraftCall {
     uint8_t *is_nan;           // [requests, width] output: whether the logits are NaN
     char *scratch;             // [threads] Scratch
     Sampling sampling;
+    Penalties penalties;
     int64_t num_rows, position;  // number of rows and next position; updated
     int64_t num_positions;       // maximum number of positions to draft in this call
     int64_t width, uniforms_width, vocab;
@@ -54,7 +56,7 @@ struct DraftCall {
 namespace {
 
 // Samples the next token of a row from its logits, and prepares the row's next pass.
-void draw_row(const DraftCall &call, const float *logits, int64_t own_vocab, int64_t row,
+void draw_row(const DraftCall &call, float *logits, int64_t own_vocab, int64_t row,
               int64_t position, int64_t thread) {
     const int64_t request = call.requests[row], vocab = call.vocab;
     const int64_t place = request * call.width + position, shared_vocab = min_int(own_vocab, vocab);
@@ -64,6 +66,7 @@ void draw_row(const DraftCall &call, const float *logits, int64_t own_vocab, int
     float *draft_probs = call.draft_probs ? call.draft_probs + place * vocab : nullptr;
     // Memory of the distribution at the request's temperature, which equals q unless it is greedy.
     float *soft = draft_probs ? draft_probs : greedy ? nullptr : q;
+    penalise(call.penalties, request, logits, shared_vocab);
     bool is_nan;
     int64_t token = 0;
     if (!greedy || signals) {
@@ -102,6 +105,7 @@ void draw_row(const DraftCall &call, const float *logits, int64_t own_vocab, int
     }
     call.is_nan[place] = is_nan;
     call.tokens[place] = token;
+    if (!is_nan) count_token(call.penalties, request, token);
     call.next_ids[row] = token;
     ++call.next_segments[4 * row + 1];
 }

@@ -44,6 +44,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(GroupedSection),
         SIZE_OF(ScoreCall),
         SIZE_OF(NarrowHeader),
+        SIZE_OF(Penalties),
         SIZE_OF(Sampling),
         SIZE_OF(Segment),
         SIZE_OF(Softmax),
