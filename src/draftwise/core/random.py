@@ -82,6 +82,31 @@ class StepUniforms:
     following: Tensor
     stage: StageUniforms
 
+    @classmethod
+    def from_streams(
+        cls, drawing: npt.NDArray[np.float64], accepting: npt.NDArray[np.float32]
+    ) -> StepUniforms:
+        """The numbers by their purpose.
+
+        Args:
+            drawing: ``[batch, 3 * num_tokens + 1]`` numbers of 53 bits of three streams: one per
+                drafted token, one at the step's position and at each of ``num_tokens`` later ones,
+                and one per drafted token for the middle stage.
+            accepting: numbers of 24 bits of the same streams.
+        """
+        num_tokens = drawing.shape[1] // 3
+        drafted, final, staged = _streams(num_tokens)
+        return cls(
+            draft=torch.from_numpy(drawing[:, drafted].copy()),
+            accept=torch.from_numpy(accepting[:, drafted].copy()),
+            final=torch.from_numpy(drawing[:, final.start].copy()),
+            following=torch.from_numpy(drawing[:, final.start + 1 : final.stop].copy()),
+            stage=StageUniforms(
+                accept=torch.from_numpy(accepting[:, staged].copy()),
+                final=torch.from_numpy(drawing[:, staged].copy()),
+            ),
+        )
+
     def rows(self, index: Tensor) -> StepUniforms:
         """Select requests by ``index``, ``[rows]`` int64."""
         stage = StageUniforms(self.stage.accept[index], self.stage.final[index])
@@ -92,6 +117,15 @@ class StepUniforms:
             self.following[index],
             stage,
         )
+
+
+def _streams(num_tokens: int) -> tuple[slice, slice, slice]:
+    """The places of the three streams of a step."""
+    return (
+        slice(0, num_tokens),
+        slice(num_tokens, 2 * num_tokens + 1),
+        slice(2 * num_tokens + 1, 3 * num_tokens + 1),
+    )
 
 
 def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> StepUniforms:
@@ -105,14 +139,8 @@ def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> St
     Returns:
         Uniforms with as many random bits as their type represents exactly: 53 and 24.
     """
-    # Three streams: one counter per drafted token, one for the final draw at the position and at
-    # each later one, and one per drafted token for the middle stage.
     places = np.arange(num_tokens + 1, dtype=np.uint64)
-    drafted, final, staged = (
-        slice(0, num_tokens),
-        slice(num_tokens, 2 * num_tokens + 1),
-        slice(2 * num_tokens + 1, None),
-    )
+    drafted, final, staged = _streams(num_tokens)
     counter = np.zeros((len(seeds), 3 * num_tokens + 1, 4), dtype=np.uint64)
     counter[:, drafted, 0] = counter[:, staged, 0] = places[:-1]
     counter[..., 1] = np.asarray(positions, dtype=np.uint64)[:, None]
@@ -121,15 +149,7 @@ def step_uniforms(seeds: list[int], positions: list[int], num_tokens: int) -> St
     seed = np.asarray([value & 0xFFFFFFFFFFFFFFFF for value in seeds], dtype=np.uint64)
     key = np.stack([seed & _MASK, seed >> _SHIFT], axis=-1)[:, None, :]
     words = philox(counter, key)
-    drawing = (((words[..., 0] << _SHIFT) | words[..., 1]) >> np.uint64(11)) * 2.0**-53
+    bits = ((words[..., 0] << _SHIFT) | words[..., 1]) >> np.uint64(11)
+    drawing = bits.astype(np.float64) * 2.0**-53
     accepting = (words[..., 2] >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
-    return StepUniforms(
-        draft=torch.from_numpy(drawing[:, drafted].copy()),
-        accept=torch.from_numpy(accepting[:, drafted].copy()),
-        final=torch.from_numpy(drawing[:, final.start].copy()),
-        following=torch.from_numpy(drawing[:, final.start + 1 : final.stop].copy()),
-        stage=StageUniforms(
-            accept=torch.from_numpy(accepting[:, staged].copy()),
-            final=torch.from_numpy(drawing[:, staged].copy()),
-        ),
-    )
+    return StepUniforms.from_streams(drawing, accepting)

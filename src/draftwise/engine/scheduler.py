@@ -6,7 +6,6 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from draftwise.core.random import step_uniforms
 from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Outcome, Plan
 from draftwise.engine.batch import Batch, HistoryStore, PromptChunk, batch_controls
@@ -21,6 +20,7 @@ from draftwise.errors import (
     NumericalError,
 )
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.native.uniforms import step_uniforms
 from draftwise.outputs import FinishReason, TokenLogprobs, TokenSource
 
 # Batches whose sampling parameters are cached: two, because overlapped halves alternate.

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwise.core.random import step_uniforms
 from draftwise.core.types import Draft, DraftSignals, Plan
 from draftwise.engine.assembly import Models
 from draftwise.engine.batch import Batch, batch_controls
@@ -27,6 +26,7 @@ from draftwise.engine.request import Request
 from draftwise.engine.verification import Acceptance, TargetVerifier
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
+from draftwise.models.native.uniforms import step_uniforms
 from draftwise.params import RequestSpeculation, SamplingParams
 from draftwise.policies.base import PolicyContext, Signal
 from draftwise.policies.fixed import FixedLength

@@ -45,6 +45,7 @@ class NativeLibrary:
         index_chunk: adds a part of a corpus to its indices.
         sampling_scratch: bytes of scratch memory per thread for sampling from logits.
         score: a companion's scores of a draft.
+        uniforms: the random numbers of a step.
         lanes: number of float32 lanes of a vector.
         multiplies_pairs: whether weights of bfloat16 are packed in pairs.
         multiplies_tiles: whether the matrix unit multiplies weights of bfloat16 whose number of
@@ -79,6 +80,9 @@ class NativeLibrary:
         self.index_chunk = _function(library, "index_chunk", None, pointer, *[number] * 3)
         self.draft = _function(library, "draft", None, pointer)
         self.score = _function(library, "score", None, pointer, pointer)
+        self.uniforms = _function(
+            library, "uniforms", None, pointer, pointer, number, number, pointer, pointer
+        )
         self.lanes: int = _function(library, "lanes", number)()
         self.multiplies_pairs = bool(_function(library, "multiplies_pairs", number)())
         self.multiplies_tiles = bool(_function(library, "multiplies_tiles", number)())

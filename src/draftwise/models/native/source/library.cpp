@@ -14,6 +14,7 @@
 #include "suffix.h"
 #include "threads.h"
 #include "tiles.h"
+#include "uniforms.h"
 
 // The library is compiled with -fvisibility=hidden.
 #define DRAFTWISE_EXPORT extern "C" __attribute__((visibility("default")))
@@ -158,6 +159,13 @@ DRAFTWISE_EXPORT void draftwise_greedy(const GreedyCall *call, const Threads *th
         for (int64_t row = worker.first(call->num_rows); row < worker.end(call->num_rows); ++row)
             greedy_row(*call, row);
     });
+}
+
+// Computes the random numbers of a step.
+DRAFTWISE_EXPORT void draftwise_uniforms(const uint64_t *seeds, const int64_t *positions,
+                                         int64_t num_requests, int64_t num_tokens, double *drawing,
+                                         float *accepting) {
+    step_uniforms(seeds, positions, num_requests, num_tokens, drawing, accepting);
 }
 
 // Computes distributions from logits.
