@@ -173,10 +173,10 @@ def _compile(command: list[str], sources: Path, destination: Path) -> None:
             timeout=_COMPILER_TIMEOUT_S,
         )
         if done.returncode:
-            complaint = done.stderr.strip().splitlines()
-            raise NativeUnavailableError(
-                f"{command[0]} failed: {complaint[0] if complaint else done.returncode}"
-            )
+            lines = done.stderr.strip().splitlines()
+            errors = [line for line in lines if "error" in line]
+            reason = next(iter([*errors, *lines]), done.returncode)
+            raise NativeUnavailableError(f"{command[0]} failed: {reason}")
         os.replace(name, destination)
     finally:
         Path(name).unlink(missing_ok=True)
