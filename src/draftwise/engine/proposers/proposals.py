@@ -43,6 +43,8 @@ class Proposals(NamedTuple):
 
     def cut_at_vocabulary(self, vocab_size: int) -> None:
         """Remove the first token of each request that does not exist, and those after it."""
+        if not self.tokens.size or self.tokens.view(np.uint64).max() < vocab_size:
+            return
         exists = (self.tokens >= 0) & (self.tokens < vocab_size)
         np.minimum(self.lengths, np.cumprod(exists, axis=1).sum(axis=1), out=self.lengths)
 
@@ -64,13 +66,17 @@ class Proposals(NamedTuple):
             signals: whether the draft needs signals.
         """
         width = max(lengths, default=0)
-        kept = np.arange(width) < np.asarray(lengths, dtype=np.int64)[:, None]
-        tokens = torch.from_numpy(self.tokens[:, :width] * kept).to(device)
-        acceptance = None
+        tokens, known = self.tokens[:, :width].copy(), None
         if signals:
-            known = (self.acceptance[:, :width] * kept).astype(np.float32)
-            acceptance = torch.from_numpy(known).to(device)
-        return Draft.one_hot(tokens, lengths, vocab_size, uniforms, acceptance)
+            known = self.acceptance[:, :width].astype(np.float32)
+        for row, length in enumerate(lengths):
+            if length < width:
+                tokens[row, length:] = 0
+                if known is not None:
+                    known[row, length:] = 0
+        acceptance = None if known is None else torch.from_numpy(known).to(device)
+        drafted = torch.from_numpy(tokens).to(device)
+        return Draft.one_hot(drafted, lengths, vocab_size, uniforms, acceptance)
 
 
 def planned_lengths(made: Proposals, states: Sequence[RequestState], policy: Policy) -> list[int]:
