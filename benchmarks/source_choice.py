@@ -5,8 +5,8 @@
 
 ``record`` lets the target answer prompts. For every token x of an answer it stores the probability
 min(1, q(x)/p(x)) that a token of the draft model was accepted there, if the answer has x at this
-place. It also measures the times of the passes. ``replay`` runs ``adaptive`` on these texts with the
-real search for continuations. The draft model and the target are replaced by the recorded
+place. It also measures the times of the passes. ``replay`` runs ``adaptive`` on these texts, with
+the real search for continuations. The draft model and the target are replaced by the recorded
 probabilities and times, so the load of the machine has no effect. Each batch is always full.
 
 The result is goodput relative to no speculation, by workload, temperature and batch size, with:
@@ -270,8 +270,10 @@ class Replay:
         self.running = [request for request in self.running if self.remaining(request)]
 
 
-def replay_policy(replay: Replay, arm: str, temperature: float, num_tokens: int) -> float:
-    """Goodput of ``adaptive``, after as many tokens that are not counted."""
+def replay_policy(
+    replay: Replay, arm: str, temperature: float, num_tokens: int, learning_steps: int
+) -> float:
+    """Goodput of ``adaptive``, after steps that are not counted."""
     context = PolicyContext(replay.gamma, replay.latency)
     policy = PolicyRouter(context, create_policy("adaptive", context, {"num_thresholds": 0}))
     host = ProposerContext(1 << 30, torch.device("cpu"), replay._batch_size, CONTEXT)
@@ -282,9 +284,10 @@ def replay_policy(replay: Replay, arm: str, temperature: float, num_tokens: int)
         proposer = HybridProposer(host, offers, model)  # type: ignore[arg-type]
     elif arm == "model":
         proposer = ModelAlone(host, model)
-    start = (0.0, 0.0)
-    while replay.tokens < 2 * num_tokens:
-        if replay.tokens < num_tokens:
+    start, step = (0.0, 0.0), 0
+    while step <= learning_steps or replay.tokens < start[0] + num_tokens:
+        step += 1
+        if step <= learning_steps:
             start = replay.tokens, replay.seconds
         for request in replay.fill(temperature):
             proposer.admit(request)
@@ -477,7 +480,9 @@ def replay_all(arguments: argparse.Namespace) -> None:
                 if arm in ("oracle", "continued"):
                     goodput = replay_oracle(make, arm == "continued", temperature, num_tokens)
                 else:
-                    goodput = replay_policy(make(), arm, temperature, num_tokens)
+                    goodput = replay_policy(
+                        make(), arm, temperature, num_tokens, arguments.learning_steps
+                    )
                 figures[arm] = goodput / alone
             best = max(figures["suffix"], figures["model"])
             cell = {"workload": workload, "temperature": temperature, "batch_size": batch_size}
@@ -519,6 +524,7 @@ def main() -> None:
     replaying.add_argument("texts", type=Path)
     replaying.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     replaying.add_argument("--gamma", type=int, default=8)
+    replaying.add_argument("--learning-steps", type=int, default=256)
     replaying.add_argument(
         "--draft-price", type=float, default=1.0, help="factor on the times of the draft model"
     )
