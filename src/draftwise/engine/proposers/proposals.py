@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from draftwise.core.random import StepUniforms
-from draftwise.core.types import Draft
+from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.drafting.loop import DraftProgress, answer
 from draftwise.policies.base import DraftPosition, Policy, RequestState
 
@@ -124,15 +125,34 @@ def stopped_draft(
     return made.draft(progress.lengths, vocab_size, device, uniforms, signals)
 
 
+class _OneHotPosition(DraftPosition):
+    """A position of one-hot proposals. Its distributions are built only if they are read."""
+
+    def __init__(
+        self, index: int, active: list[int], tokens: Tensor, signals: DraftSignals
+    ) -> None:
+        """Set up; see :class:`DraftPosition`."""
+        values = {
+            "index": index,
+            "requests": active,
+            "tokens": tokens,
+            "entropy": signals.entropy[active, index],
+            "token_probs": signals.token_probs[active, index],
+            "agreement": None,
+            "_signals": signals,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def draft_probs(self) -> Tensor | None:
+        """``[active, vocab]`` float32."""
+        signals: DraftSignals = vars(self)["_signals"]
+        return signals.draft_probs[list(self.requests), self.index]
+
+
 def _position(draft: Draft, index: int, active: list[int]) -> DraftPosition:
     tokens, signals = draft.tokens[active, index], draft.signals
     if signals is None:
         return DraftPosition(index, active, tokens, None, None, None)
-    return DraftPosition(
-        index,
-        active,
-        tokens,
-        signals.draft_probs[active, index],
-        signals.entropy[active, index],
-        signals.token_probs[active, index],
-    )
+    return _OneHotPosition(index, active, tokens, signals)
