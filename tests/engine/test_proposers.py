@@ -209,7 +209,7 @@ class Sure(LastTokens):
         # High and low estimates, so that priced policies use both sources in one batch.
         is_even = np.array([request.tokens[-1] % 2 == 0 for request in batch.generating])
         return made._replace(
-            acceptance=np.where(is_even[:, None], 0.97, 0.05) * np.ones_like(made.acceptance)
+            acceptance=np.where(is_even[:, None], 0.999, 0.05) * np.ones_like(made.acceptance)
         )
 
 
