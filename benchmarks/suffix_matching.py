@@ -68,11 +68,10 @@ def main() -> None:
             cache = loaded.model.new_cache(batch_size, longest + 64)
             segments = [Segment(row, context, 1) for row in range(batch_size)]
             new, slots = tokens[:batch_size], range(batch_size)
+            limits = [arguments.num_speculative_tokens] * batch_size
             times = take_turns(
                 {
-                    "search": partial(
-                        matcher.continuations, slots, arguments.num_speculative_tokens
-                    ),
+                    "search": partial(matcher.continuations, slots, limits),
                     "pass": partial(loaded.model.forward, cache, new, segments, slots),
                 },
                 arguments.turns,

@@ -69,6 +69,19 @@ def test_texts_are_the_same(models, expected, halves, max_batch_size):
     assert not any(prepared & verified for prepared, verified in halves)
 
 
+def test_an_output_is_remembered_once(models, halves):
+    speculation = SpeculationConfig(
+        ["suffix", models.folder(RECIPE.draft())], policy="fixed", remember_outputs=True
+    )
+    stored = []
+    for overlaps in (False, True):
+        llm = LLM(models.folder(RECIPE), speculation, dtype="float32", overlap=overlaps)
+        llm.generate(*varied_work(6))
+        stored.append(llm.engine.corpus.num_tokens)
+    assert len(halves) > 0
+    assert stored[0] == stored[1] > 0
+
+
 def test_drafting_and_verification_run_at_the_same_time(models, monkeypatch):
     """Each thread waits until the other has started."""
     begun = {name: threading.Event() for name in ("prepare", "verify")}

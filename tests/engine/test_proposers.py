@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from draftwise import SamplingParams, SpeculationConfig
+from draftwise.core.types import StepTimes
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.proposers import PROPOSERS, TokenProposer, create_proposer, register
 from draftwise.engine.proposers.hybrid import HybridProposer
 from draftwise.engine.proposers.registry import draft_model_name
+from draftwise.engine.step import Stopwatch
 from draftwise.errors import EngineError, InvalidParameterError
 from draftwise.models.loading import load_model
 from draftwise.outputs import TokenSource
@@ -207,7 +209,7 @@ class Sure(LastTokens):
         # High and low estimates, so that priced policies use both sources in one batch.
         is_even = np.array([request.tokens[-1] % 2 == 0 for request in batch.generating])
         return made._replace(
-            acceptance=np.where(is_even[:, None], 0.97, 0.05) * np.ones_like(made.acceptance)
+            acceptance=np.where(is_even[:, None], 0.999, 0.05) * np.ones_like(made.acceptance)
         )
 
 
@@ -304,14 +306,18 @@ class TestHybrid:
         engine = self.engine(models, policy, max_batch_size, VARIED)
         assert token_ids(generate(engine, prompts, params)) == token_ids(expected)
 
-    def test_both_sources_are_used_and_reported(self, models):
+    def test_both_sources_are_used_and_reported(self, models, monkeypatch):
+        # Prices come from the times of steps.
+        monkeypatch.setattr(
+            Stopwatch, "times", lambda self, rest, n: StepTimes(0.0005, 0, 0, 0.0105, 0, 0, n)
+        )
         prompts, params = varied_work(30)
         for policy in ("fixed", "adaptive"):
             engine = self.engine(models, policy, 8, VARIED)
             for _ in range(3):
                 outputs = generate(engine, prompts, params)
             sources = {source for output in outputs for source in output.token_sources}
-            assert {TokenSource.DRAFT, TokenSource.COPY, TokenSource.TARGET} <= sources
+            assert {TokenSource.DRAFT, TokenSource.COPY, TokenSource.TARGET} <= sources, policy
 
     def test_the_model_catches_up_after_steps_without_it(self, models, monkeypatch):
         engine = self.engine(models, "fixed", 2, VARIED)

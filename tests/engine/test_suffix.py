@@ -26,7 +26,7 @@ def backend(request, monkeypatch):
 
 
 def use_numpy(monkeypatch):
-    for module in ("matcher", "corpus"):
+    for module in ("continuing", "corpus"):
         monkeypatch.setattr(f"draftwise.engine.suffix.{module}.native_library", lambda: None)
 
 
@@ -46,7 +46,7 @@ def following(tokens, place, count):
 
 def continuation(matcher, slot=0, count=4):
     """The proposed tokens of one text, and the number of matching tokens."""
-    found = matcher.continuations([slot], count)
+    found = matcher.continuations([slot], [count])
     return found.tokens[0, : found.lengths[0]].tolist(), int(found.match_lengths[0])
 
 
@@ -67,7 +67,7 @@ def test_the_longest_match_is_continued(batch, count):
     for slot, tokens in enumerate(batch):
         matcher.begin(slot + 1, tokens[:3])
         matcher.extend(slot + 1, tokens[3:])
-    found = matcher.continuations(range(1, len(batch) + 1), count)
+    found = matcher.continuations(range(1, len(batch) + 1), [count] * len(batch))
     for row, tokens in enumerate(batch):
         lengths = [match_length(tokens, place) for place in range(len(tokens) - 1)]
         assert found.match_lengths[row] <= max(lengths, default=0)
@@ -91,10 +91,19 @@ documents = st.lists(
 )
 
 
+observations = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=4, max_size=4)
+
+
 @needs_kernels
 @settings(deadline=None, max_examples=60)
-@given(st.lists(texts, min_size=1, max_size=4), documents, st.integers(1, 9))
-def test_kernels_compute_the_same_as_numpy(batch, documents, count):
+@given(
+    st.lists(texts, min_size=1, max_size=4),
+    documents,
+    st.lists(st.integers(0, 9), min_size=4, max_size=4),
+    st.lists(observations, max_size=6),
+)
+def test_kernels_compute_the_same_as_numpy(batch, documents, limits, learnt):
+    """The search, the estimates of acceptance, and what they learn."""
     both = []
     for uses_kernels in (True, False):
         with pytest.MonkeyPatch.context() as monkeypatch:
@@ -105,13 +114,32 @@ def test_kernels_compute_the_same_as_numpy(batch, documents, count):
                 corpus.add(tokens * repeats, namespace, num_context)
             matcher = SuffixMatcher(4, 64, corpus)
             for slot, tokens in enumerate(batch):
-                matcher.begin(slot, tokens, slot % 3)
-            both.append((matcher.continuations(range(len(batch)), count), corpus.arrays))
-    (found, arrays), (expected, expected_arrays) = both
-    for ours, theirs in zip(
-        (*found, *vars(arrays).values()), (*expected, *vars(expected_arrays).values()), strict=True
-    ):
-        assert np.allclose(ours, theirs)
+                matcher.begin(slot, tokens, slot % 3, greedy=slot % 2 == 0)
+            slots, rows = range(len(batch)), slice(len(batch))
+            results = list(vars(corpus.arrays).values())
+            for observed in [*learnt, None]:
+                found = matcher.continuations(slots, limits[rows])
+                results += found[:-2]
+                if observed is not None:
+                    lengths = found.lengths.tolist()
+                    pairs = zip(observed, lengths, strict=False)
+                    accepted = [min(count, length) for (count, _), length in pairs]
+                    triples = zip(observed, accepted, lengths, strict=False)
+                    known = [min(n + more % 2, length) for (_, more), n, length in triples]
+                    matcher.learn(found, known, accepted)
+            both.append([*results, *matcher.continuing.acceptance.sums])
+    for ours, theirs in zip(*both, strict=True):
+        assert np.allclose(ours, theirs, rtol=1e-12, atol=0)
+
+
+def test_only_texts_with_a_limit_are_continued(backend):
+    matcher = SuffixMatcher(3, 64)
+    for slot in range(3):
+        matcher.begin(slot, [1, 2, 3, 1, 2, 3, 1])
+    found = matcher.continuations([2, 0, 1], [0, 4, 2])
+    assert found.lengths.tolist() == [0, 4, 2]
+    assert found.tokens.tolist() == [[0] * 4, [2, 3, 1, 2], [2, 3, 0, 0]]
+    assert (found.acceptance > 0).sum(axis=1).tolist() == [0, 4, 2]
 
 
 @settings(deadline=None, max_examples=60)
@@ -120,16 +148,16 @@ def test_a_text_has_the_same_continuation_in_any_company(batch, count):
     matcher = SuffixMatcher(5, 64)
     for slot, tokens in enumerate(batch):
         matcher.begin(slot, tokens)
-    together = matcher.continuations(range(len(batch)), count)
+    together = matcher.continuations(range(len(batch)), [count] * len(batch))
     for slot in range(len(batch)):
-        alone = matcher.continuations([slot], count)
-        for ours, other in zip(together, alone, strict=True):
+        alone = matcher.continuations([slot], [count])
+        for ours, other in zip(together[:-2], alone[:-2], strict=True):
             assert np.array_equal(ours[slot], other[0])
 
 
 def test_longer_matches_outweigh_more_frequent_ones(backend):
     matcher = text_of([1, 2, 3, 4, 9, 3, 4, 5, 3, 4, 5, 1, 2, 3, 4])
-    found = matcher.continuations([0], 2)
+    found = matcher.continuations([0], [2])
     assert found.tokens[0].tolist() == [9, 3]
     assert found.match_lengths[0] == 4
     # The others match two tokens, and have a quarter of the weight each.
@@ -158,7 +186,7 @@ def test_a_corpus_is_continued(backend):
     corpus.add(range(100, 160))
     matcher = text_of([1, 2, 110, 111, 112], corpus)
     assert continuation(matcher) == ([113, 114, 115, 116], 3)
-    found = matcher.continuations([0], 4)
+    found = matcher.continuations([0], [4])
     assert found.chunks.tolist() == [0]
     # Two matching tokens are too few, and the corpus ends.
     assert continuation(text_of([1, 2, 110, 111], corpus)) == ([], 0)
@@ -183,7 +211,7 @@ def test_the_own_text_comes_first(backend):
     corpus = SuffixCorpus(1024)
     corpus.add([7, 8, 9, 1, 1, 1])
     own = text_of([7, 8, 9, 2, 2, 7, 8, 9], corpus)
-    found = own.continuations([0], 1)
+    found = own.continuations([0], [1])
     assert found.tokens.tolist() == [[2]]
     assert found.chunks.tolist() == [-1]
     assert found.shares[0, 0] == 0.5

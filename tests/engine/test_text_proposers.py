@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.core.rejection import accept
+from draftwise.core.types import OneHotSignals
 from draftwise.engine import verification
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
@@ -129,6 +130,18 @@ def test_suffix_is_the_draft_if_none_is_named(models):
         outputs = LLM(folder, speculation, "float32").generate(prompts, params)
         assert token_ids(outputs) == token_ids(expected)
         assert sum(output.speculation.num_accepted for output in outputs) > 0
+
+
+def test_stopping_policies_build_no_distributions(models, monkeypatch):
+    """Of one-hot proposals, a vocabulary-sized distribution says nothing."""
+    built = []
+    monkeypatch.setattr(
+        OneHotSignals, "draft_probs", property(lambda signals: built.append(signals))
+    )
+    engine = build(models, VARIED, "svip", 8, draft="suffix")
+    outputs = generate(engine, [[1, 2, 3] * 3] * 4, [SamplingParams(max_tokens=12)] * 4)
+    assert sum(output.speculation.num_drafted for output in outputs) > 0
+    assert not built
 
 
 def test_ngram_continues_the_latest_occurrence_of_the_longest_match():

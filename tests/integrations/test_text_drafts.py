@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.engine.suffix.continuing import TextContinuations
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_copies import TextCopies
 from draftwise.integrations.vllm.text_drafts import SuffixTexts, Texts, create_text_proposer
@@ -158,22 +159,21 @@ def test_requests_that_leave_come_back_or_reuse_a_name():
     assert num_accepted > 0.5 * num_sent > 60
 
 
-def test_acceptance_is_learnt_up_to_the_first_rejected_token():
+def test_acceptance_is_learnt_up_to_the_first_rejected_token(monkeypatch):
     proposer = SuffixTexts()
     learnt = []
-    proposer._acceptance.learn = lambda *values: learnt.append(values[-2:])
+    monkeypatch.setattr(TextContinuations, "learn", lambda *values: learnt.append(values[-2:]))
     text = np.array([[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5] * 10], dtype=np.int32)
     views = [RequestView("a", 10, 5, 4, True), RequestView("b", 10, 5, 0, True)]
     made = proposer.propose(Texts(text, np.arange(2)), views)
     assert made.tokens[0, :4].tolist() == [3, 4, 1, 2]
     assert made.lengths.tolist() == [4, 0]
     proposer.learn([Verified(4, 2), None])
-    known, accepted = learnt[0]
-    assert (known.tolist(), accepted.tolist()) == ([3], [2])
+    assert learnt[0] == ([3, 0], [2, 0])
     proposer.learn([Verified(4, 2), None])  # nothing new was proposed
     proposer.propose(Texts(text, np.arange(2)), views)
     proposer.learn([None, None])  # the request ended
-    assert learnt[1][0].tolist() == [0]
+    assert learnt[1] == ([0, 0], [0, 0])
     assert len(learnt) == 2
 
 

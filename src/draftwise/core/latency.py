@@ -126,6 +126,7 @@ class LiveCost:
         self._moment = [0.0] * 3
         self._factor_normal = self._factor_moment = _PRIOR_STEPS
         self._profiled: Floats = np.zeros(0)
+        self._counts: Floats = np.zeros(0)
 
     def __call__(self, num_tokens: float, context: float = 0.0) -> float:
         """Seconds of a pass; 0 without tokens."""
@@ -136,18 +137,22 @@ class LiveCost:
     def curve(self, most: int, context: float = 0.0) -> Floats:
         """``[most + 1]`` seconds of passes over 0 … ``most`` tokens."""
         per_pass, per_token = self._scale
-        base = np.maximum(self._stage_seconds(most) + self.stage.per_context_token * context, 1e-9)
-        seconds = self._k[0] * per_pass + self._k[1] * base
-        seconds += self._k[2] * per_token * np.arange(most + 1)
-        clipped: Floats = np.clip(seconds, base / _MAX_CORRECTION, base * _MAX_CORRECTION)
-        clipped[0] = 0.0
-        return clipped
+        profiled, counts = self._stage_seconds(most)
+        base = np.maximum(profiled + self.stage.per_context_token * context, 1e-9)
+        seconds = self._k[1] * base
+        seconds += self._k[0] * per_pass
+        seconds += (self._k[2] * per_token) * counts
+        np.maximum(seconds, base / _MAX_CORRECTION, out=seconds)
+        np.minimum(seconds, base * _MAX_CORRECTION, out=seconds)
+        seconds[0] = 0.0
+        return seconds
 
-    def _stage_seconds(self, most: int) -> Floats:
-        """``[most + 1]`` profiled seconds, without context. They are computed once."""
+    def _stage_seconds(self, most: int) -> tuple[Floats, Floats]:
+        """``[most + 1]`` profiled seconds, without context, and token counts. Computed once."""
         if len(self._profiled) <= most:
-            self._profiled = np.array([self.stage(n) for n in range(max(2 * most, 64) + 1)])
-        return self._profiled[: most + 1]
+            self._counts = np.arange(max(2 * most, 64) + 1, dtype=np.float64)
+            self._profiled = np.array([self.stage(n) for n in self._counts.tolist()])
+        return self._profiled[: most + 1], self._counts[: most + 1]
 
     def observe(self, passes: Sequence[tuple[float, float]], seconds: float) -> None:
         """Update the correction with the total time of several passes.

@@ -110,6 +110,7 @@ class Assembly:
         self._cached_models: list[CachedModel] = []
         proposers = proposer_names(speculation, models)
         self.corpus = self._load_corpus(proposers)
+        self._remembers_outputs = False
         self._context = PolicyContext(
             speculation.num_speculative_tokens,
             latency,
@@ -181,7 +182,10 @@ class Assembly:
         return CompanionModel(self._companion_model, self._vocab_size)
 
     def proposer_context(self) -> ProposerContext:
-        """The context from which proposers are created."""
+        """The context from which a pipeline's proposers are created."""
+        # All pipelines follow all requests, so one of them stores their outputs.
+        remembers = self.speculation.remember_outputs and not self._remembers_outputs
+        self._remembers_outputs |= remembers
         return ProposerContext(
             self._vocab_size,
             self._device,
@@ -190,7 +194,7 @@ class Assembly:
             self._draft_model,
             self._oracle,
             self.corpus,
-            self.speculation.remember_outputs,
+            remembers,
         )
 
     def _load_corpus(self, proposers: list[str]) -> SuffixCorpus | None:

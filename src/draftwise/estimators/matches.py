@@ -9,6 +9,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
+# These constants, except the initial values, are also declared in matches.h.
 # Smallest match length of each group of lengths, and smallest number of votes of each group.
 _LENGTHS = np.array([1, 2, 3, 4, 6, 9, 14, 20])
 _VOTES = np.array([1, 2, 4])
@@ -37,6 +38,8 @@ class MatchAcceptance:
     before the token. The factor is a ratio of sums, accepted tokens over the shares of verified
     ones, separately for sampled and for greedy requests. The estimates of groups with few
     observations are pulled towards those of all matches of the length.
+
+    The kernels of ``matches.h`` compute the same, in the same memory.
     """
 
     def __init__(self) -> None:
@@ -44,6 +47,12 @@ class MatchAcceptance:
         self._by_length = _Ratio(_START * _START_WEIGHT, np.full(_START.shape, _START_WEIGHT))
         shape = 2, len(_LENGTHS), 2, len(_VOTES)
         self._by_group = _Ratio(np.zeros(shape), np.zeros(shape))
+
+    @property
+    def sums(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Accepted tokens and the sum of their shares: by length, and then by group."""
+        lengths, groups = self._by_length, self._by_group
+        return lengths.accepted, lengths.expected, groups.accepted, groups.expected
 
     def predict(
         self,

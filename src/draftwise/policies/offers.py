@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import mul
+from operator import itemgetter, mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,9 +91,9 @@ class OfferPricing:
             context: tokens of context, summed over the requests.
         """
         count = len(requests)
-        remaining = np.array([request.expected_remaining for request in requests])
-        if count < 2 or not remaining.all():
+        if count < 2 or not all(request.expected_remaining for request in requests):
             return np.ones(count)
+        remaining = np.array([request.expected_remaining for request in requests])
         more = max(1, round(_SLOPE_PART * count))
         curve = self._latency.target_curve(count + more, context)
         slope = max(float(curve[-1] - curve[count]) / more, 0.0)
@@ -127,22 +127,28 @@ class OfferPricing:
             values: ``[batch]`` seconds that an accepted token saves.
             context: tokens of context, summed over the requests.
         """
-        lengths = np.array([len(request.offer) for request in requests], dtype=np.int64)
-        width = int(lengths.max(initial=0))
-        if not width:
-            return lengths
-        expected = np.zeros((len(requests), width))
-        for row, request in enumerate(requests):
-            expected[row, : lengths[row]] = request.offer
-        worth = np.cumprod(expected, axis=1) * values[:, None]
-        rows, places = np.nonzero(worth > 0)
-        of_tokens = worth[rows, places]
+        lengths = [0] * len(requests)
+        num_offered = sum(len(request.offer) for request in requests)
+        if not num_offered:
+            return np.array(lengths, dtype=np.int64)
+        curve = self._latency.target_curve(len(requests) + num_offered, context)[len(requests) :]
+        # The last selected token is worth more than it adds, so tokens worth less than any token
+        # adds are left out.
+        least = max(0.0, float(np.diff(curve).min()))
+        tokens: list[tuple[float, int]] = []
+        for row, (request, worth) in enumerate(zip(requests, values.tolist(), strict=True)):
+            for probability in request.offer:
+                worth *= probability
+                if worth <= least:
+                    break
+                tokens.append((worth, row))
         # A token is worth less than those before it, so a prefix of each offer is selected.
-        order = np.argsort(-of_tokens, kind="stable")
-        curve = self._latency.target_curve(len(requests) + len(order), context)[len(requests) :]
-        saved = np.concatenate([[0.0], np.cumsum(of_tokens[order])]) - (curve - curve[0])
-        chosen = order[: int(saved.argmax())]
-        return np.bincount(rows[chosen], minlength=len(requests))
+        tokens.sort(key=itemgetter(0), reverse=True)
+        saved = accumulate((worth for worth, _ in tokens), initial=float(curve[0]))
+        gains = [worth - cost for worth, cost in zip(saved, curve.tolist(), strict=False)]
+        for _, row in tokens[: gains.index(max(gains))]:
+            lengths[row] += 1
+        return np.array(lengths, dtype=np.int64)
 
     def prefers_model(
         self,
@@ -171,29 +177,25 @@ class OfferPricing:
         """
         count, latency = len(requests), self._latency
         rows = count + int(selected.sum())
-        curve = latency.target_curve(rows + count, context)
-        per_row = max(float(curve[-1] - curve[rows]) / count, 0.0)
-        of_offers = np.array(
-            [
-                value * sum(accumulate(request.offer[:length], mul)) - per_row * length
-                for request, value, length in zip(requests, values, selected.tolist(), strict=True)
-            ]
-        )
-        # The estimate is about the average request. Requests differ in their recent acceptance.
+        more_rows = latency.target_seconds(rows + count, context)
+        per_row = max(more_rows - latency.target_seconds(rows, context), 0.0) / count
         length = point.max_length
-        history = np.array([request.history for request in requests])
-        gained = estimate.tokens / count - 1.0 + self._by_history.difference(history)
-        verified = estimate.size / count - 1.0
         single, more = latency.draft_seconds(1), count + _SLOPE_TOKENS
         per_token = max(0.0, latency.draft_seconds(more) - single) / (more - 1)
-        behind = np.array([request.num_behind for request in requests], dtype=np.float64)
-        own_cost = per_row * verified + per_token * (length + behind)
-        gains = values * gained - own_cost - np.maximum(of_offers, 0.0)
-        prefers: NDArray[np.bool_] = gains > 0
-        fixed_cost = length * max(0.0, single - per_token)
-        if float(gains[prefers].sum()) <= fixed_cost:
-            prefers[:] = False
-        return prefers
+        verified = estimate.size / count - 1.0
+        own_cost = per_row * verified + per_token * length
+        # The estimate is about the average request. Requests differ in their recent acceptance.
+        gained = estimate.tokens / count - 1.0
+        prefers, total = [], 0.0
+        for request, value, kept in zip(requests, values.tolist(), selected.tolist(), strict=True):
+            of_offer = value * sum(accumulate(request.offer[:kept], mul)) - per_row * kept
+            of_model = value * (gained + self._by_history.difference(request.history))
+            gain = of_model - own_cost - per_token * request.num_behind - max(of_offer, 0.0)
+            prefers.append(gain > 0)
+            total += max(gain, 0.0)
+        if total <= length * max(0.0, single - per_token):
+            prefers = [False] * count
+        return np.array(prefers, dtype=bool)
 
     def observe_model(self, history: Floats, gained: Floats) -> None:
         """Learn how the gain of the draft model depends on a request's history.
@@ -222,15 +224,14 @@ class _Regression:
             kept * before + float(new) for before, new in zip(old, added, strict=True)
         )
 
-    def difference(self, x: Floats) -> Floats:
-        """``[n]`` how much larger y is expected to be than its mean."""
+    def difference(self, x: float) -> float:
+        """How much larger y is expected to be than its mean."""
         if not self._weight:
-            return np.zeros(len(x))
+            return 0.0
         mean = self._x / self._weight
         variation = self._xx - self._x * mean
         slope = (self._xy - self._y * mean) / (variation + _REGRESSION_PRIOR)
-        result: Floats = slope * (x - mean)
-        return result
+        return slope * (x - mean)
 
 
 def _bucket(num_requests: int) -> int:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from draftwise.core.random import StepUniforms
-from draftwise.core.types import Draft
+from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.drafting.loop import DraftProgress, answer
 from draftwise.policies.base import DraftPosition, Policy, RequestState
 
@@ -43,6 +44,8 @@ class Proposals(NamedTuple):
 
     def cut_at_vocabulary(self, vocab_size: int) -> None:
         """Remove the first token of each request that does not exist, and those after it."""
+        if not self.tokens.size or self.tokens.view(np.uint64).max() < vocab_size:
+            return
         exists = (self.tokens >= 0) & (self.tokens < vocab_size)
         np.minimum(self.lengths, np.cumprod(exists, axis=1).sum(axis=1), out=self.lengths)
 
@@ -64,13 +67,17 @@ class Proposals(NamedTuple):
             signals: whether the draft needs signals.
         """
         width = max(lengths, default=0)
-        kept = np.arange(width) < np.asarray(lengths, dtype=np.int64)[:, None]
-        tokens = torch.from_numpy(self.tokens[:, :width] * kept).to(device)
-        acceptance = None
+        tokens, known = self.tokens[:, :width].copy(), None
         if signals:
-            known = (self.acceptance[:, :width] * kept).astype(np.float32)
-            acceptance = torch.from_numpy(known).to(device)
-        return Draft.one_hot(tokens, lengths, vocab_size, uniforms, acceptance)
+            known = self.acceptance[:, :width].astype(np.float32)
+        for row, length in enumerate(lengths):
+            if length < width:
+                tokens[row, length:] = 0
+                if known is not None:
+                    known[row, length:] = 0
+        acceptance = None if known is None else torch.from_numpy(known).to(device)
+        drafted = torch.from_numpy(tokens).to(device)
+        return Draft.one_hot(drafted, lengths, vocab_size, uniforms, acceptance)
 
 
 def planned_lengths(made: Proposals, states: Sequence[RequestState], policy: Policy) -> list[int]:
@@ -118,15 +125,34 @@ def stopped_draft(
     return made.draft(progress.lengths, vocab_size, device, uniforms, signals)
 
 
+class _OneHotPosition(DraftPosition):
+    """A position of one-hot proposals. Its distributions are built only if they are read."""
+
+    def __init__(
+        self, index: int, active: list[int], tokens: Tensor, signals: DraftSignals
+    ) -> None:
+        """Set up; see :class:`DraftPosition`."""
+        values = {
+            "index": index,
+            "requests": active,
+            "tokens": tokens,
+            "entropy": signals.entropy[active, index],
+            "token_probs": signals.token_probs[active, index],
+            "agreement": None,
+            "_signals": signals,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def draft_probs(self) -> Tensor | None:
+        """``[active, vocab]`` float32."""
+        signals: DraftSignals = vars(self)["_signals"]
+        return signals.draft_probs[list(self.requests), self.index]
+
+
 def _position(draft: Draft, index: int, active: list[int]) -> DraftPosition:
     tokens, signals = draft.tokens[active, index], draft.signals
     if signals is None:
         return DraftPosition(index, active, tokens, None, None, None)
-    return DraftPosition(
-        index,
-        active,
-        tokens,
-        signals.draft_probs[active, index],
-        signals.entropy[active, index],
-        signals.token_probs[active, index],
-    )
+    return _OneHotPosition(index, active, tokens, signals)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import ProposerContext, TokenProposer
@@ -15,34 +12,24 @@ from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.proposers.registry import register
 from draftwise.engine.request import Request
 from draftwise.engine.suffix.corpus import namespace_of
-from draftwise.engine.suffix.evidence import Evidence
 from draftwise.engine.suffix.matcher import SuffixMatcher
-from draftwise.estimators.matches import MatchAcceptance
 from draftwise.models.native.suffix import FoundContinuations
-
-Integers = NDArray[np.int64]
 
 
 class _Proposed(NamedTuple):
     """The proposals of a step.
 
     Attributes:
-        requests: the requests that may draft.
-        tokens: ``[requests, width]`` proposed tokens.
+        requests: the requests of the step.
+        starts: ``[requests]`` their lengths before the step, in tokens.
         lengths: ``[requests]`` number of proposed tokens of each request.
-        evidence: what their acceptance is estimated from.
+        found: the proposed tokens.
     """
 
-    requests: list[Request]
-    tokens: NDArray[np.int32]
+    requests: Sequence[Request]
+    starts: list[int]
     lengths: list[int]
-    evidence: Evidence
-
-    @classmethod
-    def of(cls, requests: list[Request], found: FoundContinuations) -> _Proposed:
-        """The found continuations of some requests."""
-        evidence = Evidence.of([request.params.temperature == 0 for request in requests], found)
-        return cls(requests, found.tokens, found.lengths.tolist(), evidence)
+    found: FoundContinuations
 
 
 @register
@@ -67,25 +54,22 @@ class SuffixProposer(TokenProposer):
         super().__init__(context)
         self._corpus = context.corpus
         self._matcher = SuffixMatcher(context.max_batch_size, context.max_model_len, context.corpus)
-        self._acceptance = MatchAcceptance()
         self._proposed: _Proposed | None = None
 
     def proposals(self, batch: Batch, limits: Sequence[int]) -> Proposals:
         """The continuations of all requests, found together."""
-        drafting = [index for index, limit in enumerate(limits) if limit > 0]
         self._proposed = None
-        if not drafting:
+        if not any(limits):
             return Proposals.nothing(len(limits))
-        requests = [batch.generating[index] for index in drafting]
+        requests = batch.generating
         self._read(requests)
-        slots = np.array([request.cache_slot for request in requests], dtype=np.int64)
-        found = self._matcher.continuations(slots, max(limits))
-        proposed = self._proposed = _Proposed.of(requests, found)
-        made = Proposals.nothing(len(limits), found.tokens.shape[1])
-        made.tokens[drafting] = found.tokens
-        made.lengths[drafting] = np.minimum(found.lengths, np.asarray(limits)[drafting])
-        made.acceptance[drafting] = self._acceptance.predict(*proposed.evidence)
-        return made
+        slots = [request.cache_slot for request in requests]
+        found = self._matcher.continuations(slots, limits)
+        lengths = found.lengths.tolist()
+        if any(lengths):
+            starts = [len(request.tokens) for request in requests]
+            self._proposed = _Proposed(requests, starts, lengths, found)
+        return Proposals(found.tokens, found.lengths, found.acceptance)
 
     def _read(self, requests: Iterable[Request]) -> None:
         """Append the requests' new tokens to their texts."""
@@ -95,8 +79,9 @@ class SuffixProposer(TokenProposer):
 
     def admit(self, request: Request) -> None:
         """Read the prompt."""
-        namespace = namespace_of(request.params.cache_salt)
-        self._matcher.begin(request.cache_slot, request.tokens, namespace)
+        params = request.params
+        namespace, greedy = namespace_of(params.cache_salt), params.temperature == 0
+        self._matcher.begin(request.cache_slot, request.tokens, namespace, greedy)
 
     def commit(self, commit: Commit) -> None:
         """Learn by comparing the proposed tokens with those that the requests gained.
@@ -105,23 +90,24 @@ class SuffixProposer(TokenProposer):
         learns from tokens that were not verified.
         """
         proposed = self._proposed
-        starts = {
-            request.request_id: start
-            for request, start in zip(commit.requests, commit.starts, strict=True)
-        }
         # With overlapped halves of a batch, the step of the other half may end first.
-        if proposed is None or proposed.requests[0].request_id not in starts:
+        if proposed is None or not any(r is proposed.requests[0] for r in commit.requests):
             return
         self._proposed = None
-        known = np.zeros(len(proposed.requests), dtype=np.int64)
-        accepted = known.copy()
-        rows = zip(proposed.requests, proposed.tokens.tolist(), proposed.lengths, strict=True)
-        for row, (request, tokens, length) in enumerate(rows):
-            gained = request.tokens[starts.get(request.request_id, len(request.tokens)) :]
-            count = min(length, len(gained))
-            accepted[row] = _common_length(tokens[:count], gained)
-            known[row] = min(count, accepted[row] + 1)
-        self._acceptance.learn(*proposed.evidence, known, accepted)
+        known, accepted = [], []
+        rows = zip(
+            proposed.requests,
+            proposed.starts,
+            proposed.lengths,
+            proposed.found.tokens.tolist(),
+            strict=True,
+        )
+        for request, start, length, tokens in rows:
+            gained = request.tokens[start : start + length]
+            same = _common_length(tokens, gained)
+            accepted.append(same)
+            known.append(min(len(gained), same + 1))
+        self._matcher.learn(proposed.found, known, accepted)
 
     def retire(self, request: Request) -> None:
         """Store the output of a request for later ones, if outputs are remembered."""
@@ -137,8 +123,8 @@ class SuffixProposer(TokenProposer):
 
 
 def _common_length(proposed: Sequence[int], gained: Sequence[int]) -> int:
-    """Number of leading tokens that two texts have in common."""
-    for place, (ours, theirs) in enumerate(zip(proposed, gained, strict=False)):
-        if ours != theirs:
+    """Number of leading tokens of ``gained`` that are the proposed ones."""
+    for place, token in enumerate(gained):
+        if token != proposed[place]:
             return place
-    return min(len(proposed), len(gained))
+    return len(gained)

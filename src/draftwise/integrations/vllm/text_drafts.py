@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from draftwise.engine.proposers.ngram import latest_continuation
 from draftwise.engine.proposers.proposals import Proposals
-from draftwise.engine.suffix.evidence import Evidence
-from draftwise.engine.suffix.matcher import continuations_of
-from draftwise.estimators.matches import MatchAcceptance
+from draftwise.engine.suffix.continuing import TextContinuations
 from draftwise.integrations.vllm.steps import RequestView, Verified
+from draftwise.models.native.suffix import FoundContinuations, StoredTexts
 
 Integers = NDArray[np.int64]
 
@@ -90,45 +89,33 @@ class SuffixTexts(TextProposer):
 
     def __init__(self) -> None:
         """Start without observations."""
-        self._acceptance = MatchAcceptance()
-        self._evidence: Evidence | None = None
-        self._drafting: Integers = np.zeros(0, dtype=np.int64)
+        self._continuing = TextContinuations(np.zeros((0, 0), dtype=np.int32))
+        self._found: FoundContinuations | None = None
 
     def propose(self, texts: Texts, views: Sequence[RequestView]) -> Proposals:
         """The continuations of all requests, found together."""
-        limits = np.array([view.room for view in views], dtype=np.int64)
-        drafting = self._drafting = np.flatnonzero(limits > 0)
-        self._evidence = None
-        if not len(drafting):
+        self._found = None
+        limits = [view.room for view in views]
+        if not any(limits):
             return Proposals.nothing(len(views))
-        chosen = [views[index] for index in drafting.tolist()]
-        rows = texts.rows[drafting]
-        ends = np.zeros(len(texts.tokens), dtype=np.int64)
-        ends[rows] = [view.num_tokens for view in chosen]
-        public = np.zeros(len(rows), dtype=np.uint64)
-        found = continuations_of(texts.tokens, ends, rows, public, None, int(limits.max()))
-        evidence = self._evidence = Evidence.of([view.greedy for view in chosen], found)
-        made = Proposals.nothing(len(views), found.tokens.shape[1])
-        made.tokens[drafting] = found.tokens
-        made.lengths[drafting] = np.minimum(found.lengths, limits[drafting])
-        made.acceptance[drafting] = self._acceptance.predict(*evidence)
-        return made
+        if self._continuing.texts.tokens is not texts.tokens:
+            self._continuing.texts = StoredTexts(texts.tokens)
+        stored, rows = self._continuing.texts, texts.rows.tolist()
+        stored.ends[rows] = [view.num_tokens for view in views]
+        stored.greedy[rows] = [view.greedy for view in views]
+        found = self._found = self._continuing.find(rows, limits)
+        return Proposals(found.tokens, found.lengths, found.acceptance)
 
     def learn(self, results: Sequence[Verified | None]) -> None:
         """Learn which of the proposed tokens were accepted, up to the first rejected one."""
-        evidence, self._evidence = self._evidence, None
-        if evidence is None:
+        found, self._found = self._found, None
+        if found is None:
             return
-        of_drafting = [results[index] for index in self._drafting.tolist()]
-        known = np.array(
-            [
-                0 if each is None else min(each.num_verified, each.num_accepted + 1)
-                for each in of_drafting
-            ],
-            dtype=np.int64,
-        )
-        accepted = np.array([0 if each is None else each.num_accepted for each in of_drafting])
-        self._acceptance.learn(*evidence, known, accepted)
+        known = [
+            0 if each is None else min(each.num_verified, each.num_accepted + 1) for each in results
+        ]
+        accepted = [0 if each is None else each.num_accepted for each in results]
+        self._continuing.learn(found, known, accepted)
 
 
 def create_text_proposer(name: str) -> TextProposer:

@@ -43,6 +43,7 @@ class NativeLibrary:
         draft: drafting of several tokens with a draft model.
         greedy: the largest logit of each row.
         index_chunk: adds a part of a corpus to its indices.
+        learn_matches: learning of the acceptance of continuations.
         sampling_scratch: bytes of scratch memory per thread for sampling from logits.
         score: a companion's scores of a draft.
         uniforms: the random numbers of a step.
@@ -78,6 +79,7 @@ class NativeLibrary:
         )
         self.continuations = _function(library, "continuations", None, pointer)
         self.index_chunk = _function(library, "index_chunk", None, pointer, *[number] * 3)
+        self.learn_matches = _function(library, "learn_matches", None, *[pointer] * 3)
         self.draft = _function(library, "draft", None, pointer)
         self.score = _function(library, "score", None, pointer, pointer)
         self.uniforms = _function(

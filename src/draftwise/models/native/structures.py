@@ -74,10 +74,22 @@ class ContinuationCall(ctypes.Structure):
     """``ContinuationCall`` of ``suffix.h``."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("texts", "ends", "slots", "namespaces", "corpus")),
-        *((name, ctypes.c_void_p) for name in ("tokens", "shares", "votes")),
+        *((name, ctypes.c_void_p) for name in ("texts", "ends", "namespaces", "greedy")),
+        *((name, ctypes.c_void_p) for name in ("slots", "limits", "corpus", "sums")),
+        *((name, ctypes.c_void_p) for name in ("tokens", "votes", "shares", "acceptance")),
         *((name, ctypes.c_void_p) for name in ("lengths", "match_lengths", "chunks")),
         *((name, ctypes.c_int64) for name in ("num_requests", "stride", "width")),
+    )
+    # Objects that must exist as long as the structure.
+    keep_alive: object
+
+
+class MatchSums(ctypes.Structure):
+    """``MatchSums`` of ``matches.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("length_accepted", "length_expected")),
+        *((name, ctypes.c_void_p) for name in ("group_accepted", "group_expected")),
     )
 
 
@@ -239,8 +251,8 @@ SEGMENT = np.dtype((np.int64, 4))
 
 _CALLS = (
     *(AcceptanceCall, AttentionCall, ContinuationCall, DecoderCache, DecoderCall, DecoderLayer),
-    *(DecoderModel, DistributionCall, DraftCall, DraftRule, GreedyCall, Penalties, ScoreCall),
-    *(Sampling, Softmax, SuffixCorpus, Threads),
+    *(DecoderModel, DistributionCall, DraftCall, DraftRule, GreedyCall, MatchSums, Penalties),
+    *(Sampling, ScoreCall, Softmax, SuffixCorpus, Threads),
 )
 
 

@@ -43,6 +43,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(GreedyCall),
         SIZE_OF(GroupedHeader),
         SIZE_OF(GroupedSection),
+        SIZE_OF(MatchSums),
         SIZE_OF(ScoreCall),
         SIZE_OF(NarrowHeader),
         SIZE_OF(Penalties),
@@ -213,7 +214,13 @@ DRAFTWISE_EXPORT void draftwise_compress(const uint16_t *numbers, int64_t size,
 // Finds continuations of texts after earlier occurrences of their last tokens.
 DRAFTWISE_EXPORT void draftwise_continuations(const ContinuationCall *call) {
     for (int64_t request = 0; request < call->num_requests; ++request)
-        find_continuation(*call, request);
+        if (call->limits[request] > 0) find_continuation(*call, request);
+}
+
+// Learns the acceptance of continuations; see learn_matches.
+DRAFTWISE_EXPORT void draftwise_learn_matches(const ContinuationCall *call, const int64_t *known,
+                                              const int64_t *accepted) {
+    learn_matches(*call, known, accepted);
 }
 
 // Adds positions of a corpus's chunk to its indices; see index_chunk.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "matches.h"
 #include "vectors.h"
 
 namespace {
@@ -35,12 +36,14 @@ struct SuffixCorpus {
 struct ContinuationCall {
     const int32_t *texts;        // [slots, stride]
     const int64_t *ends;         // [slots] number of tokens of each text
+    const uint64_t *namespaces;  // [slots]
+    const uint8_t *greedy;       // [slots] whether the text is decoded at temperature 0
     const int64_t *slots;        // [requests]
-    const uint64_t *namespaces;  // [requests]
+    const int64_t *limits;       // [requests] maximum length; 0 to find nothing
     const SuffixCorpus *corpus;  // null without one
-    int32_t *tokens;             // [requests, width] output, initially 0
-    double *shares;              // [requests, width] output, initially 0
-    int64_t *votes;              // [requests, width] output, initially 0
+    const MatchSums *sums;       // what the acceptance is estimated from
+    int64_t *tokens, *votes;     // [requests, width] output, initially 0
+    double *shares, *acceptance;  // [requests, width] output, initially 0
     int64_t *lengths, *match_lengths, *chunks;  // [requests] output, initially 0, 0 and -1
     int64_t num_requests, stride, width;
 };
@@ -173,7 +176,7 @@ void find_continuation(const ContinuationCall &call, int64_t request) {
     Voters voters;
     add_own_matches(text, end, voters);
     if (call.corpus) {
-        const uint64_t space = call.namespaces[request];
+        const uint64_t space = call.namespaces[slot];
         if (space) add_corpus_matches(*call.corpus, space, last, end, voters);
         add_corpus_matches(*call.corpus, 0, last, end, voters);
     }
@@ -196,19 +199,57 @@ void find_continuation(const ContinuationCall &call, int64_t request) {
             best = i;
         }
     }
+    const Match &match = voters.matches[best];
     int64_t length = 0;
     const int64_t first = request * width;
     const auto write = [&](int64_t offset, int32_t token, double support, int votes) {
+        const double share = support / before;
+        const MatchGroup group(call.greedy[slot], match.length + offset, match.chunk >= 0, votes);
         call.tokens[first + offset] = token;
-        call.shares[first + offset] = support / before;
+        call.shares[first + offset] = share;
         call.votes[first + offset] = votes;
+        call.acceptance[first + offset] = match_acceptance(*call.sums, group, share);
         before = support;
         length = offset + 1;
     };
-    follow(voters, weights, best, width, write);
+    follow(voters, weights, best, std::min(width, call.limits[request]), write);
     call.lengths[request] = length;
-    call.match_lengths[request] = voters.matches[best].length;
-    call.chunks[request] = voters.matches[best].chunk;
+    call.match_lengths[request] = match.length;
+    call.chunks[request] = match.chunk;
+}
+
+// Calls visit(group, share, is_accepted) for each token with known acceptance.
+template <class Visit>
+INLINE void each_known(const ContinuationCall &call, const int64_t *known, const int64_t *accepted,
+                       const Visit &visit) {
+    for (int64_t request = 0; request < call.num_requests; ++request) {
+        for (int64_t place = 0; place < known[request]; ++place) {
+            const int64_t at = request * call.width + place;
+            const MatchGroup group(call.greedy[call.slots[request]],
+                                   call.match_lengths[request] + place, call.chunks[request] >= 0,
+                                   call.votes[at]);
+            visit(group, call.shares[at], place < accepted[request]);
+        }
+    }
+}
+
+// Learns which of the tokens that a call found were accepted. known: [requests] number of tokens up
+// to the first rejected one. accepted: [requests] number of accepted tokens.
+void learn_matches(const ContinuationCall &call, const int64_t *known, const int64_t *accepted) {
+    const MatchSums &sums = *call.sums;
+    // The tokens of one call have the same weight.
+    each_known(call, known, accepted, [&](const MatchGroup &group, double, bool) {
+        sums.length_accepted[group.of_length] *= MATCH_MEMORY;
+        sums.length_expected[group.of_length] *= MATCH_MEMORY;
+        sums.group_accepted[group.of_all] *= MATCH_MEMORY;
+        sums.group_expected[group.of_all] *= MATCH_MEMORY;
+    });
+    each_known(call, known, accepted, [&](const MatchGroup &group, double share, bool is_accepted) {
+        sums.length_accepted[group.of_length] += is_accepted;
+        sums.length_expected[group.of_length] += share;
+        sums.group_accepted[group.of_all] += is_accepted;
+        sums.group_expected[group.of_all] += share;
+    });
 }
 
 // Puts a position in front of a bucket, and drops the oldest one.
