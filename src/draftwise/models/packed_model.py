@@ -70,6 +70,18 @@ class PackedModel:
             self.step_mode = StepMode.GRAPHS
             self._compare(ids[0], expected)
 
+    @property
+    def hidden_size(self) -> int:
+        """Size of the residual stream."""
+        size: int = self._model.config.get_text_config().hidden_size
+        return size
+
+    @property
+    def embedding(self) -> Tensor:
+        """``[tokens, size]`` the token embedding."""
+        weight: Tensor = self._model.get_input_embeddings().weight.detach()
+        return weight
+
     def new_cache(
         self, num_cache_slots: int, capacity: int, max_new_tokens: int | None = None
     ) -> KVCache:
