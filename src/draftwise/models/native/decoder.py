@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.models.decoder_spec import Activation, DecoderSpec, LayerSpec, NormSpec
+from draftwise.models.hidden_states import StateTap
 from draftwise.models.host_memory import ReusedMemory, in_large_pages
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.grouped import IN_GROUPS, grouped_weight
@@ -54,6 +55,7 @@ class NativeDecoder:
             group of inputs, otherwise those of the dtype.
         dtype: dtype of the embedding.
         num_embeddings: number of token ids.
+        hidden_size: size of the residual stream.
         vocab_size: width of the logits.
         weight_bytes: bytes of the matrices that a pass reads, without the embedding.
     """
@@ -75,6 +77,7 @@ class NativeDecoder:
         embedding = spec.embedding
         self.dtype = embedding.weight.dtype
         self.num_embeddings = embedding.num_embeddings
+        self.hidden_size = spec.hidden_size
         self.vocab_size: int = spec.head.out_features
         self._rotary_keys = sorted(spec.rotary)
         self._rotary = [spec.rotary[key] for key in self._rotary_keys]
@@ -82,7 +85,7 @@ class NativeDecoder:
         for to, layer in zip(layers, spec.layers, strict=True):
             self._pack_layer(to, layer)
         head = self._keep_matrix(spec.head)
-        _release_weight(spec.head)
+        release_weight(spec.head)
         self._layers = layers
         rotary_sizes = torch.tensor([each.size for each in self._rotary], dtype=torch.int64)
         self._model = DecoderModel(
@@ -179,7 +182,7 @@ class NativeDecoder:
             padding = -len(bias) % (2 * self._library.lanes)
             to.qkv_bias = self._keep(torch.nn.functional.pad(bias, (0, padding)))
         for each in layer.linear_layers:
-            _release_weight(each)
+            release_weight(each)
 
     @property
     def library(self) -> NativeLibrary:
@@ -193,6 +196,7 @@ class NativeDecoder:
         tokens: Sequence[int] | Tensor,
         segments: Sequence[tuple[int, int, int]],
         logit_rows: Sequence[int] | None,
+        tap: StateTap | None = None,
     ) -> Tensor | None:
         """Compute packed tokens and write their keys and values.
 
@@ -202,9 +206,34 @@ class NativeDecoder:
             segments: cache slot, start and number of tokens of each request.
             logit_rows: indices of the packed tokens whose logits are returned; ``None`` for no
                 logits.
+            tap: collects hidden states of all tokens; ``None`` for none.
 
         Returns:
             Logits ``[len(logit_rows), vocab]`` float32, or ``None`` if none are requested.
+
+        Raises:
+            IndexError: a token id is outside the vocabulary.
+            ValueError: a token is outside the cache, or the tokens do not match the segments.
+        """
+        ids, where = self.checked(cache, tokens, segments)
+        wanted = np.asarray(() if logit_rows is None else logit_rows, dtype=np.int64)
+        logits = self.logits_memory(len(wanted))
+        call = self.prepare(cache, ids, where, wanted, logits)
+        if tap is not None:
+            layers = np.asarray(tap.layers, dtype=np.int64)
+            tap.rows = torch.empty(len(ids), len(layers) * self.hidden_size, dtype=self.dtype)
+            call.tapped_layers, call.tapped = layers.ctypes.data, tap.rows.data_ptr()
+            call.num_tapped = len(layers)
+        self._library.decode(ctypes.byref(call))
+        return None if logit_rows is None else logits
+
+    def checked(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[tuple[int, int, int]],
+    ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
+        """Token ids and segments as the kernels read them; see :meth:`__call__`.
 
         Raises:
             IndexError: a token id is outside the vocabulary.
@@ -216,11 +245,7 @@ class NativeDecoder:
         where = checked_segments(cache, segments)
         if where[:, 2].sum() != len(ids):
             raise ValueError(f"{len(ids)} tokens do not make up the segments")
-        wanted = np.asarray(() if logit_rows is None else logit_rows, dtype=np.int64)
-        logits = self.logits_memory(len(wanted))
-        call = self.prepare(cache, ids, where, wanted, logits)
-        self._library.decode(ctypes.byref(call))
-        return None if logit_rows is None else logits
+        return ids, where
 
     def logits_memory(self, num_rows: int) -> Tensor:
         """Uninitialised memory for logits, ``[num_rows, vocab]`` float32."""
@@ -352,7 +377,7 @@ def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(tensors))(*(each.data_ptr() for each in tensors))
 
 
-def _release_weight(layer: nn.Linear) -> None:
+def release_weight(layer: nn.Linear) -> None:
     """Replace a layer's weight by a meta tensor."""
     layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"))
     forget_quantized(layer)
