@@ -10,6 +10,7 @@ import pytest
 
 from draftwise.cli.interruption import interruptible
 
+from .. import forked
 from ..tiny_models import Recipe
 
 pytestmark = pytest.mark.slow
@@ -41,14 +42,7 @@ main()
 
 def interrupted(*arguments, after=SENT_AFTER_STEPS, group=False):
     script = SCRIPT.replace("os.kill(os.getpid()", "os.killpg(0") if group else SCRIPT
-    return subprocess.run(
-        [sys.executable, "-c", script, str(after), "generate", *arguments],
-        start_new_session=group,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    return forked.run(str(after), "generate", *arguments, program=script, new_session=group)
 
 
 @pytest.fixture
@@ -65,7 +59,13 @@ def prompt_file(tmp_path):
 
 
 def test_generated_text_is_printed_to_a_pipe(endless):
-    done = interrupted("a bed", *endless)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(SENT_AFTER_STEPS), "generate", "a bed", *endless],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
     assert done.returncode == 130
     assert "1  a bed" in done.stdout
     assert f"{SENT_AFTER_STEPS} tokens in" in done.stdout

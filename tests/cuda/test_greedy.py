@@ -1,5 +1,7 @@
 """At temperature 0 every device says what ``transformers`` generates, however steps are run."""
 
+import functools
+
 import pytest
 import torch
 
@@ -24,20 +26,30 @@ def prompts():
     return [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in LENGTHS]
 
 
-def expected(model, each, num_tokens=NUM_TOKENS):
-    ids = torch.tensor([each], device=model.device)
-    said = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False
-    )
-    return said[0, len(each) :].tolist()
+@pytest.fixture(scope="module")
+def wanted(models):
+    """The output of ``generate`` for each prompt, computed once per model."""
+
+    @functools.cache
+    def of(family):
+        model = models.reference(Recipe(family, VOCAB))
+        texts = []
+        for each in prompts():
+            ids = torch.tensor([each], device=model.device)
+            said = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False
+            )
+            texts.append(said[0, len(each) :].tolist())
+        return texts
+
+    return of
 
 
 # Written out here, with biases, and through the modules of ``transformers``.
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2", "mixtral"])
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_with_and_without_a_draft(models, place, family):
+def test_with_and_without_a_draft(models, wanted, place, family):
     recipe = Recipe(family, VOCAB)
-    wanted = [expected(models.reference(recipe), each) for each in prompts()]
     speculation = SpeculationConfig(models.folder(recipe.draft()), policy="fixed")
     for config, batch_size, chunk in ((None, 16, 512), (speculation, 16, 9), (speculation, 5, 512)):
         llm = load(
@@ -48,28 +60,27 @@ def test_with_and_without_a_draft(models, place, family):
             max_chunk_tokens=chunk,
         )
         outputs = llm.generate(prompts(), GREEDY)
-        assert [output.token_ids for output in outputs] == wanted
+        assert [output.token_ids for output in outputs] == wanted(family)
     assert {s for output in outputs for s in output.token_sources} == SOURCES_WITH_A_MODEL
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_one_at_a_time(models, place):
+def test_one_at_a_time(models, wanted, place):
     recipe = Recipe("llama", VOCAB)
     speculation = SpeculationConfig(models.folder(recipe.draft()), policy="fixed")
     llm = load(place, models.folder(recipe), speculation, max_batch_size=1)
-    for each in prompts()[:8]:
+    for each, text in list(zip(prompts(), wanted("llama"), strict=True))[:8]:
         (output,) = llm.generate(each, GREEDY)
-        assert output.token_ids == expected(models.reference(recipe), each)
+        assert output.token_ids == text
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_every_policy(models, place, policy):
+def test_every_policy(models, wanted, place, policy):
     recipe = Recipe("llama", VOCAB)
     engine = assemble(place, models, recipe, 16, policy=policy, num_speculative_tokens=10)
     outputs = generate(engine, prompts(), [GREEDY] * len(LENGTHS))
-    wanted = [expected(models.reference(recipe), each) for each in prompts()]
-    assert [output.token_ids for output in outputs] == wanted
+    assert [output.token_ids for output in outputs] == wanted("llama")
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)

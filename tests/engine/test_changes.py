@@ -8,7 +8,7 @@ from draftwise.policies import POLICIES
 
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe
-from .test_lossless import NOT_UNLIKELY, SETTINGS, Case
+from .test_lossless import NOT_UNLIKELY, NUM_REQUESTS_OF_EACH_POLICY, SETTINGS, Case
 
 RECIPE = Recipe(vocab=32, seed=3)
 GREEDY = SamplingParams(max_tokens=24, temperature=0)
@@ -49,7 +49,7 @@ def test_requests_of_a_batch_use_different_policies(models, engine):
 @pytest.mark.slow
 def test_a_mixed_batch_is_lossless(models):
     names = ("fixed", "tetris", "staged", "svip")
-    case = Case("sv", "block", 3)
+    case = Case("sv", "block", 3, num_requests=NUM_REQUESTS_OF_EACH_POLICY)
     engine = case.engine(models)
     add = engine.add
 

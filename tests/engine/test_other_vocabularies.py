@@ -163,7 +163,7 @@ def test_sampled_texts_follow_the_target(models, policy, companion):
             llm.engine.add(
                 None, prompt, replace(setting, max_tokens=num_tokens + seed % 3, seed=seed)
             )
-            for seed in range(12_000)
+            for seed in range(5000)
         ]
         while llm.engine.num_unfinished:
             llm.engine.step()

@@ -54,6 +54,7 @@ def tokens_of(outputs):
 SLOW_FAMILIES = {"gpt2", "gpt_oss"}
 
 
+@pytest.mark.covering("family", "batch_size", "policy")
 @pytest.mark.parametrize(
     "family",
     [

@@ -20,7 +20,7 @@ from draftwise.policies.pricing import Price, Pricing
 from draftwise.policies.router import PolicyRouter
 
 from ..stand_ins import SOURCES_WITH_A_MODEL
-from .test_lossless import COLD, HOT, NOT_UNLIKELY, PLAIN, Case
+from .test_lossless import COLD, HOT, NOT_UNLIKELY, NUM_REQUESTS_OF_EACH_POLICY, PLAIN, Case
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def varying_prices(monkeypatch):
 def test_texts_follow_the_target_for_every_kind_of_decision(
     models, varying_prices, policy, method, gamma
 ):
-    case = Case(policy, method, gamma)
+    case = Case(policy, method, gamma, num_requests=NUM_REQUESTS_OF_EACH_POLICY)
     tokens, requests = case.sampled(models)
     stats = [request.stats for request in requests]
     drafted, verified = (sum(getattr(s, n) for s in stats) for n in ("num_drafted", "num_verified"))

@@ -255,6 +255,7 @@ class TestHybrid:
         check_law(models, self.engine(models, policy, 64), SamplingParams(max_tokens=3))
 
     @pytest.mark.slow
+    @pytest.mark.covering("params", "max_batch_size")
     @pytest.mark.parametrize("max_batch_size", [1, 16])
     @pytest.mark.parametrize(
         "params",

@@ -1,8 +1,10 @@
 """Tools for tests of Draftwise inside vLLM, in an environment with both (``make test-vllm``)."""
 
+import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,23 +26,74 @@ class EngineError(Exception):
     """vLLM failed to start or to generate."""
 
 
+class Engines:
+    """A process that has imported vLLM, and runs one engine after another.
+
+    Args:
+        runner: version of vLLM's model runner.
+    """
+
+    def __init__(self, runner):
+        self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROCESS), str(runner)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+
+    def run(self, wanted):
+        """The reply, and what vLLM printed to it."""
+        self._log.truncate(0)
+        try:
+            print(json.dumps(wanted), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            reply = ""  # it failed to start
+        else:
+            reply = self._process.stdout.readline()
+        self._log.seek(0)
+        return reply, self._log.read()
+
+    def close(self):
+        """End the process."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+        self._log.close()
+
+
+started = {}  # by version of the model runner
+
+
+@pytest.fixture(scope="session", autouse=True)
+def end_of_engines():
+    """End the processes that tests have started."""
+    yield
+    while started:
+        started.popitem()[1].close()
+
+
 def answer(engine, prompts, params, runner=1, **extra_arguments):
-    """Run an engine in its own process, with the given version of vLLM's model runner."""
+    """Run an engine in a process of its own, with the given version of vLLM's model runner.
+
+    Args:
+        engine: arguments of ``vllm.LLM``.
+        prompts: token ids of each prompt.
+        params: arguments of ``SamplingParams``.
+        runner: the version.
+        **extra_arguments: of the process, see ``engine_process.py``.
+    """
+    if runner not in started:
+        started[runner] = Engines(runner)
     wanted = {"engine": engine, "prompts": prompts, "params": params, **extra_arguments}
-    done = subprocess.run(
-        [sys.executable, str(PROCESS), str(runner)],
-        input=json.dumps(wanted) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    lines = done.stdout.splitlines()
-    if not lines:
-        raise EngineError(done.stderr[-4000:])
-    values = json.loads(lines[-1])
+    reply, log = started[runner].run(wanted)
+    if not reply:
+        raise EngineError(log[-4000:])
+    values = json.loads(reply)
     if "error" in values:
-        raise EngineError(values["error"] + done.stderr[-2000:])
+        raise EngineError(values["error"] + log[-2000:])
     return Answers(values)
 
 

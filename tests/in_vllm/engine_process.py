@@ -1,6 +1,8 @@
-"""A process that runs one vLLM engine. It reads one line of JSON and writes one.
+"""A process that runs vLLM engines. For each line of JSON that it reads, it writes one.
 
-A process of its own is used because a vLLM engine cannot be shut down reliably within a process.
+Each engine runs in a fork of its own, because a vLLM engine cannot be shut down reliably within a
+process. vLLM, whose import takes most of the time of a short run, is imported once before.
+
 The input has ``engine`` (arguments of ``vllm.LLM``), ``prompts`` (token ids) and ``params`` (of
 ``SamplingParams``), and optionally ``rule`` (the name of a policy below) and ``costs`` (assumed
 cost of a token in the target's pass, in place of measured ones).
@@ -11,9 +13,9 @@ Triton. Without a GPU its kernels are interpreted, slowly but with the same resu
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -36,6 +38,8 @@ from draftwise.core.types import Plan
 from draftwise.integrations.vllm import worker
 from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.policies.base import Policy, Signal
+
+ENGINE_SECONDS = 600
 
 
 class ByAgreement(Policy):
@@ -192,13 +196,29 @@ def check_texts(steering: TextSteering, scheduler: Any, seen: dict[str, Any]) ->
     steering.propose = check_and_propose
 
 
-if __name__ == "__main__":
-    replies = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):
+def run_in_fork(line: str) -> str:
+    """Run an engine in a fork of this process."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(ENGINE_SECONDS)  # ends this process
         try:
-            answer = run(json.loads(sys.stdin.readline()))
+            said = run(json.loads(line))
         except BaseException as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-    replies.write(json.dumps(answer) + "\n")
-    replies.flush()
+            said = {"error": f"{type(error).__name__}: {error}"}
+        with open(writes, "w") as answer:
+            json.dump(said, answer)
+        os._exit(0)
+    os.close(writes)
+    with open(reads) as answer:
+        said = answer.read()
+    _, status = os.waitpid(child, 0)
+    return said or json.dumps({"error": f"the engine's process ended with status {status}"})
+
+
+if __name__ == "__main__":
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # vLLM prints
+    for line in sys.stdin:
+        print(run_in_fork(line), file=replies, flush=True)
     os._exit(0)

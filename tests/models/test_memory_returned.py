@@ -30,7 +30,7 @@ def resident():
 def use(target, how, **speculation):
     before = resident()
     llm = LLM(target, {"draft": "zoo:draft", **speculation}, max_batch_size=4)
-    llm.generate(["def f(x):"] * 3, SamplingParams(max_tokens=16, temperature=0))
+    llm.generate(["def f(x):"] * 3, SamplingParams(max_tokens=8, temperature=0))
     full = resident()
     if how == "close":
         llm.close()
@@ -67,7 +67,7 @@ def test_most_memory_of_a_large_model_is_released():
 @needs_linux
 def test_models_loaded_in_sequence_do_not_accumulate_memory():
     uses = ["del fixed -", "close fixed -", "del sv zoo:companion", "close sv draft:int8"]
-    runs = figures(*(f"zoo:target {use}" for use in uses * 3))
+    runs = figures(*(f"zoo:target {use}" for use in uses * 2))
     settled, last = runs[3], runs[-1]
     # The growth is a fraction of one model.
     assert last[2] - settled[2] < 0.3 * (settled[1] - settled[0])

@@ -1,7 +1,6 @@
 """Compilation, caching and loading of the native kernels."""
 
 import ctypes
-import multiprocessing
 import os
 import platform
 import re
@@ -14,6 +13,8 @@ import pytest
 
 from draftwise.models.native import compilation, structures
 from draftwise.models.native import library as native
+
+from .. import forked
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,8 @@ def built(folder):
 
 @needs_kernel
 def test_the_library_is_built_once(cache, monkeypatch):
-    """Use the machine's own compiler."""
+    """Use the machine's own compiler, without its optimisation, which takes most of the time."""
+    monkeypatch.setenv("DRAFTWISE_NATIVE_FLAGS", "-O0")
     assert native.kernel_in_use() == "native"
     [library] = built(cache)
     made = library.stat().st_mtime_ns
@@ -190,16 +192,19 @@ class TestWithoutCompiler:
         assert native.kernel_in_use().startswith("PyTorch (")
 
 
-def _build(barrier, results):
+def _build(environment, barrier, results):
+    os.environ.update(environment)
+    native._load.cache_clear()
     barrier.wait()
     results.put(native.kernel_in_use())
 
 
 @needs_kernel
 def test_processes_that_start_together_compile_once(cache, calls):
-    context = multiprocessing.get_context("spawn")
+    context = forked.context()
     barrier, results = context.Barrier(2), context.Queue()
-    processes = [context.Process(target=_build, args=(barrier, results)) for _ in range(2)]
+    arguments = (dict(os.environ), barrier, results)
+    processes = [context.Process(target=_build, args=arguments) for _ in range(2)]
     for process in processes:
         process.start()
     assert [results.get() for _ in processes] == ["native"] * 2

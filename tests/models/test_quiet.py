@@ -23,8 +23,7 @@ except draftwise.errors.PromptError:
 @pytest.mark.parametrize(
     ("before", "target", "companion"),
     [
-        ("import transformers", "zoo:target", None),
-        ("import transformers", "zoo:target:int8", "draft:int8"),
+        ("import transformers", "zoo:target:int8", None),
         ("from transformers import AutoModelForCausalLM", "zoo:target", "draft:int4"),
     ],
 )

@@ -299,6 +299,7 @@ class TestLearning:
             yield world, step
             policy.observe(outcome_of(world, step), times or one_second())
 
+    @pytest.mark.slow
     @each_name
     @pytest.mark.parametrize("threshold", [0.0, 0.4])
     def test_estimates_follow_the_target(self, name, threshold):

@@ -1,8 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 
 from draftwise.params import SpeculationConfig
+from draftwise.serving import link
 from draftwise.serving.settings import EngineSettings
 
+from .. import forked
 from .running import running
 
 ZOO = EngineSettings(
@@ -13,6 +17,18 @@ ZOO = EngineSettings(
     max_model_len=512,
     num_threads=1,
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_starts():
+    """Fork engines from a process that has imported PyTorch, in place of a new interpreter.
+
+    The tests of ``draftwise serve`` in a separate process start engines as users do.
+    """
+    context = forked.context()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from .. import forked
+
 pytestmark = pytest.mark.slow
 
 PATIENCE_SECONDS = 120
@@ -110,16 +112,6 @@ def test_a_server_that_is_killed_leaves_no_engine(address):
     until_gone(engines)
 
 
-def refused(*arguments):
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
@@ -135,29 +127,43 @@ def refused(*arguments):
     ],
 )
 def test_errors_are_one_line(arguments, field):
-    done = refused(*arguments, *SMALL)
+    done = forked.run("serve", *arguments, *SMALL)
     assert done.returncode == 2, done.stderr
     assert f"error {field}: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_logs_do_not_contain_prompts(tmp_path):
-    log = tmp_path / "log"
-    process, url = start("zoo:target", *SMALL, "--log-file", str(log))
+SECRET = "a most secret sentence"
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """What a server without native kernels wrote to its log file and to the terminal."""
+    log = tmp_path_factory.mktemp("logged") / "log"
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTWISE_NATIVE", "0")
+        process, url = start("zoo:target", *SMALL, "--log-file", str(log), seen=seen)
     try:
-        secret = "a most secret sentence"
-        httpx.post(
-            f"{url}/v1/completions",
-            json={"prompt": secret, "max_tokens": 4},
-            timeout=PATIENCE_SECONDS,
-            headers={"X-Request-Id": "number-7"},
-        )
+        for number in (7, 8):
+            httpx.post(
+                f"{url}/v1/completions",
+                json={"prompt": SECRET, "max_tokens": 4},
+                timeout=PATIENCE_SECONDS,
+                headers={"X-Request-Id": f"number-{number}"},
+            )
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 0
+        seen += process.stderr
         process.stderr.close()
+    return log, seen
+
+
+def test_logs_do_not_contain_prompts(logged):
+    log, _ = logged
     text = log.read_text()
-    assert secret not in text
+    assert SECRET not in text
     lines = [json.loads(line) for line in text.splitlines()]
     ours = [line for line in lines if line.get("request_id") == "number-7"]
     assert ours[0]["path"] == "/v1/completions"
@@ -166,27 +172,13 @@ def test_logs_do_not_contain_prompts(tmp_path):
     assert os.stat(log).st_size == len(text.encode())
 
 
-def test_a_model_that_is_not_on_the_fast_path_is_named_once(tmp_path, monkeypatch):
+def test_a_model_that_is_not_on_the_fast_path_is_named_once(logged):
     """It is named on the terminal and in the log file."""
-    monkeypatch.setenv("DRAFTWISE_NATIVE", "0")
-    log = tmp_path / "log"
-    seen = []
-    process, url = start("zoo:target", *SMALL, "--log-file", str(log), seen=seen)
-    try:
-        for _ in range(2):
-            body = {"prompt": "Once", "max_tokens": 4}
-            httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_SECONDS)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
-        seen += process.stderr
-        process.stderr.close()
+    log, seen = logged
     [shown] = [line.strip() for line in seen if "fast path" in line]
     assert shown.startswith("warning target: 'zoo:target' does not run on the fast path: ")
-    logged = [json.loads(line) for line in log.read_text().splitlines() if "fast path" in line]
-    assert [(each["level"], f"warning {each['message']}") for each in logged] == [
-        ("warning", shown)
-    ]
+    lines = [json.loads(line) for line in log.read_text().splitlines() if "fast path" in line]
+    assert [(each["level"], f"warning {each['message']}") for each in lines] == [("warning", shown)]
 
 
 def test_a_full_pipe_loses_only_log_lines(address):

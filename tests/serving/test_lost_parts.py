@@ -426,25 +426,30 @@ def test_a_hanging_engine_ends_with_a_killed_server():
 class TestReplicas:
     """Processes with replicas of the draft."""
 
-    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-    def test_a_replica_that_ends_or_hangs_ends_the_engine(self, number):
+    @pytest.fixture(scope="class")
+    def replicated(self):
+        """A server whose engine has answered a request, and the answer."""
         engine = replace(
             ZOO, draft_replicas=2, speculation=replace(ZOO.speculation, policy="fixed")
         )
         with running(engine, ServerSettings(step_timeout=3.0)) as server:
-            expected = post(server, SHORT).json()["choices"][0]["text"]
-            (replica,) = [
-                pid for pid in children(server.service.client.pid) if b"replicas" in _command(pid)
-            ]
-            os.kill(replica, number)
-            with ThreadPoolExecutor(4) as pool:
-                answers = [pool.submit(post, server, SHORT) for _ in range(4)]
-                lost = [each.result(PATIENCE_SECONDS) for each in answers]
-            assert {each.status_code for each in lost} <= {200, 503}
-            assert any(each.status_code == 503 for each in lost)
-            assert post(server, SHORT).json()["choices"][0]["text"] == expected
-            if number == signal.SIGSTOP:
-                os.kill(replica, signal.SIGKILL)
+            yield server, post(server, SHORT).json()["choices"][0]["text"]
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+    def test_a_replica_that_ends_or_hangs_ends_the_engine(self, replicated, number):
+        server, expected = replicated
+        (replica,) = [
+            pid for pid in children(server.service.client.pid) if b"replicas" in _command(pid)
+        ]
+        os.kill(replica, number)
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(post, server, SHORT) for _ in range(4)]
+            lost = [each.result(PATIENCE_SECONDS) for each in answers]
+        assert {each.status_code for each in lost} <= {200, 503}
+        assert any(each.status_code == 503 for each in lost)
+        assert post(server, SHORT).json()["choices"][0]["text"] == expected
+        if number == signal.SIGSTOP:
+            os.kill(replica, signal.SIGKILL)
 
 
 def _command(pid):

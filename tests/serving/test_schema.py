@@ -45,7 +45,7 @@ schema = schemathesis.openapi.from_dict(create_app(Service(SMALL)).openapi())
 
 
 @schema.parametrize()
-@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=30, deadline=None, derandomize=True)
 def test_responses_match_the_schema(case, server):
     if case.path == "/v1/speculation" and isinstance(case.body, dict):
         # Other tests share the server, so the request must be refused and must not change anything.
@@ -87,7 +87,7 @@ known = st.sampled_from(
 
 
 @hypothesis.settings(
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
