@@ -6,15 +6,16 @@ import pytest
 
 from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.models.native import library
+from draftwise.models.native.library import kernel_in_use
 from draftwise.policies import POLICIES
 
 from ..tiny_heads import HeadRecipe
 from .heads import engine_with_head
 from .test_lossless import (
-    FREE_OF_HISTORY,
     LIVELY_OPTIONS,
     NOT_UNLIKELY,
     Case,
+    assert_kernels_draft_like_pytorch,
     assert_texts_follow_the_target,
 )
 
@@ -65,11 +66,11 @@ def test_texts_follow_the_target(models, case):
     assert_texts_follow_the_target(models, case)
 
 
-@pytest.mark.parametrize("policy", ["fixed", "svip", "adaptive"])
-def test_texts_without_processed_logits_follow_the_target(models, policy):
-    """Native kernels draft for the whole batch."""
-    case = HeadCase(policy, "block", 3, num_requests=9_000, settings=FREE_OF_HISTORY)
-    assert_texts_follow_the_target(models, case)
+@pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_kernels_apply_penalties_like_pytorch(models, temperature, monkeypatch):
+    case = HeadCase("svip", "block", 4, vocab=40, head=HEAD.changed(vocab=40, draft_vocab=30))
+    assert_kernels_draft_like_pytorch(models, case, temperature, monkeypatch)
 
 
 @pytest.mark.parametrize("policy", ["fixed", "sv"])

@@ -202,8 +202,13 @@ def test_texts_drafted_position_by_position_follow_the_target(models, case, monk
 @pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_kernels_apply_penalties_like_pytorch(models, temperature, monkeypatch):
-    """Both draft the same tokens from the same distributions."""
-    case = Case("svip", "block", 4, vocab=40)
+    assert_kernels_draft_like_pytorch(
+        models, Case("svip", "block", 4, vocab=40), temperature, monkeypatch
+    )
+
+
+def assert_kernels_draft_like_pytorch(models, case, temperature, monkeypatch):
+    """Both draft the same tokens from the same distributions, with bias and penalties."""
     recorded = []
     for serves in (NativeBackend.serves, lambda *_: False):
         engine = case.engine(models)
