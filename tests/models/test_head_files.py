@@ -192,5 +192,6 @@ def test_damaged_files_are_refused(tmp_path):
     with pytest.raises(UnsupportedModelError, match=r"pytorch_model.bin'"):
         read_head(folder)
     (tmp_path / "config.json").write_text(json.dumps([1]))
+    assert find_head(folder) is None
     with pytest.raises(UnsupportedModelError, match="is not a JSON object"):
-        find_head(folder)
+        read_head(folder)

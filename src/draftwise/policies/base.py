@@ -20,7 +20,7 @@ on earlier steps.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
@@ -175,11 +175,13 @@ class LazyPosition(DraftPosition):
         entropy: Tensor,
         token_probs: Tensor,
         agreement: Tensor | None = None,
+        widen: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Set up. The other arguments are those of :class:`DraftPosition`.
 
         Args:
             everyone: ``[batch, vocab]`` float32 distributions of all requests, on any device.
+            widen: converts distributions to the target's vocabulary; ``None`` if they are over it.
         """
         values = {
             "index": index,
@@ -189,6 +191,7 @@ class LazyPosition(DraftPosition):
             "entropy": entropy,
             "token_probs": token_probs,
             "agreement": agreement,
+            "_widen": widen,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -205,13 +208,16 @@ class LazyPosition(DraftPosition):
             self.entropy,
             self.token_probs,
             agreement,
+            vars(self)["_widen"],
         )
 
     @property
     def draft_probs(self) -> Tensor | None:
         """``[active, vocab]`` float32 on the host."""
         everyone: Tensor = vars(self)["_everyone"]
-        return everyone.cpu()[list(self.requests)]
+        widen: Callable[[Tensor], Tensor] | None = vars(self)["_widen"]
+        probs = everyone.cpu()[list(self.requests)]
+        return probs if widen is None else widen(probs)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -285,8 +285,22 @@ class DraftingStep:
         matcher = self.batch.generating[request].matcher
         return matcher is not None and matcher.is_end(self._drafted[request])
 
-    def position(self, buffers: DraftBuffers, index: int, active: Sequence[int]) -> DraftPosition:
-        """A position that was written to the buffers."""
+    def position(
+        self,
+        buffers: DraftBuffers,
+        index: int,
+        active: Sequence[int],
+        widen: Callable[[Tensor], Tensor] | None = None,
+    ) -> DraftPosition:
+        """A position that was written to the buffers.
+
+        Args:
+            buffers: the buffers.
+            index: position in the draft, from 0.
+            active: requests that are still drafting.
+            widen: converts distributions in the buffers to the target's vocabulary; ``None`` if
+                they are over it.
+        """
         tokens = buffers.tokens[active, index]
         if not self.signals:
             return DraftPosition(index, active, tokens, None, None, None)
@@ -298,6 +312,7 @@ class DraftingStep:
             wide[:, index],
             buffers.entropy[active, index],
             buffers.token_probs[active, index],
+            widen=widen,
         )
 
     def collect(

@@ -6,6 +6,8 @@ its decision as a rule in numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -27,6 +29,8 @@ class NativeBackend:
         """Set up for a draft model. Memory is allocated by the first draft."""
         self._model = cached_model
         self._buffers = DraftBuffers(0, 0, 0)
+        # Converts distributions to the target's vocabulary, if they are over another one.
+        self._widen: Callable[[Tensor], Tensor] | None = None
         self._carried: Tensor | None = None
         if cached_model.carried_size:
             self._carried = torch.empty(cached_model.num_rows, cached_model.carried_size)
@@ -90,7 +94,7 @@ class NativeBackend:
         """A drawn position."""
         buffers = self._buffers
         is_nan: list[bool] = buffers.is_nan[active, index].bool().tolist()
-        return self._step.position(buffers, index, active), is_nan
+        return self._step.position(buffers, index, active, self._widen), is_nan
 
     def finish(self, lengths: list[int], num_tokens: int) -> Draft:
         """The draft, truncated to each request's length."""

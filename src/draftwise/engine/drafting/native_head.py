@@ -12,7 +12,6 @@ from draftwise.core.types import Draft
 from draftwise.engine.cached_head import CachedHead
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.drafting.native import NativeBackend
-from draftwise.policies.base import DraftPosition
 
 
 class _WideDistributions:
@@ -51,6 +50,7 @@ class NativeHeadBackend(NativeBackend):
             sizes = cached_head.num_rows, ids, cached_head.vocab_size
             # For q, and for the draft's own distributions where they differ.
             self._wide = [_WideDistributions(*sizes) for _ in range(2)]
+            self._widen = self._widened
             # Tokens that the draft does not have get an id that is none of its vocabulary.
             self._own_ids = torch.full((cached_head.vocab_size,), len(ids))
             self._own_ids[ids] = torch.arange(len(ids))
@@ -66,16 +66,11 @@ class NativeHeadBackend(NativeBackend):
             history = replace(history, tokens=self._own_ids[history.tokens])
         return controls, history
 
-    def position(self, index: int, active: list[int]) -> tuple[DraftPosition, list[bool]]:
-        """A drawn position, over the target's vocabulary."""
-        position, is_nan = super().position(index, active)
-        probs = position.draft_probs
-        if not self._wide or probs is None:
-            return position, is_nan
+    def _widened(self, probs: Tensor) -> Tensor:
+        """``[rows, vocab]`` of ``[rows, draft_vocab]``, in new memory."""
         wide = probs.new_zeros(len(probs), self._model.vocab_size)
         wide[:, self._target_ids] = probs
-        scalars = position.entropy, position.token_probs
-        return DraftPosition(index, active, position.tokens, wide, *scalars), is_nan
+        return wide
 
     @torch.inference_mode()
     def finish(self, lengths: list[int], num_tokens: int) -> Draft:

@@ -45,13 +45,11 @@ def find_head(location: str) -> Path | None:
             config = hf_hub_download(location, _CONFIG)
         except (HfHubHTTPError, OSError):  # the loader of ordinary models reports what is missing
             return None
-        if not is_head_config(_read_config(Path(config))):
+        if not _is_head(Path(config)):
             return None
         return Path(snapshot_download(location, allow_patterns=[_CONFIG, _SAFE, *_PICKLED]))
     folder = Path(location)
-    if not (folder / _CONFIG).is_file() or not is_head_config(_read_config(folder / _CONFIG)):
-        return None
-    return folder
+    return folder if _is_head(folder / _CONFIG) else None
 
 
 def read_head(folder: str | Path) -> tuple[HeadConfig, HeadWeights]:
@@ -71,6 +69,14 @@ def read_head(folder: str | Path) -> tuple[HeadConfig, HeadWeights]:
     path = Path(folder)
     config = parse_head_config(_read_config(path / _CONFIG))
     return config, check_head_weights(config, _read_tensors(path))
+
+
+def _is_head(path: Path) -> bool:
+    """Whether a file is the configuration of a head. Damaged files are not."""
+    try:
+        return is_head_config(_read_config(path))
+    except UnsupportedModelError:
+        return False
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:

@@ -1,0 +1,121 @@
+"""Passes of heads with native kernels, compared with PyTorch's operations."""
+
+import pytest
+import torch
+
+from draftwise.models.attention import Segment
+from draftwise.models.heads import model as head_model
+from draftwise.models.heads.loading import load_head
+from draftwise.models.loading import load_model
+from draftwise.models.native import suitability
+from draftwise.models.native.head import NativeHead
+from draftwise.models.native.library import native_library
+from draftwise.models.native.narrow import COMPRESSED_BITS
+
+from ..tiny_heads import HeadRecipe
+from ..tiny_models import Recipe
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.1}
+DTYPES = list(TOLERANCE)
+HEADS = {
+    "plain": (45, HeadRecipe(vocab=33, draft_vocab=20)),
+    "variants": (
+        45,
+        HeadRecipe(
+            vocab=33,
+            draft_vocab=33,
+            qwen=True,
+            num_layers=2,
+            settings={"norm_before_residual": True, "fc_norm": True, "norm_output": True},
+        ),
+    ),
+    # All sizes are multiples of a tile of the matrix unit.
+    "tiled": (64, HeadRecipe(vocab=40, draft_vocab=32, settings={"norm_before_fc": True})),
+}
+
+
+def load(models, tmp_path, name, dtype, native=True):
+    hidden, recipe = HEADS[name]
+    sizes = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 6}
+    target = Recipe(vocab=recipe.vocab, config={"hidden_size": hidden, **sizes})
+    layer = {"head_dim": 32, "intermediate_size": 96} if hidden == 64 else {}
+    recipe = recipe.changed(hidden=hidden, target_hidden=hidden, layer=layer)
+    loaded = load_model(models.folder(target), "target", dtype, CPU)
+    recipe.save(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        if not native:
+            patch.setattr(head_model, "native_head", lambda *_: None)
+        head = load_head("head", tmp_path, loaded, dtype).model
+    assert isinstance(head.native, NativeHead) is native
+    return head
+
+
+def chained(head, generator):
+    """Logits of texts of two requests in pieces, each followed by drafted tokens."""
+    cache, logits = head.new_cache(3, 64), []
+    for counts in ((7, 1), (2, 12), (1, 1)):
+        starts = [cache.lengths[slot] for slot in (0, 2)]
+        segments = [
+            Segment(slot, start, count)
+            for slot, start, count in zip((0, 2), starts, counts, strict=True)
+        ]
+        tokens = torch.randint(0, 33, (sum(counts),), generator=generator)
+        states = torch.randn(sum(counts), head.state_size, generator=generator).to(head.dtype)
+        rows = [counts[0] - 1, sum(counts) - 1]
+        output = head.read(cache, tokens.tolist(), segments, rows, states)
+        lengths = list(cache.lengths)
+        for _ in range(3):
+            logits.append(output.logits.float().clone())
+            drafted = torch.randint(0, 33, (2,), generator=generator)
+            places = [Segment(slot, cache.lengths[slot], 1) for slot in (0, 2)]
+            output = head.read(cache, drafted, places, [0, 1], carried=output.carried)
+        for slot in (0, 2):
+            cache.truncate(slot, lengths[slot])
+    return torch.cat(logits)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", HEADS)
+def test_kernels_and_operations_agree(models, tmp_path, name, dtype):
+    results = []
+    for native in (True, False):
+        head = load(models, tmp_path, name, dtype, native)
+        results.append(chained(head, torch.Generator().manual_seed(0)))
+    error = (results[0] - results[1]).square().mean().sqrt() / results[1].std()
+    assert error < TOLERANCE[dtype]
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(
+    native_library() is None or not native_library().multiplies_pairs,
+    reason="needs instructions for bfloat16",
+)
+def test_compressed_weights_give_the_same_results(models, tmp_path, monkeypatch):
+    """As heads that are larger than the processor's caches have them."""
+    results = [chained(load(models, tmp_path, "tiled", torch.bfloat16), generator())]
+    monkeypatch.setattr(suitability, "_SMALL_MODEL", 0)
+    monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
+    head = load(models, tmp_path, "tiled", torch.bfloat16)
+    assert head.native.bits == COMPRESSED_BITS
+    results.append(chained(head, generator()))
+    assert torch.equal(*results)
+
+
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+@torch.inference_mode()
+def test_results_do_not_depend_on_the_number_of_threads(models, tmp_path):
+    head, before, results = load(models, tmp_path, "plain", torch.float32), 1, []
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            results.append(chained(head, generator()))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(each, results[0]) for each in results)
