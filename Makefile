@@ -13,7 +13,7 @@ PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 # Compiled tests are kept, or every process compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo check test test-exhaustive lint types unit test-vllm test-interpreted clean
+.PHONY: setup demo check test quick test-exhaustive lint types unit test-vllm test-interpreted clean
 
 setup: $(STAMP)
 
@@ -31,17 +31,24 @@ demo: setup
 		--max-tokens 96 --temperature 0 --batch-size 1 --dtype float32
 
 # After each change: under two minutes on two cores.
-check: lint types
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not exhaustive"
+check: lint
+	$(MAKE) --jobs=2 types quick
 
 # Before a change lands: all that holds the promises, under twenty minutes on two cores.
-test: lint types unit test-vllm test-interpreted
+test: lint
+	$(MAKE) --jobs=2 types unit
+	$(MAKE) test-vllm test-interpreted
+
+quick: setup
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not exhaustive"
 
 unit: setup
 	$(BIN)/python -m pytest $(PARALLEL) --durations=40 -m "not exhaustive"
 
+# Each file by one process, as its tests share processes and texts.
 test-vllm: $(VLLM_STAMP)
-	$(VLLM_VENV)/bin/python -m pytest -m "not exhaustive" tests/in_vllm
+	$(VLLM_VENV)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=20 \
+		-m "not exhaustive" tests/in_vllm
 
 # Triton's kernels on a machine without CUDA. vLLM brings Triton, which is large.
 test-interpreted: $(VLLM_STAMP)

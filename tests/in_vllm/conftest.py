@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,8 @@ from draftwise.integrations.vllm.command import WORKER
 from draftwise.models.loading import locate
 
 PROCESS = Path(__file__).with_name("engine_process.py")
+# vLLM would bind the threads of all engines that run at the same time to the same cores.
+ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 
 class Answers:
@@ -41,6 +44,7 @@ class Engines:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
+            env=os.environ | ONE_THREAD,
         )
 
     def run(self, wanted):

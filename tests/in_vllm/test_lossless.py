@@ -12,7 +12,7 @@ from .conftest import answer, steered, steered_texts
 
 pytestmark = pytest.mark.slow
 
-VOCAB, NUM_TOKENS, NUM_REQUESTS = 8, 4, 12_000
+VOCAB, NUM_TOKENS, NUM_REQUESTS = 8, 3, 6000
 NOT_UNLIKELY, IMPOSSIBLE = 1e-4, 1e-6
 PROMPT = [1, 2, 3]
 # vLLM's attention on a CPU needs a head size of at least 32.
