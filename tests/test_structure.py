@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "token_bytes": set(),
     "estimators": {"core", "errors"},
     "policies": {"core", "errors", "estimators", "params"},
-    "zoo": {"errors"},
+    "training": {"errors"},
+    "zoo": {"errors", "training"},
     "models": {"core", "errors", "token_bytes", "zoo"},
     "engine": {
         "core",
