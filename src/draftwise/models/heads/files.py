@@ -1,0 +1,121 @@
+"""The files of a drafting head: a folder, or a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from draftwise.errors import ModelNotFoundError, UnsupportedModelError
+from draftwise.models.heads.config import HeadConfig, is_head_config, parse_head_config
+from draftwise.models.heads.weights import HeadWeights, check_head_weights
+from draftwise.models.hub import find_on_hub
+
+_ROLE = "draft"
+_CONFIG = "config.json"
+_SAFE, _PICKLED = "*.safetensors", ("*.bin", "*.pt")
+
+
+def find_head(location: str) -> Path | None:
+    """The folder of a drafting head.
+
+    Args:
+        location: a folder, or a hub id. Of a repository of the hub, the weights are downloaded if
+            it contains a head.
+
+    Returns:
+        ``None`` if there is no head, such as where there is an ordinary model.
+
+    Raises:
+        ModelNotFoundError: the hub cannot be reached and the repository is not in the local cache.
+    """
+    if not Path(location).is_dir():
+        location = find_on_hub(location, _ROLE)
+    if not Path(location).is_dir():
+        try:
+            config = hf_hub_download(location, _CONFIG)
+        except (HfHubHTTPError, OSError):  # the loader of ordinary models reports what is missing
+            return None
+        if not is_head_config(_read_config(Path(config))):
+            return None
+        return Path(snapshot_download(location, allow_patterns=[_CONFIG, _SAFE, *_PICKLED]))
+    folder = Path(location)
+    if not (folder / _CONFIG).is_file() or not is_head_config(_read_config(folder / _CONFIG)):
+        return None
+    return folder
+
+
+def read_head(folder: str | Path) -> tuple[HeadConfig, HeadWeights]:
+    """Read the configuration and the weights of a head, and check them against each other.
+
+    Args:
+        folder: a folder for which :func:`find_head` returns itself.
+
+    Returns:
+        The configuration, and the weights as they are stored.
+
+    Raises:
+        ModelNotFoundError: there are no weights.
+        UnsupportedModelError: the head is not supported, or its files are damaged, incomplete, or
+            contain more than tensors.
+    """
+    path = Path(folder)
+    config = parse_head_config(_read_config(path / _CONFIG))
+    return config, check_head_weights(config, _read_tensors(path))
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(_ROLE, f"{str(path)!r} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise UnsupportedModelError(_ROLE, f"{str(path)!r} is not a JSON object")
+    return found
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, from safetensors files or else from pickled ones."""
+    tensors: dict[str, Tensor] = {}
+    files = sorted(folder.glob(_SAFE))
+    if files:
+        for file in files:
+            try:
+                tensors |= load_file(file)
+            except (SafetensorError, OSError) as error:
+                raise UnsupportedModelError(_ROLE, f"{file.name!r} is damaged: {error}") from error
+        return tensors
+    files = sorted(file for pattern in _PICKLED for file in folder.glob(pattern))
+    if not files:
+        raise ModelNotFoundError(
+            _ROLE, f"the folder {str(folder)!r} has no weights (.safetensors, .bin or .pt)"
+        )
+    for file in files:
+        tensors |= _unpickled(file)
+    return tensors
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UnsupportedModelError(
+            _ROLE, f"{file.name!r} contains more than tensors, so it is not loaded"
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UnsupportedModelError(_ROLE, f"{file.name!r} is damaged: {reason[0]}") from error
+    if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
+        raise UnsupportedModelError(
+            _ROLE, f"{file.name!r} contains more than tensors, so it is not loaded"
+        )
+    return found

@@ -1,0 +1,196 @@
+"""Folders of drafting heads, in both layouts, are read as they come; wrong ones are refused."""
+
+import json
+import pickle
+
+import pytest
+import torch
+
+from draftwise.errors import ModelNotFoundError, UnsupportedModelError
+from draftwise.models.heads import HeadLayout, find_head, parse_head_config, read_head
+
+from ..tiny_heads import LAYOUTS, HeadRecipe
+from ..tiny_models import Recipe
+
+HEAD = HeadRecipe(draft_vocab=6, settings={"norm_before_residual": True})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pickled", [False, True])
+def test_both_layouts_give_the_same_head(tmp_path, layout, pickled):
+    folder = HEAD.save(tmp_path, layout, pickled)
+    assert find_head(folder) == tmp_path
+    config, weights = read_head(folder)
+    assert config.layout == HeadLayout(layout)
+    assert config.state_layers == (0, 1, 2)
+    assert config.norm_before_residual
+    assert (config.draft_vocab_size, config.target_vocab_size) == (6, 8)
+    assert (config.num_heads, config.num_kv_heads, config.head_size) == (4, 2, 6)
+    assert weights.target_ids.tolist() == HEAD.target_ids().tolist()
+    expected = {k: v for k, v in HEAD.tensors().items() if k not in ("d2t", "t2d")}
+    assert weights.tensors.keys() == expected.keys()
+    assert all(torch.equal(weights.tensors[name], each) for name, each in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("ids", "layers"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}, (2, 4, 5)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, (2, 4, 5)),
+        # The output of layer k is the input of layer k + 1.
+        ({"target_layer_ids": [1, 3, 4]}, (2, 4, 5)),
+        # L = 8: 2, L // 2 and L - 3.
+        ({}, (2, 4, 5)),
+    ],
+)
+def test_both_conventions_of_layer_ids(ids, layers):
+    config = HEAD.changed(layers=None).config("safeailab") | ids
+    assert parse_head_config(config).states_of(8) == layers
+
+
+def test_optional_settings_are_read(tmp_path):
+    head = HEAD.changed(
+        target_hidden=12,
+        hidden=16,
+        layers=(0, 1, 3, 4, 5),
+        settings={"norm_before_fc": True, "fc_norm": True, "norm_output": True},
+        qwen=True,
+        num_layers=2,
+        own_embedding=True,
+        layer={
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 5,
+        },
+    )
+    config, weights = read_head(head.save(tmp_path))
+    assert config.norm_before_fc
+    assert config.fc_norm
+    assert config.norm_output
+    assert not config.norm_before_residual
+    assert (config.num_states, config.target_hidden_size) == (5, 12)
+    assert config.windows == (5, None)
+    assert config.rope_parameters == {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
+    assert {
+        "embed_tokens.weight",
+        "input_norm.weight",
+        "fc_norm.4.weight",
+    } <= weights.tensors.keys()
+
+
+def test_older_keys_of_position_scaling():
+    scaling = {"type": "linear", "factor": 4.0}
+    config = parse_head_config(
+        HEAD.config("safeailab") | {"rope_scaling": scaling, "rope_theta": 7.0}
+    )
+    assert config.rope_parameters == {"rope_type": "linear", "factor": 4.0, "rope_theta": 7.0}
+
+
+def test_other_folders_are_no_heads(tmp_path, models):
+    assert find_head(models.folder(Recipe())) is None
+    assert find_head(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculators_model_type": "dflash"}, "of type 'dflash'"),
+        ({"transformer_layer_config": None}, "no transformer_layer_config"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size in config.json"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 1, 0]}, "must be ascending"),
+        ({"num_aux_hidden_states": 2}, "num_aux_hidden_states is 2, and 3 layer ids"),
+        ({"draft_vocab_size": 7}, r"lm_head.weight of the head has the shape \[6, 16\]"),
+        ({"target_hidden_size": 32}, r"fc.weight of the head has the shape \[16, 48\]"),
+        ({"norm_before_fc": True}, "1 are missing, such as input_norm.weight"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+    ],
+)
+def test_wrong_configurations_are_refused(tmp_path, changes, message):
+    folder = HEAD.save(tmp_path, changes=changes)
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_head(folder)
+
+
+OWN = torch.arange(6)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        # Ids in place of offsets lead beyond the vocabulary.
+        ({"d2t": HEAD.target_ids()}, "must contain offsets"),
+        ({"d2t": -OWN - 1}, "must contain offsets"),
+        ({"d2t": -OWN}, "maps two tokens to one"),
+        ({"d2t": OWN[:5]}, "must contain 6 integers"),
+        ({"d2t": OWN.float()}, "must contain 6 integers"),
+        ({"d2t": 0 * OWN}, "name different tokens"),
+        ({"extra.weight": torch.zeros(1)}, "has a tensor 'extra.weight'"),
+        ({"norm.weight": torch.zeros(3)}, r"norm.weight of the head has the shape \[3\]"),
+    ],
+)
+def test_wrong_tensors_are_refused(tmp_path, tensors, message):
+    folder = HEAD.save(tmp_path, tensors=tensors)
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_head(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("layers.0.mlp.up_proj.weight", "1 are missing, such as layers.0.mlp.up_proj.weight"),
+        ("d2t", "has no tensor 'd2t'"),
+    ],
+)
+def test_missing_tensors_are_named(tmp_path, name, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        read_head(HEAD.save(tmp_path, without=(name,)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((32, 8, 4), "a hidden size of 16, and the target has 32"),
+        ((16, 9, 4), "a vocabulary of 8, and the target has 9"),
+        ((16, 8, 1), "the target has 1 layers"),
+    ],
+)
+def test_other_targets_are_refused(tmp_path, sizes, message):
+    config, _ = read_head(HEAD.save(tmp_path))
+    config.check_target(16, 8, 2)
+    with pytest.raises(UnsupportedModelError, match=message):
+        config.check_target(*sizes)
+
+
+class Harmful:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return print, ("loaded",)
+
+
+def test_pickles_with_more_than_tensors_are_refused(tmp_path, capsys):
+    folder = HEAD.save(tmp_path / "code", pickled=True)
+    with open(f"{folder}/pytorch_model.bin", "wb") as file:
+        pickle.dump({"fc.weight": Harmful()}, file, protocol=2)
+    with pytest.raises(UnsupportedModelError, match="more than tensors"):
+        read_head(folder)
+    assert "loaded" not in capsys.readouterr().out
+    torch.save({"fc.weight": "text"}, f"{folder}/pytorch_model.bin")
+    with pytest.raises(UnsupportedModelError, match="more than tensors"):
+        read_head(folder)
+
+
+def test_damaged_files_are_refused(tmp_path):
+    folder = HEAD.save(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not a file")
+    with pytest.raises(UnsupportedModelError, match=r"model.safetensors' is damaged"):
+        read_head(folder)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFoundError, match="has no weights"):
+        read_head(folder)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK not a file")
+    with pytest.raises(UnsupportedModelError, match=r"pytorch_model.bin'"):
+        read_head(folder)
+    (tmp_path / "config.json").write_text(json.dumps([1]))
+    with pytest.raises(UnsupportedModelError, match="is not a JSON object"):
+        find_head(folder)
