@@ -59,6 +59,18 @@ MAY_IMPORT = {
         "policies",
         "profiling",
     },
+    "distillation": {
+        "engine",
+        "errors",
+        "llm",
+        "models",
+        "outputs",
+        "params",
+        "prompts",
+        "training",
+        "values",
+        "zoo",
+    },
     "llm": {
         "building",
         "core",

@@ -98,7 +98,7 @@ class Trainer:
             schedule: the run's schedule.
             folder: created if it does not exist.
             runtime: execution settings.
-            evaluate: called every ``runtime.evaluate_seconds``, and at the end.
+            evaluate: called every ``runtime.evaluate_seconds``.
             on_record: called with each line of the log; ``None`` prints it as JSON.
             check: called before each step. A ``KeyboardInterrupt`` that it raises ends the run
                 after a checkpoint.
@@ -144,13 +144,13 @@ class Trainer:
             now = time.monotonic()
             if now - last_log >= self.runtime.log_seconds:
                 mean = sum(losses) / len(losses)
-                self._log({"loss": mean, "tokens_per_second": tokens / max(seconds, 1e-9)})
+                self.log({"loss": mean, "tokens_per_second": tokens / max(seconds, 1e-9)})
                 losses, seconds, tokens, last_log = [], 0.0, 0, now
             if now - last_save >= self.runtime.checkpoint_seconds:
                 self.save()
                 last_save = now
             if self._evaluate and now - last_evaluation >= self.runtime.evaluate_seconds:
-                self._log(dict(self._evaluate()))
+                self.log(dict(self._evaluate()))
                 last_evaluation = time.monotonic()
         self.save()
 
@@ -196,7 +196,8 @@ class Trainer:
         self.num_tokens += num_tokens
         return loss, num_tokens
 
-    def _log(self, values: Mapping[str, float]) -> None:
+    def log(self, values: Mapping[str, float]) -> None:
+        """Append a record to the log, with the place of the run."""
         record: Record = {
             "step": self.num_steps,
             "tokens": self.num_tokens,
