@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -21,14 +22,25 @@ from draftwise.engine.memory import fitting_context
 from draftwise.engine.parallel.overlap import Interference, OverlapOptions, OverlappedEngine
 from draftwise.engine.proposers.registry import draft_model_name
 from draftwise.engine.turns import Turns
-from draftwise.errors import DraftwiseWarning, InvalidParameterError, SlowPathWarning
+from draftwise.errors import (
+    DraftwiseWarning,
+    InvalidParameterError,
+    SlowPathWarning,
+    UnsupportedModelError,
+)
 from draftwise.estimators.profile import AcceptanceProfile
+from draftwise.models.gguf import is_gguf
+from draftwise.models.heads import find_head
+from draftwise.models.heads.loading import load_head
+from draftwise.models.heads.model import HeadModel
 from draftwise.models.imports import quiet_import
 from draftwise.models.loading import (
     LoadedModel,
     load_model,
     loaded_name,
+    locate,
     match_vocabulary,
+    split_name,
 )
 from draftwise.params import SpeculationConfig
 from draftwise.policies import POLICIES, Policy, policy_class
@@ -130,10 +142,16 @@ class EngineBuilder:
 
         def small_model(name: str, role: str, quantization: str | None = None) -> LoadedModel:
             full_name = loaded_name(name, quantization)
+            if full_name not in loaded and role == "draft":
+                head = self._load_head(name)
+                if head is not None:
+                    loaded[full_name] = head
             if full_name not in loaded:
                 # Its context may be shorter; no tokens are drafted beyond it.
                 model = self._load(name, role, self.target.max_model_len, quantization)
                 loaded[full_name] = match_vocabulary(self.target, model, role)
+            if role != "draft" and isinstance(loaded[full_name].model, HeadModel):
+                raise _is_a_head(name, role)
             return loaded[full_name]
 
         draft = companion = None
@@ -215,6 +233,9 @@ class EngineBuilder:
         self, name: str, role: str, context: int | None, quantization: str | None = None
     ) -> LoadedModel:
         settings = self._settings
+        folder = Path(split_name(name)[0]).expanduser()
+        if folder.is_dir() and find_head(str(folder)) is not None:
+            raise _is_a_head(name, role)
         settings.on_status(f"loading {name}")
         with _LOADING, quiet_import():
             loaded = load_model(
@@ -235,6 +256,20 @@ class EngineBuilder:
                 stacklevel=2,
             )
         return loaded
+
+    def _load_head(self, name: str) -> LoadedModel | None:
+        """Load the draft if it is a head of the target; ``None`` if it is something else."""
+        plain, quantization = split_name(name)
+        if is_gguf(plain):
+            return None
+        folder = find_head(locate(plain, "draft"))
+        if folder is None:
+            return None
+        if quantization is not None:
+            raise InvalidParameterError("draft", f"{plain!r} is a head, which is not quantised")
+        self._settings.on_status(f"loading {name}")
+        with _LOADING, quiet_import():
+            return load_head(name, folder, self.target, self._settings.dtype)
 
     def _overlap(self, policy: type[Policy], costs: LatencyProfile | None) -> OverlapOptions | None:
         """Options of overlapped drafting; ``None`` if it is disabled."""
@@ -278,6 +313,10 @@ class EngineBuilder:
         from draftwise.engine.parallel.replicas.processes import Replicas
 
         settings = self._settings
+        if isinstance(draft.model, HeadModel):
+            raise InvalidParameterError(
+                "draft_replicas", "needs a draft model, as a head reads the target's states"
+            )
         if any(m is not None and m.translator is not None for m in (draft, models.companion)):
             raise InvalidParameterError(
                 "draft_replicas", "needs a draft and a companion with the target's vocabulary"
@@ -317,6 +356,13 @@ class EngineBuilder:
         ]
         small = [model for model in (draft, models.companion) if model is not None]
         return Replicas(specs, [model.fingerprint for model in small])
+
+
+def _is_a_head(name: str, role: str) -> UnsupportedModelError:
+    """The error for a head in another role than that of the draft."""
+    return UnsupportedModelError(
+        role, f"{name!r} is a head that reads another model's states; use it as the draft"
+    )
 
 
 def _check_companion_is_asked(policy: type[Policy]) -> None:

@@ -24,6 +24,7 @@ from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.loading import load_corpus
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
+from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.models.prefix_store import BLOCK_SIZE
@@ -259,6 +260,12 @@ class Assembly:
 
 
 def proposer_names(speculation: SpeculationConfig, models: Models) -> list[str]:
-    """The names of the configured proposers, ``"model"`` for a draft model; empty without any."""
+    """The names of the configured proposers; empty without any.
+
+    A draft model is drafted with by ``"model"``, and a head by ``"eagle"``.
+    """
     names = [name for name in model_free_proposers(speculation) if name != "none"]
-    return names if models.draft is None else [*names, "model"]
+    if models.draft is None:
+        return names
+    is_head = isinstance(models.draft.model, HeadModel)
+    return [*names, "eagle" if is_head else "model"]

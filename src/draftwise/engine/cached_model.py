@@ -33,6 +33,23 @@ class ForwardInput(NamedTuple):
     num_logits: int = 0
 
 
+class PackedInput(NamedTuple):
+    """The inputs of one packed pass.
+
+    Attributes:
+        tokens: ``[tokens]`` token ids, segment after segment.
+        segments: ordered by cache slot.
+        logit_rows: indices of the tokens whose logits are wanted.
+        states: ``[tokens, size]`` states of the target that a head reads with the tokens; ``None``
+            for other models.
+    """
+
+    tokens: list[int]
+    segments: list[Segment]
+    logit_rows: list[int]
+    states: Tensor | None = None
+
+
 class CachedModel:
     """Runs a draft or companion model and keeps its cache consistent with the requests' tokens.
 
@@ -46,6 +63,8 @@ class CachedModel:
         num_rows: number of cache slots.
         capacity: tokens that fit in one cache slot.
         device: device of the model.
+        state_layers: the target's hidden states that it reads; empty for models that read tokens
+            only.
     """
 
     def __init__(self, model: PackedModel, cache: KVCache, vocab_size: int) -> None:
@@ -62,6 +81,7 @@ class CachedModel:
         self.num_rows = cache.num_cache_slots
         self.capacity = cache.capacity
         self.device = model.device
+        self.state_layers: tuple[int, ...] = ()
         # Number of valid tokens in each slot after the last commit.
         self._committed = [0] * cache.num_cache_slots
 
@@ -85,6 +105,22 @@ class CachedModel:
     def num_behind(self, request: Request) -> int:
         """Number of a request's tokens that are not in the cache yet, besides the newest."""
         return max(0, len(request.tokens) - 1 - self.cache.lengths[request.cache_slot])
+
+    def is_overdue(self, request: Request) -> bool:
+        """Whether it has to read a request's new tokens although it does not draft for it."""
+        return False
+
+    def prefix_text(self, request: Request) -> Sequence[int]:
+        """The tokens that the entries of the request's cache slot stand for."""
+        return self.text(request)
+
+    def prefix_salt(self, request: Request) -> str:
+        """What these entries depend on besides the tokens before them."""
+        return request.params.cache_salt
+
+    def prefix_end(self, request: Request, end: int) -> int:
+        """The number of entries that the request's first ``end`` tokens have, within its prompt."""
+        return self.text_end(request, end)
 
     def num_scored(self, request: Request, drafted: Sequence[int]) -> int:
         """Number of leading drafted tokens whose logits this model can compute.
@@ -129,13 +165,13 @@ class CachedModel:
             ``[sum of num_logits, vocab]`` logits in order of cache slot (``None`` if no logits were
             requested), and the number of tokens processed.
         """
-        tokens, segments, rows = self.gather(inputs)
+        tokens, segments, rows, _ = self.gather(inputs)
         if not segments:
             return None, 0
         logits = self.model.forward(self.cache, tokens, segments, rows or None)
         return None if logits is None else self.fit_vocabulary(logits), len(tokens)
 
-    def gather(self, inputs: Iterable[ForwardInput]) -> tuple[list[int], list[Segment], list[int]]:
+    def gather(self, inputs: Iterable[ForwardInput]) -> PackedInput:
         """Packed tokens, their segments in order of cache slot, and the rows that give logits.
 
         A model that is further behind than one pass may read catches up first.
@@ -152,7 +188,7 @@ class CachedModel:
                 tokens.extend(self._readable(new))
                 segments.append(Segment(request.cache_slot, start, len(new)))
             rows.extend(range(len(tokens) - num_logits, len(tokens)))
-        return tokens, segments, rows
+        return PackedInput(tokens, segments, rows)
 
     def _catch_up(self, inputs: Iterable[ForwardInput]) -> None:
         """Read tokens without logits until each request's new tokens fit in one pass."""

@@ -115,7 +115,9 @@ class Engine:
             parts.max_cached_tokens(),
             self._prefixes,
         )
-        self._verifier = TargetVerifier(target.model, parts.caches[0])
+        self._verifier = TargetVerifier(
+            target.model, parts.caches[0], self._pipeline.proposer.state_layers
+        )
         self._acceptance = Acceptance(speculation.verification)
         self._ids = itertools.count()
         self._rest = 0.0
@@ -178,11 +180,11 @@ class Engine:
                 clock.lap("companion")
                 plan = pipeline.select(draft, scores)
                 clock.lap("select")
-                logits = self._verifier.verify(batch, plan)
+                verified = self._verifier.verify(batch, plan)
                 clock.lap("verify")
-                outcome = self._acceptance.accept(batch, draft, plan, logits)
+                outcome = self._acceptance.accept(batch, draft, plan, verified.logits)
                 clock.lap("accept")
-                step = Step(pipeline, clock, batch, draft, scores, plan, logits, outcome)
+                step = Step(pipeline, clock, batch, draft, scores, plan, *verified, outcome)
                 return self._commit(step)
             except BaseException as error:
                 self._recover(error)
@@ -199,7 +201,7 @@ class Engine:
         logprobs = {}
         if batch.wants_logprobs:
             logprobs = token_logprobs(batch, step.plan, outcome, step.logits)
-        advanced = self._scheduler.commit(batch, step.plan, outcome, logprobs)
+        advanced = self._scheduler.commit(batch, step.plan, outcome, logprobs, step.states)
         self._forget([r.request_id for r in advanced if r.finish_reason is not None])
         self._rest = step.clock.since_last_lap()
         return advanced

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
 
 from draftwise.engine.request import Request
+
+
+class StateRows(NamedTuple):
+    """Hidden states of the target at consecutive positions of a request.
+
+    Attributes:
+        start: the first position.
+        rows: ``[positions, size]`` the states that the proposer reads, side by side.
+    """
+
+    start: int
+    rows: Tensor
 
 
 @dataclass(frozen=True)
@@ -19,11 +33,15 @@ class Commit:
         starts: ``[requests]`` number of tokens before the step.
         num_drafted: ``[requests]`` number of leading draft tokens that the target verified
             unchanged. Tokens that a draft or companion model read after them are discarded.
+        states: ``[requests]`` the target's hidden states at the positions that it has read in the
+            step and that are kept; ``None`` where the proposer reads none. The newest token of a
+            request was not read yet, so there is no state of it.
     """
 
     requests: Sequence[Request]
     starts: Sequence[int]
     num_drafted: Sequence[int]
+    states: Sequence[StateRows | None]
 
 
 class FollowsRequests(Protocol):

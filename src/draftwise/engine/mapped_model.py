@@ -7,10 +7,12 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from draftwise.engine.cached_model import CachedModel, ForwardInput
+from draftwise.engine.cached_head import CachedHead
+from draftwise.engine.cached_model import CachedModel, ForwardInput, PackedInput
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.request import Request
 from draftwise.models.attention import Segment
+from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.models.packed_model import PackedModel
@@ -25,6 +27,8 @@ def new_cached_model(loaded: LoadedModel, cache: KVCache, vocab_size: int) -> Ca
         cache: its cache, with the same slots as the target's.
         vocab_size: the target's vocabulary size.
     """
+    if isinstance(loaded.model, HeadModel):
+        return CachedHead(loaded.model, cache, vocab_size)
     if loaded.translator is None:
         return CachedModel(loaded.model, cache, vocab_size)
     return TranslatedModel(loaded.model, cache, vocab_size, loaded.translator)
@@ -150,7 +154,7 @@ class TranslatedModel(MappedModel):
         for request in requests:
             self.cache.truncate(request.cache_slot, self._committed[request.cache_slot])
 
-    def gather(self, inputs: Iterable[ForwardInput]) -> tuple[list[int], list[Segment], list[int]]:
+    def gather(self, inputs: Iterable[ForwardInput]) -> PackedInput:
         """Packed own tokens, their segments in order of cache slot, and the rows of the logits."""
         inputs, cache = list(inputs), self.cache
         for request, end, _, num_logits in inputs:
@@ -173,7 +177,7 @@ class TranslatedModel(MappedModel):
             if new:
                 tokens.extend(new)
                 segments.append(Segment(request.cache_slot, start, len(new)))
-        return tokens, segments, rows
+        return PackedInput(tokens, segments, rows)
 
     def _readable(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens, which are the model's own already."""

@@ -32,7 +32,8 @@ class PrefixCache:
 
     The target, the draft and the companion have a store each. A request begins after the longest
     prefix that the target's store contains. The other models get what their own stores contain of
-    it, and read the rest themselves.
+    it, and read the rest themselves. A head cannot, as it reads the target's states: the prefix is
+    at most as long as what its store contains.
 
     Attributes:
         stats: how much was found.
@@ -76,12 +77,21 @@ class PrefixCache:
         slot, salt = request.cache_slot, request.params.cache_salt
         before = self._target.cache.lengths[slot]
         limit = request.num_prompt_tokens - 1
+        for model, store in self._others:
+            if model.state_layers:
+                text, own_salt = model.prefix_text(request), model.prefix_salt(request)
+                limit = store.find(text, own_salt, model.prefix_end(request, limit))
         end = self._target.restore(slot, request.tokens, salt, limit)
         if end > before:
             request.num_cached_tokens += end - before
             self.stats.num_hits += end - before
             for model, store in self._others:
-                store.restore(slot, model.text(request), salt, model.text_end(request, end))
+                store.restore(
+                    slot,
+                    model.prefix_text(request),
+                    model.prefix_salt(request),
+                    model.prefix_end(request, end),
+                )
                 model.restored(slot)
         if not before:
             self.stats.num_queried += request.num_prompt_tokens
@@ -93,9 +103,11 @@ class PrefixCache:
             request: a running request.
             is_over: whether the request leaves its cache slot.
         """
-        self._store(self._target, request, request.tokens, is_over)
+        salt = request.params.cache_salt
+        self._store(self._target, request, request.tokens, salt, is_over)
         for model, store in self._others:
-            self._store(store, request, model.text(request), is_over)
+            text, own_salt = model.prefix_text(request), model.prefix_salt(request)
+            self._store(store, request, text, own_salt, is_over)
 
     def clear(self) -> None:
         """Drop everything that is stored."""
@@ -103,12 +115,12 @@ class PrefixCache:
             store.clear()
 
     def _store(
-        self, store: PrefixStore, request: Request, text: Sequence[int], is_over: bool
+        self, store: PrefixStore, request: Request, text: Sequence[int], salt: str, is_over: bool
     ) -> None:
         length = store.cache.lengths[request.cache_slot]
         reads_prompt = length <= request.num_prompt_tokens
         if is_over or reads_prompt or length % _STORE_INTERVAL < BLOCK_SIZE:
-            store.store(request.cache_slot, text, request.params.cache_salt)
+            store.store(request.cache_slot, text, salt)
 
     def _all_stores(self) -> list[PrefixStore]:
         return [self._target, *(store for _, store in self._others)]

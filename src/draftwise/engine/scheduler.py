@@ -5,13 +5,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from draftwise.core.random import step_uniforms
 from draftwise.core.sampling import LogitControls
 from draftwise.core.types import Outcome, Plan
 from draftwise.engine.batch import Batch, HistoryStore, PromptChunk, batch_controls
 from draftwise.engine.endings import Endings
-from draftwise.engine.lifecycle import Commit, FollowsRequests
+from draftwise.engine.lifecycle import Commit, FollowsRequests, StateRows
 from draftwise.engine.prefix_cache import PrefixCache
 from draftwise.engine.request import NO_CACHE_SLOT, Request
 from draftwise.errors import (
@@ -229,6 +230,7 @@ class Scheduler:
         plan: Plan,
         outcome: Outcome,
         logprobs: Mapping[int, Sequence[TokenLogprobs]],
+        states: Mapping[int, StateRows] | None = None,
     ) -> list[Request]:
         """Append accepted tokens, roll the caches back and retire finished requests.
 
@@ -238,6 +240,8 @@ class Scheduler:
             outcome: the acceptance decisions.
             logprobs: log-probabilities of the accepted tokens and of the token after them, by
                 request index, for the requests that want them.
+            states: by cache slot, hidden states of all tokens that the target read; ``None`` if the
+                proposer reads none.
 
         Returns:
             The requests that gained tokens or ended.
@@ -259,6 +263,10 @@ class Scheduler:
                     request.history.learn(acceptance[index][: outcome.num_verified[index]])
                 self._append(request, index, planned[index], outcome, logprobs.get(index))
             self._changing = None
+        if states is not None:
+            committed = replace(
+                committed, states=[self._kept_states(r, states) for r in committed.requests]
+            )
         for follower in self._followers:
             follower.commit(committed)
         if self._prefixes is not None:
@@ -280,7 +288,13 @@ class Scheduler:
             requests,
             [len(request.tokens) for request in requests],
             [*num_own, *[0] * len(reading)],
+            [None] * len(requests),
         )
+
+    def _kept_states(self, request: Request, states: Mapping[int, StateRows]) -> StateRows:
+        """The hidden states of the tokens that stay in the target's cache."""
+        start, rows = states[request.cache_slot]
+        return StateRows(start, rows[: self._target_cache.lengths[request.cache_slot] - start])
 
     def _append(
         self,

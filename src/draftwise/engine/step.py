@@ -17,6 +17,7 @@ from draftwise.core.types import (
     StepTimes,
 )
 from draftwise.engine.batch import Batch
+from draftwise.engine.lifecycle import StateRows
 from draftwise.engine.pipeline import SpeculationPipeline
 
 # All of the first steps are learnt from, then one step in a few, because learning takes time.
@@ -91,11 +92,13 @@ class Step(PreparedStep):
 
     Attributes:
         logits: ``[rows, vocab]`` logits of the target; ``None`` in a step that only read prompts.
+        states: by cache slot, hidden states of the target; ``None`` if the proposer reads none.
         outcome: the acceptance decisions.
         ran_alone: whether no other step ran at the same time, so that its times are typical.
     """
 
     logits: Tensor | None
+    states: dict[int, StateRows] | None
     outcome: Outcome
     ran_alone: bool = True
 

@@ -21,10 +21,12 @@ from draftwise.core.sampling import (
 )
 from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.batch import Batch, token_history_along
+from draftwise.engine.lifecycle import StateRows
 from draftwise.engine.logprobs import prompt_logprobs
 from draftwise.engine.masks import masks_along
 from draftwise.engine.request import Request
 from draftwise.models.attention import Segment
+from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.acceptance import accept as native_accept
 from draftwise.models.native.library import library_for
@@ -33,21 +35,41 @@ from draftwise.models.packed_model import PackedModel
 from draftwise.models.transfer import fetch, upload
 
 
+class Verified(NamedTuple):
+    """What the target computed in a step.
+
+    Attributes:
+        logits: ``[rows, vocab]``. Each generating request has one row per verified token and one
+            row after the last. ``None`` if the step only reads prompts.
+        states: by cache slot, the hidden states of all tokens that the target read, accepted or
+            not; ``None`` where the proposer reads none.
+    """
+
+    logits: Tensor | None
+    states: dict[int, StateRows] | None = None
+
+
 class TargetVerifier:
     """Runs the target on prompt chunks and planned tokens together, packed without padding."""
 
-    def __init__(self, model: PackedModel, cache: KVCache) -> None:
+    def __init__(
+        self, model: PackedModel, cache: KVCache, state_layers: tuple[int, ...] = ()
+    ) -> None:
+        """Set up.
+
+        Args:
+            model: the target.
+            cache: its cache.
+            state_layers: the hidden states that the proposer reads; empty for none.
+        """
         self._model = model
         self._cache = cache
+        self._state_layers = state_layers
 
-    def verify(self, batch: Batch, plan: Plan) -> Tensor | None:
-        """Compute the target's logits.
+    def verify(self, batch: Batch, plan: Plan) -> Verified:
+        """Compute the target's logits, and its hidden states if the proposer reads them.
 
         Prompt log-probabilities are stored in the requests that want them.
-
-        Returns:
-            ``[rows, vocab]`` logits. Each generating request has one row per verified token and one
-            row after the last. ``None`` if the step only reads prompts.
         """
         drafted = plan.host_tokens
         indices = {request.cache_slot: index for index, request in enumerate(batch.generating)}
@@ -73,8 +95,19 @@ class TargetVerifier:
             tokens.extend(new)
             segments.append(Segment(row, start, len(new)))
             logit_rows.extend(range(len(tokens) - num_logits, len(tokens)))
-        logits = self._model.forward(self._cache, tokens, segments, logit_rows or None)
-        return logits if logits is None or not reviews else _without(reviews, logits)
+        tap = StateTap(self._state_layers) if self._state_layers else None
+        logits = self._model.forward(self._cache, tokens, segments, logit_rows or None, tap)
+        if logits is not None and reviews:
+            logits = _without(reviews, logits)
+        return Verified(logits, None if tap is None else _states_of_slots(tap, segments))
+
+
+def _states_of_slots(tap: StateTap, segments: list[Segment]) -> dict[int, StateRows]:
+    """The collected states by cache slot."""
+    parts = torch.split(tap.rows, [count for _, _, count in segments])
+    return {
+        slot: StateRows(start, part) for (slot, start, _), part in zip(segments, parts, strict=True)
+    }
 
 
 class _Review(NamedTuple):

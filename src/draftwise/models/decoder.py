@@ -18,6 +18,7 @@ from torch import Tensor
 from draftwise.models.attention import PackedBatch
 from draftwise.models.decoder_layer import DecoderLayer
 from draftwise.models.decoder_spec import DecoderSpec
+from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.norm import Norm
 from draftwise.models.packing import PackedLinear, join_linear, padded_rows
@@ -45,16 +46,25 @@ class DecoderForward:
             self._fused = FusedLayers(spec, self._layers)
 
     def __call__(
-        self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
+        self,
+        ids: Tensor,
+        packed: PackedBatch,
+        logit_rows: Sequence[int] | None,
+        tap: StateTap | None = None,
     ) -> Tensor | None:
         """See :class:`draftwise.models.forward.ForwardPass`."""
-        hidden = self.hidden(ids, packed)
+        hidden = self.hidden(ids, packed, tap)
         if logit_rows is None:
             return None
         return self.logits(hidden[upload(logit_rows, torch.long, ids.device)])
 
-    def hidden(self, ids: Tensor, packed: PackedBatch) -> Tensor:
+    def hidden(self, ids: Tensor, packed: PackedBatch, tap: StateTap | None = None) -> Tensor:
         """Hidden states of packed token ids ``[tokens]``, before the final norm.
+
+        Args:
+            ids: ``[tokens]`` token ids.
+            packed: plan of this forward pass.
+            tap: collects hidden states before layers; ``None`` for none.
 
         Returns:
             ``[tokens, hidden]``, followed by padding rows that must not be used.
@@ -68,14 +78,19 @@ class DecoderForward:
         if self._spec.embedding_scale != 1:
             hidden = hidden * self._spec.embedding_scale
         if self._fused is not None and packed.ragged is not None:
-            return self._fused(hidden, packed)
+            return self._fused(hidden, packed, tap)
         angles: dict[str | None, tuple[Tensor, Tensor] | None] = {None: None}
         for key, table in self._spec.rotary.items():
             cos, sin = table(positions)
             # One row for all heads of a token.
             angles[key] = cos.to(hidden.dtype).unsqueeze(1), sin.to(hidden.dtype).unsqueeze(1)
+        num_tokens = len(packed.positions)
         for index, layer in enumerate(self._layers):
+            if tap is not None:
+                tap.offer(index, hidden, num_tokens)
             hidden = layer(index, hidden, angles[layer.rotary], packed)
+        if tap is not None:
+            tap.offer(len(self._layers), hidden, num_tokens)
         return hidden
 
     def compile(self, cache: KVCache) -> None:

@@ -67,9 +67,30 @@ class DecoderLayer:
         Returns:
             The residual stream after the layer.
         """
+        normed = hidden if self.attention_norm is None else self.attention_norm(hidden)
+        return self.after_norm(index, normed, hidden, angles, packed)
+
+    def after_norm(
+        self,
+        index: int,
+        normed: Tensor,
+        hidden: Tensor,
+        angles: tuple[Tensor, Tensor] | None,
+        packed: PackedBatch,
+    ) -> Tensor:
+        """Compute the layer after the norm of the attention's input.
+
+        Args:
+            index: the layer's index.
+            normed: ``[tokens, input]`` what queries, keys and values are computed from.
+            hidden: residual stream ``[tokens, hidden]``.
+            angles, packed: as in :meth:`__call__`.
+
+        Returns:
+            The residual stream after the layer.
+        """
         spec, tokens = self._spec, len(hidden)
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
-        normed = hidden if self.attention_norm is None else self.attention_norm(hidden)
         qkv = self.qkv(normed).view(tokens, -1, spec.head_size)
         qk = qkv[:, : heads + kv_heads]
         if self.q_norm is not None and self.k_norm is not None:

@@ -116,6 +116,30 @@ class RotaryTable:
 
 
 @dataclass(frozen=True)
+class StateInputSpec:
+    """How the first layer of a drafting head reads states of a target.
+
+    The layer reads the normalised embedding and the normalised state side by side. See
+    :class:`draftwise.models.heads.forward.HeadForward`.
+
+    Attributes:
+        projection: the linear layer from the target's states to the head's residual stream.
+        joint_norm: norm of all states together before they are projected; ``None`` for none.
+        norms: norm of each state before it is projected; empty for none.
+        state_norm: norm of the projected state.
+        norm_before_residual: whether the residual stream begins with the normalised state.
+        norm_output: whether the next token of a draft reads the output after the final norm.
+    """
+
+    projection: nn.Linear
+    joint_norm: NormSpec | None
+    norms: tuple[NormSpec, ...]
+    state_norm: NormSpec
+    norm_before_residual: bool
+    norm_output: bool
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
     """A decoder-only model.
 
@@ -138,6 +162,7 @@ class DecoderSpec:
         softcap: limit of the attention scores, as ``logit_softcap``; ``None`` for no limit.
         residual_scale: factor of a block's output before it is added.
         rotary: rotary embeddings by key.
+        state_input: how a drafting head reads states of a target; ``None`` for other models.
     """
 
     embedding: nn.Embedding
@@ -157,6 +182,7 @@ class DecoderSpec:
     softcap: float | None
     residual_scale: float
     rotary: dict[str, RotaryTable]
+    state_input: StateInputSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -203,6 +229,11 @@ _FAMILIES = {
     "Olmo3ForCausalLM": _OLMO,
 }
 DESCRIBED_ARCHITECTURES = frozenset(_FAMILIES)
+
+
+def activation_named(name: str) -> Activation | None:
+    """The activation with a name of a configuration; ``None`` if it is not supported."""
+    return _ACTIVATIONS.get(name)
 
 
 def is_described(model: nn.Module) -> bool:

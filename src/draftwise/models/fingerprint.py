@@ -33,7 +33,7 @@ def model_fingerprint(model: nn.Module, quantization: str | None = None) -> str:
         quantization: the quantisation that will be applied to it.
     """
     weights = (
-        (name, list(parameter.shape), _samples(parameter))
+        (name, list(parameter.shape), sampled_bits(parameter))
         for name, parameter in sorted(model.named_parameters())
     )
     return _digest(model.config, quantization, weights)
@@ -103,8 +103,8 @@ def _bits(values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _samples(parameter: Tensor) -> Tensor:
-    """The hashed values of a parameter, as the bits of bfloat16."""
+def sampled_bits(parameter: Tensor) -> Tensor:
+    """The values of a weight that are hashed, as the bits of bfloat16 in int16."""
     flat = parameter.detach().flatten()
     return _bits(flat[_places(len(flat)).to(flat.device)])
 

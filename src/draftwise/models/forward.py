@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from draftwise.models.attention import PackedBatch
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.decoder_spec import decoder_spec, why_not_described
+from draftwise.models.hidden_states import StateTap, tapped_modules
 from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.native.suitability import native_decoder
 from draftwise.models.packing import can_pack, pack_linear_layers
@@ -22,7 +23,11 @@ class ForwardPass(Protocol):
     """Computes packed tokens and stores their keys and values."""
 
     def __call__(
-        self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
+        self,
+        ids: Tensor,
+        packed: PackedBatch,
+        logit_rows: Sequence[int] | None,
+        tap: StateTap | None = None,
     ) -> Tensor | None:
         """Compute a pass.
 
@@ -30,6 +35,7 @@ class ForwardPass(Protocol):
             ids: ``[tokens]`` token ids.
             packed: plan of this forward pass.
             logit_rows: indices of the tokens whose logits are returned; ``None`` for no logits.
+            tap: collects hidden states of all tokens; ``None`` for none.
 
         Returns:
             Logits ``[len(logit_rows), vocab]``, or ``None`` where none are requested.
@@ -47,9 +53,21 @@ class ModuleForward:
             pack_linear_layers(model)
 
     def __call__(
-        self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
+        self,
+        ids: Tensor,
+        packed: PackedBatch,
+        logit_rows: Sequence[int] | None,
+        tap: StateTap | None = None,
     ) -> Tensor | None:
         """See :class:`ForwardPass`."""
+        if tap is None:
+            return self._run(ids, packed, logit_rows)
+        with tapped_modules(self._model, tap, len(ids)):
+            return self._run(ids, packed, logit_rows)
+
+    def _run(
+        self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None
+    ) -> Tensor | None:
         arguments = {
             "input_ids": ids.unsqueeze(0),
             "position_ids": packed.positions.unsqueeze(0),

@@ -16,6 +16,7 @@ from draftwise.models.attention import PackedBatch
 from draftwise.models.attention_kernel import compile_for
 from draftwise.models.decoder_layer import DecoderLayer
 from draftwise.models.decoder_spec import DecoderSpec
+from draftwise.models.hidden_states import StateTap
 from draftwise.models.kernels import add_norm, gated, rotate_and_store
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.norm import Norm
@@ -33,8 +34,14 @@ class FusedLayers:
         self._layers = layers
         self._tables: dict[int, dict[str | None, Angles]] = {}
 
-    def __call__(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
-        """The residual stream ``[tokens, hidden]`` after all layers."""
+    def __call__(self, hidden: Tensor, packed: PackedBatch, tap: StateTap | None = None) -> Tensor:
+        """The residual stream ``[tokens, hidden]`` after all layers.
+
+        Args:
+            hidden: ``[tokens, hidden]`` the embedded tokens.
+            packed: plan of this forward pass.
+            tap: collects hidden states before layers; ``None`` for none.
+        """
         angles: dict[int, Angles] = {}
         residual = _Residual(hidden, self._spec.residual_scale)
         tables = self._angles(packed.cache.capacity, hidden)
@@ -43,8 +50,13 @@ class FusedLayers:
             if id(table) not in angles:
                 cos, sin = table
                 angles[id(table)] = cos[packed.positions], sin[packed.positions]
+            if tap is not None and index in tap.layers:
+                tap.offer(index, residual.normed(None), len(packed.positions))
             self._layer(index, layer, residual, angles[id(table)], packed)
-        return residual.normed(None)
+        result = residual.normed(None)
+        if tap is not None:
+            tap.offer(len(self._layers), result, len(packed.positions))
+        return result
 
     def compile(self, cache: KVCache) -> None:
         """Compile the attention kernels. The others are compiled by the first pass."""

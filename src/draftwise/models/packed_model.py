@@ -14,6 +14,7 @@ from draftwise.models.attention import ATTENTION_NAME, PackedBatch, Segment, Sha
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.fast_path import slow_path
 from draftwise.models.forward import ForwardPass, forward_pass, native_pass
+from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache, LayerShape
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
 from draftwise.models.static_steps import LARGEST_STEP, Decoder, StaticSteps, StepMode
@@ -69,6 +70,18 @@ class PackedModel:
             self.step_mode = StepMode.GRAPHS
             self._compare(ids[0], expected)
 
+    @property
+    def hidden_size(self) -> int:
+        """Size of the residual stream."""
+        size: int = self._model.config.get_text_config().hidden_size
+        return size
+
+    @property
+    def embedding(self) -> Tensor:
+        """``[tokens, size]`` the token embedding."""
+        weight: Tensor = self._model.get_input_embeddings().weight.detach()
+        return weight
+
     def new_cache(
         self, num_cache_slots: int, capacity: int, max_new_tokens: int | None = None
     ) -> KVCache:
@@ -94,6 +107,7 @@ class PackedModel:
         tokens: Sequence[int] | Tensor,
         segments: Sequence[Segment],
         logit_rows: Sequence[int] | None,
+        tap: StateTap | None = None,
     ) -> Tensor | None:
         """Compute packed tokens, write their keys and values, and advance the cache's lengths.
 
@@ -103,6 +117,7 @@ class PackedModel:
             segments: ordered by cache slot.
             logit_rows: indices of the packed tokens whose logits are returned. With ``None`` the
                 vocabulary projection is not computed.
+            tap: collects hidden states of all packed tokens; ``None`` for none.
 
         Returns:
             Logits ``[len(logit_rows), vocab]``, or ``None`` if no logits were requested or there
@@ -114,15 +129,15 @@ class PackedModel:
             raise ValueError(f"a pass has more than {cache.max_new_tokens} new tokens of a request")
         logits: Tensor | None
         if self.native is not None:
-            logits = self.native(cache, tokens, segments, logit_rows or None)
-        elif logit_rows is not None and self._fits_static(cache, tokens, segments):
+            logits = self.native(cache, tokens, segments, logit_rows or None, tap)
+        elif logit_rows is not None and self._fits_static(cache, tokens, segments, tap):
             assert self._decoder is not None
-            every = self._static_steps(cache).run(self._decoder, cache, tokens, segments)
+            every = self._static_steps(cache).run(self._decoder, cache, tokens, segments, tap)
             logits = every[upload(logit_rows, torch.long, self.device)]
         else:
             assert self._forward is not None
             ids, packed = self._pack(cache, tokens, segments)
-            logits = self._forward(ids, packed, logit_rows)
+            logits = self._forward(ids, packed, logit_rows, tap)
         for cache_slot, start, count in segments:
             cache.advance(cache_slot, start + count)
         return logits
@@ -150,11 +165,15 @@ class PackedModel:
         return inputs.plan(cache, self._kernels, longest)
 
     def _fits_static(
-        self, cache: KVCache, tokens: Sequence[int] | Tensor, segments: Sequence[Segment]
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[Segment],
+        tap: StateTap | None,
     ) -> bool:
         if not self._runs_static(cache, len(tokens)):
             return False
-        return self._static_steps(cache).has_room(len(tokens), segments, cache)
+        return self._static_steps(cache).has_room(len(tokens), segments, cache, tap)
 
     def _runs_static(self, cache: KVCache, num_tokens: int) -> bool:
         return (

@@ -73,6 +73,10 @@ class PrefixStore:
         """A new request uses a cache slot."""
         self._chains[cache_slot] = []
 
+    def find(self, tokens: Sequence[int], salt: str, limit: int) -> int:
+        """The length of the longest stored prefix of a text; see :meth:`restore`."""
+        return len(self._match(tokens, salt, limit)) * BLOCK_SIZE
+
     def restore(self, cache_slot: int, tokens: Sequence[int], salt: str, limit: int) -> int:
         """Copy the longest stored prefix of a text to a cache slot, and set the slot's length.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from draftwise.models.attention import PackedBatch, Segment
+from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.ragged import RaggedKernels
 from draftwise.models.step_inputs import StepInputs
@@ -56,8 +57,11 @@ def step_size(num_tokens: int) -> int:
 class Decoder(Protocol):
     """A model whose forward pass never synchronises with the host, so that it can be captured."""
 
-    def hidden(self, ids: Tensor, packed: PackedBatch) -> Tensor:
-        """Hidden states ``[tokens, hidden]`` of packed token ids ``[tokens]``."""
+    def hidden(self, ids: Tensor, packed: PackedBatch, tap: StateTap | None = None) -> Tensor:
+        """Hidden states ``[tokens, hidden]`` of packed token ids ``[tokens]``.
+
+        Hidden states before layers are offered to ``tap`` if there is one.
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[tokens, vocab]`` of hidden states ``[tokens, hidden]``."""
@@ -110,11 +114,15 @@ class GraphPool:
 
 
 class _Key(NamedTuple):
-    """A step's size: its tokens, its requests and the tokens of one request, each padded."""
+    """A step's size: its tokens, its requests and the tokens of one request, each padded.
+
+    Steps that return different hidden states are kept apart.
+    """
 
     num_tokens: int
     num_requests: int
     max_queries: int
+    state_layers: tuple[int, ...] = ()
 
 
 class _Step:
@@ -125,18 +133,25 @@ class _Step:
         self.logits = torch.empty(
             key.num_tokens, vocab_size, dtype=cache.dtype, device=cache.device
         )
+        self.states: Tensor | None = None
         self._key = key
         self._recording = Recording()
 
     def run(
         self, decoder: Decoder, cache: KVCache, kernels: RaggedKernels, pool: GraphPool | None
     ) -> None:
-        """Compute :attr:`logits` ``[num_tokens, vocab]`` of :attr:`inputs`."""
+        """Compute :attr:`logits` ``[num_tokens, vocab]`` of :attr:`inputs`, and the states."""
         size, max_queries = self._key.num_tokens, self._key.max_queries
 
         def work() -> None:
             ids, packed = self.inputs.plan(cache, kernels, max_queries)
-            self.logits.copy_(decoder.logits(decoder.hidden(ids, packed)[:size]))
+            layers = self._key.state_layers
+            tap = StateTap(layers) if layers else None
+            self.logits.copy_(decoder.logits(decoder.hidden(ids, packed, tap)[:size]))
+            if tap is not None:
+                if self.states is None:  # the first run, which is never captured
+                    self.states = torch.empty_like(tap.rows)
+                self.states.copy_(tap.rows)
 
         self._recording.run(work, pool)
 
@@ -179,6 +194,7 @@ class StaticSteps:
         cache: KVCache,
         tokens: Sequence[int] | Tensor,
         segments: Sequence[Segment],
+        tap: StateTap | None = None,
     ) -> Tensor:
         """Compute packed tokens and write their keys and values.
 
@@ -187,32 +203,44 @@ class StaticSteps:
             cache: the same cache at every call.
             tokens: ``[tokens]`` token ids, at most :data:`LARGEST_STEP`.
             segments: ordered by cache slot.
+            tap: collects a copy of the hidden states; ``None`` for none.
 
         Returns:
             Logits ``[tokens, vocab]``, overwritten by the next step.
         """
-        key = self._key(len(tokens), segments, cache)
+        key = self._key(len(tokens), segments, cache, tap)
         if key not in self._steps:
             self._steps[key] = _Step(key, self._vocab_size, cache)
         step = self._steps[key]
         step.inputs.fill(tokens, segments)
         step.run(decoder, cache, self.kernels, self.pool)
+        if tap is not None:
+            assert step.states is not None
+            tap.rows = step.states[: len(tokens)].clone()
         return step.logits[: len(tokens)]
 
-    def has_room(self, num_tokens: int, segments: Sequence[Segment], cache: KVCache) -> bool:
+    def has_room(
+        self,
+        num_tokens: int,
+        segments: Sequence[Segment],
+        cache: KVCache,
+        tap: StateTap | None = None,
+    ) -> bool:
         """Whether the size of a step is known already, or another size may still be added."""
-        known = self._key(num_tokens, segments, cache) in self._steps
+        known = self._key(num_tokens, segments, cache, tap) in self._steps
         return known or len(self._steps) < _MAX_SIZES
 
     @staticmethod
-    def _key(num_tokens: int, segments: Sequence[Segment], cache: KVCache) -> _Key:
+    def _key(
+        num_tokens: int, segments: Sequence[Segment], cache: KVCache, tap: StateTap | None
+    ) -> _Key:
+        layers = () if tap is None else tap.layers
         longest = max(segment.num_tokens for segment in segments)
         size = step_size(num_tokens)
         if longest == 1:
             # Each padding token is a request of its own, so that there may be more requests than
             # cache slots.
-            return _Key(size, size, 1)
+            return _Key(size, size, 1, layers)
         requests = min(step_size(len(segments)), size, cache.num_cache_slots)
-        return _Key(
-            size, requests, min(_MIN_QUERIES << max(0, (longest - 1).bit_length() - 2), size)
-        )
+        queries = min(_MIN_QUERIES << max(0, (longest - 1).bit_length() - 2), size)
+        return _Key(size, requests, queries, layers)

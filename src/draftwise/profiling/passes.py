@@ -19,12 +19,15 @@ from draftwise.core.random import step_uniforms
 from draftwise.core.types import Draft, DraftSignals, Plan
 from draftwise.engine.assembly import Models
 from draftwise.engine.batch import Batch, batch_controls
+from draftwise.engine.cached_head import CachedHead
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.companion import CompanionModel
 from draftwise.engine.proposers.base import ProposerContext
+from draftwise.engine.proposers.eagle import EagleProposer
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
 from draftwise.engine.verification import Acceptance, TargetVerifier
+from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.params import RequestSpeculation, SamplingParams
@@ -108,17 +111,16 @@ class PassTimer:
         self._verifier = TargetVerifier(target, self._new_cache(Stage.TARGET, models.target))
         self._acceptance = Acceptance("block")
         self._drafter: ModelProposer | None = None
+        self._head: CachedHead | None = None
         self._companion: CompanionModel | None = None
         if models.draft is not None:
-            self._drafter = ModelProposer(
-                ProposerContext(
-                    self._vocab_size,
-                    self._device,
-                    max_requests,
-                    self._capacity,
-                    self._cached_model(Stage.DRAFT, models.draft),
-                )
+            draft = self._cached_model(Stage.DRAFT, models.draft)
+            context = ProposerContext(
+                self._vocab_size, self._device, max_requests, self._capacity, draft
             )
+            if isinstance(draft, CachedHead):
+                self._head = draft
+            self._drafter = (ModelProposer if self._head is None else EagleProposer)(context)
         if models.companion is not None:
             cached_model = self._cached_model(Stage.COMPANION, models.companion)
             self._companion = CompanionModel(cached_model, self._vocab_size)
@@ -148,8 +150,8 @@ class PassTimer:
         plan = Plan(draft.tokens, draft.lengths, draft.probs)
 
         def run() -> None:
-            logits = self._verifier.verify(batch, plan)
-            self._acceptance.accept(batch, draft, plan, logits)
+            verified = self._verifier.verify(batch, plan)
+            self._acceptance.accept(batch, draft, plan, verified.logits)
 
         return run
 
@@ -204,7 +206,10 @@ class PassTimer:
         return self._batches[key]
 
     def _cached_model(self, stage: Stage, model: LoadedModel) -> CachedModel:
-        return CachedModel(model.model, self._new_cache(stage, model), self._vocab_size)
+        cache = self._new_cache(stage, model)
+        if isinstance(model.model, HeadModel):
+            return CachedHead(model.model, cache, self._vocab_size)
+        return CachedModel(model.model, cache, self._vocab_size)
 
     def _new_cache(self, stage: Stage, model: LoadedModel) -> KVCache:
         self._models[stage] = model
@@ -219,6 +224,9 @@ class PassTimer:
             if filled[cache_slot] < context:
                 self._fill(cache, self._models[stage], cache_slot, filled[cache_slot], context)
                 filled[cache_slot] = context
+            if self._head is not None and stage is Stage.DRAFT:
+                self._head.assume_read(cache_slot, context - 1)
+                continue
             cache.truncate(cache_slot, 0)
             cache.advance(cache_slot, context)
 

@@ -50,7 +50,7 @@ class NativeBackend:
             step.limits,
             step.rule,
         )
-        tokens, segments, logit_tokens = model.gather(step.inputs)
+        tokens, segments, logit_tokens, _ = model.gather(step.inputs)
         self._run.read(tokens, segments, logit_tokens)
         for slot, start, count in segments:
             cache.advance(slot, start + count)

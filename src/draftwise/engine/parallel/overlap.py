@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import Assembly, EngineOptions, Models
@@ -26,6 +25,7 @@ from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.request import Request
 from draftwise.engine.step import PreparedStep, Step, Stopwatch
 from draftwise.engine.turns import Turns
+from draftwise.engine.verification import Verified
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.params import SpeculationConfig
@@ -197,16 +197,18 @@ class OverlappedEngine(Engine):
             self._finish_started_steps()
             return []
         small = self._small.submit(lambda: self._prepare(self._pipelines[half], batch, clock))
-        large: Future[Tensor | None] | None = None
+        large: Future[Verified] | None = None
         if ahead is not None:
             ahead.clock.start_again()
             large = self._large.submit(lambda: self._verify(ahead))
         try:
-            logits = None if large is None else large.result()
+            verified = None if large is None else large.result()
         finally:  # if one thread fails, wait for the other one
             self._ahead = None
             self._ahead = small.result()
-        return [] if ahead is None else self._accept(ahead, logits)
+        if ahead is None or verified is None:
+            return []
+        return self._accept(ahead, verified)
 
     def _finish_started_steps(self) -> None:
         """Finish the prepared half."""
@@ -227,17 +229,18 @@ class OverlappedEngine(Engine):
         return PreparedStep(pipeline, clock, batch, draft, scores, plan)
 
     @torch.inference_mode()
-    def _verify(self, step: PreparedStep) -> Tensor | None:
-        logits = self._verifier.verify(step.batch, step.plan)
+    def _verify(self, step: PreparedStep) -> Verified:
+        verified = self._verifier.verify(step.batch, step.plan)
         step.clock.lap("verify")
-        return logits
+        return verified
 
     @torch.inference_mode()
-    def _accept(self, step: PreparedStep, logits: Tensor | None) -> list[Request]:
-        outcome = self._acceptance.accept(step.batch, step.draft, step.plan, logits)
+    def _accept(self, step: PreparedStep, verified: Verified) -> list[Request]:
+        outcome = self._acceptance.accept(step.batch, step.draft, step.plan, verified.logits)
         step.clock.lap("accept")
         parts = vars(step)
-        return self._commit(Step(**parts, logits=logits, outcome=outcome, ran_alone=False))
+        whole = Step(**parts, **verified._asdict(), outcome=outcome, ran_alone=False)
+        return self._commit(whole)
 
     def _commit(self, step: Step) -> list[Request]:
         if step.is_typical:

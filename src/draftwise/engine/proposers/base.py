@@ -66,6 +66,8 @@ class Proposer(ABC):
             each token before anything is drafted. The policy then chooses draft lengths by these
             estimates, over the whole batch.
         max_context: maximum length of a text that it continues, in tokens.
+        state_layers: the target's hidden states that commits bring to it; see
+            :class:`draftwise.models.hidden_states.StateTap`. Empty for none.
     """
 
     name: ClassVar[str]
@@ -81,6 +83,7 @@ class Proposer(ABC):
         """
         self.context = context
         self.max_context = context.max_model_len
+        self.state_layers: tuple[int, ...] = ()
 
     @abstractmethod
     def propose(self, batch: Batch, policy: Policy) -> Draft:

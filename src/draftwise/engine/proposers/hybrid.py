@@ -43,6 +43,7 @@ class HybridProposer(Proposer):
         """
         super().__init__(context)
         self._offers, self._drafter = offers, drafter
+        self.state_layers = drafter.state_layers
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Let the policy choose for each request, and join both kinds of drafts."""
@@ -79,7 +80,7 @@ class HybridProposer(Proposer):
             for choice, limit in zip(choices, limits, strict=True)
         ]
         if not any(drafted):
-            if batch.chunks:
+            if self._drafter.must_read(batch):
                 self._drafter.draft(batch, policy, drafted)
             return self._offered(batch, made, copied, policy.uses_draft_signals())
         width = max(copied)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
+from draftwise.engine.cached_model import ForwardInput
 from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.loop import DraftingBackend, DraftingStep, run_drafting
 from draftwise.engine.drafting.native import NativeBackend
@@ -38,11 +39,12 @@ class ModelProposer(Proposer):
         assert context.draft_model is not None
         self.cached_model = context.draft_model
         self.max_context = self.cached_model.capacity
-        self._backends: list[DraftingBackend] = [
-            NativeBackend(self.cached_model),
-            RecordedBackend(self.cached_model),
-            EagerBackend(self.cached_model),
-        ]
+        self._backends = self._new_backends()
+
+    def _new_backends(self) -> list[DraftingBackend]:
+        """The backends, the fastest first. The last one supports every step."""
+        model = self.cached_model
+        return [NativeBackend(model), RecordedBackend(model), EagerBackend(model)]
 
     def room(self, request: Request) -> int:
         """Tokens that fit in the draft model's cache after a request's text."""
@@ -55,6 +57,11 @@ class ModelProposer(Proposer):
     def num_behind(self, request: Request) -> int:
         """Number of a request's tokens that the model has not read yet, besides the newest."""
         return self.cached_model.num_behind(request)
+
+    def must_read(self, batch: Batch) -> bool:
+        """Whether the model has to read something in a step in which it does not draft."""
+        overdue = self.cached_model.is_overdue
+        return bool(batch.chunks) or any(overdue(request) for request in batch.generating)
 
     def draft(self, batch: Batch, policy: Policy, limits: list[int], min_width: int = 0) -> Draft:
         """Draft up to given limits, on the fastest backend that supports the step.
@@ -71,6 +78,11 @@ class ModelProposer(Proposer):
         model, context = self.cached_model, self.context
         signals = policy.uses_draft_signals()
         step = DraftingStep(batch, limits, signals, context.vocab_size, model.device, min_width)
+        step.inputs += [
+            ForwardInput(request, len(request.tokens))
+            for request, limit in zip(batch.generating, limits, strict=True)
+            if not limit and model.is_overdue(request)
+        ]
         if context.oracle is not None:
             context.oracle.begin(batch, step.active)
         if not step.active:

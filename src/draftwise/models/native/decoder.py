@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.models.decoder_spec import Activation, DecoderSpec, LayerSpec, NormSpec
+from draftwise.models.hidden_states import StateTap
 from draftwise.models.host_memory import ReusedMemory, in_large_pages
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.grouped import IN_GROUPS, grouped_weight
@@ -54,6 +55,7 @@ class NativeDecoder:
             group of inputs, otherwise those of the dtype.
         dtype: dtype of the embedding.
         num_embeddings: number of token ids.
+        hidden_size: size of the residual stream.
         vocab_size: width of the logits.
         weight_bytes: bytes of the matrices that a pass reads, without the embedding.
     """
@@ -75,6 +77,7 @@ class NativeDecoder:
         embedding = spec.embedding
         self.dtype = embedding.weight.dtype
         self.num_embeddings = embedding.num_embeddings
+        self.hidden_size = spec.hidden_size
         self.vocab_size: int = spec.head.out_features
         self._rotary_keys = sorted(spec.rotary)
         self._rotary = [spec.rotary[key] for key in self._rotary_keys]
@@ -193,6 +196,7 @@ class NativeDecoder:
         tokens: Sequence[int] | Tensor,
         segments: Sequence[tuple[int, int, int]],
         logit_rows: Sequence[int] | None,
+        tap: StateTap | None = None,
     ) -> Tensor | None:
         """Compute packed tokens and write their keys and values.
 
@@ -202,6 +206,7 @@ class NativeDecoder:
             segments: cache slot, start and number of tokens of each request.
             logit_rows: indices of the packed tokens whose logits are returned; ``None`` for no
                 logits.
+            tap: collects hidden states of all tokens; ``None`` for none.
 
         Returns:
             Logits ``[len(logit_rows), vocab]`` float32, or ``None`` if none are requested.
@@ -219,6 +224,11 @@ class NativeDecoder:
         wanted = np.asarray(() if logit_rows is None else logit_rows, dtype=np.int64)
         logits = self.logits_memory(len(wanted))
         call = self.prepare(cache, ids, where, wanted, logits)
+        if tap is not None:
+            layers = np.asarray(tap.layers, dtype=np.int64)
+            tap.rows = torch.empty(len(ids), len(layers) * self.hidden_size, dtype=self.dtype)
+            call.tapped_layers, call.tapped = layers.ctypes.data, tap.rows.data_ptr()
+            call.num_tapped = len(layers)
         self._library.decode(ctypes.byref(call))
         return None if logit_rows is None else logits
 

@@ -170,6 +170,8 @@ class DecoderCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("logit_tokens", "logits", "memory")),
         *((name, ctypes.c_int64) for name in ("num_tokens", "num_segments", "num_logits")),
         ("largest_segment", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("tapped_layers", "tapped")),
+        ("num_tapped", ctypes.c_int64),
     )
     # Objects that must exist until the kernel has run.
     keep_alive: object

@@ -75,6 +75,10 @@ struct DecoderCall {
     char *memory;                 // draftwise_decoder_memory bytes of scratch memory, aligned to 64
     int64_t num_tokens, num_segments, num_logits;
     int64_t largest_segment;  // tokens of the largest segment
+    const int64_t *tapped_layers;  // [tapped] layers whose inputs are returned; the number of layers
+                                   // stands for the output of the last one
+    void *tapped;                  // [tokens, tapped, hidden] output, of the type of the cache
+    int64_t num_tapped;
 };
 
 namespace {
@@ -226,8 +230,24 @@ struct Pass {
                 for (int64_t j = 0; j < hidden; ++j) to[j] *= (float)model.embedding_scale;
         }
         worker.wait();
-        for (int64_t index = 0; index < model.num_layers; ++index) layer(index);
+        for (int64_t index = 0; index < model.num_layers; ++index) {
+            tap(index);
+            layer(index);
+        }
+        tap(model.num_layers);
         logits();
+    }
+
+    // Copies the residual stream before a layer if it is wanted. Nothing changes the stream until
+    // the next barrier.
+    void tap(int64_t index) const {
+        const int64_t rows = call.num_tokens, hidden = model.hidden;
+        for (int64_t k = 0; k < call.num_tapped; ++k) {
+            if (call.tapped_layers[k] != index) continue;
+            for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
+                convert(buffers.hidden + i * buffers.hidden_stride, hidden,
+                        (T *)call.tapped + (i * call.num_tapped + k) * hidden);
+        }
     }
 
     // Normalises all rows of hidden, or copies them if weight is null.

@@ -1,0 +1,36 @@
+"""``eagle``: a head that reads the target's hidden states drafts tokens."""
+
+from __future__ import annotations
+
+from draftwise.engine.cached_head import CachedHead
+from draftwise.engine.drafting.eager import EagerBackend
+from draftwise.engine.drafting.loop import DraftingBackend
+from draftwise.engine.proposers.base import ProposerContext
+from draftwise.engine.proposers.model import ModelProposer
+from draftwise.engine.proposers.registry import register
+
+
+@register
+class EagleProposer(ModelProposer):
+    """A head of EAGLE-3 (Li et al. 2025, arXiv 2503.01840) that drafts token by token.
+
+    It follows the drafting loop of a draft model. What differs is what it reads: the target's
+    states of the tokens that were kept, which the steps' commits bring.
+    """
+
+    name = "eagle"
+    summary = "a head that reads the target's hidden states drafts tokens"
+
+    def __init__(self, context: ProposerContext) -> None:
+        """Set up.
+
+        Args:
+            context: the context, with a head as its draft model.
+        """
+        assert isinstance(context.draft_model, CachedHead)
+        super().__init__(context)
+        self.state_layers = context.draft_model.state_layers
+
+    def _new_backends(self) -> list[DraftingBackend]:
+        """The pass in PyTorch operations, which supports every step."""
+        return [EagerBackend(self.cached_model)]

@@ -1,0 +1,92 @@
+"""Loading of drafting heads for a target."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from draftwise.errors import UnsupportedModelError
+from draftwise.models.fingerprint import sampled_bits
+from draftwise.models.heads.config import HeadConfig
+from draftwise.models.heads.files import read_head
+from draftwise.models.heads.model import HeadModel
+from draftwise.models.heads.spec import head_layers, head_spec
+from draftwise.models.loading import LoadedModel
+
+_EMBEDDING = "embed_tokens.weight"
+_NUM_DIGITS = 16
+
+
+def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) -> LoadedModel:
+    """Load a head for a target.
+
+    Args:
+        name: the user's name for it.
+        folder: its folder; see :func:`draftwise.models.heads.find_head`.
+        target: the target, on whose device the head runs, and whose embedding it reads where it has
+            none of its own.
+        dtype: dtype that the weights are converted to.
+
+    Raises:
+        ModelNotFoundError: the folder contains no weights.
+        UnsupportedModelError: the head is not supported, its files are damaged, or it was made for
+            another target.
+    """
+    config, weights = read_head(folder)
+    model = target.model
+    config.check_target(model.hidden_size, model.vocab_size, len(model.layers))
+    fingerprint = _fingerprint(config, weights.tensors)
+    tensors = {name: each.to(model.device, dtype) for name, each in weights.tensors.items()}
+    embedding = model.embedding
+    own = tensors.pop(_EMBEDDING, None)
+    if own is None:
+        if embedding.shape[1] != config.hidden_size:
+            raise UnsupportedModelError(
+                "draft",
+                f"the head has no {_EMBEDDING}, and the target's embedding has the width "
+                f"{embedding.shape[1]}, not {config.hidden_size}",
+            )
+    elif not _is_same(own, embedding):
+        embedding = own
+    size = sum(each.numel() for each in tensors.values())
+    return LoadedModel(
+        name,
+        HeadModel(
+            head_spec(config, tensors, embedding.to(dtype)),
+            head_layers(config, target.max_model_len),
+            config.states_of(len(model.layers)),
+            weights.target_ids,
+            model.vocab_size,
+        ),
+        None,
+        target.max_model_len,
+        frozenset(),
+        size,
+        fingerprint,
+    )
+
+
+def _is_same(own: Tensor, embedding: Tensor) -> bool:
+    """Whether a head's embedding is a copy of the target's, which is then stored once."""
+    count = len(own)
+    return (
+        own.shape[1] == embedding.shape[1]
+        and own.dtype == embedding.dtype
+        and count <= len(embedding)
+        and torch.equal(own, embedding[:count])
+    )
+
+
+def _fingerprint(config: HeadConfig, tensors: Mapping[str, Tensor]) -> str:
+    """Hash of the configuration, and of some values of each weight."""
+    digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, list(tensor.shape)]).encode())
+        digest.update(sampled_bits(tensor).numpy().tobytes())
+    return digest.hexdigest()[:_NUM_DIGITS]

@@ -1,0 +1,126 @@
+"""A drafting head that is ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draftwise.models.attention import Segment
+from draftwise.models.decoder_spec import DecoderSpec
+from draftwise.models.heads.forward import HeadForward, HeadOutput
+from draftwise.models.hidden_states import StateTap
+from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.packed_model import PackedModel
+from draftwise.models.ragged import RaggedKernels
+from draftwise.models.static_steps import StepMode
+from draftwise.models.transfer import upload
+
+
+class HeadModel(PackedModel):
+    """A head, run on packed tokens that are read together with states of the target.
+
+    Attributes:
+        state_layers: the target's states that it reads; see
+            :class:`draftwise.models.hidden_states.StateTap`.
+        state_size: size of these states side by side.
+        target_ids: ``[draft_vocab]`` int64 target ids of the tokens that it proposes, on its
+            device; ``None`` if they are all tokens of the target in their order.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        layers: list[LayerShape],
+        state_layers: tuple[int, ...],
+        target_ids: Tensor,
+        target_vocab_size: int,
+    ) -> None:
+        """Take over a head. Its linear layers lose their weights.
+
+        Args:
+            spec: the head.
+            layers: its keys and values.
+            state_layers: the target's states that it reads.
+            target_ids: ``[draft_vocab]`` int64 target ids of the tokens that it proposes.
+            target_vocab_size: the target's number of tokens.
+        """
+        assert spec.state_input is not None
+        self.role = "draft"
+        weight = spec.embedding.weight
+        self.dtype, self.device = weight.dtype, weight.device
+        self.vocab_size = spec.head.out_features
+        self._hidden_size = spec.hidden_size
+        self.state_size = spec.state_input.projection.in_features
+        self.state_layers = state_layers
+        self.layers = layers
+        self.target_ids: Tensor | None = target_ids.to(self.device)
+        if torch.equal(target_ids, torch.arange(target_vocab_size)):
+            self.target_ids = None
+        self.slow_path = None
+        self.native = None
+        self.step_mode = StepMode.EAGER
+        self._decoder = None
+        self._kernels = RaggedKernels.of(self.device, self.dtype, layers)
+        self._head_forward = HeadForward(spec)
+
+    @property
+    def hidden_size(self) -> int:
+        """Size of the head's residual stream."""
+        return self._hidden_size
+
+    def forward(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[Segment],
+        logit_rows: Sequence[int] | None,
+        tap: StateTap | None = None,
+    ) -> Tensor | None:
+        """A head cannot run without states; see :meth:`read`.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a head reads its tokens together with states of the target")
+
+    def read(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[Segment],
+        logit_rows: Sequence[int],
+        states: Tensor | None = None,
+        carried: Tensor | None = None,
+    ) -> HeadOutput:
+        """Compute packed tokens, write their keys and values, and advance the cache's lengths.
+
+        Args:
+            cache: this head's cache. Its entry i stands for token i + 1 of a text.
+            tokens: ``[tokens]`` token ids of the target, segment after segment.
+            segments: ordered by cache slot, in positions of the cache.
+            logit_rows: indices of the packed tokens whose results are returned.
+            states: ``[tokens, state_size]`` the target's states at the position before each token;
+                ``None`` within a draft.
+            carried: ``[tokens, hidden]`` what the pass before returned; ``None`` with ``states``.
+        """
+        ids, packed = self._pack(cache, tokens, segments)
+        rows = upload(logit_rows, torch.long, self.device)
+        output = self._head_forward(ids, packed, states, carried, rows)
+        for cache_slot, start, count in segments:
+            cache.advance(cache_slot, start + count)
+        return output
+
+    def target_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """Logits over the target's vocabulary, −∞ for tokens that the head does not propose.
+
+        Args:
+            logits: ``[rows, draft_vocab]``.
+            vocab_size: the target's number of tokens.
+        """
+        if self.target_ids is None:
+            return logits
+        wide = logits.new_full((len(logits), vocab_size), float("-inf"))
+        wide[:, self.target_ids] = logits
+        return wide

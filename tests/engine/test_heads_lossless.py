@@ -1,0 +1,94 @@
+"""With a head as the draft, the engine's texts have exactly the target's distribution."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from draftwise.engine.parallel.pinned_threads import shares
+from draftwise.models.native import library
+from draftwise.policies import POLICIES
+
+from ..tiny_heads import HeadRecipe
+from .heads import engine_with_head
+from .test_lossless import (
+    FREE_OF_HISTORY,
+    LIVELY_OPTIONS,
+    NOT_UNLIKELY,
+    Case,
+    assert_texts_follow_the_target,
+)
+
+pytestmark = pytest.mark.slow
+
+# It proposes three quarters of the tokens.
+HEAD = HeadRecipe(layers=(0, 1), draft_vocab=6, settings={"norm_before_residual": True})
+
+
+@dataclass(frozen=True)
+class HeadCase(Case):
+    """A :class:`Case` whose draft is a head."""
+
+    num_requests: int = 10_000
+    head: HeadRecipe = HEAD
+
+    def engine(self, models, max_batch_size=512):
+        return engine_with_head(
+            models,
+            self.recipe,
+            self.head,
+            overlaps=self.overlaps,
+            max_batch_size=max_batch_size,
+            policy=self.policy,
+            policy_options=LIVELY_OPTIONS.get(self.policy, {}),
+            num_speculative_tokens=self.num_speculative_tokens,
+            verification=self.verification,
+        )
+
+
+DRAFTING = [n for n, policy in POLICIES.items() if policy.lossless and policy.needs_draft]
+CASES = [
+    HeadCase("fixed", "block", 3, num_requests=40_000),
+    HeadCase("fixed", "block", 1),
+    HeadCase("fixed", "token", 4, vocab=4, num_tokens=6, head=HEAD.changed(vocab=4, draft_vocab=3)),
+    HeadCase("fixed", "block", 3, head=HEAD.changed(draft_vocab=8)),
+]
+CASES += [
+    HeadCase(name, method, gamma)
+    for name in DRAFTING
+    for method, gamma in (("block", 3), ("token", 2))
+]
+
+
+@pytest.mark.covering("case.policy", "case.verification")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_texts_follow_the_target(models, case):
+    assert_texts_follow_the_target(models, case)
+
+
+@pytest.mark.parametrize("policy", ["fixed", "svip", "adaptive"])
+def test_texts_without_processed_logits_follow_the_target(models, policy):
+    """Native kernels draft for the whole batch."""
+    case = HeadCase(policy, "block", 3, num_requests=9_000, settings=FREE_OF_HISTORY)
+    assert_texts_follow_the_target(models, case)
+
+
+@pytest.mark.parametrize("policy", ["fixed", "sv"])
+def test_texts_without_kernels_follow_the_target(models, policy, monkeypatch):
+    monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
+    assert_texts_follow_the_target(models, HeadCase(policy, "block", 3))
+
+
+@pytest.mark.skipif(shares() is None, reason="the machine has a single core")
+@pytest.mark.parametrize("policy", ["fixed", "sv"])
+def test_texts_with_overlap_follow_the_target(models, policy):
+    assert_texts_follow_the_target(models, HeadCase(policy, "block", 3, overlaps=True))
+
+
+@pytest.mark.parametrize(("max_batch_size", "num_requests"), [(1, 800), (16, 16_000)])
+def test_smaller_batches_follow_the_target(models, max_batch_size, num_requests):
+    case = HeadCase(
+        "fixed", "token", 2, vocab=4, num_tokens=3, head=HEAD.changed(vocab=4, draft_vocab=3)
+    )
+    tokens, _ = case.sampled(models, num_requests, max_batch_size)
+    for p_value in case.p_values(models, tokens):
+        assert p_value > NOT_UNLIKELY
