@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.outputs import FinishReason
 from draftwise.params import SamplingParams
+from draftwise.training.clock import StepClock
 from draftwise.zoo.registry import cache_folder
 
 # The oldest answers of a file are dropped beyond this size.
@@ -115,6 +115,19 @@ def _read(path: Path) -> dict[str, tuple[int, ...]]:
 Answers = list[tuple[Job, tuple[int, ...]]]
 
 
+@dataclass(frozen=True)
+class Answered:
+    """Answers of a target.
+
+    Attributes:
+        answers: the finished jobs with the tokens of their answers, in the order of the jobs.
+        seconds: time that generating the new ones took, without pauses of the process.
+    """
+
+    answers: Answers
+    seconds: float
+
+
 class _TimeIsUpError(Exception):
     """Ends a call of ``LLM.generate`` whose time is over."""
 
@@ -128,7 +141,7 @@ def answer(
     num_tokens: int | None = None,
     seconds: float | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Answers:
+) -> Answered:
     """Answer prompts in the order of the jobs, with answers of earlier runs where there are some.
 
     Args:
@@ -137,12 +150,12 @@ def answer(
         cache: answers of earlier runs; new ones are added.
         max_tokens: largest number of tokens of an answer.
         num_tokens: stop when the answers of the first jobs have this many tokens.
-        seconds: stop after this time.
+        seconds: stop after this time, in which pauses of the process do not count.
         on_progress: called with the numbers of answers and of their tokens.
 
     Returns:
-        The finished answers in the order of the jobs. With ``num_tokens``, the smallest number of
-        first jobs that has them.
+        The finished answers. With ``num_tokens``, those of the smallest number of first jobs that
+        has as many tokens.
 
     Raises:
         DraftwiseError: all prompts failed.
@@ -160,7 +173,9 @@ def answer(
         batch, waiting = waiting[:size], waiting[size:]
         run.generate(batch)
     finished = [(job, run.done[job]) for job in jobs if job in run.done]
-    return finished if num_tokens is None else _first(finished, num_tokens)
+    if num_tokens is not None:
+        finished = _first(finished, num_tokens)
+    return Answered(finished, run.seconds)
 
 
 def _first(finished: Answers, num_tokens: int) -> Answers:
@@ -189,13 +204,15 @@ class _Run:
         self._llm = llm
         self._cache = cache
         self._max_tokens = max_tokens
-        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self.seconds = 0.0
+        self._limit = seconds
+        self._clock = StepClock()
         self._on_progress = on_progress
         self._jobs: dict[int, Job] = {}
 
     @property
     def is_over(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline
+        return self._limit is not None and self.seconds >= self._limit
 
     @property
     def tokens_per_answer(self) -> float:
@@ -212,6 +229,7 @@ class _Run:
         ]
         # Requests are known by their parameters, which are distinct objects.
         self._jobs = {id(each): job for each, job in zip(params, batch, strict=True)}
+        self._clock.start()
         try:
             outputs = self._llm.generate([list(job.prompt) for job in batch], params, self._on_step)
         except _TimeIsUpError:
@@ -221,6 +239,8 @@ class _Run:
             raise errors[0]
 
     def _on_step(self, advanced: list[Request]) -> None:
+        self.seconds += self._clock.stop()
+        self._clock.start()
         for request in advanced:
             if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
                 tokens = tuple(request.tokens[request.num_prompt_tokens :])

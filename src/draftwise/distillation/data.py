@@ -31,11 +31,13 @@ class Collected:
         training: documents to train on.
         held_out: answers to prompts that are not trained on.
         end_tokens: end-of-sequence tokens of the target.
+        seconds: time that answering took.
     """
 
     training: list[Document]
     held_out: list[Document]
     end_tokens: frozenset[int]
+    seconds: float
 
 
 def read_prompts(settings: TrainingSettings) -> list[str]:
@@ -88,16 +90,19 @@ def collect(
         prompts = _tokenized(llm, settings, texts)
         num_held_out = min(settings.num_held_out, max(1, len(prompts) // 10))
         held_out, training = prompts[:num_held_out], prompts[num_held_out:]
+        seconds = 0.0
         cache = AnswerCache(llm.target.fingerprint, settings.max_tokens, cache_folder)
 
         def answers(jobs: list[Job], what: str, **limits: Any) -> list[Document]:
             def on_progress(num_answers: int, num_tokens: int) -> None:
                 on_status(f"{what}: {num_answers} answers, {num_tokens:,} tokens")
 
+            nonlocal seconds
             found = answer(llm, jobs, cache, settings.max_tokens, on_progress=on_progress, **limits)
+            seconds += found.seconds
             return [
                 Document((*job.prompt, *tokens), len(job.prompt), job.temperature)
-                for job, tokens in found
+                for job, tokens in found.answers
             ]
 
         # Every held-out prompt is answered at every temperature.
@@ -117,7 +122,7 @@ def collect(
             raise InvalidParameterError(
                 "minutes", "no prompt was answered in this time; give more time, or texts"
             )
-        return Collected(documents, tested, llm.target.eos_token_ids)
+        return Collected(documents, tested, llm.target.eos_token_ids, seconds)
 
 
 def _tokenized(llm: LLM, settings: TrainingSettings, texts: Sequence[str]) -> list[tuple[int, ...]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -119,7 +118,7 @@ class HeadTraining:
         self._checkpoint = output / _CHECKPOINT
         self._check_output(resume)
         start = None if settings.start_from is None else read_start(settings.start_from)
-        collected, spent = self._collect()
+        collected = self._collect()
         self._reporting.on_status("loading the target for training")
         device = resolve_device(self._machine.device)
         self._teacher = load_teacher(
@@ -147,7 +146,7 @@ class HeadTraining:
         embedding = embedding_of(self._teacher, weights)
         self._own_embedding = None if weights is None else weights.tensors.get(_EMBEDDING)
         self._held_out = HeldOut(self._teacher, held_out, self._target_ids, embedding)
-        schedule = settings.schedule(spent)
+        schedule = settings.schedule(collected.seconds)
         self._task = HeadTask(
             self.head,
             self._teacher,
@@ -245,15 +244,15 @@ class HeadTraining:
                 "output", f"{str(self._output)!r} contains a model already; name another folder"
             )
 
-    def _collect(self) -> tuple[Collected, float]:
-        """The documents, and the seconds that answering took."""
+    def _collect(self) -> Collected:
+        """The documents of the run, or those of the unfinished run that is resumed."""
         folder = self._checkpoint
         facts = folder / "data.json"
         if facts.exists():
             stored = json.loads(facts.read_text(encoding="utf-8"))
             parts = [load_documents(folder / f"{name}.npz") for name in ("training", "held_out")]
-            return Collected(parts[0], parts[1], frozenset(stored["end_tokens"])), stored["seconds"]
-        started = time.monotonic()
+            end_tokens = frozenset(stored["end_tokens"])
+            return Collected(parts[0], parts[1], end_tokens, stored["seconds"])
         machine = self._machine
         prompts = read_prompts(self._settings)
         collected = collect(
@@ -265,14 +264,13 @@ class HeadTraining:
             machine.answers,
             self._reporting.on_status,
         )
-        seconds = time.monotonic() - started
         folder.mkdir(exist_ok=True)
         save_documents(folder / "training.npz", collected.training)
         save_documents(folder / "held_out.npz", collected.held_out)
         self._settings.save(folder / "settings.json")
-        stored = {"seconds": seconds, "end_tokens": sorted(collected.end_tokens)}
+        stored = {"seconds": collected.seconds, "end_tokens": sorted(collected.end_tokens)}
         write_text(facts, json.dumps(stored) + "\n")
-        return collected, seconds
+        return collected
 
     def _layers(
         self, num_layers: int, start: tuple[HeadConfig, HeadWeights] | None
