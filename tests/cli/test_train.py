@@ -1,4 +1,4 @@
-"""``draftwise train eagle3`` as a user runs it, on a tiny target."""
+"""``draftwise train`` as a user runs it, on a tiny target."""
 
 import json
 import sys
@@ -7,16 +7,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.cli import main
 from draftwise.cli.train_report import describe, sparkline
-from draftwise.distillation.eagle3 import HeadTraining, Machine
+from draftwise.distillation.eagle3 import Eagle3Recipe
+from draftwise.distillation.run import Machine, TrainingRun
 from draftwise.distillation.settings import TrainingSettings
 from draftwise.models.heads import read_head
 
 from ..tiny_models import Recipe
 
 TARGET = Recipe(vocab=40, context=64, tokenizer=True, config={"num_hidden_layers": 3})
-SMALL = ("--max-tokens=24", "--length=48", "--batch-tokens=96", "--steps=2")
+SMALL = ("--max-tokens=24", "--length=48", "--batch-tokens=96")
 PROMPTS = [f"{word} {other}" for word in ("red", "a sea", "dear") for other in ("e", "ah", "re")]
 
 
@@ -31,11 +33,13 @@ def prompts(tmp_path):
 def command(models, monkeypatch, capsys, tmp_path, prompts):
     """Run the command with a tiny target; returns (exit status, stdout, stderr)."""
 
-    def run(*arguments, output="head", files=(prompts,), draft_vocab=16):
-        every = ["draftwise", "train", "eagle3", "--target", models.folder(TARGET), *SMALL]
+    def run(*arguments, kind="eagle3", output="head", files=(prompts,), draft_vocab=16):
+        every = ["draftwise", "train", kind, "--target", models.folder(TARGET), *SMALL]
+        if kind == "eagle3":
+            every.append("--steps=2")
         every += [f"--prompts={file}" for file in files]
         every += ["-o", str(tmp_path / output), "--answers", str(tmp_path / "answers")]
-        if draft_vocab is not None:
+        if draft_vocab is not None and kind == "eagle3":
             every.append(f"--draft-vocab={draft_vocab}")
         monkeypatch.setattr(sys, "argv", [*every, *arguments])
         monkeypatch.setenv("COLUMNS", "120")
@@ -101,6 +105,36 @@ def test_a_head_is_written_in_the_layout_of_speculators(command, models, tmp_pat
     assert any(name.startswith("accepted_length/T=") for name in training["evaluation"])
     card = (folder / "README.md").read_text()
     assert "inherits the terms of use" in card
+
+
+def test_a_model_is_written_that_serves_as_a_draft(command, models, tmp_path):
+    status, out, err = command(
+        "--tokens=400", "--dtype=float32", "--hidden-size=64", "--num-layers=1", kind="model"
+    )
+    folder = tmp_path / "head"
+    assert (status, err) == (0, "")
+    assert "accepted length" in out
+    assert json.loads((folder / "training.json").read_text())["run"]["coverage"] == 1.0
+    speculation = SpeculationConfig(str(folder), policy="fixed", num_speculative_tokens=3)
+    sampling = SamplingParams(max_tokens=12, temperature=0)
+    with LLM(models.folder(TARGET), dtype="float32") as llm:
+        expected = llm.generate("red sea", sampling)[0].token_ids
+    with LLM(models.folder(TARGET), speculation, dtype="float32") as llm:
+        output = llm.generate("red sea", sampling)[0]
+    assert output.token_ids == expected
+    assert output.speculation.num_drafted > 0
+
+
+def test_a_head_serves_as_a_draft(command, models, tmp_path):
+    command("--tokens=400", "--dtype=float32")
+    head = SpeculationConfig(str(tmp_path / "head"), policy="fixed", num_speculative_tokens=3)
+    sampling = SamplingParams(max_tokens=12, temperature=0)
+    with LLM(models.folder(TARGET), dtype="float32") as llm:
+        expected = llm.generate("red sea", sampling)[0].token_ids
+    with LLM(models.folder(TARGET), head, dtype="float32") as llm:
+        output = llm.generate("red sea", sampling)[0]
+    assert output.token_ids == expected
+    assert output.speculation.num_drafted > 0
 
 
 def test_answers_are_kept_for_later_runs(command, tmp_path):
@@ -187,6 +221,7 @@ def test_finished_folders_are_not_overwritten(command):
 
 def test_a_resumed_run_equals_an_uninterrupted_one(models, prompts, tmp_path):
     settings = TrainingSettings(
+        "eagle3",
         models.folder(TARGET),
         (str(prompts),),
         tokens=600,
@@ -202,11 +237,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(models, prompts, tmp_path):
         output = tmp_path / name
         output.mkdir()
         for index, max_steps in enumerate(parts):
-            training = HeadTraining(settings, output, machine, resume=index > 0)
+            training = TrainingRun(
+                settings, Eagle3Recipe(settings), output, machine, resume=index > 0
+            )
             training.run(max_steps)
         assert training.trainer.progress == 1.0
         heads.append(load_file(output / "model.safetensors"))
-        heads.append(training.head.state_dict())
+        heads.append(training.trainer.task.model.state_dict())
     for first, second in ((heads[0], heads[2]), (heads[1], heads[3])):
         for name, weight in first.items():
             assert torch.equal(weight, second[name]), name
@@ -214,10 +251,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(models, prompts, tmp_path):
 
 def test_other_settings_are_refused_when_resuming(command, tmp_path, models, prompts):
     settings = TrainingSettings(
-        models.folder(TARGET), (str(prompts),), tokens=600, max_tokens=24, length=48
+        "eagle3", models.folder(TARGET), (str(prompts),), tokens=600, max_tokens=24, length=48
     )
     (tmp_path / "head").mkdir()
-    HeadTraining(settings, tmp_path / "head", Machine(answers=tmp_path / "answers")).run(0)
+    machine = Machine(answers=tmp_path / "answers")
+    TrainingRun(settings, Eagle3Recipe(settings), tmp_path / "head", machine).run(0)
     status, _, err = command("--tokens=500", "--resume")
     assert status == 2
     assert "tokens = 600" in err

@@ -1,14 +1,19 @@
 """The training objective, its losses and the measured acceptance."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from draftwise.distillation.documents import Document, pack_documents
+from draftwise.distillation.eagle3 import _chain_logits
 from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
 from draftwise.distillation.losses import LOSSES
+from draftwise.distillation.model import ModelTask, new_model
+from draftwise.distillation.model import _chain_logits as _model_logits
 from draftwise.distillation.objective import STEP_DECAY, HeadTask, Readings
+from draftwise.distillation.settings import TrainingSettings
 from draftwise.distillation.start import new_head, state_scale
 from draftwise.distillation.unrolled import unroll
 from draftwise.distillation.vocabulary import choose_draft_tokens, coverage
@@ -100,17 +105,18 @@ def test_training_lowers_the_loss_and_raises_the_acceptance(models, name):
     ids = torch.arange(24)
     head = new_head(teacher, ids, state_scale(teacher, rows), 0)
     task = task_of(teacher, head, rows, ids, name)
-    held_out = HeldOut(teacher, rows, ids, teacher.embedding)
+    held_out = HeldOut(teacher, rows, ids)
+    chains = partial(_chain_logits, head, teacher.embedding)
     schedule = Schedule(
         tokens=100, muon_learning_rate=0.01, adamw_learning_rate=0.01, decay_fraction=0.5
     )
     optimizers = Optimizers(head, lambda name: not name.startswith("lm_head"), schedule)
-    before = held_out.acceptance(head)
+    before = held_out.acceptance(chains)
     losses = []
     for step in range(40):
         losses.append(task.backward(step / 40)[0])
         optimizers.step(step / 40)
-    after = held_out.acceptance(head)
+    after = held_out.acceptance(chains)
     assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
     assert after["accepted_length/T=1"] > before["accepted_length/T=1"] + 0.2
 
@@ -124,7 +130,8 @@ def test_acceptance_by_its_definition(models):
         *random_documents(3, seed=2, temperature=0.0),
     ]
     rows = pack_documents(documents, LENGTH)
-    values = HeldOut(teacher, rows, TARGET_IDS, teacher.embedding).acceptance(head)
+    chains = partial(_chain_logits, head, teacher.embedding)
+    values = HeldOut(teacher, rows, TARGET_IDS).acceptance(chains)
     lengths = {0.5: [], 0.0: []}
     for document in documents:
         own = pack_documents([document], LENGTH)
@@ -157,3 +164,33 @@ def test_the_most_frequent_tokens_of_answers_are_chosen():
     assert choose_draft_tokens(documents, 50, 20).tolist() == list(range(20))
     assert coverage(documents, torch.tensor([1, 3])) == pytest.approx(5 / 6)
     assert math.isclose(coverage(documents, chosen), 1.0)
+
+
+def test_a_model_learns_the_targets_distribution(models):
+    """Its loss by the definition, and its training."""
+    teacher = tiny_teacher(models, ())
+    documents = random_documents(12)
+    rows = pack_documents(documents, LENGTH)
+    settings = TrainingSettings(
+        "model", "target", ("prompts",), tokens=1, num_layers=1, hidden_size=64
+    )
+    model = new_model(settings, teacher, frozenset())
+    schedule = Schedule(tokens=100, batch_tokens=4 * LENGTH, decay_fraction=0.5)
+    task = ModelTask(model, teacher, rows, schedule, LOSSES["kl"], 0)
+    values = []
+    with torch.no_grad():
+        for document in documents:
+            ids = torch.tensor([document.tokens])
+            places = slice(document.num_prompt_tokens - 1, len(document.tokens) - 1)
+            p = teacher._model(input_ids=ids).logits[0, places].log_softmax(-1)
+            q = model(input_ids=ids).logits[0, places].log_softmax(-1)
+            values += (p.exp() * (p - q)).sum(-1).tolist()
+        assert task.loss(rows).item() == pytest.approx(sum(values) / len(values), rel=1e-4)
+    held_out = HeldOut(teacher, rows, torch.arange(24))
+    chains = partial(_model_logits, model, teacher)
+    before = held_out.acceptance(chains)["accepted_length/T=1"]
+    optimizers = Optimizers(model, lambda name: ".layers." in name, schedule)
+    for step in range(40):
+        task.backward(step / 40)
+        optimizers.step(step / 40)
+    assert held_out.acceptance(chains)["accepted_length/T=1"] > before + 0.2

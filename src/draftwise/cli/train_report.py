@@ -50,14 +50,15 @@ class LearningCurve:
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Print what is trained."""
         print_ = self._console.print
-        layers = ", ".join(map(str, facts["layers"]))
+        reads = ""
+        if "layers" in facts:
+            reads = f", reads the hidden states {', '.join(map(str, facts['layers']))}"
         print_(
-            f"head of [bold]{facts['num_parameters'] / 1e6:.1f} M[/] parameters, reads the hidden "
-            f"states {layers}",
+            f"{facts['kind']} of [bold]{facts['num_parameters'] / 1e6:.1f} M[/] parameters{reads}",
             soft_wrap=True,
         )
         print_(
-            f"{facts['num_data_tokens']:,} tokens of answers and texts; the head can propose "
+            f"{facts['num_data_tokens']:,} tokens of answers and texts; the draft can propose "
             f"{facts['draft_vocab']:,} of {facts['target_vocab']:,} tokens, which are "
             f"{facts['coverage']:.1%} of them",
             soft_wrap=True,

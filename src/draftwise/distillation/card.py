@@ -1,4 +1,4 @@
-"""The model card of a trained head."""
+"""The model card of a trained draft."""
 
 from __future__ import annotations
 
@@ -11,35 +11,31 @@ base_model: {target}
 pipeline_tag: text-generation
 tags:
 - speculative-decoding
-- eagle3
-- speculators
 ---
 
-# EAGLE-3 head for {target}
+# {title}
 
-A drafting head with {parameters:,} parameters. It reads the hidden states {layers} of
-`{target}` and proposes {draft_vocab:,} of its {target_vocab:,} tokens. The target checks every
-proposed token, so the head changes the speed of the output and not its distribution.
+{introduction}
+
+The target checks every proposed token, so a draft changes the speed of the output and not its
+distribution.
 
 ## Use
 
 ```python
 from draftwise import LLM, SpeculationConfig
 
-llm = LLM("{target}", SpeculationConfig(draft="{folder}"))
+llm = LLM("{target}", SpeculationConfig(draft="path/of/this/folder"))
 ```
-
-The folder has the layout of `speculators`, which other engines read too.
 
 ## Licence
 
-The head is distilled from the target: from its hidden states, its distributions and its answers. It
-inherits the terms of use of `{target}`. Read them before you share this folder.
+The draft is distilled from the target: from its hidden states, its distributions and its answers.
+It inherits the terms of use of `{target}`. Read them before you share this folder.
 
 ## Training
 
-The target answered the prompts itself, and the head was trained to match its distribution by
-training-time test over {num_steps} steps (Li et al. 2025, arXiv:2503.01840).
+The target answered the prompts itself, and the draft was trained to match its distribution.
 
 | | |
 |---|---|
@@ -56,12 +52,17 @@ is an estimate.
 
 
 def card(
-    folder: Path, summary: Mapping[str, Any], evaluation: Mapping[str, float], num_drafted: int
+    title: str,
+    introduction: str,
+    summary: Mapping[str, Any],
+    evaluation: Mapping[str, float],
+    num_drafted: int,
 ) -> str:
     """The text of ``README.md``.
 
     Args:
-        folder: the head's folder.
+        title: title of the card.
+        introduction: what the draft is.
         summary: the entry ``"run"`` of ``training.json``.
         evaluation: acceptance at the end of the run.
         num_drafted: draft length of the acceptance.
@@ -70,7 +71,7 @@ def card(
         "prompts": ", ".join(Path(name).name for name in summary["prompts"]),
         "texts": ", ".join(Path(name).name for name in summary["texts"]) or "none",
         "tokens of answers and texts": f"{summary['num_data_tokens']:,}",
-        "share of them that the head can propose": f"{summary['coverage']:.2%}",
+        "share of them that the draft can propose": f"{summary['coverage']:.2%}",
         "training tokens": f"{summary['num_tokens']:,} ({summary['epochs']:.1f} epochs)",
         "optimiser steps": f"{summary['num_steps']:,}",
         "minutes of training": f"{summary['minutes']:.1f}",
@@ -89,12 +90,8 @@ def card(
     ]
     return _TEMPLATE.format(
         target=summary["target"],
-        folder=folder.name,
-        parameters=summary["num_parameters"],
-        layers=", ".join(map(str, summary["layers"])),
-        draft_vocab=summary["draft_vocab"],
-        target_vocab=summary["target_vocab"],
-        num_steps=summary["num_unrolled"],
+        title=title,
+        introduction=introduction,
         facts="\n".join(f"| {name} | {value} |" for name, value in facts.items()),
         acceptance="\n".join([*head, *rows]) if rows else "Not measured.",
         num_drafted=num_drafted,

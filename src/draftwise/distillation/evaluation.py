@@ -1,4 +1,4 @@
-"""Acceptance of a head on held-out answers."""
+"""Acceptance of a draft on held-out answers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from draftwise.distillation.documents import Rows
-from draftwise.distillation.head import Eagle3Head
+from draftwise.distillation.recipe import ChainLogits
 from draftwise.distillation.teacher import Reading, Teacher
-from draftwise.distillation.unrolled import shifted, unroll
+from draftwise.distillation.unrolled import shifted
 
 # Draft length of the reported figures.
 NUM_DRAFTED = 5
@@ -17,25 +17,23 @@ NUM_DRAFTED = 5
 class HeldOut:
     """Held-out answers, and what the target computed for them.
 
-    A chain is followed along the answer. At temperature 0 its step accepts if the head's best token
-    is the target's. At other temperatures it accepts with the probability Σ min(p, q), where p is
-    the target's whole distribution. The mean accepted length is 1 + Σ_k Π_{j ≤ k} of these, the
-    mean over all positions from which a whole draft fits into the answer. At temperature 0 it is
-    the length that a served draft would have. At other temperatures it is an estimate, because the
-    answer follows p and not the draft.
+    A chain is followed along the answer. At temperature 0 its step accepts if the draft's best
+    token is the target's. At other temperatures it accepts with the probability Σ min(p, q), where
+    p is the target's whole distribution. The mean accepted length is 1 + Σ_k Π_{j ≤ k} of these,
+    the mean over all positions from which a whole draft fits into the answer. At temperature 0 it
+    is the length that a served draft would have. At other temperatures it is an estimate, because
+    the answer follows p and not the draft.
     """
 
-    def __init__(self, teacher: Teacher, rows: Rows, target_ids: Tensor, embedding: Tensor) -> None:
+    def __init__(self, teacher: Teacher, rows: Rows, target_ids: Tensor) -> None:
         """Compute the target's states and distributions.
 
         Args:
             teacher: the target.
             rows: packed held-out answers.
-            target_ids: ``[draft_vocab]`` the target's ids of the head's tokens.
-            embedding: ``[vocab, hidden]`` the embedding that the head reads.
+            target_ids: ``[draft_vocab]`` the target's ids of the draft's tokens.
         """
         self._teacher = teacher
-        self._embedding = embedding
         self._target_ids = target_ids.to(teacher.device)
         self._batches: list[tuple[Rows, Reading, Tensor, Tensor]] = []
         for index in range(len(rows)):
@@ -47,8 +45,11 @@ class HeldOut:
             self._batches.append((row, reading, log_sums, best))
 
     @torch.no_grad()
-    def acceptance(self, head: Eagle3Head) -> dict[str, float]:
+    def acceptance(self, chain_logits: ChainLogits) -> dict[str, float]:
         """Mean accepted lengths and acceptance of the first token, by temperature.
+
+        Args:
+            chain_logits: what the draft proposes along the answers.
 
         Returns:
             ``accepted_length/T=…`` and ``acceptance/T=…``; no entries for temperatures of which no
@@ -57,7 +58,7 @@ class HeldOut:
         lengths: dict[float, list[Tensor]] = {}
         firsts: dict[float, list[Tensor]] = {}
         for row, reading, log_sums, best in self._batches:
-            chains = self._accepted(head, row, reading, log_sums, best)
+            chains = self._accepted(chain_logits, row, reading, log_sums, best)
             whole = row.is_learned & (row.documents >= 0)
             # From the first token of the answer on, a whole draft must fit.
             for offset in (1, NUM_DRAFTED):
@@ -77,23 +78,26 @@ class HeldOut:
         return result
 
     def _accepted(
-        self, head: Eagle3Head, row: Rows, reading: Reading, log_sums: Tensor, best: Tensor
+        self,
+        chain_logits: ChainLogits,
+        row: Rows,
+        reading: Reading,
+        log_sums: Tensor,
+        best: Tensor,
     ) -> Tensor:
         """``[NUM_DRAFTED, 1, length]`` acceptance probability of each step of each chain."""
         logits = self._teacher.logits(reading.final[0], self._target_ids).float()
         temperature = torch.nan_to_num(row.temperatures[0], nan=1.0)
         scale = torch.where(temperature > 0, temperature, 1.0).unsqueeze(-1)
         p = (logits / scale - log_sums.unsqueeze(-1)).exp()
+        places = torch.arange(len(p), device=p.device).unsqueeze(0)
         steps = []
-        use_bfloat16 = reading.states.dtype == torch.bfloat16
-        with torch.autocast(self._teacher.device.type, torch.bfloat16, enabled=use_bfloat16):
-            chains = unroll(head, row, reading.states, self._embedding, NUM_DRAFTED)
-            for step in chains:
-                own = head.logits(step.out[0]).float()
-                # The distribution that this step predicts belongs to a later position.
-                label = shifted(torch.arange(len(p), device=p.device)[None], step.depth + 1)[0]
-                q = (own / scale[label]).softmax(dim=-1)
-                overlap = torch.minimum(p[label], q).sum(dim=-1)
-                agrees = self._target_ids[own.argmax(dim=-1)] == best[label]
-                steps.append(torch.where(temperature > 0, overlap, agrees.float()))
+        for depth, proposed in enumerate(chain_logits(row, reading, NUM_DRAFTED)):
+            own = proposed[0].float()
+            # The target's distribution of this token belongs to a later position.
+            label = shifted(places, depth + 1)[0]
+            q = (own / scale[label]).softmax(dim=-1)
+            overlap = torch.minimum(p[label], q).sum(dim=-1)
+            agrees = self._target_ids[own.argmax(dim=-1)] == best[label]
+            steps.append(torch.where(temperature > 0, overlap, agrees.float()))
         return torch.stack(steps).unsqueeze(1)

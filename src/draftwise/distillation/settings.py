@@ -25,6 +25,7 @@ class TrainingSettings:
     """What a run trains on, and for how long.
 
     Attributes:
+        kind: ``"eagle3"`` or ``"model"``.
         target: folder, hub id or zoo name of the target.
         prompts: files of prompts that the target answers.
         texts: files of texts, or folders of them.
@@ -46,8 +47,11 @@ class TrainingSettings:
         state_gib: memory for the target's states, in GiB.
         seed: seed of all random numbers.
         start_from: folder of a head to continue; ``None`` for a new one.
+        num_layers: layers of a small model.
+        hidden_size: hidden size of a small model; a multiple of 64.
     """
 
+    kind: str
     target: str
     prompts: tuple[str, ...]
     texts: tuple[str, ...] = ()
@@ -68,6 +72,8 @@ class TrainingSettings:
     state_gib: float = 2.0
     seed: int = 0
     start_from: str | None = None
+    num_layers: int = 2
+    hidden_size: int = 128
 
     def __post_init__(self) -> None:
         if not self.prompts:
@@ -90,6 +96,11 @@ class TrainingSettings:
         number("learning_rate", self.learning_rate, 0.0, 1.0, low_open=True)
         number("state_gib", self.state_gib, 0.0, math.inf)
         number("answer_share", self.answer_share, 0.0, 1.0, low_open=True)
+        integer("num_layers", self.num_layers, 1)
+        if integer("hidden_size", self.hidden_size, 1) % 64:
+            raise InvalidParameterError(
+                "hidden_size", f"must be a multiple of 64, got {self.hidden_size}"
+            )
         if self.batch_tokens is not None:
             integer("batch_tokens", self.batch_tokens, 1)
         if self.loss not in LOSSES:

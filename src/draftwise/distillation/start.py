@@ -55,14 +55,14 @@ def new_config(teacher: Teacher, draft_vocab_size: int) -> HeadConfig:
         head_size=head_size,
         activation="silu",
         rms_norm_eps=float(getattr(own, "rms_norm_eps", 1e-6)),
-        rope_parameters={"rope_type": "default", "rope_theta": _rope_theta(own)},
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta(own)},
         max_position_embeddings=int(own.max_position_embeddings),
         windows=(None,),
         logit_scale=1.0,
     )
 
 
-def _rope_theta(config: Any) -> float:
+def rope_theta(config: Any) -> float:
     """Base of the target's rotary embedding; of its full attention where it has two."""
     found = getattr(config, "rope_parameters", None) or {}
     found = found.get("full_attention", found)

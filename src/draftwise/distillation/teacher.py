@@ -115,7 +115,8 @@ class Teacher:
         finally:
             for hook in hooks:
                 hook.remove()
-        return Reading(torch.cat([captured[layer] for layer in self.layers], dim=-1), final)
+        states = [captured[layer] for layer in self.layers]
+        return Reading(torch.cat(states, dim=-1) if states else final[..., :0], final)
 
     @torch.no_grad()
     def logits(self, final: Tensor, target_ids: Tensor | None = None) -> Tensor:

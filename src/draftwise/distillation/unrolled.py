@@ -34,8 +34,11 @@ class ChainStep:
 
 
 def shifted(x: Tensor, by: int, fill: float = 0) -> Tensor:
-    """Move columns to the left: ``out[:, t] = x[:, t + by]``, and ``fill`` beyond the end."""
-    rest = x.new_full((len(x), min(by, x.shape[1])), fill)
+    """Move columns to the left: ``out[:, t] = x[:, t + by]``, and ``fill`` beyond the end.
+
+    ``[rows, length, …]`` -> the same shape.
+    """
+    rest = x.new_full((len(x), min(by, x.shape[1]), *x.shape[2:]), fill)
     return torch.cat([x[:, by:], rest], dim=1)
 
 
