@@ -248,13 +248,7 @@ class EngineBuilder:
                 may_be_shorter=role != "target",
                 quantization=quantization,
             )
-        slow_path = loaded.model.slow_path
-        if slow_path is not None:
-            warnings.warn(
-                f"{role}: {loaded.name!r} does not run on the fast path: {slow_path}",
-                SlowPathWarning,
-                stacklevel=2,
-            )
+        _warn_of_slow_path(loaded, role)
         return loaded
 
     def _load_head(self, name: str) -> LoadedModel | None:
@@ -269,7 +263,9 @@ class EngineBuilder:
             raise InvalidParameterError("draft", f"{plain!r} is a head, which is not quantised")
         self._settings.on_status(f"loading {name}")
         with _LOADING, quiet_import():
-            return load_head(name, folder, self.target, self._settings.dtype)
+            head = load_head(name, folder, self.target, self._settings.dtype)
+        _warn_of_slow_path(head, "draft")
+        return head
 
     def _overlap(self, policy: type[Policy], costs: LatencyProfile | None) -> OverlapOptions | None:
         """Options of overlapped drafting; ``None`` if it is disabled."""
@@ -356,6 +352,17 @@ class EngineBuilder:
         ]
         small = [model for model in (draft, models.companion) if model is not None]
         return Replicas(specs, [model.fingerprint for model in small])
+
+
+def _warn_of_slow_path(loaded: LoadedModel, role: str) -> None:
+    """Warn of a model that is computed more slowly than others of its size."""
+    slow_path = loaded.model.slow_path
+    if slow_path is not None:
+        warnings.warn(
+            f"{role}: {loaded.name!r} does not run on the fast path: {slow_path}",
+            SlowPathWarning,
+            stacklevel=3,
+        )
 
 
 def _is_a_head(name: str, role: str) -> UnsupportedModelError:

@@ -92,6 +92,7 @@ class CachedHead(CachedModel):
         super().__init__(model, cache, vocab_size)
         self.head = model
         self.state_layers = model.state_layers
+        self.own_vocab_size, self.carried_size = model.vocab_size, model.hidden_size
         self._pending = [_Pending() for _ in range(self.num_rows)]
         # Requests of which states were lost when a step was interrupted.
         self._lost: set[int] = set()

@@ -63,6 +63,9 @@ class CachedModel:
         num_rows: number of cache slots.
         capacity: tokens that fit in one cache slot.
         device: device of the model.
+        own_vocab_size: width of the distributions that the native kernels draw from.
+        carried_size: size of what the native kernels carry from a drafted token to the next one in
+            place of states; 0 for models that read tokens only.
         state_layers: the target's hidden states that it reads; empty for models that read tokens
             only.
     """
@@ -81,6 +84,7 @@ class CachedModel:
         self.num_rows = cache.num_cache_slots
         self.capacity = cache.capacity
         self.device = model.device
+        self.own_vocab_size, self.carried_size = vocab_size, 0
         self.state_layers: tuple[int, ...] = ()
         # Number of valid tokens in each slot after the last commit.
         self._committed = [0] * cache.num_cache_slots

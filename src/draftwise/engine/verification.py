@@ -99,7 +99,9 @@ class TargetVerifier:
         logits = self._model.forward(self._cache, tokens, segments, logit_rows or None, tap)
         if logits is not None and reviews:
             logits = _without(reviews, logits)
-        return Verified(logits, None if tap is None else _states_of_slots(tap, segments))
+        if tap is None or not segments:
+            return Verified(logits)
+        return Verified(logits, _states_of_slots(tap, segments))
 
 
 def _states_of_slots(tap: StateTap, segments: list[Segment]) -> dict[int, StateRows]:

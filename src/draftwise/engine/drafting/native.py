@@ -7,6 +7,7 @@ its decision as a rule in numbers.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from draftwise.core.types import Draft
 from draftwise.engine.cached_model import CachedModel
@@ -25,6 +26,9 @@ class NativeBackend:
         """Set up for a draft model. Memory is allocated by the first draft."""
         self._model = cached_model
         self._buffers = DraftBuffers(0, 0, 0)
+        self._carried: Tensor | None = None
+        if cached_model.carried_size:
+            self._carried = torch.empty(cached_model.num_rows, cached_model.carried_size)
 
     def serves(self, step: DraftingStep) -> bool:
         """Whether the model has kernels and the logits need no processing."""
@@ -37,7 +41,7 @@ class NativeBackend:
         native = model.native
         assert native is not None
         if not self._buffers.fits(len(step.limits), step.width):
-            self._buffers = DraftBuffers(model.num_rows, step.width, model.vocab_size)
+            self._buffers = DraftBuffers(model.num_rows, step.width, model.own_vocab_size)
         uniforms = step.batch.uniforms
         self._step = step
         self._run = DraftRun(
@@ -49,9 +53,15 @@ class NativeBackend:
             step.signals,
             step.limits,
             step.rule,
+            self._carried,
         )
-        tokens, segments, logit_tokens, _ = model.gather(step.inputs)
-        self._run.read(tokens, segments, logit_tokens)
+        # Number of entries in the cache before the first token is drawn.
+        self._num_read = [
+            model.text_end(request, length)
+            for request, length in zip(step.batch.generating, step.text_lengths, strict=True)
+        ]
+        tokens, segments, logit_tokens, states = model.gather(step.inputs)
+        self._run.read(tokens, segments, logit_tokens, states)
         for slot, start, count in segments:
             cache.advance(slot, start + count)
 
@@ -60,7 +70,7 @@ class NativeBackend:
         """Draw tokens in one call, for each request up to its limit or until the rule stops it."""
         step, run = self._step, self._run
         slots = [step.cache_slots[request] for request in active]
-        read = [step.text_lengths[request] + run.num_tokens - 1 for request in active]
+        read = [self._num_read[request] + run.num_tokens - 1 for request in active]
         run.follow(active, slots, read)
         run.draw(num_tokens)
         return run.num_tokens
@@ -82,6 +92,6 @@ class NativeBackend:
             # The last drawn token was not read, whether it was drafted or its logits were NaN.
             length = lengths[request]
             drawn = length + int(length < num_tokens and is_nan[request, length])
-            cache.advance(step.cache_slots[request], step.text_lengths[request] + drawn - 1)
+            cache.advance(step.cache_slots[request], self._num_read[request] + drawn - 1)
         # The kernels write zeros for a token whose logits are NaN.
         return step.collect(self._buffers, lengths, num_tokens, self._run.lengths.tolist())

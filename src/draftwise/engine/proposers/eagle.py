@@ -5,6 +5,7 @@ from __future__ import annotations
 from draftwise.engine.cached_head import CachedHead
 from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.loop import DraftingBackend
+from draftwise.engine.drafting.native_head import NativeHeadBackend
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.proposers.registry import register
@@ -32,5 +33,6 @@ class EagleProposer(ModelProposer):
         self.state_layers = context.draft_model.state_layers
 
     def _new_backends(self) -> list[DraftingBackend]:
-        """The pass in PyTorch operations, which supports every step."""
-        return [EagerBackend(self.cached_model)]
+        """Native kernels where there are any, and passes that support every step."""
+        assert isinstance(self.cached_model, CachedHead)
+        return [NativeHeadBackend(self.cached_model), EagerBackend(self.cached_model)]

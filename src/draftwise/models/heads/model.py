@@ -9,9 +9,11 @@ from torch import Tensor
 
 from draftwise.models.attention import Segment
 from draftwise.models.decoder_spec import DecoderSpec
+from draftwise.models.fast_path import SlowPath
 from draftwise.models.heads.forward import HeadForward, HeadOutput
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.native.suitability import native_head, why_no_native_head
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.ragged import RaggedKernels
 from draftwise.models.static_steps import StepMode
@@ -27,6 +29,7 @@ class HeadModel(PackedModel):
         state_size: size of these states side by side.
         target_ids: ``[draft_vocab]`` int64 target ids of the tokens that it proposes, on its
             device; ``None`` if they are all tokens of the target in their order.
+        native_head: the native kernels; ``None`` where they do not support the head.
     """
 
     def __init__(
@@ -58,12 +61,15 @@ class HeadModel(PackedModel):
         self.target_ids: Tensor | None = target_ids.to(self.device)
         if torch.equal(target_ids, torch.arange(target_vocab_size)):
             self.target_ids = None
-        self.slow_path = None
-        self.native = None
+        reason = why_no_native_head(spec)
+        is_slow = reason is not None and self.device.type == "cpu"
+        self.slow_path = SlowPath(reason or "", "") if is_slow else None
+        self.native_head = native_head(spec, self.target_ids)
+        self.native = self.native_head
         self.step_mode = StepMode.EAGER
         self._decoder = None
         self._kernels = RaggedKernels.of(self.device, self.dtype, layers)
-        self._head_forward = HeadForward(spec)
+        self._head_forward = HeadForward(spec) if self.native is None else None
 
     @property
     def hidden_size(self) -> int:
@@ -105,9 +111,15 @@ class HeadModel(PackedModel):
                 ``None`` within a draft.
             carried: ``[tokens, hidden]`` what the pass before returned; ``None`` with ``states``.
         """
-        ids, packed = self._pack(cache, tokens, segments)
-        rows = upload(logit_rows, torch.long, self.device)
-        output = self._head_forward(ids, packed, states, carried, rows)
+        if self.native_head is not None:
+            output = HeadOutput(
+                *self.native_head.read(cache, tokens, segments, logit_rows, states, carried)
+            )
+        else:
+            assert self._head_forward is not None
+            ids, packed = self._pack(cache, tokens, segments)
+            rows = upload(logit_rows, torch.long, self.device)
+            output = self._head_forward(ids, packed, states, carried, rows)
         for cache_slot, start, count in segments:
             cache.advance(cache_slot, start + count)
         return output

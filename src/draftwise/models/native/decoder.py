@@ -85,7 +85,7 @@ class NativeDecoder:
         for to, layer in zip(layers, spec.layers, strict=True):
             self._pack_layer(to, layer)
         head = self._keep_matrix(spec.head)
-        _release_weight(spec.head)
+        release_weight(spec.head)
         self._layers = layers
         rotary_sizes = torch.tensor([each.size for each in self._rotary], dtype=torch.int64)
         self._model = DecoderModel(
@@ -182,7 +182,7 @@ class NativeDecoder:
             padding = -len(bias) % (2 * self._library.lanes)
             to.qkv_bias = self._keep(torch.nn.functional.pad(bias, (0, padding)))
         for each in layer.linear_layers:
-            _release_weight(each)
+            release_weight(each)
 
     @property
     def library(self) -> NativeLibrary:
@@ -215,12 +215,7 @@ class NativeDecoder:
             IndexError: a token id is outside the vocabulary.
             ValueError: a token is outside the cache, or the tokens do not match the segments.
         """
-        ids = np.asarray(tokens, dtype=np.int64)
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_embeddings):
-            raise IndexError(f"a token is outside the vocabulary of {self.num_embeddings}")
-        where = checked_segments(cache, segments)
-        if where[:, 2].sum() != len(ids):
-            raise ValueError(f"{len(ids)} tokens do not make up the segments")
+        ids, where = self.checked(cache, tokens, segments)
         wanted = np.asarray(() if logit_rows is None else logit_rows, dtype=np.int64)
         logits = self.logits_memory(len(wanted))
         call = self.prepare(cache, ids, where, wanted, logits)
@@ -231,6 +226,26 @@ class NativeDecoder:
             call.num_tapped = len(layers)
         self._library.decode(ctypes.byref(call))
         return None if logit_rows is None else logits
+
+    def checked(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[tuple[int, int, int]],
+    ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]:
+        """Token ids and segments as the kernels read them; see :meth:`__call__`.
+
+        Raises:
+            IndexError: a token id is outside the vocabulary.
+            ValueError: a token is outside the cache, or the tokens do not match the segments.
+        """
+        ids = np.asarray(tokens, dtype=np.int64)
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_embeddings):
+            raise IndexError(f"a token is outside the vocabulary of {self.num_embeddings}")
+        where = checked_segments(cache, segments)
+        if where[:, 2].sum() != len(ids):
+            raise ValueError(f"{len(ids)} tokens do not make up the segments")
+        return ids, where
 
     def logits_memory(self, num_rows: int) -> Tensor:
         """Uninitialised memory for logits, ``[num_rows, vocab]`` float32."""
@@ -362,7 +377,7 @@ def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(tensors))(*(each.data_ptr() for each in tensors))
 
 
-def _release_weight(layer: nn.Linear) -> None:
+def release_weight(layer: nn.Linear) -> None:
     """Replace a layer's weight by a meta tensor."""
     layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"))
     forget_quantized(layer)

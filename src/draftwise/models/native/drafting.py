@@ -61,6 +61,7 @@ class DraftRun:
         signals: bool,
         limits: Sequence[int],
         rule: DraftRule | None = None,
+        carried: Tensor | None = None,
     ) -> None:
         """Set up a step.
 
@@ -74,8 +75,11 @@ class DraftRun:
             signals: whether to compute entropies and probabilities of sampled tokens.
             limits: ``[requests]`` maximum number of drafted tokens.
             rule: rule that ends drafts before their limits; ``None`` for no rule. Requires signals.
+            carried: ``[requests, hidden]`` float32 memory for what a head reads in place of states
+                within a draft; ``None`` for other models.
         """
         self._decoder, self._cache, self._buffers = decoder, cache, buffers
+        self._carried = carried
         vocab_size = buffers.vocab_size
         self._uniforms = None if uniforms is None else uniforms.contiguous()
         self._controls = controls
@@ -111,6 +115,7 @@ class DraftRun:
         tokens: Sequence[int],
         segments: Sequence[tuple[int, int, int]],
         logit_tokens: Sequence[int],
+        states: Tensor | None = None,
     ) -> None:
         """Set the new tokens, which the model reads before the first token is drafted.
 
@@ -118,9 +123,14 @@ class DraftRun:
             tokens: ``[tokens]`` token ids.
             segments: cache slot, start and number of tokens of each request.
             logit_tokens: ``[rows]`` index of the last token of each request that drafts.
+            states: ``[tokens, size]`` states of the target that a head reads with the tokens;
+                ``None`` for other models.
         """
         ids, wanted = (np.asarray(each, dtype=np.int64) for each in (tokens, logit_tokens))
         self._first = self._prepared(ids, checked_segments(self._cache, segments), wanted)
+        if states is not None:
+            self._first.states = states.data_ptr()
+            self._first.keep_alive = self._first.keep_alive, states
         self._call.first = ctypes.addressof(self._first)
 
     def follow(
@@ -141,6 +151,9 @@ class DraftRun:
         ids = self._buffers.tokens.numpy()[requests, max(self._call.position - 1, 0)]
         following = self._prepared(ids, segments, segments[:, 3].copy())
         chosen = np.array(requests, dtype=np.int64)
+        if self._carried is not None:
+            for each in (self._first, following):
+                each.carried, each.carried_rows = self._carried.data_ptr(), chosen.ctypes.data
         self._keep_alive = [ids, segments, chosen, following]
         call = self._call
         call.next, call.next_ids = ctypes.addressof(following), ids.ctypes.data

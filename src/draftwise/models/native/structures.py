@@ -139,6 +139,16 @@ class DecoderLayer(ctypes.Structure):
     )
 
 
+class StateInput(ctypes.Structure):
+    """``StateInput`` of ``decoder.h``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("projection", "joint_norm", "norms", "state_norm")),
+        *((name, ctypes.c_int64) for name in ("num_states", "size")),
+        *((name, ctypes.c_int64) for name in ("norm_before_residual", "norm_output")),
+    )
+
+
 class DecoderModel(ctypes.Structure):
     """``DecoderModel`` of ``decoder.h``."""
 
@@ -150,6 +160,7 @@ class DecoderModel(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("is_bfloat16", "bits", "activation")),
         *((name, ctypes.c_double) for name in ("epsilon", "scale", "softcap", "embedding_scale")),
         *((name, ctypes.c_double) for name in ("residual_scale", "logit_scale", "logit_softcap")),
+        *((name, ctypes.c_void_p) for name in ("state_input", "output_ids")),
     )
 
 
@@ -172,6 +183,7 @@ class DecoderCall(ctypes.Structure):
         ("largest_segment", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("tapped_layers", "tapped")),
         ("num_tapped", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("states", "carried", "carried_rows")),
     )
     # Objects that must exist until the kernel has run.
     keep_alive: object
@@ -230,7 +242,7 @@ SEGMENT = np.dtype((np.int64, 4))
 _CALLS = (
     *(AcceptanceCall, AttentionCall, ContinuationCall, DecoderCache, DecoderCall, DecoderLayer),
     *(DecoderModel, DistributionCall, DraftCall, DraftRule, GreedyCall, ScoreCall, Sampling),
-    *(Softmax, SuffixCorpus, Threads),
+    *(Softmax, StateInput, SuffixCorpus, Threads),
 )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from draftwise.models.decoder_spec import DecoderSpec, decoder_spec
 from draftwise.models.native.decoder import ACTIVATIONS, NativeDecoder
 from draftwise.models.native.grouped import IN_GROUPS, is_groupable
+from draftwise.models.native.head import NativeHead
 from draftwise.models.native.library import (
     NativeLibrary,
     native_library,
@@ -38,8 +40,45 @@ def native_decoder(model: nn.Module) -> NativeDecoder | None:
     if library is None or why_not_native(model) is not None:
         return None
     dtype = _weight(model).dtype
-    bits = _stored_bits(model, library, dtype, is_large(model))
+    layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
+    bits = _stored_bits(layers, library, dtype, is_large(model))
     return NativeDecoder(decoder_spec(model), library, bits)
+
+
+def native_head(spec: DecoderSpec, output_ids: Tensor | None) -> NativeHead | None:
+    """Pack a drafting head for the native kernels; ``None`` if they do not support it.
+
+    Args:
+        spec: the head.
+        output_ids: ``[draft_vocab]`` int64 target ids of the tokens that it proposes; ``None`` if
+            they are all tokens of the target.
+    """
+    library = native_library()
+    if library is None or why_no_native_head(spec) is not None:
+        return None
+    layers = _head_layers(spec)
+    bits = _stored_bits(layers, library, spec.embedding.weight.dtype, _is_large_head(layers))
+    return NativeHead(spec, library, bits, output_ids)
+
+
+def why_no_native_head(spec: DecoderSpec) -> str | None:
+    """The reason why the native kernels do not compute a head, as a clause; ``None`` if they do."""
+    weight = spec.embedding.weight
+    reason = _why_not_type(weight) or _missing_in_layers(spec)
+    if reason is not None or not _is_large_head(_head_layers(spec)):
+        return reason
+    return _why_not_large(spec, weight)
+
+
+def _head_layers(spec: DecoderSpec) -> list[nn.Linear]:
+    """The linear layers of a head."""
+    assert spec.state_input is not None
+    layers = [each for layer in spec.layers for each in layer.linear_layers]
+    return [*layers, spec.state_input.projection, spec.head]
+
+
+def _is_large_head(layers: Sequence[nn.Linear]) -> bool:
+    return sum(each.weight.nbytes for each in layers) > _SMALL_MODEL
 
 
 def why_not_native(model: nn.Module) -> str | None:
@@ -53,18 +92,32 @@ def why_not_native(model: nn.Module) -> str | None:
         A clause; ``None`` if the kernels compute the model.
     """
     weight = _weight(model)
-    if weight.device.type != "cpu":
-        return f"it is on {weight.device.type}, and the native kernels are for the CPU"
-    if weight.dtype not in _DTYPES:
-        return f"its weights are {_name(weight.dtype)}, not bfloat16 or float32"
-    library = native_library()
-    if library is None:
-        return f"there are no native kernels: {why_unavailable()}"
+    reason = _why_not_type(weight)
+    if reason is not None:
+        return reason
     causal: Any = model
     spec = decoder_spec(model)
     missing = _missing_feature(spec, causal.config)
     if missing is not None or not is_large(model):
         return missing
+    return _why_not_large(spec, weight)
+
+
+def _why_not_type(weight: Tensor) -> str | None:
+    """Why the kernels do not compute with weights of this device and dtype; ``None`` if they do."""
+    if weight.device.type != "cpu":
+        return f"it is on {weight.device.type}, and the native kernels are for the CPU"
+    if weight.dtype not in _DTYPES:
+        return f"its weights are {_name(weight.dtype)}, not bfloat16 or float32"
+    if native_library() is None:
+        return f"there are no native kernels: {why_unavailable()}"
+    return None
+
+
+def _why_not_large(spec: DecoderSpec, weight: Tensor) -> str | None:
+    """Why the kernels are slower than PyTorch for a large model; ``None`` if they are not."""
+    library = native_library()
+    assert library is not None
     limit = f"for models of more than {_SMALL_MODEL // _MIB} MiB the native kernels need"
     slower = _why_slower(spec, library)
     if slower is not None:
@@ -98,10 +151,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _stored_bits(
-    model: nn.Module, library: NativeLibrary, dtype: torch.dtype, reads_memory: bool
+    layers: Sequence[nn.Linear], library: NativeLibrary, dtype: torch.dtype, reads_memory: bool
 ) -> int:
     """Stored bits per number of the linear layers. Fewer bits reduce the memory traffic."""
-    layers = [each for each in model.modules() if isinstance(each, nn.Linear)]
     if reads_memory and dtype == torch.bfloat16 and library.multiplies_pairs:
         matrices = [quantized_matrix(each) for each in layers]
         known = [matrix for matrix in matrices if matrix is not None]
@@ -124,12 +176,17 @@ def _missing_feature(spec: DecoderSpec, config: Any) -> str | None:
     """A feature of the layers that the kernels do not support, as a clause; ``None`` if none."""
     rope = getattr(config, "rope_parameters", None) or {}
     rope_type = rope.get("rope_type", "default")
+    if rope_type in _LENGTH_DEPENDENT_ROTARY:
+        return f"its rotary embedding is {rope_type}, which the native kernels do not have"
+    return _missing_in_layers(spec)
+
+
+def _missing_in_layers(spec: DecoderSpec) -> str | None:
+    """The same without what depends on the configuration."""
     if spec.activation not in ACTIVATIONS:
         return f"its activation is {spec.activation}, which the native kernels do not have"
     if spec.head_size % 2 or any(table.size % 2 for table in spec.rotary.values()):
         return f"its heads have {spec.head_size} numbers, and the native kernels need pairs"
-    if rope_type in _LENGTH_DEPENDENT_ROTARY:
-        return f"its rotary embedding is {rope_type}, which the native kernels do not have"
     for layer in spec.layers:
         biased = {"o_proj": (layer.out,), "gate_proj": layer.gate_up, "down_proj": (layer.down,)}
         for name, linear in biased.items():
@@ -150,7 +207,10 @@ def _why_slower(spec: DecoderSpec, library: NativeLibrary) -> str | None:
     """
     if library.multiplies_tiles:
         first = spec.layers[0]
-        for layer in (first.qkv[0], first.out, first.down):
+        depths = [first.qkv[0], first.out, first.down]
+        if spec.state_input is not None:
+            depths.append(spec.state_input.projection)
+        for layer in depths:
             if layer.in_features % _TILE_DEPTH:
                 return f"sizes that are multiples of {_TILE_DEPTH}, and one is {layer.in_features}"
         return None

@@ -30,6 +30,17 @@ struct DecoderLayer {
     int64_t rotary;                    // index of the rotary embedding; -1 for none
 };
 
+// How the first layer of a drafting head reads states of a target; see StateInputSpec of
+// decoder_spec.py.
+struct StateInput {
+    const void *projection;     // packed panels, from the states of a token side by side to hidden
+    const float *joint_norm;    // [num_states * size] norm of all states together, or null
+    const float *norms;         // [num_states, size] norms of each state, or null
+    const float *state_norm;    // [hidden] norm of the projected states
+    int64_t num_states, size;   // number of states of a token, and size of each
+    int64_t norm_before_residual, norm_output;
+};
+
 enum Activation { SILU = 0, GELU_TANH = 1 };
 
 constexpr int64_t IN_GROUPS = 0;  // DecoderModel::bits of weights of grouped.h
@@ -53,6 +64,8 @@ struct DecoderModel {
     double residual_scale;   // factor of a block's output before it is added
     double logit_scale;      // factor of the logits
     double logit_softcap;    // limit of the logits: softcap * tanh(logit / softcap); 0 for none
+    const StateInput *state_input;  // null for models that read tokens only
+    const int64_t *output_ids;      // [vocab] token ids of the logits; null for 0, 1, 2, ...
 };
 
 // The KV cache of a model.
@@ -79,6 +92,11 @@ struct DecoderCall {
                                    // stands for the output of the last one
     void *tapped;                  // [tokens, tapped, hidden] output, of the type of the cache
     int64_t num_tapped;
+    const void *states;           // [tokens, num_states * size] states that a head reads, of the type
+                                  // of the cache; null if it reads what is carried
+    float *carried;               // [..., hidden] what the head's next pass reads in place of states
+    const int64_t *carried_rows;  // [logits] rows of carried that are written, and without states
+                                  // also [tokens] rows that are read
 };
 
 namespace {
@@ -99,7 +117,9 @@ struct Buffers {
 
     int64_t hidden_stride, normed_stride, qkv_stride, attended_size, kv_size, inner_stride;
     float *hidden, *projected, *qkv;
-    Input *normed, *inputs, *inner;
+    float *embedded, *state_scratch;  // of a head: embedded tokens, and floats of each thread
+    int64_t states_size, states_stride, both_stride;
+    Input *normed, *inputs, *inner, *states, *both;
     T *queries, *keys, *values, *attended;
     float *scratch;
     char *expanded;    // [threads, expanded_bytes] expanded panels
@@ -124,6 +144,14 @@ struct Buffers {
             norms_outputs |= model.layers[i].attention_out_norm || model.layers[i].mlp_out_norm;
         allocate(hidden, num_tokens * hidden_stride);
         allocate(projected, norms_outputs ? num_tokens * hidden_stride : 0);
+        const StateInput *reads = model.state_input;
+        states_size = reads ? reads->num_states * reads->size : 0;
+        states_stride = round_up(states_size, W::DEPTH);
+        both_stride = reads ? round_up(2 * model.hidden, W::DEPTH) : 0;
+        allocate(embedded, reads ? num_tokens * hidden_stride : 0);
+        allocate(state_scratch, num_threads * states_size);
+        allocate(states, num_tokens * states_stride);
+        allocate(both, num_tokens * both_stride);
         allocate(qkv, num_tokens * qkv_stride);
         allocate(normed, num_tokens * normed_stride);
         allocate(inner, num_tokens * inner_stride);
@@ -135,7 +163,8 @@ struct Buffers {
         scratch_size = attention_scratch_size(largest_segment, model.heads, model.kv_heads,
                                               model.kv_heads, model.head_size, model.head_size);
         allocate(scratch, num_threads * scratch_size);
-        const int64_t max_depth = std::max({model.hidden, attended_size, model.intermediate});
+        const int64_t max_depth = std::max({model.hidden, attended_size, model.intermediate,
+                                            states_size, reads ? 2 * model.hidden : 0});
         expanded_bytes = expansion_bytes(W(), max_depth);
         allocate(expanded, num_threads * expanded_bytes);
         allocate(claimed, 2 * num_threads * COUNTERS_PER_LINE);
@@ -220,22 +249,94 @@ struct Pass {
     int64_t num_products = 0;  // number of finished products
 
     void run() {
-        const int64_t *ids = call.ids;
         *claimed(0, worker.index) = *claimed(1, worker.index) = 0;
-        const int64_t rows = call.num_tokens, hidden = model.hidden;
-        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
-            float *to = buffers.hidden + i * buffers.hidden_stride;
-            convert((const T *)model.embedding + ids[i] * hidden, hidden, to);
-            if (model.embedding_scale != 1)
-                for (int64_t j = 0; j < hidden; ++j) to[j] *= (float)model.embedding_scale;
-        }
-        worker.wait();
+        embed(model.state_input ? buffers.embedded : buffers.hidden);
+        if (model.state_input) read_states(*model.state_input);
         for (int64_t index = 0; index < model.num_layers; ++index) {
             tap(index);
             layer(index);
         }
         tap(model.num_layers);
         logits();
+    }
+
+    // Embeds all tokens.
+    void embed(float *embedded) const {
+        const int64_t rows = call.num_tokens, hidden = model.hidden;
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            float *to = embedded + i * buffers.hidden_stride;
+            convert((const T *)model.embedding + call.ids[i] * hidden, hidden, to);
+            if (model.embedding_scale != 1)
+                for (int64_t j = 0; j < hidden; ++j) to[j] *= (float)model.embedding_scale;
+        }
+        worker.wait();
+    }
+
+    // Begins the residual stream of a head with the projected states, or with what is carried.
+    void read_states(const StateInput &reads) {
+        const int64_t rows = call.num_tokens, hidden = model.hidden;
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            if (call.states) state_row(reads, i);
+            else
+                memcpy(buffers.hidden + i * buffers.hidden_stride,
+                       call.carried + call.carried_rows[i] * hidden, hidden * sizeof(float));
+        }
+        worker.wait();
+        if (!call.states) return;
+        product(buffers.states, buffers.states_stride, rows, buffers.states_size, reads.projection,
+                num_panels(hidden), [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                    float *to = buffers.hidden + row * buffers.hidden_stride + panel * PANEL_WIDTH;
+                    write(left, to);
+                    write(right, to + LANES);
+                });
+        worker.wait();
+    }
+
+    // Normalises the states of a token if the head does so, and pads them with zeros.
+    void state_row(const StateInput &reads, int64_t row) const {
+        const int64_t total = buffers.states_size, size = reads.size;
+        const T *from = (const T *)call.states + row * total;
+        auto *to = buffers.states + row * buffers.states_stride;
+        const int64_t padding = buffers.states_stride - total;
+        float *numbers = buffers.state_scratch + worker.index * total;
+        convert(from, total, numbers);
+        if (reads.joint_norm)
+            normalise(numbers, reads.joint_norm, total, total, model.epsilon, numbers);
+        if (reads.norms)
+            for (int64_t k = 0; k < reads.num_states; ++k)
+                normalise(numbers + k * size, reads.norms + k * size, size, size, model.epsilon,
+                          numbers + k * size);
+        convert(numbers, total, to);
+        memset((void *)(to + total), 0, padding * sizeof *to);
+    }
+
+    // Normalises the embedded tokens and the projected states, side by side.
+    void norm_both_rows(const StateInput &reads, const float *embedding_norm) const {
+        const int64_t rows = call.num_tokens, hidden = model.hidden;
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            float *stream = buffers.hidden + i * buffers.hidden_stride;
+            auto *to = buffers.both + i * buffers.both_stride;
+            normalise(buffers.embedded + i * buffers.hidden_stride, embedding_norm, hidden, hidden,
+                      model.epsilon, to);
+            normalise(stream, reads.state_norm, hidden, buffers.both_stride - hidden,
+                      model.epsilon, to + hidden);
+            if (reads.norm_before_residual)
+                normalise(stream, reads.state_norm, hidden, hidden, model.epsilon, stream);
+        }
+        worker.wait();
+    }
+
+    // Keeps what the next token of each draft reads in place of states.
+    void carry(const StateInput &reads) const {
+        const int64_t rows = call.num_logits, hidden = model.hidden;
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
+            const float *from = buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride;
+            float *to = call.carried + call.carried_rows[i] * hidden;
+            if (reads.norm_output)
+                normalise(from, model.norm, hidden, hidden, model.epsilon, to);
+            else
+                memcpy(to, from, hidden * sizeof *to);
+        }
     }
 
     // Copies the residual stream before a layer if it is wanted. Nothing changes the stream until
@@ -333,8 +434,14 @@ struct Pass {
 
     void layer(int64_t index) {
         const DecoderLayer &layer = model.layers[index];
-        norm_rows(layer.attention_norm);
-        product(buffers.normed, buffers.normed_stride, call.num_tokens, model.hidden, layer.qkv,
+        const bool reads_both = index == 0 && model.state_input;
+        if (reads_both)
+            norm_both_rows(*model.state_input, layer.attention_norm);
+        else
+            norm_rows(layer.attention_norm);
+        product(reads_both ? buffers.both : buffers.normed,
+                reads_both ? buffers.both_stride : buffers.normed_stride, call.num_tokens,
+                reads_both ? 2 * model.hidden : model.hidden, layer.qkv,
                 buffers.qkv_stride / PANEL_WIDTH,
                 [&](int64_t row, int64_t panel, Floats left, Floats right) {
                     if (layer.qkv_bias) {
@@ -450,6 +557,7 @@ struct Pass {
 
     void logits() {
         const int64_t rows = call.num_logits;
+        if (model.state_input) carry(*model.state_input);
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
             normalise(buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride, model.norm,
                       model.hidden, buffers.normed_stride, model.epsilon,

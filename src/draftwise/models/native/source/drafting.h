@@ -37,7 +37,7 @@ struct DraftCall {
     int64_t *lengths;          // [requests] number of drafted tokens so far
     const DraftRule *rule;     // null if all requests draft to their limits
     const double *uniforms;    // [requests, uniforms_width]; null if all requests are greedy
-    int64_t *tokens;           // [requests, width] output: sampled tokens
+    int64_t *tokens;           // [requests, width] output: ids of the sampled tokens
     float *probs;              // [requests, width + 1, vocab] output; null if all are greedy
     float *draft_probs;        // [requests, width, vocab] output; null if probs are the same
     float *entropy;            // [requests, width] output; null without signals
@@ -54,8 +54,9 @@ struct DraftCall {
 namespace {
 
 // Samples the next token of a row from its logits, and prepares the row's next pass.
-void draw_row(const DraftCall &call, const float *logits, int64_t own_vocab, int64_t row,
+void draw_row(const DraftCall &call, const DecoderModel &model, const float *logits, int64_t row,
               int64_t position, int64_t thread) {
+    const int64_t own_vocab = model.vocab;
     const int64_t request = call.requests[row], vocab = call.vocab;
     const int64_t place = request * call.width + position, shared_vocab = min_int(own_vocab, vocab);
     const bool greedy = call.sampling.temperature[request] == 0.0f;
@@ -101,8 +102,7 @@ void draw_row(const DraftCall &call, const float *logits, int64_t own_vocab, int
         }
     }
     call.is_nan[place] = is_nan;
-    call.tokens[place] = token;
-    call.next_ids[row] = token;
+    call.tokens[place] = call.next_ids[row] = model.output_ids ? model.output_ids[token] : token;
     ++call.next_segments[4 * row + 1];
 }
 
@@ -236,7 +236,7 @@ void draft(DraftCall &call) {
             const int64_t own_vocab = pass.model->vocab;
             const auto started = std::chrono::steady_clock::now();
             for (int64_t row = worker.first(call.num_rows); row < worker.end(call.num_rows); ++row)
-                draw_row(call, pass.logits + row * own_vocab, own_vocab, row, start + i,
+                draw_row(call, *pass.model, pass.logits + row * own_vocab, row, start + i,
                          worker.index);
             worker.wait();
             if (worker.index == 0) {

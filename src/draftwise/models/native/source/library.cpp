@@ -47,6 +47,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(Sampling),
         SIZE_OF(Segment),
         SIZE_OF(Softmax),
+        SIZE_OF(StateInput),
         SIZE_OF(SuffixCorpus),
         SIZE_OF(Threads),
         {nullptr, 0},
@@ -78,6 +79,8 @@ static bool fits_tiles(const DecoderModel &model) {
     const int64_t depths[] = {model.hidden, model.heads * model.head_size, model.intermediate};
     for (const int64_t depth : depths)
         if (depth % TILE_DEPTH) return false;
+    const StateInput *reads = model.state_input;
+    if (reads && reads->num_states * reads->size % TILE_DEPTH) return false;
     return may_use_tiles();
 }
 #endif
