@@ -107,6 +107,15 @@ def test_a_head_is_written_in_the_layout_of_speculators(command, models, tmp_pat
     assert "inherits the terms of use" in card
 
 
+def test_a_head_of_the_whole_vocabulary_has_no_map(command, tmp_path):
+    status, _, _ = command("--tokens=200", draft_vocab=1000)
+    assert status == 0
+    config, weights = read_head(tmp_path / "head")
+    assert config.draft_vocab_size == 40
+    assert weights.target_ids.tolist() == list(range(40))
+    assert not {"d2t", "t2d"} & load_file(tmp_path / "head" / "model.safetensors").keys()
+
+
 def test_a_model_is_written_that_serves_as_a_draft(command, models, tmp_path):
     status, out, err = command(
         "--tokens=400", "--dtype=float32", "--hidden-size=64", "--num-layers=1", kind="model"

@@ -91,12 +91,15 @@ def head_tensors(
 
     Returns:
         The weights in bfloat16, ``d2t`` ``[draft_vocab]`` with the offset from each token to the
-        target's, and ``t2d`` ``[target_vocab]``, which marks the target's tokens.
+        target's, and ``t2d`` ``[target_vocab]``, which marks the target's tokens. A head of the
+        whole vocabulary has neither, as vLLM refuses them there.
     """
     ids = target_ids.cpu()
     tensors = {
         name: weight.to("cpu", torch.bfloat16).contiguous() for name, weight in weights.items()
     }
+    if len(ids) == target_vocab_size:
+        return tensors
     marked = torch.zeros(target_vocab_size, dtype=torch.bool)
     marked[ids] = True
     return {**tensors, "d2t": ids - torch.arange(len(ids)), "t2d": marked}
