@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "token_bytes": set(),
     "estimators": {"core", "errors"},
     "policies": {"core", "errors", "estimators", "params"},
-    "zoo": {"errors"},
+    "training": {"errors"},
+    "zoo": {"errors", "training"},
     "models": {"core", "errors", "token_bytes", "zoo"},
     "engine": {
         "core",
@@ -57,6 +58,18 @@ MAY_IMPORT = {
         "params",
         "policies",
         "profiling",
+    },
+    "distillation": {
+        "engine",
+        "errors",
+        "llm",
+        "models",
+        "outputs",
+        "params",
+        "prompts",
+        "training",
+        "values",
+        "zoo",
     },
     "llm": {
         "building",

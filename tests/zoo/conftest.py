@@ -3,9 +3,11 @@ import json
 import numpy as np
 import pytest
 
+from draftwise.training.packing import TokenizedSource
+from draftwise.training.schedule import Schedule
 from draftwise.zoo import train as train_module
-from draftwise.zoo.packing import Corpus, TokenizedSource
-from draftwise.zoo.recipe import MIXTURE, Distillation, ModelShape, Schedule, Stage
+from draftwise.zoo.packing import Corpus
+from draftwise.zoo.recipe import MIXTURE, Distillation, ModelShape, Stage
 
 TINY = ModelShape(
     hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8, intermediate_size=16

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from draftwise.zoo.packing import PackedStream, TokenizedSource, held_out_rows, load_corpus
+from draftwise.training.packing import PackedStream, TokenizedSource, held_out_rows
+from draftwise.zoo.packing import load_corpus
 
 from .conftest import random_source
 

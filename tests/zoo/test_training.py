@@ -4,12 +4,14 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from draftwise.training.loop import Runtime
+from draftwise.training.packing import PackedStream, held_out_rows
+from draftwise.training.schedule import Schedule
 from draftwise.zoo.distill import distillation_trainer, forward_kl, sample_continuations
 from draftwise.zoo.evaluation import acceptances, mean_acceptance, validation_losses
-from draftwise.zoo.packing import PackedStream, held_out_rows
-from draftwise.zoo.recipe import MIXTURE, STAGES, Schedule
+from draftwise.zoo.recipe import MIXTURE, STAGES
 from draftwise.zoo.train import _parser, configure_stage
-from draftwise.zoo.training import Runtime, Trainer, new_model
+from draftwise.zoo.training import new_model, text_trainer
 
 from .conftest import TINY_SCHEDULE, random_source, tiny_stage
 
@@ -20,7 +22,7 @@ RUNTIME = Runtime(torch.device("cpu"), compile=False)
 
 def trainer(folder, corpus, stage):
     stream = PackedStream(corpus.training, stage.mixture, stage.seed)
-    return Trainer(new_model(stage), stage.schedule, stream, folder, RUNTIME)
+    return text_trainer(new_model(stage), stage.schedule, stream, folder, RUNTIME)
 
 
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path, corpus):
@@ -32,10 +34,10 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, corpus):
         part.run(max_steps=1)
     assert part.progress == whole.progress == 1.0
     assert part.num_steps == whole.num_steps == 3
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, part.model.state_dict()[name]), name
+    for name, weight in whole.task.model.state_dict().items():
+        assert torch.equal(weight, part.task.model.state_dict()[name]), name
     for name, weight in new_model(stage).named_parameters():
-        assert not torch.equal(weight, whole.model.state_dict()[name]), name
+        assert not torch.equal(weight, whole.task.model.state_dict()[name]), name
 
 
 def test_finished_run_does_nothing(tmp_path, corpus):
@@ -56,7 +58,7 @@ def test_distillation_resumes(tmp_path, corpus):
                 new_model(stage), teacher, stage, corpus, tmp_path / folder, RUNTIME
             )
             part.run(max_steps)
-        results.append(part.model.state_dict())
+        results.append(part.task.model.state_dict())
     for name, weight in results[0].items():
         assert torch.equal(weight, results[1][name]), name
 
@@ -149,7 +151,7 @@ def test_steps_are_logged(tmp_path, corpus, capsys):
     stage = tiny_stage("target", 1)
     stream = PackedStream(corpus.training, stage.mixture, 1)
     runtime = Runtime(torch.device("cpu"), compile=False, log_seconds=0, evaluate_seconds=0)
-    Trainer(
+    text_trainer(
         new_model(stage),
         TINY_SCHEDULE,
         stream,

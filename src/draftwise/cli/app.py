@@ -20,6 +20,7 @@ from draftwise.cli.profile_latency import profile_latency
 from draftwise.cli.quiet import only_our_warnings
 from draftwise.cli.serve import serve
 from draftwise.cli.study import study
+from draftwise.cli.train import train
 from draftwise.cli.vllm_serve import vllm_serve
 from draftwise.errors import DraftwiseError
 from draftwise.processes import end_quickly
@@ -54,6 +55,7 @@ app.command(cls=FlaggingCommand)(profile)
 app.command(cls=FlaggingCommand)(profile_latency)
 app.command(cls=FlaggingCommand)(benchmark)
 app.command(cls=FlaggingCommand)(study)
+app.add_typer(train, name="train")
 app.command(cls=FlaggingCommand)(serve)
 app.command(cls=FlaggingCommand)(chat)
 # Arguments after -- are passed on to vllm.

@@ -17,6 +17,9 @@ _OTHER_NAMES = {
     "policy": ("policies",),
     "prompts": ("workload",),
     "structured_outputs": ("json_schema",),
+    "texts": ("text",),
+    "num_steps": ("steps",),
+    "num_held_out": ("held_out",),
 }
 _KEY_VALUE_OPTION = "policy_option"
 # Text in quotes comes from the user, such as the name of a file.

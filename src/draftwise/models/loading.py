@@ -136,7 +136,7 @@ def load_model(
     limit_kernel_cache()
     if quantization is None:
         name, quantization = split_name(name)
-    with _no_progress_bars(), _open_source(name, role, trust_remote_code) as source:
+    with no_progress_bars(), _open_source(name, role, trust_remote_code) as source:
         config = _load_config(source)
         context = context_length(config, role, max_model_len, may_be_shorter)
         check_config(config, role, context)
@@ -295,7 +295,7 @@ def _open_source(name: str, role: str, trust_remote_code: bool) -> Iterator[_Sou
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """Disable the progress bars of ``transformers``, and the one that it shows with GGUF files."""
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()

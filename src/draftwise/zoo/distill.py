@@ -19,9 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from draftwise.zoo.packing import Corpus, PackedStream, Rows, TokenizedSource
-from draftwise.zoo.recipe import Distillation, Stage
-from draftwise.zoo.training import Runtime, Trainer
+from draftwise.training.loop import Runtime, Trainer
+from draftwise.training.packing import PackedStream, Rows, TokenizedSource
+from draftwise.zoo.packing import Corpus
+from draftwise.zoo.recipe import END_OF_TEXT_ID, Distillation, Stage
+from draftwise.zoo.training import text_trainer
 
 CONTINUATIONS = "continuations"
 _ROWS_PER_BATCH = {"cpu": 128, "cuda": 4_096}
@@ -80,7 +82,7 @@ def _continuations(
         np.save(temporary, rows)
         temporary.replace(path)
         print(f"sampled {rows.shape} tokens in {time.monotonic() - started:.0f} s", flush=True)
-    return TokenizedSource.from_documents(np.load(path).tolist())
+    return TokenizedSource.from_documents(np.load(path).tolist(), END_OF_TEXT_ID)
 
 
 def distillation_trainer(
@@ -115,6 +117,6 @@ def distillation_trainer(
         return forward_kl(logits, teacher_logits)
 
     stream = PackedStream(sources, mixture, stage.seed + 1_000)
-    return Trainer(
+    return text_trainer(
         model, plan.schedule, stream, folder, runtime, loss_function=loss, evaluate=evaluate
     )

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from draftwise.zoo.packing import Rows, TokenizedSource, held_out_rows
+from draftwise.training.packing import Rows, TokenizedSource, held_out_rows
 
 _ROWS_PER_BATCH = 8
 

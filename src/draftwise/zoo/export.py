@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from draftwise.training.packing import PackedStream, Rows
 from draftwise.zoo.cards import Evaluation, model_card
 from draftwise.zoo.distill import sample_continuations
 from draftwise.zoo.evaluation import acceptances, mean_acceptance, validation_losses
-from draftwise.zoo.packing import Corpus, PackedStream, Rows, load_corpus
+from draftwise.zoo.packing import Corpus, load_corpus
 from draftwise.zoo.recipe import STAGES, Stage
 from draftwise.zoo.tokenizer import load_tokenizer
 from draftwise.zoo.training import resolve_device

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from draftwise.training.schedule import Schedule
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -59,47 +61,6 @@ class ModelShape:
             eos_token_id=END_OF_TEXT_ID,
             pad_token_id=END_OF_TEXT_ID,
         )
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Warm-up, stable phase and linear decay over a number of tokens, or of minutes if shorter.
-
-    ``minutes`` limits the wall time. Progress is the larger of the fractions of tokens and of time,
-    so the decay completes on a machine of any speed. Without ``minutes``, a run is a deterministic
-    function of its seed.
-    """
-
-    tokens: int
-    minutes: float | None = None
-    batch_tokens: int = 8192
-    micro_batch_tokens: int = 4096
-    length: int = 512
-    long_length: int = MAX_POSITIONS
-    long_fraction: float = 0.1
-    warmup_fraction: float = 0.02
-    decay_fraction: float = 0.72
-    muon_learning_rate: float = 3e-3
-    adamw_learning_rate: float = 3e-3
-    weight_decay: float = 0.05
-    gradient_norm: float = 1.0
-
-    def progress(self, num_tokens: int, elapsed_seconds: float) -> float:
-        """Completed fraction of the run, 0 … 1."""
-        share = num_tokens / self.tokens
-        if self.minutes is not None:
-            share = max(share, elapsed_seconds / (60.0 * self.minutes))
-        return min(share, 1.0)
-
-    def learning_rate_factor(self, progress: float) -> float:
-        """Multiplier of both learning rates at ``progress``."""
-        warmup = min(1.0, (progress + 0.05 * self.warmup_fraction) / self.warmup_fraction)
-        decay = min(1.0, (1.0 - progress) / self.decay_fraction)
-        return max(0.0, min(warmup, decay))
-
-    def row_length(self, progress: float) -> int:
-        """Tokens per packed row: short rows first, rows of the full context at the end."""
-        return self.long_length if progress >= 1.0 - self.long_fraction else self.length
 
 
 @dataclass(frozen=True)

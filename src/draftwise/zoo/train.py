@@ -19,12 +19,15 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from draftwise.training.loop import Runtime, Trainer
+from draftwise.training.packing import PackedStream
+from draftwise.training.schedule import Schedule
 from draftwise.zoo.distill import distillation_trainer
 from draftwise.zoo.evaluation import validation_losses
-from draftwise.zoo.packing import Corpus, PackedStream, load_corpus
-from draftwise.zoo.recipe import STAGES, Schedule, Stage
+from draftwise.zoo.packing import Corpus, load_corpus
+from draftwise.zoo.recipe import STAGES, Stage
 from draftwise.zoo.tokenizer import ensure_tokenizer
-from draftwise.zoo.training import Runtime, Trainer, new_model, resolve_device
+from draftwise.zoo.training import TextTask, new_model, resolve_device, text_trainer
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,7 +103,8 @@ def configure_stage(stage: Stage, arguments: argparse.Namespace) -> Stage:
 def _epochs(trainers: Sequence[Trainer]) -> dict[str, float]:
     total: dict[str, float] = {}
     for trainer in trainers:
-        for name, epochs in trainer.stream.epochs().items():
+        assert isinstance(trainer.task, TextTask)
+        for name, epochs in trainer.task.stream.epochs().items():
             total[name] = total.get(name, 0.0) + epochs
     return total
 
@@ -162,7 +166,7 @@ def train_stage(
     model = new_model(stage)
     print(f"{stage.name}: {model.num_parameters():,} parameters", flush=True)
     stream = PackedStream(corpus.training, stage.mixture, stage.seed)
-    trainer = Trainer(model, stage.schedule, stream, folder, runtime, evaluate=evaluate)
+    trainer = text_trainer(model, stage.schedule, stream, folder, runtime, evaluate=evaluate)
     trainer.run()
     trainers = [trainer]
     if stage.distillation is not None:

@@ -37,8 +37,9 @@ def load_corpus(speculation: SpeculationConfig, tokenizer: Any) -> SuffixCorpus 
         if path.suffix == _SAVED:
             corpus.load(path, tokenizer_fingerprint(tokenizer))
             continue
-        for text in _texts(path):
-            corpus.add(tokenizer(text, add_special_tokens=False).input_ids)
+        for texts in read_texts(path, "corpus"):
+            for text in texts:
+                corpus.add(tokenizer(text, add_special_tokens=False).input_ids)
     return corpus
 
 
@@ -48,27 +49,38 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16]
 
 
-def _texts(path: Path) -> Iterator[str]:
-    """The documents of a file or of all files in a folder."""
+def read_texts(path: Path, field: str) -> Iterator[list[str]]:
+    """The documents of a file or of all files in a folder.
+
+    Args:
+        path: a folder, a file of JSON lines (``.jsonl``), or a file of plain text.
+        field: what the path is, for errors.
+
+    Returns:
+        For each file or each JSON line, its strings without the keys of objects.
+
+    Raises:
+        InvalidParameterError: a file cannot be read.
+    """
     try:
         if path.is_dir():
             for each in sorted(path.rglob("*")):
                 if each.is_file():
-                    yield from _texts(each)
+                    yield from read_texts(each, field)
             return
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidParameterError("corpus", f"{str(path)!r} cannot be read: {error}") from error
+        raise InvalidParameterError(field, f"{str(path)!r} cannot be read: {error}") from error
     if path.suffix != _LINES:
-        yield content
+        yield [content]
         return
     for number, line in enumerate(content.splitlines(), 1):
         if line.strip():
             try:
-                yield from _strings(json.loads(line))
+                yield list(_strings(json.loads(line)))
             except json.JSONDecodeError as error:
                 raise InvalidParameterError(
-                    "corpus", f"{str(path)!r}, line {number}, is not JSON: {error}"
+                    field, f"{str(path)!r}, line {number}, is not JSON: {error}"
                 ) from error
 
 

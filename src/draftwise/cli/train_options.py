@@ -1,0 +1,232 @@
+"""Options of all commands of ``draftwise train``, and how they are run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from draftwise.cli.common_options import MODELS, RUNNING
+from draftwise.cli.option_values import make_folder, set_threads
+from draftwise.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from draftwise.distillation.recipe import Recipe
+    from draftwise.distillation.settings import TrainingSettings
+
+DATA, LENGTH, METHOD = "Data", "Length of the run", "Method"
+_DEFAULT_MINUTES = 60.0
+
+Prompts = Annotated[
+    list[Path],
+    typer.Option(
+        help="JSON lines with prompt, question, turns or text; may be repeated.",
+        metavar="FILE",
+        rich_help_panel=DATA,
+    ),
+]
+Output = Annotated[Path, typer.Option("--output", "-o", help="Folder to write.", metavar="DIR")]
+Target = Annotated[str, typer.Option(help="Folder, hub id or zoo:NAME.", rich_help_panel=MODELS)]
+Text = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Texts to train on beside the answers: JSON lines, text, or a folder; may be "
+        "repeated.",
+        metavar="PATH",
+        rich_help_panel=DATA,
+    ),
+]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--plain",
+        help="Format prompts with the target's chat template.",
+        show_default="chat where the target has a template",
+        rich_help_panel=DATA,
+    ),
+]
+Temperatures = Annotated[
+    str,
+    typer.Option(
+        help="Temperatures that will be served, separated by commas.", rich_help_panel=DATA
+    ),
+]
+MaxTokens = Annotated[
+    int, typer.Option(help="Maximum number of tokens of an answer.", rich_help_panel=DATA)
+]
+Length = Annotated[
+    int,
+    typer.Option(
+        help="Maximum number of tokens of a prompt and its answer together.", rich_help_panel=DATA
+    ),
+]
+HeldOut = Annotated[
+    int, typer.Option(help="Number of prompts kept for evaluation.", rich_help_panel=DATA)
+]
+Answers = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the target's answers, kept for later runs.",
+        show_default="the user's cache folder",
+        metavar="DIR",
+        rich_help_panel=DATA,
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Time for answers and training together.",
+        show_default="60 without --tokens",
+        rich_help_panel=LENGTH,
+    ),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Training tokens, repetitions included, instead of --minutes.", rich_help_panel=LENGTH
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on with the unfinished run of the output folder.",
+        rich_help_panel=LENGTH,
+    ),
+]
+LossName = Annotated[
+    str,
+    typer.Option(help="cross-entropy, kl, total-variation or mixed.", rich_help_panel=METHOD),
+]
+LearningRate = Annotated[float, typer.Option(help="Peak learning rate.", rich_help_panel=METHOD)]
+BatchTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens per optimiser step.",
+        show_default="2048, or 4096 in runs of hours",
+        rich_help_panel=METHOD,
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed of all random numbers.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of CPU threads.", show_default="PyTorch's default", rich_help_panel=RUNNING
+    ),
+]
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """Options of all kinds of drafts."""
+
+    prompts: list[Path]
+    output: Path
+    target: str
+    text: list[Path]
+    chat: bool | None
+    temperatures: str
+    max_tokens: int
+    length: int
+    held_out: int
+    answers: Path | None
+    minutes: float | None
+    tokens: int | None
+    resume: bool
+    loss: str
+    learning_rate: float
+    batch_tokens: int | None
+    seed: int
+    threads: int | None
+    dtype: str
+    device: str
+    trust_remote_code: bool
+
+    @classmethod
+    def of(cls, context: typer.Context) -> CommonOptions:
+        """The options of a command."""
+        values = {item.name: context.params[item.name] for item in fields(cls)}
+        for name in ("prompts", "text"):
+            values[name] = [Path(each) for each in values[name] or ()]
+        for name in ("output", "answers"):
+            values[name] = None if values[name] is None else Path(values[name])
+        return cls(**values)
+
+    def settings(self, **own: Any) -> TrainingSettings:
+        """Settings of the run, with those of its kind of draft.
+
+        Raises:
+            InvalidParameterError: an option is invalid, or a file does not exist.
+        """
+        from draftwise.distillation.settings import TrainingSettings
+
+        if self.minutes is not None and self.tokens is not None:
+            raise InvalidParameterError("minutes", "give either --minutes or --tokens")
+        for name, paths in (("prompts", self.prompts), ("text", self.text)):
+            for path in paths:
+                if not path.exists():
+                    raise InvalidParameterError(name, f"there is no file {str(path)!r}")
+        default = _DEFAULT_MINUTES if self.tokens is None else None
+        return TrainingSettings(
+            target=self.target,
+            prompts=tuple(str(path.absolute()) for path in self.prompts),
+            texts=tuple(str(path.absolute()) for path in self.text),
+            chat=self.chat,
+            minutes=default if self.minutes is None else self.minutes,
+            tokens=self.tokens,
+            temperatures=_temperatures(self.temperatures),
+            max_tokens=self.max_tokens,
+            length=self.length,
+            num_held_out=self.held_out,
+            loss=self.loss,
+            learning_rate=self.learning_rate,
+            batch_tokens=self.batch_tokens,
+            seed=self.seed,
+            **own,
+        )
+
+    def run(self, settings: TrainingSettings, recipe: Recipe) -> None:
+        """Train, and show the learning curve."""
+        from draftwise.cli.interruption import EXIT_STATUS, interruptible
+        from draftwise.cli.train_report import LearningCurve
+        from draftwise.distillation.run import Machine, Reporting, TrainingRun
+
+        if self.threads is not None:
+            set_threads(self.threads)
+        make_folder(self.output)
+        console = Console(highlight=False)
+        curve = LearningCurve(console)
+        machine = Machine(self.dtype, self.device, self.trust_remote_code, self.answers)
+        with interruptible() as interruption:
+
+            def on_status(text: str) -> None:
+                interruption.check()
+                curve.status(text)
+
+            reporting = Reporting(on_status, curve.record, interruption.check)
+            try:
+                with curve.shown():
+                    training = TrainingRun(
+                        settings, recipe, self.output, machine, reporting, self.resume
+                    )
+                    curve.begin(training.facts)
+                    values = training.run()
+            except KeyboardInterrupt:
+                console.print(
+                    f"interrupted; go on with [bold]--resume -o {self.output}[/]", soft_wrap=True
+                )
+                raise typer.Exit(EXIT_STATUS) from None
+        curve.end(values)
+        console.print(f"written to {self.output}", soft_wrap=True)
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(dict.fromkeys(float(each) for each in text.split(",")))
+    except ValueError:
+        raise InvalidParameterError(
+            "temperatures", f"must be numbers separated by commas, got {text!r}"
+        ) from None

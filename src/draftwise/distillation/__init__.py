@@ -1,0 +1,1 @@
+"""Training of drafts for a given target, from the target's own answers."""

@@ -1,0 +1,103 @@
+"""Acceptance of a draft on held-out answers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from draftwise.distillation.documents import Rows
+from draftwise.distillation.recipe import ChainLogits
+from draftwise.distillation.teacher import Reading, Teacher
+from draftwise.distillation.unrolled import shifted
+
+# Draft length of the reported figures.
+NUM_DRAFTED = 5
+
+
+class HeldOut:
+    """Held-out answers, and what the target computed for them.
+
+    A chain is followed along the answer. At temperature 0 its step accepts if the draft's best
+    token is the target's. At other temperatures it accepts with the probability Σ min(p, q), where
+    p is the target's whole distribution. The mean accepted length is 1 + Σ_k Π_{j ≤ k} of these,
+    the mean over all positions from which a whole draft fits into the answer. At temperature 0 it
+    is the length that a served draft would have. At other temperatures it is an estimate, because
+    the answer follows p and not the draft.
+    """
+
+    def __init__(self, teacher: Teacher, rows: Rows, target_ids: Tensor) -> None:
+        """Compute the target's states and distributions.
+
+        Args:
+            teacher: the target.
+            rows: packed held-out answers.
+            target_ids: ``[draft_vocab]`` the target's ids of the draft's tokens.
+        """
+        self._teacher = teacher
+        self._target_ids = target_ids.to(teacher.device)
+        self._batches: list[tuple[Rows, Reading, Tensor, Tensor]] = []
+        for index in range(len(rows)):
+            row = rows.take([index], teacher.device)
+            reading = teacher.read(row)
+            scale = torch.nan_to_num(row.temperatures[0], nan=1.0)
+            scale = torch.where(scale > 0, scale, 1.0)
+            log_sums, best = teacher.normalizers(reading.final[0], scale)
+            self._batches.append((row, reading, log_sums, best))
+
+    @torch.no_grad()
+    def acceptance(self, chain_logits: ChainLogits) -> dict[str, float]:
+        """Mean accepted lengths and acceptance of the first token, by temperature.
+
+        Args:
+            chain_logits: what the draft proposes along the answers.
+
+        Returns:
+            ``accepted_length/T=…`` and ``acceptance/T=…``; no entries for temperatures of which no
+            answer is long enough.
+        """
+        lengths: dict[float, list[Tensor]] = {}
+        firsts: dict[float, list[Tensor]] = {}
+        for row, reading, log_sums, best in self._batches:
+            chains = self._accepted(chain_logits, row, reading, log_sums, best)
+            whole = row.is_learned & (row.documents >= 0)
+            # From the first token of the answer on, a whole draft must fit.
+            for offset in (1, NUM_DRAFTED):
+                whole = whole & shifted(row.is_learned, offset, 0)
+                whole = whole & (shifted(row.documents, offset, -2) == row.documents)
+            for temperature in sorted(set(row.temperatures[whole].tolist())):
+                mask = whole & (row.temperatures == temperature)
+                accepted = chains[:, mask]
+                lengths.setdefault(temperature, []).append(1 + accepted.cumprod(0).sum(0))
+                firsts.setdefault(temperature, []).append(accepted[0])
+        result = {}
+        for temperature in sorted(lengths):
+            result[f"accepted_length/T={temperature:g}"] = float(
+                torch.cat(lengths[temperature]).mean()
+            )
+            result[f"acceptance/T={temperature:g}"] = float(torch.cat(firsts[temperature]).mean())
+        return result
+
+    def _accepted(
+        self,
+        chain_logits: ChainLogits,
+        row: Rows,
+        reading: Reading,
+        log_sums: Tensor,
+        best: Tensor,
+    ) -> Tensor:
+        """``[NUM_DRAFTED, 1, length]`` acceptance probability of each step of each chain."""
+        logits = self._teacher.logits(reading.final[0], self._target_ids).float()
+        temperature = torch.nan_to_num(row.temperatures[0], nan=1.0)
+        scale = torch.where(temperature > 0, temperature, 1.0).unsqueeze(-1)
+        p = (logits / scale - log_sums.unsqueeze(-1)).exp()
+        places = torch.arange(len(p), device=p.device).unsqueeze(0)
+        steps = []
+        for depth, proposed in enumerate(chain_logits(row, reading, NUM_DRAFTED)):
+            own = proposed[0].float()
+            # The target's distribution of this token belongs to a later position.
+            label = shifted(places, depth + 1)[0]
+            q = (own / scale[label]).softmax(dim=-1)
+            overlap = torch.minimum(p[label], q).sum(dim=-1)
+            agrees = self._target_ids[own.argmax(dim=-1)] == best[label]
+            steps.append(torch.where(temperature > 0, overlap, agrees.float()))
+        return torch.stack(steps).unsqueeze(1)

@@ -1,0 +1,120 @@
+"""Writes a trained head as a folder in the layout of ``speculators``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draftwise.models.heads import HeadConfig
+
+# Version of the layout that the configuration is written for.
+_SPECULATORS_VERSION = "0.3.0"
+
+
+def speculators_config(
+    config: HeadConfig, target: str, architectures: list[str], num_speculative_tokens: int
+) -> dict[str, Any]:
+    """The ``config.json`` of a head.
+
+    Args:
+        config: the head's configuration.
+        target: name of the target, which the layout calls the verifier.
+        architectures: the target's architectures.
+        num_speculative_tokens: draft length that the folder proposes.
+    """
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": _SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": num_speculative_tokens,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": target, "architectures": architectures},
+        },
+        "transformer_layer_config": {
+            "model_type": "llama",
+            "vocab_size": config.target_vocab_size,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_kv_heads,
+            "head_dim": config.head_size,
+            "hidden_act": config.activation,
+            "rms_norm_eps": config.rms_norm_eps,
+            "rope_parameters": dict(config.rope_parameters),
+            "rope_theta": config.rope_parameters.get("rope_theta"),
+            "max_position_embeddings": config.max_position_embeddings,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+        },
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "eagle_aux_hidden_state_layer_ids": (
+            None if config.state_layers is None else list(config.state_layers)
+        ),
+        "logit_scale": config.logit_scale,
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }
+
+
+def head_tensors(
+    weights: Mapping[str, Tensor], target_ids: Tensor, target_vocab_size: int
+) -> dict[str, Tensor]:
+    """The tensors of a folder.
+
+    Args:
+        weights: weights of the head by name.
+        target_ids: ``[draft_vocab]`` the target's ids of the head's tokens.
+        target_vocab_size: the target's number of tokens.
+
+    Returns:
+        The weights in bfloat16, ``d2t`` ``[draft_vocab]`` with the offset from each token to the
+        target's, and ``t2d`` ``[target_vocab]``, which marks the target's tokens. A head of the
+        whole vocabulary has neither, as vLLM refuses them there.
+    """
+    ids = target_ids.cpu()
+    tensors = {
+        name: weight.to("cpu", torch.bfloat16).contiguous() for name, weight in weights.items()
+    }
+    if len(ids) == target_vocab_size:
+        return tensors
+    marked = torch.zeros(target_vocab_size, dtype=torch.bool)
+    marked[ids] = True
+    return {**tensors, "d2t": ids - torch.arange(len(ids)), "t2d": marked}
+
+
+def write_head(folder: Path, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write ``config.json`` and ``model.safetensors``; each file is replaced atomically."""
+    temporary = folder / "model.safetensors.tmp"
+    save_file(tensors, temporary, {"format": "pt"})
+    temporary.replace(folder / "model.safetensors")
+    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, replacing it atomically."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,212 @@
+"""``draftwise train model``: how a small Llama is distilled from the target.
+
+The objective is DistillSpec's (Zhou et al., arXiv:2310.08461) with fixed data: at every position of
+the target's answers, the draft learns the target's distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from draftwise.distillation.data import Collected
+from draftwise.distillation.documents import Rows, RowStream
+from draftwise.distillation.losses import LOSSES, Loss
+from draftwise.distillation.recipe import Prepared
+from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.start import rope_theta
+from draftwise.distillation.teacher import Reading, Teacher
+from draftwise.distillation.unrolled import shifted
+from draftwise.errors import InvalidParameterError
+from draftwise.models.loading import locate
+from draftwise.training.schedule import Schedule
+
+_HEAD_SIZE = 64
+# Bytes of the logits of one forward pass, with and without gradients alike.
+_MAX_LOGIT_BYTES = 2**28
+
+
+class ModelRecipe:
+    """Trains a new Llama with the target's vocabulary and tied embeddings."""
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        """Create the recipe.
+
+        Raises:
+            InvalidParameterError: the settings are those of a head.
+        """
+        if settings.start_from is not None:
+            raise InvalidParameterError("start_from", "only heads can be continued")
+        self._settings = settings
+
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        """See :class:`draftwise.distillation.recipe.Recipe`; no hidden state is read."""
+        return ()
+
+    def prepare(
+        self, teacher: Teacher, collected: Collected, rows: Rows, schedule: Schedule
+    ) -> Prepared:
+        """See :class:`draftwise.distillation.recipe.Recipe`."""
+        settings = self._settings
+        model = new_model(settings, teacher, collected.end_tokens)
+        task = ModelTask(model, teacher, rows, schedule, LOSSES[settings.loss], settings.seed)
+        facts = {
+            "kind": "Llama",
+            "num_parameters": model.num_parameters(),
+            "num_layers": settings.num_layers,
+            "hidden_size": settings.hidden_size,
+        }
+        return Prepared(
+            task,
+            lambda name: ".layers." in name,
+            partial(_chain_logits, model, teacher),
+            torch.arange(teacher.vocab_size),
+            facts,
+            partial(self._write, model),
+        )
+
+    def card(self, facts: Mapping[str, Any], folder: str) -> tuple[str, str]:
+        """See :class:`draftwise.distillation.recipe.Recipe`."""
+        target = facts["target"]
+        return (
+            f"Draft for {target}",
+            f"A Llama with {facts['num_parameters']:,} parameters in {facts['num_layers']} layers "
+            f"of size {facts['hidden_size']}, and the vocabulary of\\n`{target}`.",
+        )
+
+    def _write(self, model: LlamaForCausalLM, folder: Path) -> None:
+        model.save_pretrained(str(folder))
+        location = locate(self._settings.target, "target")
+        AutoTokenizer.from_pretrained(location).save_pretrained(str(folder))
+
+
+def new_model(
+    settings: TrainingSettings, teacher: Teacher, end_tokens: frozenset[int]
+) -> LlamaForCausalLM:
+    """A Llama with random weights, in float32."""
+    num_heads = max(1, settings.hidden_size // _HEAD_SIZE)
+    torch.manual_seed(settings.seed)
+    config = LlamaConfig(
+        vocab_size=teacher.vocab_size,
+        hidden_size=settings.hidden_size,
+        intermediate_size=-(-8 * settings.hidden_size // 3 // 32) * 32,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=next(n for n in (4, 3, 2, 1) if num_heads % n == 0 and n <= num_heads),
+        head_dim=min(_HEAD_SIZE, settings.hidden_size),
+        max_position_embeddings=int(teacher.config.max_position_embeddings),
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta(teacher.config)},
+        tie_word_embeddings=True,
+        initializer_range=0.03,
+        rms_norm_eps=1e-5,
+        bos_token_id=None,
+        pad_token_id=None,
+        eos_token_id=sorted(end_tokens) or None,
+    )
+    model = LlamaForCausalLM(config)
+    # Layers start with zero output, so gradients are well scaled from the first step.
+    for layer in model.model.layers:
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        nn.init.zeros_(layer.mlp.down_proj.weight)
+    return model.to(teacher.device)
+
+
+class ModelTask:
+    """Trains a model on the target's distributions.
+
+    Attributes:
+        model: the model.
+        stream: numbers of the training rows.
+    """
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        teacher: Teacher,
+        rows: Rows,
+        schedule: Schedule,
+        loss: Loss,
+        seed: int,
+    ) -> None:
+        """Create the task at the beginning of its data.
+
+        Args:
+            model: the model, on the teacher's device.
+            teacher: the target.
+            rows: training rows.
+            schedule: gives the sizes of a batch.
+            loss: loss of a position.
+            seed: seed of the order of the rows.
+        """
+        self.model = model
+        self.stream = RowStream(len(rows), seed)
+        self._teacher = teacher
+        self._rows = rows
+        self._schedule = schedule
+        self._loss = loss
+
+    def backward(self, progress: float) -> tuple[float, int]:
+        """See :class:`draftwise.training.loop.Task`."""
+        length = self._rows.tokens.shape[1]
+        num_rows = max(1, self._schedule.batch_tokens // length)
+        self.model.train()
+        indices = self.stream.next(num_rows)
+        per_pass = max(1, _MAX_LOGIT_BYTES // (4 * length * self._teacher.vocab_size))
+        total, num_tokens = 0.0, 0
+        for first in range(0, num_rows, per_pass):
+            rows = self._rows.take(indices[first : first + per_pass], self._teacher.device)
+            loss = self.loss(rows) * (len(rows) / num_rows)
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+            num_tokens += rows.num_tokens
+        return total, num_tokens
+
+    def loss(self, rows: Rows) -> Tensor:
+        """Mean loss of the positions whose next token is one of an answer or a text."""
+        mask = shifted(rows.is_learned, 1, 0) & (shifted(rows.documents, 1, -2) == rows.documents)
+        if not bool(mask.any()):
+            return torch.zeros((), device=self._teacher.device)
+        final = self._teacher.read(rows).final
+        p = self._teacher.logits(final[mask]).float().softmax(dim=-1)
+        with _autocast(self._teacher):
+            hidden = _hidden(self.model, rows)
+            logits = self.model.lm_head(hidden[mask])
+        return self._loss(logits.float(), p).mean()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the data."""
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a position returned by :meth:`state_dict`."""
+        self.stream.load_state_dict(state)
+
+
+def _autocast(teacher: Teacher) -> torch.autocast:
+    use_bfloat16 = teacher.projection.dtype == torch.bfloat16
+    return torch.autocast(teacher.device.type, torch.bfloat16, enabled=use_bfloat16)
+
+
+def _hidden(model: LlamaForCausalLM, rows: Rows) -> Tensor:
+    """``[rows, length, hidden]`` each document on its own."""
+    output = model.model(input_ids=rows.tokens, position_ids=rows.positions, use_cache=False)
+    hidden: Tensor = output.last_hidden_state
+    return hidden
+
+
+def _chain_logits(
+    model: LlamaForCausalLM, teacher: Teacher, rows: Rows, reading: Reading, num_steps: int
+) -> Iterator[Tensor]:
+    """The draft reads the text itself, so a step's logits are those of a later position."""
+    model.eval()
+    with _autocast(teacher):
+        logits = model.lm_head(_hidden(model, rows))
+    for depth in range(num_steps):
+        yield shifted(logits, depth + 1)

@@ -1,0 +1,250 @@
+"""A training run: data, target, loop, evaluation, and the folder that comes out."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftwise.distillation.card import card
+from draftwise.distillation.data import Collected, collect, read_prompts
+from draftwise.distillation.documents import load_documents, pack_documents, save_documents
+from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
+from draftwise.distillation.folder import write_text
+from draftwise.distillation.recipe import Recipe
+from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.teacher import load_teacher
+from draftwise.distillation.vocabulary import coverage
+from draftwise.errors import InvalidParameterError
+from draftwise.models.loading import resolve_device, resolve_dtype
+from draftwise.training.loop import Record, Runtime, Trainer
+from draftwise.training.optimizers import Optimizers
+
+_CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """What a run tells its caller, and how often.
+
+    Attributes:
+        on_status: called with a description of what is done now.
+        on_record: called with each record of the learning curve.
+        check: called before each step; see :class:`draftwise.training.loop.Trainer`.
+        log_seconds: time between two records of the loss.
+        evaluate_seconds: time between two evaluations.
+        checkpoint_seconds: time between two checkpoints.
+    """
+
+    on_status: Callable[[str], None] = lambda status: None
+    on_record: Callable[[Record], None] = lambda record: None
+    check: Callable[[], None] | None = None
+    log_seconds: float = 15.0
+    evaluate_seconds: float = 180.0
+    checkpoint_seconds: float = 300.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a run computes.
+
+    Attributes:
+        dtype: data type of the target.
+        device: device of target and head.
+        trust_remote_code: whether to run code that comes with the target.
+        answers: folder of earlier answers; ``None`` for the user's cache folder.
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    answers: Path | None = None
+
+
+class TrainingRun:
+    """One run of ``draftwise train``.
+
+    Attributes:
+        trainer: the training loop.
+    """
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        recipe: Recipe,
+        output: Path,
+        machine: Machine | None = None,
+        reporting: Reporting | None = None,
+        resume: bool = False,
+    ) -> None:
+        """Collect the data, load the target and prepare the draft.
+
+        Args:
+            settings: settings of the run.
+            recipe: the kind of draft.
+            output: folder of the draft, which exists.
+            machine: where the run computes.
+            reporting: what the run reports.
+            resume: whether to go on with the unfinished run of this folder.
+
+        Raises:
+            DraftwiseError: a setting, a file, the target or the draft to continue is invalid.
+        """
+        self._settings, self._recipe, self._output = settings, recipe, output
+        self._machine = machine or Machine()
+        self._reporting = reporting or Reporting()
+        self._checkpoint = output / _CHECKPOINT
+        self._check_output(resume)
+        collected = self._collect()
+        self._reporting.on_status("loading the target for training")
+        device = resolve_device(self._machine.device)
+        self._teacher = load_teacher(
+            settings.target,
+            recipe.layers,
+            resolve_dtype(self._machine.dtype, device),
+            device,
+            self._machine.trust_remote_code,
+        )
+        schedule = settings.schedule(collected.seconds)
+        rows = pack_documents(collected.training, settings.length)
+        self._prepared = prepared = recipe.prepare(self._teacher, collected, rows, schedule)
+        self._facts = {
+            **prepared.facts,
+            "draft_vocab": len(prepared.target_ids),
+            "target_vocab": self._teacher.vocab_size,
+            "coverage": coverage(collected.training, prepared.target_ids),
+            "num_data_tokens": sum(
+                len(each.tokens) - each.num_prompt_tokens for each in collected.training
+            ),
+        }
+        self._reporting.on_status("reading held-out answers")
+        held_out = pack_documents(collected.held_out, settings.length)
+        self._held_out = HeldOut(self._teacher, held_out, prepared.target_ids)
+        self.trainer = Trainer(
+            prepared.task,
+            Optimizers(prepared.task.model, prepared.is_matrix, schedule),
+            schedule,
+            self._checkpoint,
+            Runtime(
+                device,
+                compile=False,
+                checkpoint_seconds=self._reporting.checkpoint_seconds,
+                log_seconds=self._reporting.log_seconds,
+                evaluate_seconds=self._reporting.evaluate_seconds,
+            ),
+            evaluate=self.evaluate,
+            on_record=self._reporting.on_record,
+            check=self._reporting.check,
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the run trains, for display and for ``training.json``."""
+        settings, trainer = self._settings, self.trainer
+        return {
+            "target": settings.target,
+            "prompts": list(settings.prompts),
+            "texts": list(settings.texts),
+            "loss": settings.loss,
+            **self._facts,
+            "num_tokens": trainer.num_tokens,
+            "num_steps": trainer.num_steps,
+            "epochs": self._prepared.task.stream.epochs,
+            "minutes": trainer.elapsed_seconds / 60,
+            "machine": f"{self._teacher.device.type}, {torch.get_num_threads()} threads",
+            "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        }
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Acceptance on the held-out answers. The folder is written too."""
+        values = self._held_out.acceptance(self._prepared.chain_logits)
+        self._write(values)
+        return values
+
+    def run(self, max_steps: int | None = None) -> Mapping[str, float]:
+        """Train to the end of the schedule, or for ``max_steps`` steps, and write the folder.
+
+        Returns:
+            Acceptance on the held-out answers.
+
+        Raises:
+            KeyboardInterrupt: the run was interrupted; it can be resumed.
+        """
+        self.trainer.run(max_steps)
+        values = self._held_out.acceptance(self._prepared.chain_logits)
+        self.trainer.log(values)
+        self._write(values)
+        if self.trainer.progress >= 1.0:
+            shutil.rmtree(self._checkpoint)
+        return values
+
+    def _check_output(self, resume: bool) -> None:
+        settings = self._checkpoint / "settings.json"
+        if resume:
+            if not settings.exists():
+                raise InvalidParameterError(
+                    "resume", f"{str(self._output)!r} contains no unfinished run"
+                )
+            self._settings.check_same(settings)
+            return
+        if settings.exists():
+            raise InvalidParameterError(
+                "output",
+                f"{str(self._output)!r} contains an unfinished run; resume it, or name another "
+                "folder",
+            )
+        if (self._output / "config.json").exists():
+            raise InvalidParameterError(
+                "output", f"{str(self._output)!r} contains a model already; name another folder"
+            )
+
+    def _collect(self) -> Collected:
+        """The documents of the run, or those of the unfinished run that is resumed."""
+        folder = self._checkpoint
+        facts = folder / "data.json"
+        if facts.exists():
+            stored = json.loads(facts.read_text(encoding="utf-8"))
+            parts = [load_documents(folder / f"{name}.npz") for name in ("training", "held_out")]
+            end_tokens = frozenset(stored["end_tokens"])
+            return Collected(parts[0], parts[1], end_tokens, stored["seconds"])
+        machine = self._machine
+        prompts = read_prompts(self._settings)
+        collected = collect(
+            self._settings,
+            prompts,
+            machine.dtype,
+            machine.device,
+            machine.trust_remote_code,
+            machine.answers,
+            self._reporting.on_status,
+        )
+        folder.mkdir(exist_ok=True)
+        save_documents(folder / "training.npz", collected.training)
+        save_documents(folder / "held_out.npz", collected.held_out)
+        self._settings.save(folder / "settings.json")
+        stored = {"seconds": collected.seconds, "end_tokens": sorted(collected.end_tokens)}
+        write_text(facts, json.dumps(stored) + "\n")
+        return collected
+
+    def _write(self, evaluation: Mapping[str, float]) -> None:
+        """Write the draft, its card and the learning curve."""
+        self._prepared.write(self._output)
+        facts = self.facts
+        log = self._checkpoint / "log.jsonl"
+        curve = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        training = {
+            "run": facts,
+            "settings": asdict(self._settings),
+            "evaluation": dict(evaluation),
+            "curve": [json.loads(line) for line in curve],
+        }
+        write_text(self._output / "training.json", json.dumps(training, indent=1) + "\n")
+        title, introduction = self._recipe.card(facts, self._output.name)
+        text = card(title, introduction, facts, evaluation, NUM_DRAFTED)
+        write_text(self._output / "README.md", text)

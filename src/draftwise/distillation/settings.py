@@ -1,0 +1,154 @@
+"""Settings of a training run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from draftwise.distillation.losses import LOSSES
+from draftwise.errors import InvalidParameterError
+from draftwise.training.schedule import Schedule
+from draftwise.values import integer, number
+
+# A run by time has no limit of its tokens.
+_NO_LIMIT = 10**15
+_SHORT_RUN_MINUTES = 90.0
+_SHORT_RUN_TOKENS = 5_000_000
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """What a run trains on, and for how long.
+
+    Attributes:
+        kind: ``"eagle3"`` or ``"model"``.
+        target: folder, hub id or zoo name of the target.
+        prompts: files of prompts that the target answers.
+        texts: files of texts, or folders of them.
+        chat: whether the target's chat template formats the prompts; ``None`` where it has one.
+        minutes: training time with the answers; ``None`` for a run by tokens.
+        tokens: training tokens, repetitions included; ``None`` for a run by time.
+        answer_share: largest share of the time that answers take, or 1 / the number of epochs of a
+            run by tokens.
+        temperatures: temperatures at which prompts are answered, in turns.
+        max_tokens: largest number of tokens of an answer.
+        length: tokens per training row, a prompt and its answer together.
+        num_held_out: prompts that are not trained on.
+        draft_vocab: number of tokens that the head proposes.
+        layers: hidden states that the head reads; ``None`` for the default of the target's depth.
+        num_steps: steps of training-time test.
+        loss: name of a loss of :data:`draftwise.distillation.losses.LOSSES`.
+        learning_rate: peak learning rate of both optimisers.
+        batch_tokens: tokens per optimiser step; ``None`` for the default of the run's length.
+        state_gib: memory for the target's states, in GiB.
+        seed: seed of all random numbers.
+        start_from: folder of a head to continue; ``None`` for a new one.
+        num_layers: layers of a small model.
+        hidden_size: hidden size of a small model; a multiple of 64.
+    """
+
+    kind: str
+    target: str
+    prompts: tuple[str, ...]
+    texts: tuple[str, ...] = ()
+    chat: bool | None = None
+    minutes: float | None = None
+    tokens: int | None = None
+    answer_share: float = 0.3
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    max_tokens: int = 256
+    length: int = 512
+    num_held_out: int = 32
+    draft_vocab: int = 8192
+    layers: tuple[int, ...] | None = None
+    num_steps: int = 4
+    loss: str = "cross-entropy"
+    learning_rate: float = 3e-3
+    batch_tokens: int | None = None
+    state_gib: float = 2.0
+    seed: int = 0
+    start_from: str | None = None
+    num_layers: int = 2
+    hidden_size: int = 128
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise InvalidParameterError("prompts", "name at least one file of prompts")
+        if (self.minutes is None) == (self.tokens is None):
+            raise InvalidParameterError("minutes", "give either minutes or tokens")
+        if self.minutes is not None:
+            number("minutes", self.minutes, 0.0, math.inf, low_open=True)
+        if self.tokens is not None:
+            integer("tokens", self.tokens, 1)
+        if not self.temperatures:
+            raise InvalidParameterError("temperatures", "name at least one temperature")
+        for temperature in self.temperatures:
+            number("temperatures", temperature, 0.0, 100.0)
+        integer("max_tokens", self.max_tokens, 8)
+        integer("length", self.length, self.max_tokens + 1)
+        integer("num_held_out", self.num_held_out, 1)
+        integer("draft_vocab", self.draft_vocab, 2)
+        integer("num_steps", self.num_steps, 1, 16)
+        number("learning_rate", self.learning_rate, 0.0, 1.0, low_open=True)
+        number("state_gib", self.state_gib, 0.0, math.inf)
+        number("answer_share", self.answer_share, 0.0, 1.0, low_open=True)
+        integer("num_layers", self.num_layers, 1)
+        if integer("hidden_size", self.hidden_size, 1) % 64:
+            raise InvalidParameterError(
+                "hidden_size", f"must be a multiple of 64, got {self.hidden_size}"
+            )
+        if self.batch_tokens is not None:
+            integer("batch_tokens", self.batch_tokens, 1)
+        if self.loss not in LOSSES:
+            raise InvalidParameterError(
+                "loss", f"must be one of {', '.join(LOSSES)}, got {self.loss!r}"
+            )
+
+    def schedule(self, spent_seconds: float) -> Schedule:
+        """Schedule of the training that follows ``spent_seconds`` of answering."""
+        minutes = self.minutes
+        if minutes is not None:
+            # At least half of the time trains, however long the answers took.
+            minutes = max(minutes - spent_seconds / 60, minutes / 2)
+        is_short = (
+            self.minutes <= _SHORT_RUN_MINUTES
+            if self.minutes is not None
+            else (self.tokens or 0) <= _SHORT_RUN_TOKENS
+        )
+        return Schedule(
+            tokens=self.tokens or _NO_LIMIT,
+            minutes=minutes,
+            batch_tokens=self.batch_tokens or (2048 if is_short else 4096),
+            micro_batch_tokens=2048,
+            length=self.length,
+            muon_learning_rate=self.learning_rate,
+            adamw_learning_rate=self.learning_rate / 4,
+            weight_decay=0.05,
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the settings as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    def check_same(self, path: Path) -> None:
+        """Compare with the settings of an unfinished run.
+
+        Raises:
+            InvalidParameterError: they differ, or cannot be read.
+        """
+        try:
+            then: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidParameterError("resume", f"cannot read {str(path)!r}: {error}") from error
+        now = json.loads(json.dumps(asdict(self)))
+        for item in fields(self):
+            if then.get(item.name) != now[item.name]:
+                raise InvalidParameterError(
+                    "resume",
+                    f"the unfinished run has {item.name} = {then.get(item.name)!r}, and this one "
+                    f"{now[item.name]!r}; use the same settings or another output folder",
+                )

@@ -1,0 +1,145 @@
+"""The head that a run starts from: a new one for a target, or one that is continued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwise.distillation.documents import Rows
+from draftwise.distillation.head import Eagle3Head
+from draftwise.distillation.teacher import Teacher
+from draftwise.errors import InvalidParameterError
+from draftwise.models.heads import HeadConfig, HeadLayout, HeadWeights, find_head, read_head
+
+_SMALLEST_SCALE = 1e-3
+# Rows from which the scale of the states is measured.
+_NUM_SCALE_ROWS = 8
+_SHALLOW = 8
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """The states that a new head reads.
+
+    For targets of at least 8 layers they are those of EAGLE-3: 2, L // 2 and L - 3. In a shallower
+    target these are too close together or the same.
+    """
+    if num_layers >= _SHALLOW:
+        return 2, num_layers // 2, num_layers - 3
+    return tuple(sorted({1, (num_layers + 1) // 2, max(num_layers - 1, 1)}))
+
+
+def new_config(teacher: Teacher, draft_vocab_size: int) -> HeadConfig:
+    """Configuration of a new head: sizes of its layer are those of the target's layers."""
+    own: Any = teacher.config
+    num_heads = int(own.num_attention_heads)
+    head_size = int(getattr(own, "head_dim", None) or teacher.hidden_size // num_heads)
+    return HeadConfig(
+        layout=HeadLayout.SPECULATORS,
+        hidden_size=teacher.hidden_size,
+        target_hidden_size=teacher.hidden_size,
+        state_layers=teacher.layers,
+        num_states=len(teacher.layers),
+        draft_vocab_size=draft_vocab_size,
+        target_vocab_size=teacher.vocab_size,
+        norm_before_residual=True,
+        norm_before_fc=False,
+        fc_norm=False,
+        norm_output=False,
+        num_layers=1,
+        intermediate_size=int(getattr(own, "intermediate_size", 0) or 4 * teacher.hidden_size),
+        num_heads=num_heads,
+        num_kv_heads=int(getattr(own, "num_key_value_heads", None) or num_heads),
+        head_size=head_size,
+        activation="silu",
+        rms_norm_eps=float(getattr(own, "rms_norm_eps", 1e-6)),
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta(own)},
+        max_position_embeddings=int(own.max_position_embeddings),
+        windows=(None,),
+        logit_scale=1.0,
+    )
+
+
+def rope_theta(config: Any) -> float:
+    """Base of the target's rotary embedding; of its full attention where it has two."""
+    found = getattr(config, "rope_parameters", None) or {}
+    found = found.get("full_attention", found)
+    return float(found.get("rope_theta") or getattr(config, "rope_theta", None) or 10_000.0)
+
+
+@torch.no_grad()
+def state_scale(teacher: Teacher, rows: Rows) -> Tensor:
+    """``[num_states * hidden]`` root mean square of each channel of the target's states.
+
+    It is measured on the first rows. The first token of a document is left out, as some models give
+    it states that are larger by orders of magnitude.
+    """
+    squares, count = torch.zeros((), dtype=torch.float64, device=teacher.device), 0
+    for index in range(min(len(rows), _NUM_SCALE_ROWS)):
+        row = rows.take([index], teacher.device)
+        mask = (row.documents >= 0) & (row.positions > 0)
+        states = teacher.read(row).states[mask].double()
+        squares = squares + states.square().sum(dim=0)
+        count += len(states)
+    return (squares / max(count, 1)).sqrt().float().clamp(min=_SMALLEST_SCALE)
+
+
+@torch.no_grad()
+def new_head(teacher: Teacher, target_ids: Tensor, scale: Tensor, seed: int) -> Eagle3Head:
+    """A head with random weights, whose final norm and projection are those of the target."""
+    torch.manual_seed(seed)
+    head = Eagle3Head(new_config(teacher, len(target_ids))).to(teacher.device)
+    head.state_scale.copy_(scale)
+    head.lm_head.weight.copy_(teacher.projection[target_ids.to(teacher.device)])
+    norm = teacher.final_norm()
+    if norm is not None:
+        head.norm.weight.copy_(norm)
+    return head
+
+
+def read_start(folder: str) -> tuple[HeadConfig, HeadWeights]:
+    """Read a head that is to be continued.
+
+    Raises:
+        InvalidParameterError: the folder contains no head.
+        UnsupportedModelError: the head cannot be read.
+    """
+    found = find_head(folder) if Path(folder).is_dir() else None
+    if found is None:
+        raise InvalidParameterError("start_from", f"there is no EAGLE-3 head in {folder!r}")
+    return read_head(found)
+
+
+@torch.no_grad()
+def continued_head(config: HeadConfig, weights: HeadWeights, scale: Tensor) -> Eagle3Head:
+    """A head with the weights of another one.
+
+    Raises:
+        UnsupportedModelError: the head has settings that cannot be trained.
+        InvalidParameterError: it has tensors that are not trained.
+    """
+    head = Eagle3Head(config)
+    extra = weights.tensors.keys() - dict(head.named_parameters()).keys() - {"embed_tokens.weight"}
+    if extra:
+        raise InvalidParameterError(
+            "start_from", f"the head has {sorted(extra)[0]}, which cannot be trained"
+        )
+    # A norm in front of the projection already makes the states alike.
+    alike = config.norm_before_fc or config.fc_norm
+    head.load_weights(weights.tensors, torch.ones_like(scale) if alike else scale.cpu())
+    return head
+
+
+def embedding_of(teacher: Teacher, weights: HeadWeights | None) -> Tensor:
+    """``[vocab, hidden]`` the embedding that a head reads: its own, or the target's."""
+    own = None if weights is None else weights.tensors.get("embed_tokens.weight")
+    if own is None:
+        return teacher.embedding
+    return own.to(teacher.device, teacher.embedding.dtype)
+
+
+def trained_parameters(head: nn.Module) -> int:
+    """Number of trained parameters."""
+    return sum(parameter.numel() for parameter in head.parameters())

@@ -1,0 +1,246 @@
+"""The target as a teacher: hidden states and distributions of packed documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from draftwise.distillation.documents import Rows
+from draftwise.errors import UnsupportedModelError
+from draftwise.models.hub import find_on_hub
+from draftwise.models.loading import locate, no_progress_bars
+
+_ROLE = "target"
+_PROBE_LENGTH = 8
+_TOLERANCE = 0.05
+# Rows of hidden states whose logits over the whole vocabulary are computed at once.
+_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the target computed for packed rows.
+
+    Attributes:
+        states: ``[rows, length, num_states * hidden]`` hidden states side by side.
+        final: ``[rows, length, hidden]`` what the target's projection to its vocabulary reads.
+    """
+
+    states: Tensor
+    final: Tensor
+
+
+class Teacher:
+    """A target whose hidden states are read at chosen layers. It computes no gradients.
+
+    Attributes:
+        layers: states that are read: *a* is the input of layer *a*, and the number of layers is
+            the output of the last one, before the final norm.
+        hidden_size: size of the residual stream.
+        vocab_size: number of tokens.
+        num_layers: number of decoder layers.
+        config: configuration of the model, or of its text part.
+        device: device of the weights.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
+        """Prepare a loaded causal language model.
+
+        Raises:
+            UnsupportedModelError: its layers or its logits cannot be read, or there is no layer of
+                a given number.
+        """
+        # Any: transformers' classes have no common type for what is read here.
+        self._model = cast(Any, model)
+        self._model.eval().requires_grad_(False)
+        own: Any = self._model.config
+        self.config: Any = getattr(own, "text_config", None) or own
+        blocks = getattr(self._model.base_model, "layers", None)
+        head = self._model.get_output_embeddings()
+        if not isinstance(blocks, nn.ModuleList) or head is None:
+            raise UnsupportedModelError(
+                _ROLE, f"hidden states of {own.model_type} models cannot be read for training"
+            )
+        self._blocks, self._head = blocks, head
+        self.num_layers = len(blocks)
+        self.hidden_size = int(head.weight.shape[1])
+        self.vocab_size = int(head.weight.shape[0])
+        self.device: torch.device = head.weight.device
+        wrong = [layer for layer in layers if not 0 <= layer <= self.num_layers]
+        if wrong or list(layers) != sorted(set(layers)):
+            raise UnsupportedModelError(
+                _ROLE,
+                f"has {self.num_layers} layers; hidden states must be ascending numbers between 0 "
+                f"and {self.num_layers}, got {list(layers)}",
+            )
+        self.layers = tuple(layers)
+        self._transform = self._find_transform()
+
+    @property
+    def embedding(self) -> Tensor:
+        """``[vocab, hidden]`` the input embedding as it is stored."""
+        weight: Tensor = self._model.get_input_embeddings().weight
+        return weight
+
+    @property
+    def projection(self) -> Tensor:
+        """``[vocab, hidden]`` the projection to the vocabulary."""
+        weight: Tensor = self._head.weight
+        return weight
+
+    @torch.no_grad()
+    def final_norm(self) -> Tensor | None:
+        """``[hidden]`` the weight of the final norm; ``None`` if it is not an RMS norm."""
+        norm = getattr(self._model.base_model, "norm", None)
+        if norm is None or getattr(norm, "bias", None) is not None:
+            return None
+        # Some models add 1 to the stored weight. The norm of ones is the weight that is applied.
+        return norm(self.embedding.new_ones(self.hidden_size)).float()  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def read(self, rows: Rows) -> Reading:
+        """Compute packed rows, each document on its own."""
+        captured: dict[int, Tensor] = {}
+        hooks = [self._capture(layer, captured) for layer in self.layers]
+        try:
+            final = self._model.base_model(
+                input_ids=rows.tokens, position_ids=rows.positions, use_cache=False
+            ).last_hidden_state
+        finally:
+            for hook in hooks:
+                hook.remove()
+        states = [captured[layer] for layer in self.layers]
+        return Reading(torch.cat(states, dim=-1) if states else final[..., :0], final)
+
+    @torch.no_grad()
+    def logits(self, final: Tensor, target_ids: Tensor | None = None) -> Tensor:
+        """Logits of the target.
+
+        Args:
+            final: ``[n, hidden]``.
+            target_ids: ``[m]`` tokens whose logits are computed; ``None`` for all tokens.
+
+        Returns:
+            ``[n, m]`` in the target's data type.
+        """
+        weight, bias = self._head.weight, getattr(self._head, "bias", None)
+        if target_ids is not None:
+            weight = self._rows_of(target_ids)
+            bias = None if bias is None else bias[target_ids]
+        return self._transform(nn.functional.linear(final, weight, bias))
+
+    @torch.no_grad()
+    def normalizers(self, final: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Logarithm of the sum over all tokens of exp(logit / temperature), and the best token.
+
+        Args:
+            final: ``[n, hidden]``.
+            temperatures: ``[n]`` above 0.
+
+        Returns:
+            ``[n]`` float32 logarithms and ``[n]`` token ids.
+        """
+        sums, best = [], []
+        for first in range(0, len(final), _CHUNK):
+            logits = self.logits(final[first : first + _CHUNK]).float()
+            best.append(logits.argmax(dim=-1))
+            scaled = logits.div_(temperatures[first : first + _CHUNK, None])
+            sums.append(scaled.logsumexp(dim=-1))
+        return torch.cat(sums), torch.cat(best)
+
+    def _rows_of(self, target_ids: Tensor) -> Tensor:
+        cached: tuple[Tensor, Tensor] | None = getattr(self, "_cached_rows", None)
+        if cached is None or cached[0] is not target_ids:
+            cached = target_ids, self._head.weight[target_ids].contiguous()
+            self._cached_rows = cached
+        return cached[1]
+
+    def _capture(self, layer: int, into: dict[int, Tensor]) -> Any:
+        """Register a hook that keeps the input of a layer, or the output of the last one."""
+        if layer == self.num_layers:
+
+            def after(module: nn.Module, args: Any, output: Any) -> None:
+                into[layer] = output[0] if isinstance(output, tuple) else output
+
+            return self._blocks[-1].register_forward_hook(after)
+
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            into[layer] = args[0] if args else kwargs["hidden_states"]
+
+        return self._blocks[layer].register_forward_pre_hook(before, with_kwargs=True)
+
+    @torch.no_grad()
+    def _find_transform(self) -> Callable[[Tensor], Tensor]:
+        """What the model does with the output of its projection.
+
+        Raises:
+            UnsupportedModelError: none of the known transformations gives the model's logits.
+        """
+        size = min(self._model.get_input_embeddings().num_embeddings, self.vocab_size)
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, size, (1, _PROBE_LENGTH), generator=generator).to(self.device)
+        final = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        expected = self._model(input_ids=ids, use_cache=False).logits.float()
+        raw = self._head(final)
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        divisor = getattr(self.config, "logits_scaling", None)
+        factor = getattr(self.config, "logit_scale", None)
+        candidates: list[Callable[[Tensor], Tensor]] = [lambda logits: logits]
+        if cap:
+            candidates.append(lambda logits: cap * torch.tanh(logits / cap))
+        if divisor:
+            candidates.append(lambda logits: logits / divisor)
+        if factor:
+            candidates.append(lambda logits: logits * factor)
+        errors = [(each(raw).float() - expected).abs().max().item() for each in candidates]
+        best = min(range(len(candidates)), key=errors.__getitem__)
+        if errors[best] <= _TOLERANCE * max(expected.std().item(), 1e-6):
+            return candidates[best]
+        raise UnsupportedModelError(
+            _ROLE, f"the logits of {self._model.config.model_type} are not a plain projection"
+        )
+
+
+def load_teacher(
+    name: str,
+    layers: Callable[[int], Sequence[int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool = False,
+) -> Teacher:
+    """Load a target as a teacher.
+
+    Args:
+        name: a folder, a hub id or a zoo name.
+        layers: returns the states to read for a number of layers.
+        dtype: data type of the weights.
+        device: device of the weights.
+        trust_remote_code: whether to run code that comes with the model.
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+        UnsupportedModelError: it cannot be loaded, or cannot be read at these layers.
+    """
+    location = locate(name, _ROLE)
+    if not Path(location).is_dir():
+        location = find_on_hub(location, _ROLE)
+    try:
+        with no_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                location,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+            )
+    except (ValueError, OSError, RuntimeError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UnsupportedModelError(
+            _ROLE, f"{name!r} cannot be loaded for training: {reason[0]}"
+        ) from error
+    blocks = getattr(model.base_model, "layers", ())
+    return Teacher(model.to(device), layers(len(blocks)))

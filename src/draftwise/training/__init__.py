@@ -1,0 +1,1 @@
+"""What every training run needs: schedule, optimisers, packed data, and a resumable loop."""

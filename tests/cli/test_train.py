@@ -1,0 +1,280 @@
+"""``draftwise train`` as a user runs it, on a tiny target."""
+
+import json
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.cli import main
+from draftwise.cli.train_report import describe, sparkline
+from draftwise.distillation.eagle3 import Eagle3Recipe
+from draftwise.distillation.run import Machine, TrainingRun
+from draftwise.distillation.settings import TrainingSettings
+from draftwise.models.heads import read_head
+
+from ..tiny_models import Recipe
+
+TARGET = Recipe(vocab=40, context=64, tokenizer=True, config={"num_hidden_layers": 3})
+SMALL = ("--max-tokens=24", "--length=48", "--batch-tokens=96")
+PROMPTS = [f"{word} {other}" for word in ("red", "a sea", "dear") for other in ("e", "ah", "re")]
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in PROMPTS))
+    return file
+
+
+@pytest.fixture
+def command(models, monkeypatch, capsys, tmp_path, prompts):
+    """Run the command with a tiny target; returns (exit status, stdout, stderr)."""
+
+    def run(*arguments, kind="eagle3", output="head", files=(prompts,), draft_vocab=16):
+        every = ["draftwise", "train", kind, "--target", models.folder(TARGET), *SMALL]
+        if kind == "eagle3":
+            every.append("--steps=2")
+        every += [f"--prompts={file}" for file in files]
+        every += ["-o", str(tmp_path / output), "--answers", str(tmp_path / "answers")]
+        if draft_vocab is not None and kind == "eagle3":
+            every.append(f"--draft-vocab={draft_vocab}")
+        monkeypatch.setattr(sys, "argv", [*every, *arguments])
+        monkeypatch.setenv("COLUMNS", "120")
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return end.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+def test_a_head_is_written_in_the_layout_of_speculators(command, models, tmp_path):
+    status, out, err = command("--tokens", "400", "--dtype", "float32")
+    folder = tmp_path / "head"
+    assert (status, err) == (0, "")
+    assert str(folder) in out
+    assert "accepted length" in out
+    assert {file.name for file in folder.iterdir()} == {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "training.json",
+    }
+    config = json.loads((folder / "config.json").read_text())
+    assert config["speculators_model_type"] == "eagle3"
+    assert config["speculators_config"]["algorithm"] == "eagle3"
+    verifier = config["speculators_config"]["verifier"]
+    assert verifier == {
+        "name_or_path": models.folder(TARGET),
+        "architectures": ["LlamaForCausalLM"],
+    }
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2]
+    assert config["draft_vocab_size"] == 16
+    assert config["transformer_layer_config"]["vocab_size"] == 40
+    layer = "layers.0."
+    shapes = {
+        "fc.weight": (16, 32),
+        f"{layer}hidden_norm.weight": (16,),
+        f"{layer}input_layernorm.weight": (16,),
+        f"{layer}post_attention_layernorm.weight": (16,),
+        f"{layer}self_attn.q_proj.weight": (16, 32),
+        f"{layer}self_attn.k_proj.weight": (8, 32),
+        f"{layer}self_attn.v_proj.weight": (8, 32),
+        f"{layer}self_attn.o_proj.weight": (16, 16),
+        f"{layer}mlp.gate_proj.weight": (24, 16),
+        f"{layer}mlp.up_proj.weight": (24, 16),
+        f"{layer}mlp.down_proj.weight": (16, 24),
+        "norm.weight": (16,),
+        "lm_head.weight": (16, 16),
+        "d2t": (16,),
+        "t2d": (40,),
+    }
+    tensors = load_file(folder / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == shapes
+    ids = torch.arange(16) + tensors["d2t"]
+    assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
+    assert tensors["t2d"].dtype == torch.bool
+    head, weights = read_head(folder)
+    assert head.norm_before_residual
+    assert weights.target_ids.tolist() == ids.tolist()
+    training = json.loads((folder / "training.json").read_text())
+    assert training["run"]["num_tokens"] >= 400
+    assert any(name.startswith("accepted_length/T=") for name in training["evaluation"])
+    card = (folder / "README.md").read_text()
+    assert "inherits the terms of use" in card
+
+
+def test_a_head_of_the_whole_vocabulary_has_no_map(command, tmp_path):
+    status, _, _ = command("--tokens=200", draft_vocab=1000)
+    assert status == 0
+    config, weights = read_head(tmp_path / "head")
+    assert config.draft_vocab_size == 40
+    assert weights.target_ids.tolist() == list(range(40))
+    assert not {"d2t", "t2d"} & load_file(tmp_path / "head" / "model.safetensors").keys()
+
+
+def test_a_model_is_written_that_serves_as_a_draft(command, models, tmp_path):
+    status, out, err = command(
+        "--tokens=400", "--dtype=float32", "--hidden-size=64", "--num-layers=1", kind="model"
+    )
+    folder = tmp_path / "head"
+    assert (status, err) == (0, "")
+    assert "accepted length" in out
+    assert json.loads((folder / "training.json").read_text())["run"]["coverage"] == 1.0
+    speculation = SpeculationConfig(str(folder), policy="fixed", num_speculative_tokens=3)
+    sampling = SamplingParams(max_tokens=12, temperature=0)
+    with LLM(models.folder(TARGET), dtype="float32") as llm:
+        expected = llm.generate("red sea", sampling)[0].token_ids
+    with LLM(models.folder(TARGET), speculation, dtype="float32") as llm:
+        output = llm.generate("red sea", sampling)[0]
+    assert output.token_ids == expected
+    assert output.speculation.num_drafted > 0
+
+
+def test_a_head_serves_as_a_draft(command, models, tmp_path):
+    command("--tokens=400", "--dtype=float32")
+    head = SpeculationConfig(str(tmp_path / "head"), policy="fixed", num_speculative_tokens=3)
+    sampling = SamplingParams(max_tokens=12, temperature=0)
+    with LLM(models.folder(TARGET), dtype="float32") as llm:
+        expected = llm.generate("red sea", sampling)[0].token_ids
+    with LLM(models.folder(TARGET), head, dtype="float32") as llm:
+        output = llm.generate("red sea", sampling)[0]
+    assert output.token_ids == expected
+    assert output.speculation.num_drafted > 0
+
+
+def test_answers_are_kept_for_later_runs(command, tmp_path):
+    command("--tokens", "300")
+    files = {file: file.read_text() for file in (tmp_path / "answers").iterdir()}
+    assert len(files) == 2
+    status, _, _ = command("--tokens", "300", output="second")
+    assert status == 0
+    assert {file: file.read_text() for file in (tmp_path / "answers").iterdir()} == files
+
+
+def test_a_head_is_continued_on_texts(command, tmp_path, prompts):
+    command("--tokens", "200")
+    first = load_file(tmp_path / "head" / "model.safetensors")
+    status, _, err = command(
+        *("--tokens", "200", "--text", str(prompts), "--learning-rate", "1e-6"),
+        *("--continue", str(tmp_path / "head")),
+        output="second",
+        draft_vocab=None,
+    )
+    assert (status, err) == (0, "")
+    second = load_file(tmp_path / "second" / "model.safetensors")
+    for name, weight in first.items():
+        torch.testing.assert_close(second[name], weight, atol=2e-2, rtol=2e-2)
+    assert torch.equal(first["d2t"], second["d2t"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--tokens=1", "--minutes=1"), "--minutes"),
+        (("--minutes=0",), "--minutes"),
+        (("--temperatures=hot",), "--temperatures"),
+        (("--loss=l2",), "--loss"),
+        (("--length=20",), "--length"),
+        (("--layers=1,9",), "target"),
+        (("--resume",), "--resume"),
+        (("--continue=/nowhere",), "--draft-vocab"),
+        (("--continue=/nowhere", "--layers=1"), "--layers"),
+        (("--text=/nowhere",), "--text"),
+        (("--held-out=0",), "--held-out"),
+    ],
+)
+def test_errors_are_one_line(command, arguments, expected):
+    given = arguments if "--minutes" in str(arguments) else (*arguments, "--tokens=100")
+    status, _, err = command(*given, draft_vocab=None if "--layers=1" in arguments else 16)
+    assert status == 2
+    assert err.count("\n") == 1
+    assert expected in err
+
+
+def test_folders_without_a_head_cannot_be_continued(command, tmp_path):
+    status, _, err = command("--tokens=100", f"--continue={tmp_path}", draft_vocab=None)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--continue" in err
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", '{"prompt": "one"}\n', '{"answer": "none"}\n', "not JSON\n"]
+)
+def test_files_without_prompts_are_refused(command, tmp_path, content):
+    file = tmp_path / "other.jsonl"
+    if content is not None:
+        file.write_text(content)
+    status, _, err = command("--tokens=100", files=[file])
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--prompts" in err
+
+
+def test_prompts_that_are_too_long_are_refused(command, tmp_path):
+    file = tmp_path / "long.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "sea " * 40 + each}) + "\n" for each in PROMPTS))
+    status, _, err = command("--tokens=100", files=[file])
+    assert (status, err.count("\n")) == (2, 1)
+    assert "room for an answer" in err
+
+
+def test_finished_folders_are_not_overwritten(command):
+    assert command("--tokens=100")[0] == 0
+    status, _, err = command("--tokens=100")
+    assert status == 2
+    assert "another folder" in err
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(models, prompts, tmp_path):
+    settings = TrainingSettings(
+        "eagle3",
+        models.folder(TARGET),
+        (str(prompts),),
+        tokens=600,
+        max_tokens=24,
+        length=48,
+        draft_vocab=16,
+        batch_tokens=96,
+        num_steps=3,
+    )
+    machine = Machine("float32", "cpu", answers=tmp_path / "answers")
+    heads = []
+    for name, parts in (("whole", [None]), ("parts", [1, 2, None])):
+        output = tmp_path / name
+        output.mkdir()
+        for index, max_steps in enumerate(parts):
+            training = TrainingRun(
+                settings, Eagle3Recipe(settings), output, machine, resume=index > 0
+            )
+            training.run(max_steps)
+        assert training.trainer.progress == 1.0
+        heads.append(load_file(output / "model.safetensors"))
+        heads.append(training.trainer.task.model.state_dict())
+    for first, second in ((heads[0], heads[2]), (heads[1], heads[3])):
+        for name, weight in first.items():
+            assert torch.equal(weight, second[name]), name
+
+
+def test_other_settings_are_refused_when_resuming(command, tmp_path, models, prompts):
+    settings = TrainingSettings(
+        "eagle3", models.folder(TARGET), (str(prompts),), tokens=600, max_tokens=24, length=48
+    )
+    (tmp_path / "head").mkdir()
+    machine = Machine(answers=tmp_path / "answers")
+    TrainingRun(settings, Eagle3Recipe(settings), tmp_path / "head", machine).run(0)
+    status, _, err = command("--tokens=500", "--resume")
+    assert status == 2
+    assert "tokens = 600" in err
+    status, _, err = command("--tokens=500")
+    assert status == 2
+    assert "unfinished" in err
+
+
+def test_descriptions():
+    values = {"accepted_length/T=0": 2.5, "acceptance/T=0": 0.7}
+    assert describe(values) == "accepted length 2.50 (first token 0.70) at T=0"
+    assert sparkline([3.0, 2.0, 1.0]) == "█▅▁" or sparkline([3.0, 2.0, 1.0]) == "█▄▁"
+    assert len(sparkline([float(each) for each in range(500)])) == 40

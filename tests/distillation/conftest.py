@@ -1,0 +1,47 @@
+"""A tiny target and the data that a head is trained on."""
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from draftwise.distillation.documents import Document, pack_documents
+from draftwise.distillation.start import new_head, state_scale
+from draftwise.distillation.teacher import Teacher
+
+from ..tiny_models import Recipe
+
+TARGET = Recipe(vocab=24, context=64, seed=3, config={"num_hidden_layers": 3})
+LAYERS = (1, 2, 3)
+LENGTH = 24
+
+
+def load_target(models, recipe=TARGET):
+    return AutoModelForCausalLM.from_pretrained(models.folder(recipe))
+
+
+def tiny_teacher(models, layers=LAYERS, recipe=TARGET):
+    return Teacher(load_target(models, recipe), layers)
+
+
+def random_documents(count=6, vocab=24, seed=0, temperature=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    documents = []
+    for index in range(count):
+        size = 10 + index % 5
+        tokens = torch.randint(0, vocab, (size,), generator=generator).tolist()
+        documents.append(Document(tuple(tokens), 2, temperature))
+    return documents
+
+
+def randomised_head(teacher, target_ids, **changes):
+    """A new head whose weights are all random, norms and zeroed projections included."""
+    rows = pack_documents(random_documents(), LENGTH)
+    head = new_head(teacher, target_ids, state_scale(teacher, rows), 0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(1 + 0.3 * noise)
+            elif name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.copy_(noise * parameter.shape[1] ** -0.5)
+    return head

@@ -1,0 +1,196 @@
+"""The training objective, its losses and the measured acceptance."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from draftwise.distillation.documents import Document, pack_documents
+from draftwise.distillation.eagle3 import _chain_logits
+from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
+from draftwise.distillation.losses import LOSSES
+from draftwise.distillation.model import ModelTask, new_model
+from draftwise.distillation.model import _chain_logits as _model_logits
+from draftwise.distillation.objective import STEP_DECAY, HeadTask, Readings
+from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.start import new_head, state_scale
+from draftwise.distillation.unrolled import unroll
+from draftwise.distillation.vocabulary import choose_draft_tokens, coverage
+from draftwise.training.optimizers import Optimizers
+from draftwise.training.schedule import Schedule
+
+from .conftest import LENGTH, random_documents, randomised_head, tiny_teacher
+
+TARGET_IDS = torch.arange(0, 24, 2)
+
+
+def task_of(teacher, head, rows, target_ids=TARGET_IDS, loss="cross-entropy", steps=3):
+    schedule = Schedule(tokens=10**6, batch_tokens=4 * LENGTH, micro_batch_tokens=2 * LENGTH)
+    readings = Readings(teacher, rows, 10**6)
+    return HeadTask(
+        head,
+        teacher,
+        rows,
+        target_ids,
+        schedule,
+        LOSSES[loss],
+        steps,
+        readings,
+        teacher.embedding,
+        0,
+    )
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_by_their_definitions(name):
+    torch.manual_seed(0)
+    logits, p = torch.randn(3, 7), torch.randn(3, 7).softmax(-1)
+    q = logits.softmax(-1)
+    cross = -(p * q.log()).sum(-1)
+    variation = 1 - torch.minimum(p, q).sum(-1)
+    expected = {
+        "cross-entropy": cross,
+        "kl": (p * (p / q).log()).sum(-1),
+        "total-variation": variation,
+        "mixed": (cross + variation) / 2,
+    }[name]
+    torch.testing.assert_close(LOSSES[name](logits, p), expected)
+
+
+def test_the_loss_counts_what_a_draft_could_propose(models):
+    """Computed position by position from the definition."""
+    teacher = tiny_teacher(models)
+    head = randomised_head(teacher, TARGET_IDS)
+    documents = random_documents(5)
+    rows = pack_documents(documents, LENGTH)
+    reading = teacher.read(rows)
+    with torch.no_grad():
+        loss = task_of(teacher, head, rows).loss(rows, reading)
+        steps = list(unroll(head, rows, reading.states, teacher.embedding, 3))
+        p = teacher.logits(reading.final.flatten(0, 1), TARGET_IDS).softmax(-1)
+        p = p.view(*rows.tokens.shape, -1)
+    total = 0.0
+    for depth, step in enumerate(steps):
+        values = []
+        q = head.logits(step.out).log_softmax(-1)
+        for number, document in enumerate(documents):
+            row, start = (rows.documents == number).nonzero()[0].tolist()
+            for t in range(len(document.tokens) - 2 - depth):
+                drafted = range(t + 2, t + 3 + depth)
+                is_learned = all(
+                    i >= document.num_prompt_tokens and document.tokens[i] in TARGET_IDS
+                    for i in drafted
+                )
+                if is_learned:
+                    label = p[row, start + t + 1 + depth]
+                    values.append(-(label * q[row, start + t]).sum().item())
+        total += STEP_DECAY**depth * sum(values) / len(values)
+    expected = total / sum(STEP_DECAY**depth for depth in range(3))
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_rows_without_anything_to_learn(models):
+    teacher = tiny_teacher(models)
+    head = randomised_head(teacher, TARGET_IDS)
+    rows = pack_documents([Document(tuple(range(10)), 10)], LENGTH)
+    assert task_of(teacher, head, rows).backward(0.0) == (0.0, 4 * 10)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_training_lowers_the_loss_and_raises_the_acceptance(models, name):
+    teacher = tiny_teacher(models)
+    documents = random_documents(24)
+    rows = pack_documents(documents, LENGTH)
+    ids = torch.arange(24)
+    head = new_head(teacher, ids, state_scale(teacher, rows), 0)
+    task = task_of(teacher, head, rows, ids, name)
+    held_out = HeldOut(teacher, rows, ids)
+    chains = partial(_chain_logits, head, teacher.embedding)
+    schedule = Schedule(
+        tokens=100, muon_learning_rate=0.01, adamw_learning_rate=0.01, decay_fraction=0.5
+    )
+    optimizers = Optimizers(head, lambda name: not name.startswith("lm_head"), schedule)
+    before = held_out.acceptance(chains)
+    losses = []
+    for step in range(40):
+        losses.append(task.backward(step / 40)[0])
+        optimizers.step(step / 40)
+    after = held_out.acceptance(chains)
+    assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
+    assert after["accepted_length/T=1"] > before["accepted_length/T=1"] + 0.2
+
+
+def test_acceptance_by_its_definition(models):
+    """Of a sampled answer Σ min(p, q), and of a greedy one whether the best tokens are equal."""
+    teacher = tiny_teacher(models)
+    head = randomised_head(teacher, TARGET_IDS)
+    documents = [
+        *random_documents(3, seed=1, temperature=0.5),
+        *random_documents(3, seed=2, temperature=0.0),
+    ]
+    rows = pack_documents(documents, LENGTH)
+    chains = partial(_chain_logits, head, teacher.embedding)
+    values = HeldOut(teacher, rows, TARGET_IDS).acceptance(chains)
+    lengths = {0.5: [], 0.0: []}
+    for document in documents:
+        own = pack_documents([document], LENGTH)
+        reading = teacher.read(own)
+        logits = teacher.logits(reading.final[0])
+        with torch.no_grad():
+            steps = list(unroll(head, own, reading.states, teacher.embedding, NUM_DRAFTED))
+        for t in range(document.num_prompt_tokens, len(document.tokens) - NUM_DRAFTED):
+            survived, length = 1.0, 1.0
+            for depth, step in enumerate(steps):
+                label, q = logits[t + 1 + depth], head.logits(step.out[0, t])
+                if document.temperature:
+                    p = (label / 0.5).softmax(-1)[TARGET_IDS]
+                    survived *= torch.minimum(p, (q / 0.5).softmax(-1)).sum().item()
+                else:
+                    survived *= float(TARGET_IDS[q.argmax()] == label.argmax())
+                length += survived
+            lengths[document.temperature].append(length)
+    for temperature, each in lengths.items():
+        mean = sum(each) / len(each)
+        assert values[f"accepted_length/T={temperature:g}"] == pytest.approx(mean, abs=1e-4)
+
+
+def test_the_most_frequent_tokens_of_answers_are_chosen():
+    documents = [Document((9, 9, 9, 1, 1, 2), 3), Document((5, 1, 3, 3), 1)]
+    chosen = choose_draft_tokens(documents, 4, 20, always=[17])
+    assert chosen.tolist() == [1, 2, 3, 17]
+    # Then tokens of prompts, then the lowest ids.
+    assert choose_draft_tokens(documents, 7, 20, [17]).tolist() == [0, 1, 2, 3, 5, 9, 17]
+    assert choose_draft_tokens(documents, 50, 20).tolist() == list(range(20))
+    assert coverage(documents, torch.tensor([1, 3])) == pytest.approx(5 / 6)
+    assert math.isclose(coverage(documents, chosen), 1.0)
+
+
+def test_a_model_learns_the_targets_distribution(models):
+    """Its loss by the definition, and its training."""
+    teacher = tiny_teacher(models, ())
+    documents = random_documents(12)
+    rows = pack_documents(documents, LENGTH)
+    settings = TrainingSettings(
+        "model", "target", ("prompts",), tokens=1, num_layers=1, hidden_size=64
+    )
+    model = new_model(settings, teacher, frozenset())
+    schedule = Schedule(tokens=100, batch_tokens=4 * LENGTH, decay_fraction=0.5)
+    task = ModelTask(model, teacher, rows, schedule, LOSSES["kl"], 0)
+    values = []
+    with torch.no_grad():
+        for document in documents:
+            ids = torch.tensor([document.tokens])
+            places = slice(document.num_prompt_tokens - 1, len(document.tokens) - 1)
+            p = teacher._model(input_ids=ids).logits[0, places].log_softmax(-1)
+            q = model(input_ids=ids).logits[0, places].log_softmax(-1)
+            values += (p.exp() * (p - q)).sum(-1).tolist()
+        assert task.loss(rows).item() == pytest.approx(sum(values) / len(values), rel=1e-4)
+    held_out = HeldOut(teacher, rows, torch.arange(24))
+    chains = partial(_model_logits, model, teacher)
+    before = held_out.acceptance(chains)["accepted_length/T=1"]
+    optimizers = Optimizers(model, lambda name: ".layers." in name, schedule)
+    for step in range(40):
+        task.backward(step / 40)
+        optimizers.step(step / 40)
+    assert held_out.acceptance(chains)["accepted_length/T=1"] > before + 0.2
