@@ -82,9 +82,9 @@ def test_logits_are_computed_in_chunks_and_only_if_requested(models, monkeypatch
     def watched(self, batch, plan):
         forward = self._model.forward
 
-        def counting(cache, tokens, segments, logit_rows):
+        def counting(cache, tokens, segments, logit_rows, tap):
             rows.append(len(logit_rows or ()))
-            return forward(cache, tokens, segments, logit_rows)
+            return forward(cache, tokens, segments, logit_rows, tap)
 
         monkeypatch.setattr(self._model, "forward", counting)
         try:

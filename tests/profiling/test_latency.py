@@ -161,15 +161,15 @@ class TestPasses:
         seen = []
         forward = model.forward
 
-        def watched(cache, tokens, segments, logit_rows):
+        def watched(cache, tokens, segments, *rest):
             seen.append([(s.cache_slot, s.start, s.num_tokens) for s in segments])
-            return forward(cache, tokens, segments, logit_rows)
+            return forward(cache, tokens, segments, *rest)
 
         read = DraftRun.read
 
-        def watched_read(run, tokens, segments, logit_tokens):
+        def watched_read(run, tokens, segments, *rest):
             seen.append([(s.cache_slot, s.start, s.num_tokens) for s in segments])
-            return read(run, tokens, segments, logit_tokens)
+            return read(run, tokens, segments, *rest)
 
         monkeypatch.setattr(model, "forward", watched)
         monkeypatch.setattr(DraftRun, "read", watched_read)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -39,6 +39,9 @@ def find_head(location: str) -> Path | None:
         ModelNotFoundError: the hub cannot be reached and the repository is not in the local cache.
     """
     if not Path(location).is_dir():
+        cached = _cached_config(location)
+        if cached is not None and not _is_head(cached):
+            return None  # the hub is not asked twice for an ordinary model
         location = find_on_hub(location, _ROLE)
     if not Path(location).is_dir():
         try:
@@ -69,6 +72,15 @@ def read_head(folder: str | Path) -> tuple[HeadConfig, HeadWeights]:
     path = Path(folder)
     config = parse_head_config(_read_config(path / _CONFIG))
     return config, check_head_weights(config, _read_tensors(path))
+
+
+def _cached_config(name: str) -> Path | None:
+    """The configuration of a hub's repository in the local cache; ``None`` if it is not there."""
+    try:
+        cached = try_to_load_from_cache(name, _CONFIG)
+    except HFValidationError:  # not a hub id
+        return None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _is_head(path: Path) -> bool:
