@@ -90,7 +90,7 @@ def eagle3(
     steps: Annotated[
         int, typer.Option(help="Steps of training-time test.", rich_help_panel=METHOD)
     ] = 4,
-    loss: LossName = "cross-entropy",
+    loss: LossName = "mixed",
     learning_rate: LearningRate = 3e-3,
     batch_tokens: BatchTokens = None,
     seed: Seed = 0,

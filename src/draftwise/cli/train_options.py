@@ -106,7 +106,7 @@ BatchTokens = Annotated[
     int | None,
     typer.Option(
         help="Tokens per optimiser step.",
-        show_default="2048, or 4096 in runs of hours",
+        show_default="512, 1024 or 2048 by the length of the run",
         rich_help_panel=METHOD,
     ),
 ]

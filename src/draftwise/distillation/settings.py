@@ -16,8 +16,9 @@ from draftwise.values import integer, number
 
 # A run by time has no limit of its tokens.
 _NO_LIMIT = 10**15
-_SHORT_RUN_MINUTES = 90.0
-_SHORT_RUN_TOKENS = 5_000_000
+# (longest run in minutes, or in tokens; tokens per optimiser step)
+_BATCH_TOKENS = ((15.0, 200_000, 512), (90.0, 2_000_000, 1024))
+_LARGEST_BATCH_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class TrainingSettings:
     draft_vocab: int = 8192
     layers: tuple[int, ...] | None = None
     num_steps: int = 4
-    loss: str = "cross-entropy"
+    loss: str = "mixed"
     learning_rate: float = 3e-3
     batch_tokens: int | None = None
     state_gib: float = 2.0
@@ -114,21 +115,26 @@ class TrainingSettings:
         if minutes is not None:
             # At least half of the time trains, however long the answers took.
             minutes = max(minutes - spent_seconds / 60, minutes / 2)
-        is_short = (
-            self.minutes <= _SHORT_RUN_MINUTES
-            if self.minutes is not None
-            else (self.tokens or 0) <= _SHORT_RUN_TOKENS
-        )
         return Schedule(
             tokens=self.tokens or _NO_LIMIT,
             minutes=minutes,
-            batch_tokens=self.batch_tokens or (2048 if is_short else 4096),
+            batch_tokens=self.batch_tokens or self._default_batch_tokens(),
             micro_batch_tokens=2048,
             length=self.length,
             muon_learning_rate=self.learning_rate,
             adamw_learning_rate=self.learning_rate / 4,
             weight_decay=0.05,
         )
+
+    def _default_batch_tokens(self) -> int:
+        """Small batches make the most of a short run, which has few steps."""
+        for minutes, tokens, batch_tokens in _BATCH_TOKENS:
+            if self.minutes is None:
+                if (self.tokens or 0) <= tokens:
+                    return batch_tokens
+            elif self.minutes <= minutes:
+                return batch_tokens
+        return _LARGEST_BATCH_TOKENS
 
     def save(self, path: Path) -> None:
         """Write the settings as JSON."""
