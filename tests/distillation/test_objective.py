@@ -194,3 +194,16 @@ def test_a_model_learns_the_targets_distribution(models):
         task.backward(step / 40)
         optimizers.step(step / 40)
     assert held_out.acceptance(chains)["accepted_length/T=1"] > before + 0.2
+
+
+def test_new_heads_are_unsure(models):
+    """Also where the target's final norm has large weights."""
+    teacher = tiny_teacher(models)
+    rows = pack_documents(random_documents(), LENGTH)
+    scale = state_scale(teacher, rows)
+    with torch.no_grad():
+        teacher._model.base_model.norm.weight.mul_(50)
+    head = new_head(teacher, TARGET_IDS, scale, 0)
+    outs = torch.randn(1000, teacher.hidden_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert 1.5 < head.logits(outs).std().item() < 2.5

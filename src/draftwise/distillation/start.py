@@ -18,6 +18,8 @@ _SMALLEST_SCALE = 1e-3
 # Rows from which the scale of the states is measured.
 _NUM_SCALE_ROWS = 8
 _SHALLOW = 8
+# Some targets have a final norm with which the logits of an untrained head would be far too sure.
+_LARGEST_SPREAD = 2.0
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
@@ -88,7 +90,7 @@ def state_scale(teacher: Teacher, rows: Rows) -> Tensor:
 
 @torch.no_grad()
 def new_head(teacher: Teacher, target_ids: Tensor, scale: Tensor, seed: int) -> Eagle3Head:
-    """A head with random weights, whose final norm and projection are those of the target."""
+    """A head with random weights. Its projection is the target's, as is its norm up to a factor."""
     torch.manual_seed(seed)
     head = Eagle3Head(new_config(teacher, len(target_ids))).to(teacher.device)
     head.state_scale.copy_(scale)
@@ -96,6 +98,9 @@ def new_head(teacher: Teacher, target_ids: Tensor, scale: Tensor, seed: int) -> 
     norm = teacher.final_norm()
     if norm is not None:
         head.norm.weight.copy_(norm)
+    # Standard deviation of the logits of a random output, whose channels have a mean square of 1.
+    spread = (head.lm_head.weight * head.norm.weight).square().sum(dim=1).mean().sqrt().item()
+    head.norm.weight.mul_(min(1.0, _LARGEST_SPREAD / max(spread, 1e-9)))
     return head
 
 
