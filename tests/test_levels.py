@@ -19,9 +19,9 @@ LOSSLESS = {name for name, policy in POLICIES.items() if policy.lossless}
 PATHS = {
     "native": ("engine/test_lossless.py::test_texts_follow_the_target", "fixed"),
     "eager": ("engine/test_lossless.py::test_texts_without_native_kernels_follow_the_target", ""),
-    "drafted by kernels": (
-        "engine/test_lossless.py::test_texts_drafted_by_native_kernels_follow_the_target",
-        "by-kernels",
+    "drafted position by position": (
+        "engine/test_lossless.py::test_texts_drafted_position_by_position_follow_the_target",
+        "",
     ),
     "recorded": ("cuda/test_lossless.py::test_texts_follow_the_target", "plain"),
     "penalties": ("cuda/test_lossless.py::test_texts_follow_the_target", "penalised"),

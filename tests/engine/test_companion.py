@@ -204,10 +204,10 @@ class Passes:
         self.calls = []
         forward = PackedModel.forward
 
-        def counted(model, cache, tokens, segments, logit_rows):
+        def counted(model, cache, tokens, segments, logit_rows, tap=None):
             wanted = None if logit_rows is None else len(logit_rows)
             self.calls.append((model, len(tokens), wanted))
-            return forward(model, cache, tokens, segments, logit_rows)
+            return forward(model, cache, tokens, segments, logit_rows, tap)
 
         draw = DraftRun.draw
 

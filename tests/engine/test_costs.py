@@ -24,6 +24,7 @@ def step(num_drafted, num_verified, signals=None, companion_scores=None):
         companion_scores=companion_scores,
         plan=SimpleNamespace(lengths=num_verified),
         logits=None,
+        states=None,
         outcome=None,
     )
 

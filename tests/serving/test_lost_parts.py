@@ -423,17 +423,16 @@ def test_a_hanging_engine_ends_with_a_killed_server():
     until_gone(engines)
 
 
+@pytest.fixture(scope="module")
+def replicated():
+    """A server whose engine has replicas of the draft and has answered a request; the answer."""
+    engine = replace(ZOO, draft_replicas=2, speculation=replace(ZOO.speculation, policy="fixed"))
+    with running(engine, ServerSettings(step_timeout=3.0)) as server:
+        yield server, post(server, SHORT).json()["choices"][0]["text"]
+
+
 class TestReplicas:
     """Processes with replicas of the draft."""
-
-    @pytest.fixture(scope="class")
-    def replicated(self):
-        """A server whose engine has answered a request, and the answer."""
-        engine = replace(
-            ZOO, draft_replicas=2, speculation=replace(ZOO.speculation, policy="fixed")
-        )
-        with running(engine, ServerSettings(step_timeout=3.0)) as server:
-            yield server, post(server, SHORT).json()["choices"][0]["text"]
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
     def test_a_replica_that_ends_or_hangs_ends_the_engine(self, replicated, number):

@@ -186,7 +186,7 @@ class HistoryStore:
         self._counts = np.zeros((num_rows, 0), dtype=np.float32)
 
     def begin(self, row: int, prompt_ids: Sequence[int]) -> None:
-        """Reset a row to a request's prompt."""
+        """Reset a row to a request's prompt, or to no tokens for a request without penalties."""
         distinct = list(dict.fromkeys(prompt_ids))
         self._reserve(len(distinct))
         self._places[row] = {token: place for place, token in enumerate(distinct)}
@@ -203,7 +203,7 @@ class HistoryStore:
             self._counts[row, place] += 1
 
     def rows(self, rows: Sequence[int]) -> TokenHistory:
-        """The history of the given rows. Rows of requests without penalties are undefined."""
+        """The history of the given rows. Rows of requests without penalties mean nothing."""
         lengths = np.array([len(self._places[row]) for row in rows])
         places = np.arange(lengths.max())
         places = np.where(places < lengths[:, None], places, 0)
@@ -214,9 +214,8 @@ class HistoryStore:
         )
 
     def _reserve(self, size: int) -> None:
-        missing = size - self._tokens.shape[1]
-        if missing > 0:
-            wider = (0, 0), (0, max(missing, size))
+        if size > self._tokens.shape[1]:
+            wider = (0, 0), (0, size)
             self._tokens, self._counts = np.pad(self._tokens, wider), np.pad(self._counts, wider)
 
 

@@ -103,24 +103,22 @@ class PrefixCache:
             request: a running request.
             is_over: whether the request leaves its cache slot.
         """
-        salt = request.params.cache_salt
-        self._store(self._target, request, request.tokens, salt, is_over)
+        slot = request.cache_slot
+        if self._stores_now(self._target, request, is_over):
+            self._target.store(slot, request.tokens, request.params.cache_salt)
         for model, store in self._others:
-            text, own_salt = model.prefix_text(request), model.prefix_salt(request)
-            self._store(store, request, text, own_salt, is_over)
+            if self._stores_now(store, request, is_over):
+                store.store(slot, model.prefix_text(request), model.prefix_salt(request))
 
     def clear(self) -> None:
         """Drop everything that is stored."""
         for store in self._all_stores():
             store.clear()
 
-    def _store(
-        self, store: PrefixStore, request: Request, text: Sequence[int], salt: str, is_over: bool
-    ) -> None:
+    def _stores_now(self, store: PrefixStore, request: Request, is_over: bool) -> bool:
         length = store.cache.lengths[request.cache_slot]
         reads_prompt = length <= request.num_prompt_tokens
-        if is_over or reads_prompt or length % _STORE_INTERVAL < BLOCK_SIZE:
-            store.store(request.cache_slot, text, salt)
+        return is_over or reads_prompt or length % _STORE_INTERVAL < BLOCK_SIZE
 
     def _all_stores(self) -> list[PrefixStore]:
         return [self._target, *(store for _, store in self._others)]

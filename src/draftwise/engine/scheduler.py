@@ -341,8 +341,7 @@ class Scheduler:
                 follower.admit(request)
             if self._prefixes is not None:
                 self._prefixes.admit(request)
-            if request.params.uses_penalties:
-                self._histories.begin(row, request.tokens)
+            self._histories.begin(row, request.tokens if request.params.uses_penalties else ())
             # An interrupt here leaves the request in the running or waiting collection, or in both.
             self._running[row] = request
             self._waiting.popleft()

@@ -81,6 +81,9 @@ class EngineLink:
             )
             for name, each in (("send", self._send), ("receive", self._receive))
         ]
+
+    def start(self) -> None:
+        """Begin to send commands and to receive reports."""
         for thread in self._threads:
             thread.start()
 

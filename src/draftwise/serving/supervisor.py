@@ -140,6 +140,8 @@ class Supervisor:
             lambda: later(self._ended, link),
         )
         self._link = link
+        # The first report may come at once, and the calls above refer to the link.
+        link.start()
 
     async def _watch(self) -> None:
         """Ping the engine twice a second, and report it as lost if it does not respond."""

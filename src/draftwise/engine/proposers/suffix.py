@@ -59,7 +59,7 @@ class SuffixProposer(TokenProposer):
     def proposals(self, batch: Batch, limits: Sequence[int]) -> Proposals:
         """The continuations of all requests, found together."""
         self._proposed = None
-        if not any(limits):
+        if max(limits, default=0) <= 0:
             return Proposals.nothing(len(limits))
         requests = batch.generating
         self._read(requests)

@@ -96,7 +96,7 @@ class SuffixTexts(TextProposer):
         """The continuations of all requests, found together."""
         self._found = None
         limits = [view.room for view in views]
-        if not any(limits):
+        if max(limits, default=0) <= 0:
             return Proposals.nothing(len(views))
         if self._continuing.texts.tokens is not texts.tokens:
             self._continuing.texts = StoredTexts(texts.tokens)
