@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.cli import main
-from draftwise.cli.train_report import describe, sparkline
+from draftwise.cli.train_report import LearningCurve, describe, sparkline
 from draftwise.distillation.eagle3 import Eagle3Recipe
 from draftwise.distillation.run import Machine, TrainingRun
 from draftwise.distillation.settings import TrainingSettings
@@ -271,6 +271,39 @@ def test_other_settings_are_refused_when_resuming(command, tmp_path, models, pro
     status, _, err = command("--tokens=500")
     assert status == 2
     assert "unfinished" in err
+
+
+def test_a_failed_start_leaves_the_folder_usable(command, tmp_path):
+    status, _, err = command("--tokens=100", f"--continue={tmp_path}", draft_vocab=None)
+    assert (status, err.count("\n")) == (2, 1)
+    assert command("--tokens=100", "--layers=1,9")[0] == 2
+    assert command("--tokens=100", "--layers=1,2")[0] == 0
+
+
+@pytest.mark.parametrize("moment", ["held-out prompts", "loading the target for training"])
+def test_an_early_interruption_says_to_run_the_command_again(command, monkeypatch, moment):
+    def interrupt(self, text):
+        if text.startswith(moment):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LearningCurve, "status", interrupt)
+        status, out, _ = command("--tokens=100")
+    assert status == 130
+    assert "run the command again; answers are kept" in out
+    assert command("--tokens=100")[0] == 0
+
+
+def test_the_hint_after_an_interruption_works(command, monkeypatch):
+    def interrupt(self, facts):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LearningCurve, "begin", interrupt)
+        status, out, _ = command("--tokens=100")
+    assert status == 130
+    assert "repeat the command with --resume" in out
+    assert command("--tokens=100", "--resume")[0] == 0
 
 
 def test_descriptions():

@@ -110,11 +110,11 @@ def eagle3(
 
     The target answers the prompts first, for at most 30 % of the time. Answers are kept for later
     runs. The head is then trained on them, and measured on held-out prompts every few minutes.
-    ctrl-C ends a run after a checkpoint.
+    ctrl-C ends the training after a checkpoint; the same command with --resume goes on with it.
 
     Examples:
-      draftwise train eagle3 --target zoo:target --prompts prompts.jsonl -o head --minutes 10
-      draftwise train eagle3 --target zoo:target --prompts prompts.jsonl -o head --resume
+      draftwise train eagle3 --target zoo:target --prompts chat.jsonl -o head --minutes 10
+      draftwise train eagle3 --target zoo:target --prompts chat.jsonl -o head --minutes 10 --resume
       draftwise train eagle3 --prompts law.jsonl --continue head -o law-head --minutes 10
     """
     if start_from is not None:

@@ -93,7 +93,8 @@ Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Go on with the unfinished run of the output folder.",
+        help="Go on with the unfinished run of the output folder. All other options must be "
+        "repeated.",
         rich_help_panel=LENGTH,
     ),
 ]
@@ -192,7 +193,7 @@ class CommonOptions:
         """Train, and show the learning curve."""
         from draftwise.cli.interruption import EXIT_STATUS, interruptible
         from draftwise.cli.train_report import LearningCurve
-        from draftwise.distillation.run import Machine, Reporting, TrainingRun
+        from draftwise.distillation.run import Machine, Reporting, TrainingRun, is_unfinished
 
         if self.threads is not None:
             set_threads(self.threads)
@@ -215,9 +216,10 @@ class CommonOptions:
                     curve.begin(training.facts)
                     values = training.run()
             except KeyboardInterrupt:
-                console.print(
-                    f"interrupted; go on with [bold]--resume -o {self.output}[/]", soft_wrap=True
-                )
+                hint = "run the command again; answers are kept"
+                if is_unfinished(self.output):
+                    hint = "to go on, repeat the command with [bold]--resume[/]"
+                console.print(f"interrupted; {hint}", soft_wrap=True)
                 raise typer.Exit(EXIT_STATUS) from None
         curve.end(values)
         console.print(f"written to {self.output}", soft_wrap=True)

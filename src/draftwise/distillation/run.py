@@ -27,6 +27,13 @@ from draftwise.training.loop import Record, Runtime, Trainer
 from draftwise.training.optimizers import Optimizers
 
 _CHECKPOINT = "checkpoint"
+_SETTINGS = "settings.json"
+_FACTS = "data.json"
+
+
+def is_unfinished(output: Path) -> bool:
+    """Whether a folder contains an unfinished run, which can be resumed."""
+    return (output / _CHECKPOINT / _SETTINGS).exists()
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class TrainingRun:
         self._reporting = reporting or Reporting()
         self._checkpoint = output / _CHECKPOINT
         self._check_output(resume)
-        collected = self._collect()
+        collected = self._load() if resume else self._collect()
         self._reporting.on_status("loading the target for training")
         device = resolve_device(self._machine.device)
         self._teacher = load_teacher(
@@ -142,6 +149,9 @@ class TrainingRun:
             on_record=self._reporting.on_record,
             check=self._reporting.check,
         )
+        if not resume:
+            # A start that failed leaves nothing behind that would block the folder.
+            self._save_start(collected)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -185,19 +195,18 @@ class TrainingRun:
         return values
 
     def _check_output(self, resume: bool) -> None:
-        settings = self._checkpoint / "settings.json"
         if resume:
-            if not settings.exists():
+            if not is_unfinished(self._output):
                 raise InvalidParameterError(
                     "resume", f"{str(self._output)!r} contains no unfinished run"
                 )
-            self._settings.check_same(settings)
+            self._settings.check_same(self._checkpoint / _SETTINGS)
             return
-        if settings.exists():
+        if is_unfinished(self._output):
             raise InvalidParameterError(
                 "output",
-                f"{str(self._output)!r} contains an unfinished run; resume it, or name another "
-                "folder",
+                f"{str(self._output)!r} contains an unfinished run; repeat its command with "
+                "resume, or name another folder",
             )
         if (self._output / "config.json").exists():
             raise InvalidParameterError(
@@ -205,17 +214,9 @@ class TrainingRun:
             )
 
     def _collect(self) -> Collected:
-        """The documents of the run, or those of the unfinished run that is resumed."""
-        folder = self._checkpoint
-        facts = folder / "data.json"
-        if facts.exists():
-            stored = json.loads(facts.read_text(encoding="utf-8"))
-            parts = [load_documents(folder / f"{name}.npz") for name in ("training", "held_out")]
-            end_tokens = frozenset(stored["end_tokens"])
-            return Collected(parts[0], parts[1], end_tokens, stored["seconds"])
         machine = self._machine
         prompts = read_prompts(self._settings)
-        collected = collect(
+        return collect(
             self._settings,
             prompts,
             machine.dtype,
@@ -224,13 +225,23 @@ class TrainingRun:
             machine.answers,
             self._reporting.on_status,
         )
-        folder.mkdir(exist_ok=True)
+
+    def _save_start(self, collected: Collected) -> None:
+        """Write what the run is resumed from. The settings come last, as they mark it as whole."""
+        folder = self._checkpoint
         save_documents(folder / "training.npz", collected.training)
         save_documents(folder / "held_out.npz", collected.held_out)
-        self._settings.save(folder / "settings.json")
         stored = {"seconds": collected.seconds, "end_tokens": sorted(collected.end_tokens)}
-        write_text(facts, json.dumps(stored) + "\n")
-        return collected
+        write_text(folder / _FACTS, json.dumps(stored) + "\n")
+        self._settings.save(folder / _SETTINGS)
+
+    def _load(self) -> Collected:
+        """The documents of the unfinished run that is resumed."""
+        folder = self._checkpoint
+        stored = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        parts = [load_documents(folder / f"{name}.npz") for name in ("training", "held_out")]
+        end_tokens = frozenset(stored["end_tokens"])
+        return Collected(parts[0], parts[1], end_tokens, stored["seconds"])
 
     def _write(self, evaluation: Mapping[str, float]) -> None:
         """Write the draft, its card and the learning curve."""
