@@ -23,3 +23,13 @@ def test_a_pause_counts_as_an_ordinary_step():
 
 def test_the_first_steps_count_in_full():
     assert counted_by([1.0, 49.0]) == [1.0, 49.0]
+
+
+def test_short_slow_steps_count_in_full():
+    assert counted_by([1.0] * 16 + [29.0, 1.0]) == [1.0] * 16 + [29.0, 1.0]
+
+
+def test_a_lasting_slowdown_counts():
+    counted = counted_by([1.0] * 16 + [50.0] * 32)
+    assert counted[16] == 1.0
+    assert counted[-20:] == [50.0] * 20
