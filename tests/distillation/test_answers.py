@@ -4,6 +4,7 @@ import pytest
 
 from draftwise import LLM, SamplingParams
 from draftwise.distillation.answers import AnswerCache, Job, answer
+from draftwise.errors import InvalidParameterError
 
 from ..tiny_models import Recipe
 
@@ -43,6 +44,17 @@ def test_later_runs_generate_what_is_missing(llm, tmp_path):
     assert set(before[greedy]) <= set(lines)
     third = answer(llm, JOBS, AnswerCache("target", MAX_TOKENS, tmp_path), MAX_TOKENS)
     assert (third.answers, third.seconds) == (second.answers, 0.0)
+
+
+def test_files_that_cannot_be_written_are_named(tmp_path):
+    cache = AnswerCache("target", MAX_TOKENS, tmp_path)
+    assert cache.get(JOBS[0]) is None
+    (tmp_path / f"target-{MAX_TOKENS}-0.jsonl").mkdir()
+    with pytest.raises(InvalidParameterError, match="cannot write") as caught:
+        cache.add(JOBS[0], range(MAX_TOKENS))
+    assert caught.value.field == "answers"
+    with pytest.raises(InvalidParameterError, match="cannot read"):
+        AnswerCache("target", MAX_TOKENS, tmp_path).get(JOBS[0])
 
 
 def test_limits(llm, tmp_path):

@@ -70,21 +70,41 @@ class AnswerCache:
             ) from error
 
     def get(self, job: Job) -> tuple[int, ...] | None:
-        """Tokens of an answer; ``None`` if it was not generated yet."""
+        """Tokens of an answer; ``None`` if it was not generated yet.
+
+        Raises:
+            InvalidParameterError: the file of the answers cannot be read.
+        """
         return self._of(job.temperature).get(job.key)
 
     def add(self, job: Job, tokens: Sequence[int]) -> None:
-        """Append an answer."""
+        """Append an answer.
+
+        Raises:
+            InvalidParameterError: the file of the answers cannot be written.
+        """
         self._of(job.temperature)[job.key] = tuple(tokens)
-        with self._file(job.temperature).open("a", encoding="utf-8") as file:
-            file.write(json.dumps([job.key, list(tokens)], separators=(",", ":")) + "\n")
+        path = self._file(job.temperature)
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([job.key, list(tokens)], separators=(",", ":")) + "\n")
+        except OSError as error:
+            raise InvalidParameterError(
+                "answers", f"cannot write {str(path)!r}: {error}"
+            ) from error
 
     def _file(self, temperature: float) -> Path:
         return self._folder / f"{self._name}-{temperature:g}.jsonl"
 
     def _of(self, temperature: float) -> dict[str, tuple[int, ...]]:
         if temperature not in self._answers:
-            self._answers[temperature] = _read(self._file(temperature))
+            path = self._file(temperature)
+            try:
+                self._answers[temperature] = _read(path)
+            except OSError as error:
+                raise InvalidParameterError(
+                    "answers", f"cannot read {str(path)!r}: {error}"
+                ) from error
         return self._answers[temperature]
 
 
