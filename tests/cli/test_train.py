@@ -179,7 +179,11 @@ def test_a_head_is_continued_on_texts(command, tmp_path, prompts):
         (("--temperatures=hot",), "--temperatures"),
         (("--loss=l2",), "--loss"),
         (("--length=20",), "--length"),
-        (("--layers=1,9",), "target"),
+        (("--layers=1,9",), "--layers"),
+        (("--layers=2,1",), "--layers"),
+        (("--target=model.gguf",), "target: 'model.gguf' is quantised (GGUF)"),
+        (("--target=zoo:target:int8",), "is quantised (int8)"),
+        (("--length=65",), "--length: 65 exceeds"),
         (("--resume",), "--resume"),
         (("--continue=/nowhere",), "--draft-vocab"),
         (("--continue=/nowhere", "--layers=1"), "--layers"),
@@ -187,12 +191,14 @@ def test_a_head_is_continued_on_texts(command, tmp_path, prompts):
         (("--held-out=0",), "--held-out"),
     ],
 )
-def test_errors_are_one_line(command, arguments, expected):
+def test_errors_are_one_line(command, tmp_path, arguments, expected):
     given = arguments if "--minutes" in str(arguments) else (*arguments, "--tokens=100")
     status, _, err = command(*given, draft_vocab=None if "--layers=1" in arguments else 16)
     assert status == 2
     assert err.count("\n") == 1
     assert expected in err
+    # Nothing was generated before the error.
+    assert not (tmp_path / "answers").exists()
 
 
 def test_folders_without_a_head_cannot_be_continued(command, tmp_path):

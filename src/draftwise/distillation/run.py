@@ -19,6 +19,7 @@ from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
 from draftwise.distillation.folder import write_text
 from draftwise.distillation.recipe import Recipe
 from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.target import check_target
 from draftwise.distillation.teacher import load_teacher
 from draftwise.distillation.vocabulary import coverage
 from draftwise.errors import InvalidParameterError
@@ -108,6 +109,9 @@ class TrainingRun:
         self._reporting = reporting or Reporting()
         self._checkpoint = output / _CHECKPOINT
         self._check_output(resume)
+        check_target(
+            settings.target, recipe.layers, settings.length, self._machine.trust_remote_code
+        )
         collected = self._load() if resume else self._collect()
         self._reporting.on_status("loading the target for training")
         device = resolve_device(self._machine.device)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from draftwise.distillation.documents import Rows
+from draftwise.distillation.target import check_layers
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.hub import find_on_hub
 from draftwise.models.loading import locate, no_progress_bars
@@ -53,8 +54,8 @@ class Teacher:
         """Prepare a loaded causal language model.
 
         Raises:
-            UnsupportedModelError: its layers or its logits cannot be read, or there is no layer of
-                a given number.
+            UnsupportedModelError: its layers or its logits cannot be read.
+            InvalidParameterError: there is no layer of a given number.
         """
         # Any: transformers' classes have no common type for what is read here.
         self._model = cast(Any, model)
@@ -72,13 +73,7 @@ class Teacher:
         self.hidden_size = int(head.weight.shape[1])
         self.vocab_size = int(head.weight.shape[0])
         self.device: torch.device = head.weight.device
-        wrong = [layer for layer in layers if not 0 <= layer <= self.num_layers]
-        if wrong or list(layers) != sorted(set(layers)):
-            raise UnsupportedModelError(
-                _ROLE,
-                f"has {self.num_layers} layers; hidden states must be ascending numbers between 0 "
-                f"and {self.num_layers}, got {list(layers)}",
-            )
+        check_layers(layers, self.num_layers)
         self.layers = tuple(layers)
         self._transform = self._find_transform()
 
@@ -96,12 +91,18 @@ class Teacher:
 
     @torch.no_grad()
     def final_norm(self) -> Tensor | None:
-        """``[hidden]`` the weight of the final norm; ``None`` if it is not an RMS norm."""
+        """``[hidden]`` the weight of the final norm; ``None`` if there is none, or it has a bias.
+
+        It may be an RMS norm, or a layer norm without a bias.
+        """
         norm = getattr(self._model.base_model, "norm", None)
         if norm is None or getattr(norm, "bias", None) is not None:
             return None
-        # Some models add 1 to the stored weight. The norm of ones is the weight that is applied.
-        return norm(self.embedding.new_ones(self.hidden_size)).float()  # type: ignore[no-any-return]
+        # Some models add 1 to the stored weight. The output shows the weight that is applied: the
+        # probe has the mean 0 and the mean square 1, so both kinds of norms leave it as it is.
+        probe = self.embedding.new_ones(self.hidden_size)
+        probe[1::2] = -1
+        return (norm(probe) * probe).float()  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def read(self, rows: Rows) -> Reading:
@@ -225,7 +226,8 @@ def load_teacher(
 
     Raises:
         ModelNotFoundError: there is no such model.
-        UnsupportedModelError: it cannot be loaded, or cannot be read at these layers.
+        UnsupportedModelError: it cannot be loaded, or its layers cannot be read.
+        InvalidParameterError: there is no layer of a given number.
     """
     location = locate(name, _ROLE)
     if not Path(location).is_dir():

@@ -1,0 +1,79 @@
+"""Checks of a target before it answers prompts, from its configuration alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from draftwise.errors import InvalidParameterError, UnsupportedModelError
+from draftwise.models.gguf import is_gguf
+from draftwise.models.hub import find_on_hub
+from draftwise.models.loading import locate, split_name
+from draftwise.models.support import context_length
+
+_ROLE = "target"
+
+
+def check_target(
+    name: str,
+    layers: Callable[[int], Sequence[int]],
+    length: int,
+    trust_remote_code: bool = False,
+) -> None:
+    """Refuse targets and settings with which no draft can be trained.
+
+    Args:
+        name: a folder, a hub id or a zoo name.
+        layers: returns the states to read for a number of layers.
+        length: tokens per training row.
+        trust_remote_code: whether to run code that comes with the model.
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+        UnsupportedModelError: it is quantised, its configuration cannot be read, or its context is
+            shorter than ``length``.
+        InvalidParameterError: it has no layers of the given numbers.
+    """
+    quantization = "GGUF" if is_gguf(name) else split_name(name)[1]
+    if quantization is not None:
+        raise UnsupportedModelError(
+            _ROLE,
+            f"{name!r} is quantised ({quantization}), and its hidden states cannot be read for "
+            "training; name the model with safetensors weights",
+        )
+    location = locate(name, _ROLE)
+    if not Path(location).is_dir():
+        location = find_on_hub(location, _ROLE)
+    try:
+        config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
+    except (ValueError, OSError) as error:
+        if "trust_remote_code" in str(error):
+            reason = "it contains custom code; if you trust it, set trust_remote_code"
+        else:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UnsupportedModelError(_ROLE, f"cannot read {name!r}: {reason}") from error
+    config = getattr(config, "text_config", None) or config
+    try:
+        context_length(config, _ROLE, length)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError("length", error.message) from error
+    num_layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(num_layers, int):
+        check_layers(layers(num_layers), num_layers)
+
+
+def check_layers(layers: Sequence[int], num_layers: int) -> None:
+    """Refuse numbers of hidden states that a target does not have.
+
+    Raises:
+        InvalidParameterError: they do not ascend, or one is not in 0 … ``num_layers``.
+    """
+    wrong = [layer for layer in layers if not 0 <= layer <= num_layers]
+    if wrong or list(layers) != sorted(set(layers)):
+        raise InvalidParameterError(
+            "layers",
+            f"must be ascending numbers between 0 and {num_layers}, the number of the target's "
+            f"layers; got {', '.join(map(str, layers))}",
+        )
