@@ -19,6 +19,8 @@ from draftwise.prompts import Prompt, load_prompts
 
 # Answers to one prompt at temperatures above 0, before the prompts are exhausted.
 _MAX_ROUNDS = 4
+# Largest share of the time for answers that held-out prompts take.
+_HELD_OUT_SHARE = 1 / 3
 # Pieces of texts that are shorter than this teach nothing.
 _SHORTEST_PIECE = 8
 
@@ -105,17 +107,24 @@ def collect(
                 for job, tokens in found.answers
             ]
 
-        # Every held-out prompt is answered at every temperature.
+        # Every held-out prompt is answered at every temperature, as far as the time allows.
         tests = [Job(prompt, each) for prompt in held_out for each in settings.temperatures]
-        tested = answers(tests, "held-out prompts")
+        budget = None
+        limits: dict[str, float] = {}
+        if settings.minutes is not None:
+            budget = 60 * settings.minutes * settings.answer_share
+            limits = {"seconds": budget * _HELD_OUT_SHARE}
+        tested = answers(tests, "held-out prompts", **limits)
+        if not tested:
+            raise InvalidParameterError(
+                "minutes", "no held-out prompt was answered in this time; give more time"
+            )
         jobs = _jobs(training, settings.temperatures)
-        if settings.tokens is not None:
-            limits: dict[str, float] = {
-                "num_tokens": max(1, round(settings.tokens * settings.answer_share))
-            }
+        if budget is not None:
+            limits = {"seconds": max(budget - seconds, 0.0)}
         else:
-            assert settings.minutes is not None
-            limits = {"seconds": 60 * settings.minutes * settings.answer_share}
+            assert settings.tokens is not None
+            limits = {"num_tokens": max(1, round(settings.tokens * settings.answer_share))}
         documents = answers(jobs, "prompts", **limits) if jobs else []
         documents += _pieces(llm, settings)
         if not documents:
