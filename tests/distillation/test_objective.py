@@ -25,8 +25,12 @@ from .conftest import LENGTH, random_documents, randomised_head, tiny_teacher
 TARGET_IDS = torch.arange(0, 24, 2)
 
 
-def task_of(teacher, head, rows, target_ids=TARGET_IDS, loss="cross-entropy", steps=3):
-    schedule = Schedule(tokens=10**6, batch_tokens=4 * LENGTH, micro_batch_tokens=2 * LENGTH)
+def task_of(
+    teacher, head, rows, target_ids=TARGET_IDS, loss="cross-entropy", steps=3, batch_rows=4
+):
+    schedule = Schedule(
+        tokens=10**6, batch_tokens=batch_rows * LENGTH, micro_batch_tokens=2 * LENGTH
+    )
     readings = Readings(teacher, rows, 10**6)
     return HeadTask(
         head,
@@ -40,6 +44,23 @@ def task_of(teacher, head, rows, target_ids=TARGET_IDS, loss="cross-entropy", st
         teacher.embedding,
         0,
     )
+
+
+def test_batches_that_passes_do_not_divide_are_read_in_full(models):
+    """The gradient of three rows, of which two fit into a pass."""
+    teacher = tiny_teacher(models)
+    head = randomised_head(teacher, TARGET_IDS)
+    rows = pack_documents(random_documents(12), LENGTH)
+    task = task_of(teacher, head, rows, batch_rows=3)
+    indices = task.stream.next(3)
+    task.load_state_dict({"count": 0})
+    loss, num_tokens = task.backward(0.0)
+    assert num_tokens == rows.take(indices, teacher.device).num_tokens
+    assert task.state_dict() == {"count": 3}
+    parts = [rows.take(part, teacher.device) for part in (indices[:2], indices[2:])]
+    with torch.no_grad():
+        two, one = (task.loss(part, teacher.read(part)).item() for part in parts)
+    assert loss == pytest.approx((2 * two + one) / 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", LOSSES)

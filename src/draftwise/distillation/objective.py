@@ -118,12 +118,12 @@ class HeadTask:
         length = self._rows.tokens.shape[1]
         num_rows = max(1, self._schedule.batch_tokens // length)
         micro_rows = max(1, min(num_rows, self._schedule.micro_batch_tokens // length))
-        num_micro_batches = max(1, num_rows // micro_rows)
+        every = self.stream.next(num_rows)
         total, num_tokens = 0.0, 0
-        for _ in range(num_micro_batches):
-            indices = self.stream.next(micro_rows)
+        for first in range(0, num_rows, micro_rows):
+            indices = every[first : first + micro_rows]
             rows = self._rows.take(indices, self._teacher.device)
-            loss = self.loss(rows, self._readings.read(indices)) / num_micro_batches
+            loss = self.loss(rows, self._readings.read(indices)) * (len(indices) / num_rows)
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
