@@ -124,6 +124,10 @@ def test_a_model_is_written_that_serves_as_a_draft(command, models, tmp_path):
     assert (status, err) == (0, "")
     assert "accepted length" in out
     assert json.loads((folder / "training.json").read_text())["run"]["coverage"] == 1.0
+    card = (folder / "README.md").read_text().splitlines()
+    start = card.index(f"# Draft for {models.folder(TARGET)}") + 2
+    assert card[start].endswith("in 1 layer of size 64, and the vocabulary of")
+    assert card[start + 1] == f"`{models.folder(TARGET)}`."
     speculation = SpeculationConfig(str(folder), policy="fixed", num_speculative_tokens=3)
     sampling = SamplingParams(max_tokens=12, temperature=0)
     with LLM(models.folder(TARGET), dtype="float32") as llm:

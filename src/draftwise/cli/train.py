@@ -180,4 +180,4 @@ def model(
 
     from draftwise.distillation.model import ModelRecipe
 
-    common.run(settings, ModelRecipe(settings))
+    common.run(settings, ModelRecipe(settings, trust_remote_code))

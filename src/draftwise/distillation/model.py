@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows, RowStream
@@ -24,7 +24,7 @@ from draftwise.distillation.start import rope_theta
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import shifted
 from draftwise.errors import InvalidParameterError
-from draftwise.models.loading import locate
+from draftwise.models.loading import load_tokenizer
 from draftwise.training.schedule import Schedule
 
 _HEAD_SIZE = 64
@@ -35,8 +35,12 @@ _MAX_LOGIT_BYTES = 2**28
 class ModelRecipe:
     """Trains a new Llama with the target's vocabulary and tied embeddings."""
 
-    def __init__(self, settings: TrainingSettings) -> None:
+    def __init__(self, settings: TrainingSettings, trust_remote_code: bool = False) -> None:
         """Create the recipe.
+
+        Args:
+            settings: settings of the run.
+            trust_remote_code: whether to run code that comes with the target's tokenizer.
 
         Raises:
             InvalidParameterError: the settings are those of a head.
@@ -44,6 +48,7 @@ class ModelRecipe:
         if settings.start_from is not None:
             raise InvalidParameterError("start_from", "only heads can be continued")
         self._settings = settings
+        self._trust_remote_code = trust_remote_code
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         """See :class:`draftwise.distillation.recipe.Recipe`; no hidden state is read."""
@@ -54,6 +59,7 @@ class ModelRecipe:
     ) -> Prepared:
         """See :class:`draftwise.distillation.recipe.Recipe`."""
         settings = self._settings
+        tokenizer = load_tokenizer(settings.target, "target", self._trust_remote_code)
         model = new_model(settings, teacher, collected.end_tokens)
         task = ModelTask(model, teacher, rows, schedule, LOSSES[settings.loss], settings.seed)
         facts = {
@@ -68,22 +74,23 @@ class ModelRecipe:
             partial(_chain_logits, model, teacher),
             torch.arange(teacher.vocab_size),
             facts,
-            partial(self._write, model),
+            partial(self._write, model, tokenizer),
         )
 
     def card(self, facts: Mapping[str, Any], folder: str) -> tuple[str, str]:
         """See :class:`draftwise.distillation.recipe.Recipe`."""
         target = facts["target"]
+        layers = "1 layer" if facts["num_layers"] == 1 else f"{facts['num_layers']} layers"
         return (
             f"Draft for {target}",
-            f"A Llama with {facts['num_parameters']:,} parameters in {facts['num_layers']} layers "
-            f"of size {facts['hidden_size']}, and the vocabulary of\\n`{target}`.",
+            f"A Llama with {facts['num_parameters']:,} parameters in {layers} of size "
+            f"{facts['hidden_size']}, and the vocabulary of\n`{target}`.",
         )
 
-    def _write(self, model: LlamaForCausalLM, folder: Path) -> None:
+    def _write(self, model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
         model.save_pretrained(str(folder))
-        location = locate(self._settings.target, "target")
-        AutoTokenizer.from_pretrained(location).save_pretrained(str(folder))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(str(folder))
 
 
 def new_model(

@@ -247,6 +247,12 @@ def locate(name: str, role: str) -> str:
     return name
 
 
+def load_tokenizer(name: str, role: str, trust_remote_code: bool = False) -> Any:
+    """Load the tokenizer of a model as :func:`load_model` does; ``None`` if there is none."""
+    with no_progress_bars(), _open_source(name, role, trust_remote_code) as source:
+        return _load_tokenizer(source)
+
+
 @dataclass(frozen=True)
 class _Source:
     """Where ``transformers`` loads a model from.
@@ -368,11 +374,8 @@ def _load_error(
 def _load_tokenizer(source: _Source) -> Any:
     role, folder = source.role, Path(source.location)
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-    if (
-        source.gguf is None
-        and folder.is_dir()
-        and not any((folder / file).is_file() for file in files)
-    ):
+    has_none = folder.is_dir() and not any((folder / file).is_file() for file in files)
+    if source.gguf is None and has_none:
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.location, **source.options)
