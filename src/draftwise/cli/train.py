@@ -88,7 +88,11 @@ def eagle3(
         ),
     ] = None,
     steps: Annotated[
-        int, typer.Option(help="Steps of training-time test.", rich_help_panel=METHOD)
+        int,
+        typer.Option(
+            help="Number of tokens that the head drafts in a row during training.",
+            rich_help_panel=METHOD,
+        ),
     ] = 4,
     loss: LossName = "mixed",
     learning_rate: LearningRate = 3e-3,
@@ -108,7 +112,7 @@ def eagle3(
 ) -> None:
     """Train an EAGLE-3 head, which reads hidden states of the target.
 
-    The target answers the prompts first, for at most 30 % of the time. Answers are kept for later
+    The target answers the prompts first, for at most 30 % of --minutes. Answers are kept for later
     runs. The head is then trained on them, and measured on held-out prompts every few minutes.
     ctrl-C ends the training after a checkpoint; the same command with --resume goes on with it.
 

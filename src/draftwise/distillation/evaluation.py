@@ -20,9 +20,10 @@ class HeldOut:
     A chain is followed along the answer. At temperature 0 its step accepts if the draft's best
     token is the target's. At other temperatures it accepts with the probability Σ min(p, q), where
     p is the target's whole distribution. The mean accepted length is 1 + Σ_k Π_{j ≤ k} of these,
-    the mean over all positions from which a whole draft fits into the answer. At temperature 0 it
-    is the length that a served draft would have. At other temperatures it is an estimate, because
-    the answer follows p and not the draft.
+    the mean over all positions from which a whole draft fits into the answer. At temperature 0 the
+    length is exact at each position. At other temperatures it is an estimate, because the answer
+    follows p and not the draft. A served run begins more drafts at hard positions, so its mean is
+    lower.
     """
 
     def __init__(self, teacher: Teacher, rows: Rows, target_ids: Tensor) -> None:

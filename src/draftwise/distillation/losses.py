@@ -1,7 +1,8 @@
 """Losses between the target's distribution p and the head's distribution q on the draft tokens.
 
-Both are distributions over the tokens that the head can propose. Acceptance is 1 - TV(p, q), where
-TV is the total variation (Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6).
+Both are distributions over the tokens that the head can propose, at temperature 1. Where these are
+the whole vocabulary, acceptance at this temperature is 1 - TV(p, q), where TV is the total variation
+(Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def kl_divergence(logits: Tensor, p: Tensor) -> Tensor:
 
 
 def total_variation(logits: Tensor, p: Tensor) -> Tensor:
-    """½ Σ |p - q|: the probability that the target rejects a token of the head."""
+    """½ Σ |p - q|: over the whole vocabulary, the probability that a token is rejected."""
     distance: Tensor = 0.5 * (logits.softmax(dim=-1) - p).abs().sum(dim=-1)
     return distance
 
