@@ -13,6 +13,7 @@ from draftwise.cli.train_report import LearningCurve, describe, sparkline
 from draftwise.distillation.eagle3 import Eagle3Recipe
 from draftwise.distillation.run import Machine, TrainingRun
 from draftwise.distillation.settings import TrainingSettings
+from draftwise.errors import UnsupportedModelError
 from draftwise.models.heads import read_head
 
 from ..tiny_models import Recipe
@@ -283,11 +284,17 @@ def test_other_settings_are_refused_when_resuming(command, tmp_path, models, pro
     assert "unfinished" in err
 
 
-def test_a_failed_start_leaves_the_folder_usable(command, tmp_path):
-    status, _, err = command("--tokens=100", f"--continue={tmp_path}", draft_vocab=None)
-    assert (status, err.count("\n")) == (2, 1)
+def test_a_failed_start_leaves_the_folder_usable(command, monkeypatch):
+    def refuse(self, *arguments):
+        raise UnsupportedModelError("target", "no draft can be made for it")
+
     assert command("--tokens=100", "--layers=1,9")[0] == 2
-    assert command("--tokens=100", "--layers=1,2")[0] == 0
+    with monkeypatch.context() as patch:
+        # After the answers.
+        patch.setattr(Eagle3Recipe, "prepare", refuse)
+        status, _, err = command("--tokens=100", "--layers=1,2")
+    assert (status, err) == (2, "error --target: no draft can be made for it\n")
+    assert command("--tokens=100", "--layers=1,3")[0] == 0
 
 
 @pytest.mark.parametrize("moment", ["held-out prompts", "loading the target for training"])

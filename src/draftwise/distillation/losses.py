@@ -1,7 +1,7 @@
 """Losses between the target's distribution p and the head's distribution q on the draft tokens.
 
 Both are distributions over the tokens that the head can propose, at temperature 1. Where these are
-the whole vocabulary, acceptance at this temperature is 1 - TV(p, q), where TV is the total variation
+the whole vocabulary, acceptance at this temperature is 1 - TV(p, q). TV is the total variation
 (Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6).
 """
 
