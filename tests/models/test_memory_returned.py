@@ -66,7 +66,7 @@ def test_most_memory_of_a_large_model_is_released():
 
 @needs_linux
 def test_models_loaded_in_sequence_do_not_accumulate_memory():
-    uses = ["del fixed -", "close fixed -", "del sv zoo:companion", "close sv draft:int8"]
+    uses = ["del fixed -", "close fixed -", "del sv zoo:companion", "close staged draft:int8"]
     runs = figures(*(f"zoo:target {use}" for use in uses * 2))
     settled, last = runs[3], runs[-1]
     # The growth is a fraction of one model.
