@@ -100,7 +100,7 @@ class Eagle3Recipe:
             partial(self._write, teacher, head, target_ids, stored),
         )
 
-    def card(self, facts: Mapping[str, Any], folder: str) -> tuple[str, str]:
+    def card(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         """See :class:`draftwise.distillation.recipe.Recipe`."""
         target = facts["target"]
         layers = ", ".join(map(str, facts["layers"]))

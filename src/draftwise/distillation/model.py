@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows, RowStream
 from draftwise.distillation.losses import LOSSES, Loss
+from draftwise.distillation.passes import backward_in_passes
 from draftwise.distillation.recipe import Prepared
 from draftwise.distillation.settings import TrainingSettings
 from draftwise.distillation.start import rope_theta
@@ -77,7 +78,7 @@ class ModelRecipe:
             partial(self._write, model, tokenizer),
         )
 
-    def card(self, facts: Mapping[str, Any], folder: str) -> tuple[str, str]:
+    def card(self, facts: Mapping[str, Any]) -> tuple[str, str]:
         """See :class:`draftwise.distillation.recipe.Recipe`."""
         target = facts["target"]
         layers = "1 layer" if facts["num_layers"] == 1 else f"{facts['num_layers']} layers"
@@ -163,17 +164,14 @@ class ModelTask:
         length = self._rows.tokens.shape[1]
         num_rows = max(1, self._schedule.batch_tokens // length)
         self.model.train()
-        indices = self.stream.next(num_rows)
         per_pass = max(1, _MAX_LOGIT_BYTES // (4 * length * self._teacher.vocab_size))
-        total, num_tokens = 0.0, 0
-        for first in range(0, num_rows, per_pass):
-            rows = self._rows.take(indices[first : first + per_pass], self._teacher.device)
-            loss = self.loss(rows) * (len(rows) / num_rows)
-            if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-            num_tokens += rows.num_tokens
-        return total, num_tokens
+        return backward_in_passes(
+            self._rows,
+            self.stream.next(num_rows),
+            per_pass,
+            self._teacher.device,
+            lambda indices, rows: self.loss(rows),
+        )
 
     def loss(self, rows: Rows) -> Tensor:
         """Mean loss of the positions whose next token is one of an answer or a text."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from draftwise.distillation.documents import Rows, RowStream
 from draftwise.distillation.head import Eagle3Head
 from draftwise.distillation.losses import Loss
+from draftwise.distillation.passes import backward_in_passes
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import shifted, unroll
 from draftwise.training.schedule import Schedule
@@ -118,17 +119,13 @@ class HeadTask:
         length = self._rows.tokens.shape[1]
         num_rows = max(1, self._schedule.batch_tokens // length)
         micro_rows = max(1, min(num_rows, self._schedule.micro_batch_tokens // length))
-        every = self.stream.next(num_rows)
-        total, num_tokens = 0.0, 0
-        for first in range(0, num_rows, micro_rows):
-            indices = every[first : first + micro_rows]
-            rows = self._rows.take(indices, self._teacher.device)
-            loss = self.loss(rows, self._readings.read(indices)) * (len(indices) / num_rows)
-            if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-            num_tokens += rows.num_tokens
-        return total, num_tokens
+        return backward_in_passes(
+            self._rows,
+            self.stream.next(num_rows),
+            micro_rows,
+            self._teacher.device,
+            lambda indices, rows: self.loss(rows, self._readings.read(indices)),
+        )
 
     def loss(self, rows: Rows, reading: Reading) -> Tensor:
         """Loss of packed rows: the mean of each step, weighted by :data:`STEP_DECAY` ** k."""

@@ -69,5 +69,5 @@ class Recipe(Protocol):
             DraftwiseError: the draft cannot be made for this target.
         """
 
-    def card(self, facts: Mapping[str, Any], folder: str) -> tuple[str, str]:
-        """Title and introduction of the model card, for a folder of this name."""
+    def card(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        """Title and introduction of the model card."""

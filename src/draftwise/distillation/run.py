@@ -260,6 +260,6 @@ class TrainingRun:
             "curve": [json.loads(line) for line in curve],
         }
         write_text(self._output / "training.json", json.dumps(training, indent=1) + "\n")
-        title, introduction = self._recipe.card(facts, self._output.name)
+        title, introduction = self._recipe.card(facts)
         text = card(title, introduction, facts, evaluation, NUM_DRAFTED)
         write_text(self._output / "README.md", text)
