@@ -255,7 +255,7 @@ class TestDrafting:
 
 class TestExploring:
     @each_name
-    def test_turns_depend_on_the_number_of_the_step_only(self, name):
+    def test_turns_do_not_depend_on_drafts(self, name):
         turns = []
         for seed in (0, 1):
             policy = fix_price(make(name, 4, explore_every=5), 0.9, max_length=0)
@@ -263,6 +263,7 @@ class TestExploring:
             for step in range(40):
                 world = World.random(3, 4, seed=100 * seed + step)
                 lengths.append(take_step(policy, world, world.states(limits=[4, 2, 4])).draft)
+                policy._drafted_since_exploring = True
             turns.append([draft.lengths for draft in lengths])
         assert turns[0] == turns[1]
         (first, *_, last) = [step for step, each in enumerate(turns[0], 1) if any(each)]
@@ -270,10 +271,27 @@ class TestExploring:
         explored = [each for each in turns[0] if any(each)]
         assert explored == [(0, 2, 0), (0, 0, 4), (4, 0, 0)] * 2 + [(0, 2, 0), (0, 0, 4)]
 
+    @pytest.mark.parametrize(
+        ("max_length", "explored"),
+        [(0, [5, 15, 35, 75, 115, 155, 195]), (2, list(range(5, 200, 5)))],
+    )
+    def test_intervals_double_while_nothing_is_drafted(self, max_length, explored):
+        policy = fix_price(make("adaptive", 4, explore_every=5), 0.0, max_length=max_length)
+        found = []
+        for step in range(1, 200):
+            world = World.random(2, 4, seed=step)
+            taken = take_step(policy, world)
+            policy.observe(outcome_of(world, taken), one_second())
+            if max(taken.draft.lengths) == 4:
+                found.append(step)
+        assert found == explored
+
     def test_requests_that_cannot_draft_do_not_explore(self):
         policy = fix_price(make("adaptive", 4, explore_every=2), 0.9, max_length=0)
         states = World.random(3, 4).states(limits=[0, 4, 0])
-        assert [policy.draft_lengths(states) for _ in range(4)] == [[0] * 3, [0, 4, 0]] * 2
+        found = [policy.draft_lengths(states) for _ in range(6)]
+        explored, nothing = [0, 4, 0], [0, 0, 0]
+        assert found == [nothing, explored, nothing, nothing, nothing, explored]
 
     @each_name
     @pytest.mark.parametrize("scores", [True, False])

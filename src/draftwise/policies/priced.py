@@ -29,6 +29,9 @@ from draftwise.policies.pricing import Price, Pricing, PricingOptions
 
 Floats = NDArray[np.float64]
 
+# The interval between explorations is at most this many times ``explore_every``.
+_LONGEST_INTERVAL = 8
+
 
 class PricedPolicy(Policy):
     """Drafts at the operating point with the best goodput. Subclasses select what is verified.
@@ -37,8 +40,8 @@ class PricedPolicy(Policy):
     its tokens so far are accepted falls below the threshold of the operating point. This is a
     predictable cut. At regular intervals one request explores: it drafts to its limit and all its
     tokens are verified, regardless of prices. So the estimates of tokens that are usually not
-    verified stay up to date. Requests explore in turn, and the turn depends on the number of the
-    step only.
+    verified stay up to date. Requests explore in turn. While nothing else is drafted, the intervals
+    double, because exploring costs time. Who explores depends on earlier steps only.
 
     Offered tokens need no operating point, because their acceptance is estimated before the step.
     See :mod:`draftwise.policies.offers`.
@@ -64,7 +67,9 @@ class PricedPolicy(Policy):
         self.offers = OfferPricing(context.latency)
         self._is_offered: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._chose_sources = False
-        self._num_steps = 0
+        self._num_steps = self._num_explorations = 0
+        self._interval = self._next_exploration = self.options.explore_every
+        self._drafted_since_exploring = False
         self._requests: Sequence[RequestState] = ()
         self._greedy: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._history: Floats = np.zeros(0)
@@ -116,9 +121,8 @@ class PricedPolicy(Policy):
         context = sum(request.num_tokens for request in requests)
         self._price = self.prices.price(num_requests, context)
         point = self._price.point
-        turn, remainder = divmod(self._num_steps, self.options.explore_every)
-        if remainder == 0:
-            self._explorer = drafting[turn % len(drafting)]
+        if self._num_steps >= self._next_exploration:
+            self._explorer = self._next_explorer(drafting)
         elif point.max_length == 0:
             return self._max_lengths
         self._greedy = np.array([request.greedy for request in requests], dtype=bool)
@@ -132,6 +136,16 @@ class PricedPolicy(Policy):
         # Without a threshold, signals decide nothing. Then they are computed only to learn.
         self._uses_signals = point.threshold > 0 or self._learns_from_step
         return self._max_lengths
+
+    def _next_explorer(self, drafting: Sequence[int]) -> int:
+        """The request that explores in this step. Sets the step of the next exploration."""
+        self._num_explorations += 1
+        every = self.options.explore_every
+        longer = min(2 * self._interval, _LONGEST_INTERVAL * every)
+        self._interval = every if self._drafted_since_exploring else longer
+        self._next_exploration = self._num_steps + self._interval
+        self._drafted_since_exploring = False
+        return drafting[self._num_explorations % len(drafting)]
 
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
         """Choose the offered tokens that are worth verifying, and who drafts with the model.
@@ -227,6 +241,10 @@ class PricedPolicy(Policy):
             self.offers.observe(num_requests, num_tokens, times.total)
         if self._is_offered.all():
             return
+        by_others = (np.asarray(outcome.num_drafted) > 0) & ~self._is_offered
+        if self._explorer is not None:
+            by_others[self._explorer] = False
+        self._drafted_since_exploring |= bool(by_others.any())
         if self._chose_sources:
             self._observe_model_gains(outcome)
         if times.is_typical and self._runs_as_priced:
