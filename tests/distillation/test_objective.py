@@ -15,12 +15,17 @@ from draftwise.distillation.model import _chain_logits as _model_logits
 from draftwise.distillation.objective import STEP_DECAY, HeadTask, Readings
 from draftwise.distillation.settings import TrainingSettings
 from draftwise.distillation.start import new_head, state_scale
-from draftwise.distillation.unrolled import unroll
 from draftwise.distillation.vocabulary import choose_draft_tokens, coverage
 from draftwise.training.optimizers import Optimizers
 from draftwise.training.schedule import Schedule
 
-from .conftest import LENGTH, random_documents, randomised_head, tiny_teacher
+from .conftest import (
+    LENGTH,
+    outputs_everywhere,
+    random_documents,
+    randomised_head,
+    tiny_teacher,
+)
 
 TARGET_IDS = torch.arange(0, 24, 2)
 
@@ -88,13 +93,13 @@ def test_the_loss_counts_what_a_draft_could_propose(models):
     reading = teacher.read(rows)
     with torch.no_grad():
         loss = task_of(teacher, head, rows).loss(rows, reading)
-        steps = list(unroll(head, rows, reading.states, teacher.embedding, 3))
+        outs = outputs_everywhere(head, rows, reading.states, teacher.embedding, 3)
         p = teacher.logits(reading.final.flatten(0, 1), TARGET_IDS).softmax(-1)
         p = p.view(*rows.tokens.shape, -1)
     total = 0.0
-    for depth, step in enumerate(steps):
+    for depth, out in enumerate(outs):
         values = []
-        q = head.logits(step.out).log_softmax(-1)
+        q = head.logits(out).log_softmax(-1)
         for number, document in enumerate(documents):
             row, start = (rows.documents == number).nonzero()[0].tolist()
             for t in range(len(document.tokens) - 2 - depth):
@@ -159,11 +164,13 @@ def test_acceptance_by_its_definition(models):
         reading = teacher.read(own)
         logits = teacher.logits(reading.final[0])
         with torch.no_grad():
-            steps = list(unroll(head, own, reading.states, teacher.embedding, NUM_DRAFTED))
+            outs = outputs_everywhere(
+                head, own, reading.states, teacher.embedding, NUM_DRAFTED
+            )
         for t in range(document.num_prompt_tokens, len(document.tokens) - NUM_DRAFTED):
             survived, length = 1.0, 1.0
-            for depth, step in enumerate(steps):
-                label, q = logits[t + 1 + depth], head.logits(step.out[0, t])
+            for depth, out in enumerate(outs):
+                label, q = logits[t + 1 + depth], head.logits(out[0, t])
                 if document.temperature:
                     p = (label / 0.5).softmax(-1)[TARGET_IDS]
                     survived *= torch.minimum(p, (q / 0.5).softmax(-1)).sum().item()

@@ -130,11 +130,16 @@ class Eagle3Recipe:
 
 
 def _chain_logits(
-    head: Eagle3Head, embedding: Tensor, rows: Rows, reading: Reading, num_steps: int
+    head: Eagle3Head,
+    embedding: Tensor,
+    rows: Rows,
+    reading: Reading,
+    begins: Tensor,
+    num_steps: int,
 ) -> Iterator[Tensor]:
     use_bfloat16 = reading.states.dtype == torch.bfloat16
     with torch.autocast(reading.states.device.type, torch.bfloat16, enabled=use_bfloat16):
-        for step in unroll(head, rows, reading.states, embedding, num_steps):
+        for step in unroll(head, rows, reading.states, embedding, begins, num_steps):
             yield head.logits(step.out)
 
 

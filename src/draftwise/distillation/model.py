@@ -207,11 +207,16 @@ def _hidden(model: LlamaForCausalLM, rows: Rows) -> Tensor:
 
 
 def _chain_logits(
-    model: LlamaForCausalLM, teacher: Teacher, rows: Rows, reading: Reading, num_steps: int
+    model: LlamaForCausalLM,
+    teacher: Teacher,
+    rows: Rows,
+    reading: Reading,
+    begins: Tensor,
+    num_steps: int,
 ) -> Iterator[Tensor]:
     """The draft reads the text itself, so a step's logits are those of a later position."""
     model.eval()
     with _autocast(teacher):
-        logits = model.lm_head(_hidden(model, rows))
-    for depth in range(num_steps):
-        yield shifted(logits, depth + 1)
+        hidden = _hidden(model, rows)
+        for depth in range(num_steps):
+            yield model.lm_head(shifted(hidden, depth + 1)[begins])

@@ -130,6 +130,9 @@ class HeadTask:
     def loss(self, rows: Rows, reading: Reading) -> Tensor:
         """Loss of packed rows: the mean of each step, weighted by :data:`STEP_DECAY` ** k."""
         masks = [self._learned(rows, depth) for depth in range(self._num_steps)]
+        total = torch.zeros((), device=self._teacher.device)
+        if not bool(masks[0].any()):
+            return total
         # Positions whose distribution some step learns.
         needed = torch.zeros_like(masks[0])
         for depth, mask in enumerate(masks):
@@ -138,13 +141,15 @@ class HeadTask:
         place = torch.cumsum(needed.flatten(), 0).view(needed.shape) - 1
         use_bfloat16 = reading.states.dtype == torch.bfloat16
         weights = [STEP_DECAY**depth for depth in range(self._num_steps)]
-        total = torch.zeros((), device=self._teacher.device)
         with torch.autocast(self._teacher.device.type, torch.bfloat16, enabled=use_bfloat16):
-            chains = unroll(self.model, rows, reading.states, self._embedding, self._num_steps)
+            chains = unroll(
+                self.model, rows, reading.states, self._embedding, masks[0], self._num_steps
+            )
             for step, mask, weight in zip(chains, masks, weights, strict=True):
                 if not bool(mask.any()):
                     break
-                logits = self.model.logits(step.out[mask]).float()
+                # A chain that learns a step has learned all earlier ones.
+                logits = self.model.logits(step.out[mask[masks[0]]]).float()
                 labels = p[shifted(place, step.depth + 1)[mask]]
                 total = total + weight * self._loss(logits, labels).mean()
         return total / sum(weights)
