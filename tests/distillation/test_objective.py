@@ -9,7 +9,7 @@ import torch
 from draftwise.distillation.documents import Document, pack_documents
 from draftwise.distillation.eagle3 import _chain_logits
 from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
-from draftwise.distillation.losses import LOSSES
+from draftwise.distillation.losses import LOSSES, mean_loss
 from draftwise.distillation.model import ModelTask, new_model
 from draftwise.distillation.model import _chain_logits as _model_logits
 from draftwise.distillation.objective import STEP_DECAY, HeadTask, Readings
@@ -69,7 +69,7 @@ def test_batches_that_passes_do_not_divide_are_read_in_full(models):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_by_their_definitions(name):
+def test_losses_by_their_definitions(name, monkeypatch):
     torch.manual_seed(0)
     logits, p = torch.randn(3, 7), torch.randn(3, 7).softmax(-1)
     q = logits.softmax(-1)
@@ -81,7 +81,24 @@ def test_losses_by_their_definitions(name):
         "total-variation": variation,
         "mixed": (cross + variation) / 2,
     }[name]
-    torch.testing.assert_close(LOSSES[name](logits, p), expected)
+    torch.testing.assert_close(LOSSES[name](logits, p)[0], expected)
+    # Of a batch in parts, with the gradient that automatic differentiation gives.
+    monkeypatch.setattr("draftwise.distillation.losses._PART_BYTES", 4 * 7 * 2)
+    places = torch.tensor([2, 0, 0, 1, 2])
+    x = torch.randn(5, 7, requires_grad=True)
+    log_q, labels = x.log_softmax(-1), p[places]
+    cross = -(labels * log_q).sum(-1)
+    variation = (labels - log_q.exp()).abs().sum(-1) / 2
+    expected = {
+        "cross-entropy": cross,
+        "kl": (labels * (labels.log() - log_q)).sum(-1),
+        "total-variation": variation,
+        "mixed": (cross + variation) / 2,
+    }[name].mean()
+    found = mean_loss(LOSSES[name], x, p, places)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(3 * each, x)[0] for each in (found, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_the_loss_counts_what_a_draft_could_propose(models):

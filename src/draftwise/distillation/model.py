@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows, RowStream
-from draftwise.distillation.losses import LOSSES, Loss
+from draftwise.distillation.losses import LOSSES, Loss, mean_loss
 from draftwise.distillation.passes import backward_in_passes
 from draftwise.distillation.recipe import Prepared
 from draftwise.distillation.settings import TrainingSettings
@@ -183,7 +183,7 @@ class ModelTask:
         with _autocast(self._teacher):
             hidden = _hidden(self.model, rows)
             logits = self.model.lm_head(hidden[mask])
-        return self._loss(logits.float(), p).mean()
+        return mean_loss(self._loss, logits, p, torch.arange(len(p), device=p.device))
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the data."""

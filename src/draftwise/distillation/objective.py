@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftwise.distillation.documents import Rows, RowStream
 from draftwise.distillation.head import Eagle3Head
-from draftwise.distillation.losses import Loss
+from draftwise.distillation.losses import Loss, mean_loss
 from draftwise.distillation.passes import backward_in_passes
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import shifted, unroll
@@ -50,7 +50,7 @@ class Readings:
     def _compute(self, index: int) -> Reading:
         # Alone, so that the result does not depend on the other rows of a micro-batch: a resumed
         # run computes the same values as an uninterrupted one.
-        reading = self._teacher.read(self._rows.take([index], self._teacher.device))
+        reading = self._teacher.read_trimmed(self._rows.take([index], self._teacher.device))
         size = sum(each.numel() * each.element_size() for each in (reading.states, reading.final))
         if size <= self._left:
             self._left -= size
@@ -149,9 +149,9 @@ class HeadTask:
                 if not bool(mask.any()):
                     break
                 # A chain that learns a step has learned all earlier ones.
-                logits = self.model.logits(step.out[mask[masks[0]]]).float()
-                labels = p[shifted(place, step.depth + 1)[mask]]
-                total = total + weight * self._loss(logits, labels).mean()
+                logits = self.model.logits(step.out[mask[masks[0]]])
+                labels = shifted(place, step.depth + 1)[mask]
+                total = total + weight * mean_loss(self._loss, logits, p, labels)
         return total / sum(weights)
 
     def _learned(self, rows: Rows, depth: int) -> Tensor:

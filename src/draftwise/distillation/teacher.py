@@ -119,6 +119,19 @@ class Teacher:
         states = [captured[layer] for layer in self.layers]
         return Reading(torch.cat(states, dim=-1) if states else final[..., :0], final)
 
+    def read_trimmed(self, rows: Rows) -> Reading:
+        """Compute packed rows without the columns that are padding in all of them.
+
+        The result has all columns, with zeros in these.
+        """
+        length = rows.tokens.shape[1]
+        used = int((rows.documents >= 0).any(dim=0).sum())
+        reading = self.read(rows.first(used))
+        missing = (0, 0, 0, length - used)
+        return Reading(
+            nn.functional.pad(reading.states, missing), nn.functional.pad(reading.final, missing)
+        )
+
     @torch.no_grad()
     def logits(self, final: Tensor, target_ids: Tensor | None = None) -> Tensor:
         """Logits of the target.
