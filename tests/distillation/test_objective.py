@@ -9,13 +9,14 @@ import torch
 from draftwise.distillation.documents import Document, pack_documents
 from draftwise.distillation.eagle3 import _chain_logits
 from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
-from draftwise.distillation.losses import LOSSES, mean_loss
 from draftwise.distillation.model import ModelTask, new_model
 from draftwise.distillation.model import _chain_logits as _model_logits
 from draftwise.distillation.objective import STEP_DECAY, HeadTask, Readings
 from draftwise.distillation.settings import TrainingSettings
 from draftwise.distillation.start import new_head, state_scale
 from draftwise.distillation.vocabulary import choose_draft_tokens, coverage
+from draftwise.training import losses
+from draftwise.training.losses import LOSSES, mean_loss
 from draftwise.training.optimizers import Optimizers
 from draftwise.training.schedule import Schedule
 
@@ -83,7 +84,7 @@ def test_losses_by_their_definitions(name, monkeypatch):
     }[name]
     torch.testing.assert_close(LOSSES[name](logits, p)[0], expected)
     # Of a batch in parts, with the gradient that automatic differentiation gives.
-    monkeypatch.setattr("draftwise.distillation.losses._PART_BYTES", 4 * 7 * 2)
+    monkeypatch.setitem(losses._PART_BYTES, "cpu", 4 * 7 * 2)
     places = torch.tensor([2, 0, 0, 1, 2])
     x = torch.randn(5, 7, requires_grad=True)
     log_q, labels = x.log_softmax(-1), p[places]
@@ -155,12 +156,12 @@ def test_training_lowers_the_loss_and_raises_the_acceptance(models, name):
     )
     optimizers = Optimizers(head, lambda name: not name.startswith("lm_head"), schedule)
     before = held_out.acceptance(chains)
-    losses = []
+    values = []
     for step in range(40):
-        losses.append(task.backward(step / 40)[0])
+        values.append(task.backward(step / 40)[0])
         optimizers.step(step / 40)
     after = held_out.acceptance(chains)
-    assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
+    assert sum(values[-4:]) < 0.9 * sum(values[:4])
     assert after["accepted_length/T=1"] > before["accepted_length/T=1"] + 0.2
 
 
@@ -181,9 +182,7 @@ def test_acceptance_by_its_definition(models):
         reading = teacher.read(own)
         logits = teacher.logits(reading.final[0])
         with torch.no_grad():
-            outs = outputs_everywhere(
-                head, own, reading.states, teacher.embedding, NUM_DRAFTED
-            )
+            outs = outputs_everywhere(head, own, reading.states, teacher.embedding, NUM_DRAFTED)
         for t in range(document.num_prompt_tokens, len(document.tokens) - NUM_DRAFTED):
             survived, length = 1.0, 1.0
             for depth, out in enumerate(outs):

@@ -15,7 +15,6 @@ from draftwise.distillation.documents import Rows
 from draftwise.distillation.evaluation import NUM_DRAFTED
 from draftwise.distillation.folder import head_tensors, speculators_config, write_head
 from draftwise.distillation.head import Eagle3Head
-from draftwise.distillation.losses import LOSSES
 from draftwise.distillation.objective import HeadTask, Readings
 from draftwise.distillation.recipe import Prepared
 from draftwise.distillation.settings import TrainingSettings
@@ -31,6 +30,7 @@ from draftwise.distillation.start import (
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import unroll
 from draftwise.distillation.vocabulary import choose_draft_tokens
+from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 
 _EMBEDDING = "embed_tokens.weight"

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows, RowStream
-from draftwise.distillation.losses import LOSSES, Loss, mean_loss
 from draftwise.distillation.passes import backward_in_passes
 from draftwise.distillation.recipe import Prepared
 from draftwise.distillation.settings import TrainingSettings
@@ -26,6 +25,8 @@ from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import shifted
 from draftwise.errors import InvalidParameterError
 from draftwise.models.loading import load_tokenizer
+from draftwise.training.initialisation import zero_layer_outputs
+from draftwise.training.losses import LOSSES, Loss, mean_loss
 from draftwise.training.schedule import Schedule
 
 _HEAD_SIZE = 64
@@ -118,10 +119,7 @@ def new_model(
         eos_token_id=sorted(end_tokens) or None,
     )
     model = LlamaForCausalLM(config)
-    # Layers start with zero output, so gradients are well scaled from the first step.
-    for layer in model.model.layers:
-        nn.init.zeros_(layer.self_attn.o_proj.weight)
-        nn.init.zeros_(layer.mlp.down_proj.weight)
+    zero_layer_outputs(model)
     return model.to(teacher.device)
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from draftwise.distillation.documents import Rows, RowStream
 from draftwise.distillation.head import Eagle3Head
-from draftwise.distillation.losses import Loss, mean_loss
 from draftwise.distillation.passes import backward_in_passes
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import shifted, unroll
+from draftwise.training.losses import Loss, mean_loss
 from draftwise.training.schedule import Schedule
 
 STEP_DECAY = 0.8

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from draftwise.distillation.losses import LOSSES
 from draftwise.errors import InvalidParameterError
+from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 from draftwise.values import integer, number
 
@@ -42,7 +42,7 @@ class TrainingSettings:
         draft_vocab: number of tokens that the head proposes.
         layers: hidden states that the head reads; ``None`` for the default of the target's depth.
         num_steps: steps of training-time test.
-        loss: name of a loss of :data:`draftwise.distillation.losses.LOSSES`.
+        loss: name of a loss of :data:`draftwise.training.losses.LOSSES`.
         learning_rate: peak learning rate of both optimisers.
         batch_tokens: tokens per optimiser step; ``None`` for the default of the run's length.
         state_gib: memory for the target's states, in GiB.

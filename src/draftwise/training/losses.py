@@ -21,8 +21,8 @@ from torch import Tensor
 # -> loss [n], gradient [n, draft_vocab]
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-# Logits of one part of a batch, in float32, so that what is computed from them stays in the cache.
-_PART_BYTES = 2**21
+# Float32 logits of one part of a batch. On a CPU, what is computed from them stays in its cache.
+_PART_BYTES = {"cpu": 2**21, "cuda": 2**28}
 
 
 def cross_entropy(logits: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,7 +71,7 @@ class _MeanLoss(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, p: Tensor, places: Tensor, loss: Loss) -> Tensor:
         gradient = torch.empty_like(logits)
         total = torch.zeros((), device=logits.device)
-        size = max(1, _PART_BYTES // (4 * logits.shape[1]))
+        size = max(1, _PART_BYTES[logits.device.type] // (4 * logits.shape[1]))
         for first in range(0, len(logits), size):
             part = slice(first, first + size)
             values, gradient[part] = loss(logits[part].float(), p[places[part]])
