@@ -30,6 +30,7 @@ from draftwise.distillation.start import (
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import unroll
 from draftwise.distillation.vocabulary import choose_draft_tokens
+from draftwise.models.heads import public_name
 from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 
@@ -125,7 +126,8 @@ class Eagle3Recipe:
         if embedding is not None:
             weights[_EMBEDDING] = embedding
         architectures = list(getattr(teacher.config, "architectures", None) or [])
-        config = speculators_config(head.config, self._settings.target, architectures, NUM_DRAFTED)
+        target = public_name(self._settings.target)
+        config = speculators_config(head.config, target, architectures, NUM_DRAFTED)
         write_head(folder, config, head_tensors(weights, target_ids, teacher.vocab_size))
 
 

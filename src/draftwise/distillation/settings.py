@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.errors import InvalidParameterError
+from draftwise.models.heads import public_name
 from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 from draftwise.values import integer, number
@@ -135,6 +136,19 @@ class TrainingSettings:
             elif self.minutes <= minutes:
                 return batch_tokens
         return _LARGEST_BATCH_TOKENS
+
+    def public(self) -> dict[str, Any]:
+        """What the run was made from, with local files and folders by their last names only.
+
+        Folders of drafts are shared, and paths tell what is not theirs to tell.
+        """
+        start = self.start_from
+        return {
+            "target": public_name(self.target),
+            "prompts": [Path(name).name for name in self.prompts],
+            "texts": [Path(name).name for name in self.texts],
+            "start_from": None if start is None else public_name(start),
+        }
 
     def save(self, path: Path) -> None:
         """Write the settings as JSON."""

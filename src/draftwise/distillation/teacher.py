@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.target import check_layers
 from draftwise.errors import UnsupportedModelError
+from draftwise.models.fingerprint import model_fingerprint
 from draftwise.models.hub import find_on_hub
 from draftwise.models.loading import locate, no_progress_bars
 
@@ -48,6 +49,7 @@ class Teacher:
         num_layers: number of decoder layers.
         config: configuration of the model, or of its text part.
         device: device of the weights.
+        fingerprint: identifies the model, as :attr:`LoadedModel.fingerprint` does.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
@@ -73,6 +75,7 @@ class Teacher:
         self.hidden_size = int(head.weight.shape[1])
         self.vocab_size = int(head.weight.shape[0])
         self.device: torch.device = head.weight.device
+        self.fingerprint = model_fingerprint(model)
         check_layers(layers, self.num_layers)
         self.layers = tuple(layers)
         self._transform = self._find_transform()

@@ -94,5 +94,5 @@ def mean_loss(loss: Loss, logits: Tensor, p: Tensor, places: Tensor) -> Tensor:
         p: ``[m, draft_vocab]`` float32 distributions of the target.
         places: ``[n]`` index of each position's distribution.
     """
-    mean: Tensor = _MeanLoss.apply(logits, p, places, loss)  # type: ignore[no-untyped-call]
+    mean: Tensor = _MeanLoss.apply(logits, p, places, loss)
     return mean
