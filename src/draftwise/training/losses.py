@@ -80,7 +80,7 @@ class _MeanLoss(torch.autograd.Function):
         return total / len(logits)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return gradient * (grad / len(gradient)).to(gradient.dtype), None, None, None
 
@@ -94,5 +94,5 @@ def mean_loss(loss: Loss, logits: Tensor, p: Tensor, places: Tensor) -> Tensor:
         p: ``[m, draft_vocab]`` float32 distributions of the target.
         places: ``[n]`` index of each position's distribution.
     """
-    mean: Tensor = _MeanLoss.apply(logits, p, places, loss)
+    mean: Tensor = _MeanLoss.apply(logits, p, places, loss)  # type: ignore[no-untyped-call]
     return mean
