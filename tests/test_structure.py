@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "estimators": {"core", "errors"},
     "policies": {"core", "errors", "estimators", "params"},
     "training": {"errors"},
-    "zoo": {"errors", "training"},
+    "devices": {"errors"},
+    "zoo": {"devices", "errors", "training"},
     "models": {"core", "errors", "token_bytes", "zoo"},
     "engine": {
         "core",
@@ -60,6 +61,7 @@ MAY_IMPORT = {
         "profiling",
     },
     "distillation": {
+        "devices",
         "engine",
         "errors",
         "llm",
@@ -72,6 +74,7 @@ MAY_IMPORT = {
         "zoo",
     },
     "llm": {
+        "devices",
         "building",
         "core",
         "engine",

@@ -76,5 +76,9 @@ class SlowPathWarning(DraftwiseWarning):
     """A model is computed more slowly than others of its size; says why and by how much."""
 
 
+class HeadTargetWarning(DraftwiseWarning):
+    """A drafting head was trained for another target of the same sizes."""
+
+
 class VocabularyWarning(DraftwiseWarning):
     """A draft or companion has another vocabulary than the target, and is translated."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from draftwise.building import BuildSettings, EngineBuilder
+from draftwise.devices import resolve_device
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.call import Call
 from draftwise.engine.engine import Engine
@@ -22,7 +23,7 @@ from draftwise.engine.request import Request
 from draftwise.engine.suffix.loading import tokenizer_fingerprint
 from draftwise.errors import ClosedError, DraftwiseError, InvalidParameterError
 from draftwise.models.host_memory import return_free_memory
-from draftwise.models.loading import LoadedModel, resolve_device, resolve_dtype
+from draftwise.models.loading import LoadedModel, resolve_dtype
 from draftwise.outputs import FinishReason, RequestOutput, StreamPiece
 from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize

@@ -1,7 +1,11 @@
 """``draftwise train`` as a user runs it, on a tiny target."""
 
+import dataclasses
 import json
+import shutil
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +17,7 @@ from draftwise.cli.train_report import LearningCurve, describe, sparkline
 from draftwise.distillation.eagle3 import Eagle3Recipe
 from draftwise.distillation.run import Machine, TrainingRun
 from draftwise.distillation.settings import TrainingSettings
-from draftwise.errors import UnsupportedModelError
+from draftwise.errors import HeadTargetWarning, UnsupportedModelError
 from draftwise.models.heads import read_head
 
 from ..tiny_models import Recipe
@@ -69,7 +73,7 @@ def test_a_head_is_written_in_the_layout_of_speculators(command, models, tmp_pat
     assert config["speculators_config"]["algorithm"] == "eagle3"
     verifier = config["speculators_config"]["verifier"]
     assert verifier == {
-        "name_or_path": models.folder(TARGET),
+        "name_or_path": Path(models.folder(TARGET)).name,
         "architectures": ["LlamaForCausalLM"],
     }
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2]
@@ -106,6 +110,12 @@ def test_a_head_is_written_in_the_layout_of_speculators(command, models, tmp_pat
     assert any(name.startswith("accepted_length/T=") for name in training["evaluation"])
     card = (folder / "README.md").read_text()
     assert "inherits the terms of use" in card
+    # No file says where the target, the prompts or the head lie.
+    for file in ("README.md", "config.json", "training.json"):
+        text = (folder / file).read_text()
+        assert str(tmp_path) not in text
+        assert str(Path(models.folder(TARGET)).parent) not in text
+    assert training["run"]["prompts"] == training["settings"]["prompts"] == ["prompts.jsonl"]
 
 
 def test_a_head_of_the_whole_vocabulary_has_no_map(command, tmp_path):
@@ -126,9 +136,10 @@ def test_a_model_is_written_that_serves_as_a_draft(command, models, tmp_path):
     assert "accepted length" in out
     assert json.loads((folder / "training.json").read_text())["run"]["coverage"] == 1.0
     card = (folder / "README.md").read_text().splitlines()
-    start = card.index(f"# Draft for {models.folder(TARGET)}") + 2
+    name = Path(models.folder(TARGET)).name
+    start = card.index(f"# Draft for {name}") + 2
     assert card[start].endswith("in 1 layer of size 64, and the vocabulary of")
-    assert card[start + 1] == f"`{models.folder(TARGET)}`."
+    assert card[start + 1] == f"`{name}`."
     speculation = SpeculationConfig(str(folder), policy="fixed", num_speculative_tokens=3)
     sampling = SamplingParams(max_tokens=12, temperature=0)
     with LLM(models.folder(TARGET), dtype="float32") as llm:
@@ -204,6 +215,43 @@ def test_errors_are_one_line(command, tmp_path, arguments, expected):
     assert expected in err
     # Nothing was generated before the error.
     assert not (tmp_path / "answers").exists()
+
+
+def test_heads_of_other_targets_are_refused_before_answers_are_generated(command, models, tmp_path):
+    assert command("--tokens=100")[0] == 0
+    shutil.rmtree(tmp_path / "answers")
+    other = models.folder(dataclasses.replace(TARGET, vocab=44))
+    status, _, err = command(
+        *("--tokens=100", f"--continue={tmp_path / 'head'}", f"--target={other}"),
+        output="second",
+        draft_vocab=None,
+    )
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith("error --continue: the head was made for a target with a vocabulary of")
+    assert not (tmp_path / "answers").exists()
+
+
+def test_heads_warn_of_other_targets_of_the_same_sizes(command, models, tmp_path):
+    command("--tokens=100")
+    head = SpeculationConfig(str(tmp_path / "head"), policy="fixed", num_speculative_tokens=2)
+
+    def warnings_with(target):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            LLM(str(target), head).close()
+        return [each for each in caught if each.category is HeadTargetWarning]
+
+    own = Path(models.folder(TARGET))
+    other = Path(models.folder(dataclasses.replace(TARGET, seed=TARGET.seed + 1)))
+    renamed, tuned = tmp_path / "renamed", tmp_path / own.name
+    shutil.copytree(own, renamed)
+    shutil.copytree(other, tuned)
+    assert not warnings_with(own)
+    assert not warnings_with(renamed)
+    assert not warnings_with(tuned)
+    assert not warnings_with(f"{own}:int8")
+    (found,) = warnings_with(other)
+    assert f"trained for {own.name!r}" in str(found.message)
 
 
 def test_folders_without_a_head_cannot_be_continued(command, tmp_path):

@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM
 from draftwise.distillation.documents import Document, pack_documents
 from draftwise.distillation.start import new_head, state_scale
 from draftwise.distillation.teacher import Teacher
+from draftwise.distillation.unrolled import unroll
 
 from ..tiny_models import Recipe
 
@@ -45,3 +46,10 @@ def randomised_head(teacher, target_ids, **changes):
             elif name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.copy_(noise * parameter.shape[1] ** -0.5)
     return head
+
+
+def outputs_everywhere(head, rows, states, embedding, num_steps):
+    """``[num_steps, rows, length, hidden]`` outputs of the chains of all positions."""
+    begins = torch.ones_like(rows.is_learned)
+    steps = unroll(head, rows, states, embedding, begins, num_steps)
+    return torch.stack([step.out.view(*rows.tokens.shape, -1) for step in steps])

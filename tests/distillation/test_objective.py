@@ -9,18 +9,24 @@ import torch
 from draftwise.distillation.documents import Document, pack_documents
 from draftwise.distillation.eagle3 import _chain_logits
 from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
-from draftwise.distillation.losses import LOSSES
 from draftwise.distillation.model import ModelTask, new_model
 from draftwise.distillation.model import _chain_logits as _model_logits
 from draftwise.distillation.objective import STEP_DECAY, HeadTask, Readings
 from draftwise.distillation.settings import TrainingSettings
 from draftwise.distillation.start import new_head, state_scale
-from draftwise.distillation.unrolled import unroll
 from draftwise.distillation.vocabulary import choose_draft_tokens, coverage
+from draftwise.training import losses
+from draftwise.training.losses import LOSSES, mean_loss
 from draftwise.training.optimizers import Optimizers
 from draftwise.training.schedule import Schedule
 
-from .conftest import LENGTH, random_documents, randomised_head, tiny_teacher
+from .conftest import (
+    LENGTH,
+    outputs_everywhere,
+    random_documents,
+    randomised_head,
+    tiny_teacher,
+)
 
 TARGET_IDS = torch.arange(0, 24, 2)
 
@@ -64,7 +70,7 @@ def test_batches_that_passes_do_not_divide_are_read_in_full(models):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_by_their_definitions(name):
+def test_losses_by_their_definitions(name, monkeypatch):
     torch.manual_seed(0)
     logits, p = torch.randn(3, 7), torch.randn(3, 7).softmax(-1)
     q = logits.softmax(-1)
@@ -76,7 +82,24 @@ def test_losses_by_their_definitions(name):
         "total-variation": variation,
         "mixed": (cross + variation) / 2,
     }[name]
-    torch.testing.assert_close(LOSSES[name](logits, p), expected)
+    torch.testing.assert_close(LOSSES[name](logits, p)[0], expected)
+    # Of a batch in parts, with the gradient that automatic differentiation gives.
+    monkeypatch.setitem(losses._PART_BYTES, "cpu", 4 * 7 * 2)
+    places = torch.tensor([2, 0, 0, 1, 2])
+    x = torch.randn(5, 7, requires_grad=True)
+    log_q, labels = x.log_softmax(-1), p[places]
+    cross = -(labels * log_q).sum(-1)
+    variation = (labels - log_q.exp()).abs().sum(-1) / 2
+    expected = {
+        "cross-entropy": cross,
+        "kl": (labels * (labels.log() - log_q)).sum(-1),
+        "total-variation": variation,
+        "mixed": (cross + variation) / 2,
+    }[name].mean()
+    found = mean_loss(LOSSES[name], x, p, places)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(3 * each, x)[0] for each in (found, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_the_loss_counts_what_a_draft_could_propose(models):
@@ -88,13 +111,13 @@ def test_the_loss_counts_what_a_draft_could_propose(models):
     reading = teacher.read(rows)
     with torch.no_grad():
         loss = task_of(teacher, head, rows).loss(rows, reading)
-        steps = list(unroll(head, rows, reading.states, teacher.embedding, 3))
+        outs = outputs_everywhere(head, rows, reading.states, teacher.embedding, 3)
         p = teacher.logits(reading.final.flatten(0, 1), TARGET_IDS).softmax(-1)
         p = p.view(*rows.tokens.shape, -1)
     total = 0.0
-    for depth, step in enumerate(steps):
+    for depth, out in enumerate(outs):
         values = []
-        q = head.logits(step.out).log_softmax(-1)
+        q = head.logits(out).log_softmax(-1)
         for number, document in enumerate(documents):
             row, start = (rows.documents == number).nonzero()[0].tolist()
             for t in range(len(document.tokens) - 2 - depth):
@@ -133,12 +156,12 @@ def test_training_lowers_the_loss_and_raises_the_acceptance(models, name):
     )
     optimizers = Optimizers(head, lambda name: not name.startswith("lm_head"), schedule)
     before = held_out.acceptance(chains)
-    losses = []
+    values = []
     for step in range(40):
-        losses.append(task.backward(step / 40)[0])
+        values.append(task.backward(step / 40)[0])
         optimizers.step(step / 40)
     after = held_out.acceptance(chains)
-    assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
+    assert sum(values[-4:]) < 0.9 * sum(values[:4])
     assert after["accepted_length/T=1"] > before["accepted_length/T=1"] + 0.2
 
 
@@ -159,11 +182,11 @@ def test_acceptance_by_its_definition(models):
         reading = teacher.read(own)
         logits = teacher.logits(reading.final[0])
         with torch.no_grad():
-            steps = list(unroll(head, own, reading.states, teacher.embedding, NUM_DRAFTED))
+            outs = outputs_everywhere(head, own, reading.states, teacher.embedding, NUM_DRAFTED)
         for t in range(document.num_prompt_tokens, len(document.tokens) - NUM_DRAFTED):
             survived, length = 1.0, 1.0
-            for depth, step in enumerate(steps):
-                label, q = logits[t + 1 + depth], head.logits(step.out[0, t])
+            for depth, out in enumerate(outs):
+                label, q = logits[t + 1 + depth], head.logits(out[0, t])
                 if document.temperature:
                     p = (label / 0.5).softmax(-1)[TARGET_IDS]
                     survived *= torch.minimum(p, (q / 0.5).softmax(-1)).sum().item()

@@ -10,7 +10,7 @@ from draftwise.distillation.head import Eagle3Head
 from draftwise.distillation.start import new_config
 from draftwise.distillation.unrolled import unroll
 
-from .conftest import LENGTH, random_documents, randomised_head, tiny_teacher
+from .conftest import LENGTH, outputs_everywhere, random_documents, randomised_head, tiny_teacher
 
 TARGET_IDS = torch.arange(0, 24, 2)
 NUM_STEPS = 5
@@ -98,8 +98,8 @@ def test_chains_equal_the_published_forward(models, norm_before_residual, norm_o
     rows = pack_documents(documents, LENGTH)
     reading = teacher.read(rows)
     with torch.no_grad():
-        steps = list(unroll(head, rows, reading.states, teacher.embedding, NUM_STEPS))
-        logits = torch.stack([head.logits(step.out) for step in steps])
+        outs = outputs_everywhere(head, rows, reading.states, teacher.embedding, NUM_STEPS)
+        logits = head.logits(outs)
     published = Published(config, head.weights(), teacher.embedding)
     compared = 0
     for number, document in enumerate(documents):
@@ -124,7 +124,24 @@ def test_chains_ignore_other_documents_of_the_row(models):
         states = teacher.read(rows).states
         mask = rows.documents == 0
         with torch.no_grad():
-            steps = unroll(head, rows, states, teacher.embedding, 2)
+            found = outputs_everywhere(head, rows, states, teacher.embedding, 2)
             # The last two tokens have no token ahead in their document.
-            outs.append(torch.stack([step.out[mask][:-2] for step in steps]))
+            outs.append(found[:, mask][:, :-2])
     torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)
+
+
+def test_a_chain_does_not_depend_on_where_others_begin(models):
+    teacher = tiny_teacher(models)
+    head = randomised_head(teacher, TARGET_IDS)
+    rows = pack_documents(random_documents(8), LENGTH)
+    assert len(rows) > 1
+    states = teacher.read(rows).states
+    begins = torch.rand(rows.tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.3
+    # Rows may have different numbers of chains, and none.
+    begins[0] = False
+    with torch.no_grad():
+        expected = outputs_everywhere(head, rows, states, teacher.embedding, NUM_STEPS)
+        steps = list(unroll(head, rows, states, teacher.embedding, begins, NUM_STEPS))
+    assert [step.depth for step in steps] == list(range(NUM_STEPS))
+    found = torch.stack([step.out for step in steps])
+    torch.testing.assert_close(found, expected[:, begins], atol=1e-5, rtol=1e-5)

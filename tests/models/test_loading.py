@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from draftwise import LLM, SpeculationConfig
+from draftwise.devices import resolve_device
 from draftwise.errors import (
     DraftwiseError,
     InvalidParameterError,
@@ -15,7 +16,7 @@ from draftwise.errors import (
     VocabularyWarning,
 )
 from draftwise.models import loading
-from draftwise.models.loading import load_model, resolve_device, resolve_dtype
+from draftwise.models.loading import load_model, resolve_dtype
 
 from ..tiny_models import FAMILIES, Recipe, byte_tokenizer, edit_config
 from .loading_tools import CPU, load, refused

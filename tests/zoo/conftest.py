@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from draftwise.training.packing import TokenizedSource
 from draftwise.training.schedule import Schedule
 from draftwise.zoo import train as train_module
+from draftwise.zoo.packed_stream import TokenizedSource
 from draftwise.zoo.packing import Corpus
 from draftwise.zoo.recipe import MIXTURE, Distillation, ModelShape, Stage
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from draftwise.training.packing import PackedStream, TokenizedSource, held_out_rows
+from draftwise.zoo.packed_stream import PackedStream, TokenizedSource, held_out_rows
 from draftwise.zoo.packing import load_corpus
 
 from .conftest import random_source

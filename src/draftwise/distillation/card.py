@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 _TEMPLATE = """---
@@ -68,8 +67,8 @@ def card(
         num_drafted: draft length of the acceptance.
     """
     facts = {
-        "prompts": ", ".join(Path(name).name for name in summary["prompts"]),
-        "texts": ", ".join(Path(name).name for name in summary["texts"]) or "none",
+        "prompts": ", ".join(summary["prompts"]),
+        "texts": ", ".join(summary["texts"]) or "none",
         "tokens of answers and texts": f"{summary['num_data_tokens']:,}",
         "share of them that the draft can propose": f"{summary['coverage']:.2%}",
         "training tokens": f"{summary['num_tokens']:,} ({summary['epochs']:.1f} epochs)",

@@ -58,6 +58,11 @@ class Rows:
         columns = (self.tokens, self.positions, self.documents, self.is_learned, self.temperatures)
         return Rows(*(column[index].to(device) for column in columns))
 
+    def first(self, length: int) -> Rows:
+        """The first columns of the rows."""
+        columns = (self.tokens, self.positions, self.documents, self.is_learned, self.temperatures)
+        return Rows(*(column[:, :length] for column in columns))
+
     @property
     def num_tokens(self) -> int:
         """Number of tokens without padding."""

@@ -15,7 +15,6 @@ from draftwise.distillation.documents import Rows
 from draftwise.distillation.evaluation import NUM_DRAFTED
 from draftwise.distillation.folder import head_tensors, speculators_config, write_head
 from draftwise.distillation.head import Eagle3Head
-from draftwise.distillation.losses import LOSSES
 from draftwise.distillation.objective import HeadTask, Readings
 from draftwise.distillation.recipe import Prepared
 from draftwise.distillation.settings import TrainingSettings
@@ -31,6 +30,8 @@ from draftwise.distillation.start import (
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import unroll
 from draftwise.distillation.vocabulary import choose_draft_tokens
+from draftwise.models.heads import public_name
+from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 
 _EMBEDDING = "embed_tokens.weight"
@@ -125,16 +126,22 @@ class Eagle3Recipe:
         if embedding is not None:
             weights[_EMBEDDING] = embedding
         architectures = list(getattr(teacher.config, "architectures", None) or [])
-        config = speculators_config(head.config, self._settings.target, architectures, NUM_DRAFTED)
+        target = public_name(self._settings.target)
+        config = speculators_config(head.config, target, architectures, NUM_DRAFTED)
         write_head(folder, config, head_tensors(weights, target_ids, teacher.vocab_size))
 
 
 def _chain_logits(
-    head: Eagle3Head, embedding: Tensor, rows: Rows, reading: Reading, num_steps: int
+    head: Eagle3Head,
+    embedding: Tensor,
+    rows: Rows,
+    reading: Reading,
+    begins: Tensor,
+    num_steps: int,
 ) -> Iterator[Tensor]:
     use_bfloat16 = reading.states.dtype == torch.bfloat16
     with torch.autocast(reading.states.device.type, torch.bfloat16, enabled=use_bfloat16):
-        for step in unroll(head, rows, reading.states, embedding, num_steps):
+        for step in unroll(head, rows, reading.states, embedding, begins, num_steps):
             yield head.logits(step.out)
 
 

@@ -59,17 +59,19 @@ class HeldOut:
         lengths: dict[float, list[Tensor]] = {}
         firsts: dict[float, list[Tensor]] = {}
         for row, reading, log_sums, best in self._batches:
-            chains = self._accepted(chain_logits, row, reading, log_sums, best)
-            whole = row.is_learned & (row.documents >= 0)
+            begins = row.is_learned & (row.documents >= 0)
             # From the first token of the answer on, a whole draft must fit.
             for offset in (1, NUM_DRAFTED):
-                whole = whole & shifted(row.is_learned, offset, 0)
-                whole = whole & (shifted(row.documents, offset, -2) == row.documents)
-            for temperature in sorted(set(row.temperatures[whole].tolist())):
-                mask = whole & (row.temperatures == temperature)
-                accepted = chains[:, mask]
-                lengths.setdefault(temperature, []).append(1 + accepted.cumprod(0).sum(0))
-                firsts.setdefault(temperature, []).append(accepted[0])
+                begins = begins & shifted(row.is_learned, offset, 0)
+                begins = begins & (shifted(row.documents, offset, -2) == row.documents)
+            if not bool(begins.any()):
+                continue
+            accepted = self._accepted(chain_logits, row, reading, begins, log_sums, best)
+            temperatures = row.temperatures[begins]
+            for temperature in sorted(set(temperatures.tolist())):
+                own = accepted[:, temperatures == temperature]
+                lengths.setdefault(temperature, []).append(1 + own.cumprod(0).sum(0))
+                firsts.setdefault(temperature, []).append(own[0])
         result = {}
         for temperature in sorted(lengths):
             result[f"accepted_length/T={temperature:g}"] = float(
@@ -83,22 +85,22 @@ class HeldOut:
         chain_logits: ChainLogits,
         row: Rows,
         reading: Reading,
+        begins: Tensor,
         log_sums: Tensor,
         best: Tensor,
     ) -> Tensor:
-        """``[NUM_DRAFTED, 1, length]`` acceptance probability of each step of each chain."""
-        logits = self._teacher.logits(reading.final[0], self._target_ids).float()
-        temperature = torch.nan_to_num(row.temperatures[0], nan=1.0)
+        """``[NUM_DRAFTED, num_drafts]`` acceptance probability of each step of each draft."""
+        starts = begins[0].nonzero().squeeze(1)
+        temperature = torch.nan_to_num(row.temperatures[0, starts], nan=1.0)
         scale = torch.where(temperature > 0, temperature, 1.0).unsqueeze(-1)
-        p = (logits / scale - log_sums.unsqueeze(-1)).exp()
-        places = torch.arange(len(p), device=p.device).unsqueeze(0)
         steps = []
-        for depth, proposed in enumerate(chain_logits(row, reading, NUM_DRAFTED)):
-            own = proposed[0].float()
+        for depth, proposed in enumerate(chain_logits(row, reading, begins, NUM_DRAFTED)):
             # The target's distribution of this token belongs to a later position.
-            label = shifted(places, depth + 1)[0]
-            q = (own / scale[label]).softmax(dim=-1)
-            overlap = torch.minimum(p[label], q).sum(dim=-1)
+            label = starts + depth + 1
+            logits = self._teacher.logits(reading.final[0, label], self._target_ids).float()
+            p = (logits / scale - log_sums[label].unsqueeze(-1)).exp()
+            own = proposed.float()
+            overlap = torch.minimum(p, (own / scale).softmax(dim=-1)).sum(dim=-1)
             agrees = self._target_ids[own.argmax(dim=-1)] == best[label]
             steps.append(torch.where(temperature > 0, overlap, agrees.float()))
-        return torch.stack(steps).unsqueeze(1)
+        return torch.stack(steps)

@@ -198,13 +198,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply the rotary embedding of Llama.
 
     Args:
-        x: ``[rows, length, heads, head_size]``.
-        cos: ``[rows, length, head_size]``.
-        sin: ``[rows, length, head_size]``.
+        x: ``[…, heads, head_size]``.
+        cos: ``[…, head_size]``.
+        sin: ``[…, head_size]``.
     """
     first, second = x.chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)
-    return x * cos.unsqueeze(2).to(x.dtype) + turned * sin.unsqueeze(2).to(x.dtype)
+    return x * cos.unsqueeze(-2).to(x.dtype) + turned * sin.unsqueeze(-2).to(x.dtype)
 
 
 def _check(config: HeadConfig) -> None:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows, RowStream
-from draftwise.distillation.losses import LOSSES, Loss
 from draftwise.distillation.passes import backward_in_passes
 from draftwise.distillation.recipe import Prepared
 from draftwise.distillation.settings import TrainingSettings
@@ -26,6 +25,8 @@ from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import shifted
 from draftwise.errors import InvalidParameterError
 from draftwise.models.loading import load_tokenizer
+from draftwise.training.initialisation import zero_layer_outputs
+from draftwise.training.losses import LOSSES, Loss, mean_loss
 from draftwise.training.schedule import Schedule
 
 _HEAD_SIZE = 64
@@ -118,10 +119,7 @@ def new_model(
         eos_token_id=sorted(end_tokens) or None,
     )
     model = LlamaForCausalLM(config)
-    # Layers start with zero output, so gradients are well scaled from the first step.
-    for layer in model.model.layers:
-        nn.init.zeros_(layer.self_attn.o_proj.weight)
-        nn.init.zeros_(layer.mlp.down_proj.weight)
+    zero_layer_outputs(model)
     return model.to(teacher.device)
 
 
@@ -183,7 +181,7 @@ class ModelTask:
         with _autocast(self._teacher):
             hidden = _hidden(self.model, rows)
             logits = self.model.lm_head(hidden[mask])
-        return self._loss(logits.float(), p).mean()
+        return mean_loss(self._loss, logits, p, torch.arange(len(p), device=p.device))
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the data."""
@@ -207,11 +205,16 @@ def _hidden(model: LlamaForCausalLM, rows: Rows) -> Tensor:
 
 
 def _chain_logits(
-    model: LlamaForCausalLM, teacher: Teacher, rows: Rows, reading: Reading, num_steps: int
+    model: LlamaForCausalLM,
+    teacher: Teacher,
+    rows: Rows,
+    reading: Reading,
+    begins: Tensor,
+    num_steps: int,
 ) -> Iterator[Tensor]:
     """The draft reads the text itself, so a step's logits are those of a later position."""
     model.eval()
     with _autocast(teacher):
-        logits = model.lm_head(_hidden(model, rows))
-    for depth in range(num_steps):
-        yield shifted(logits, depth + 1)
+        hidden = _hidden(model, rows)
+        for depth in range(num_steps):
+            yield model.lm_head(shifted(hidden, depth + 1)[begins])

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from draftwise.distillation.documents import Rows, RowStream
 from draftwise.distillation.head import Eagle3Head
-from draftwise.distillation.losses import Loss
 from draftwise.distillation.passes import backward_in_passes
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import shifted, unroll
+from draftwise.training.losses import Loss, mean_loss
 from draftwise.training.schedule import Schedule
 
 STEP_DECAY = 0.8
@@ -50,7 +50,7 @@ class Readings:
     def _compute(self, index: int) -> Reading:
         # Alone, so that the result does not depend on the other rows of a micro-batch: a resumed
         # run computes the same values as an uninterrupted one.
-        reading = self._teacher.read(self._rows.take([index], self._teacher.device))
+        reading = self._teacher.read_trimmed(self._rows.take([index], self._teacher.device))
         size = sum(each.numel() * each.element_size() for each in (reading.states, reading.final))
         if size <= self._left:
             self._left -= size
@@ -130,6 +130,9 @@ class HeadTask:
     def loss(self, rows: Rows, reading: Reading) -> Tensor:
         """Loss of packed rows: the mean of each step, weighted by :data:`STEP_DECAY` ** k."""
         masks = [self._learned(rows, depth) for depth in range(self._num_steps)]
+        total = torch.zeros((), device=self._teacher.device)
+        if not bool(masks[0].any()):
+            return total
         # Positions whose distribution some step learns.
         needed = torch.zeros_like(masks[0])
         for depth, mask in enumerate(masks):
@@ -138,15 +141,17 @@ class HeadTask:
         place = torch.cumsum(needed.flatten(), 0).view(needed.shape) - 1
         use_bfloat16 = reading.states.dtype == torch.bfloat16
         weights = [STEP_DECAY**depth for depth in range(self._num_steps)]
-        total = torch.zeros((), device=self._teacher.device)
         with torch.autocast(self._teacher.device.type, torch.bfloat16, enabled=use_bfloat16):
-            chains = unroll(self.model, rows, reading.states, self._embedding, self._num_steps)
+            chains = unroll(
+                self.model, rows, reading.states, self._embedding, masks[0], self._num_steps
+            )
             for step, mask, weight in zip(chains, masks, weights, strict=True):
                 if not bool(mask.any()):
                     break
-                logits = self.model.logits(step.out[mask]).float()
-                labels = p[shifted(place, step.depth + 1)[mask]]
-                total = total + weight * self._loss(logits, labels).mean()
+                # A chain that learns a step has learned all earlier ones.
+                logits = self.model.logits(step.out[mask[masks[0]]])
+                labels = shifted(place, step.depth + 1)[mask]
+                total = total + weight * mean_loss(self._loss, logits, p, labels)
         return total / sum(weights)
 
     def _learned(self, rows: Rows, depth: int) -> Tensor:

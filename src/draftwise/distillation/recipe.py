@@ -15,10 +15,10 @@ from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.training.loop import Task
 from draftwise.training.schedule import Schedule
 
-# (rows, what the target computed for them, number of steps) -> for each step k, the logits
-# [rows, length, draft_vocab] with which a draft that begins after position t proposes its token k,
-# given the text
-ChainLogits = Callable[[Rows, Reading, int], Iterator[Tensor]]
+# (rows, what the target computed for them, [rows, length] whether a draft begins after a position,
+# number of steps) -> for each step k, the logits [num_drafts, draft_vocab] with which each draft
+# proposes its token k, given the text
+ChainLogits = Callable[[Rows, Reading, Tensor, int], Iterator[Tensor]]
 
 
 class DraftTask(Task, Protocol):

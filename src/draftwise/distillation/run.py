@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from draftwise.devices import resolve_device
 from draftwise.distillation.card import card
 from draftwise.distillation.data import Collected, collect, read_prompts
 from draftwise.distillation.documents import load_documents, pack_documents, save_documents
@@ -19,11 +20,12 @@ from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
 from draftwise.distillation.folder import write_text
 from draftwise.distillation.recipe import Recipe
 from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.start import check_start
 from draftwise.distillation.target import check_target
 from draftwise.distillation.teacher import load_teacher
 from draftwise.distillation.vocabulary import coverage
 from draftwise.errors import InvalidParameterError
-from draftwise.models.loading import resolve_device, resolve_dtype
+from draftwise.models.loading import resolve_dtype
 from draftwise.training.loop import Record, Runtime, Trainer
 from draftwise.training.optimizers import Optimizers
 
@@ -109,9 +111,11 @@ class TrainingRun:
         self._reporting = reporting or Reporting()
         self._checkpoint = output / _CHECKPOINT
         self._check_output(resume)
-        check_target(
+        config = check_target(
             settings.target, recipe.layers, settings.length, self._machine.trust_remote_code
         )
+        if settings.start_from is not None:
+            check_start(settings.start_from, config)
         collected = self._load() if resume else self._collect()
         self._reporting.on_status("loading the target for training")
         device = resolve_device(self._machine.device)
@@ -162,9 +166,8 @@ class TrainingRun:
         """What the run trains, for display and for ``training.json``."""
         settings, trainer = self._settings, self.trainer
         return {
-            "target": settings.target,
-            "prompts": list(settings.prompts),
-            "texts": list(settings.texts),
+            **self._settings.public(),
+            "target_fingerprint": self._teacher.fingerprint,
             "loss": settings.loss,
             **self._facts,
             "num_tokens": trainer.num_tokens,
@@ -255,7 +258,7 @@ class TrainingRun:
         curve = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
         training = {
             "run": facts,
-            "settings": asdict(self._settings),
+            "settings": {**asdict(self._settings), **self._settings.public()},
             "evaluation": dict(evaluation),
             "curve": [json.loads(line) for line in curve],
         }

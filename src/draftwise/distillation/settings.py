@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from draftwise.distillation.losses import LOSSES
 from draftwise.errors import InvalidParameterError
+from draftwise.models.heads import public_name
+from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 from draftwise.values import integer, number
 
@@ -42,7 +43,7 @@ class TrainingSettings:
         draft_vocab: number of tokens that the head proposes.
         layers: hidden states that the head reads; ``None`` for the default of the target's depth.
         num_steps: steps of training-time test.
-        loss: name of a loss of :data:`draftwise.distillation.losses.LOSSES`.
+        loss: name of a loss of :data:`draftwise.training.losses.LOSSES`.
         learning_rate: peak learning rate of both optimisers.
         batch_tokens: tokens per optimiser step; ``None`` for the default of the run's length.
         state_gib: memory for the target's states, in GiB.
@@ -135,6 +136,19 @@ class TrainingSettings:
             elif self.minutes <= minutes:
                 return batch_tokens
         return _LARGEST_BATCH_TOKENS
+
+    def public(self) -> dict[str, Any]:
+        """What the run was made from, with local files and folders by their last names only.
+
+        Folders of drafts are shared, and paths tell what is not theirs to tell.
+        """
+        start = self.start_from
+        return {
+            "target": public_name(self.target),
+            "prompts": [Path(name).name for name in self.prompts],
+            "texts": [Path(name).name for name in self.texts],
+            "start_from": None if start is None else public_name(start),
+        }
 
     def save(self, path: Path) -> None:
         """Write the settings as JSON."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.head import Eagle3Head
 from draftwise.distillation.teacher import Teacher
-from draftwise.errors import InvalidParameterError
+from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.models.heads import HeadConfig, HeadLayout, HeadWeights, find_head, read_head
 
 _SMALLEST_SCALE = 1e-3
@@ -115,6 +115,25 @@ def read_start(folder: str) -> tuple[HeadConfig, HeadWeights]:
     if found is None:
         raise InvalidParameterError("start_from", f"there is no EAGLE-3 head in {folder!r}")
     return read_head(found)
+
+
+def check_start(folder: str, target: Any) -> None:
+    """Refuse a head that cannot be continued for a target, from the target's configuration.
+
+    Args:
+        folder: folder of the head.
+        target: configuration of the target, or of its text part.
+
+    Raises:
+        InvalidParameterError: there is no head, it was made for another target, or has settings or
+            tensors that cannot be trained.
+    """
+    try:
+        config, weights = read_start(folder)
+        config.check_target(target.hidden_size, target.vocab_size, target.num_hidden_layers)
+        continued_head(config, weights, torch.ones(config.num_states * config.target_hidden_size))
+    except UnsupportedModelError as error:
+        raise InvalidParameterError("start_from", error.message) from error
 
 
 @torch.no_grad()

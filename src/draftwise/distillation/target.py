@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoConfig
 
@@ -21,7 +22,7 @@ def check_target(
     layers: Callable[[int], Sequence[int]],
     length: int,
     trust_remote_code: bool = False,
-) -> None:
+) -> Any:
     """Refuse targets and settings with which no draft can be trained.
 
     Args:
@@ -29,6 +30,9 @@ def check_target(
         layers: returns the states to read for a number of layers.
         length: tokens per training row.
         trust_remote_code: whether to run code that comes with the model.
+
+    Returns:
+        The configuration of the target, or of its text part.
 
     Raises:
         ModelNotFoundError: there is no such model.
@@ -62,6 +66,7 @@ def check_target(
     num_layers = getattr(config, "num_hidden_layers", None)
     if isinstance(num_layers, int):
         check_layers(layers(num_layers), num_layers)
+    return config
 
 
 def check_layers(layers: Sequence[int], num_layers: int) -> None:

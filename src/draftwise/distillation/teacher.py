@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.target import check_layers
 from draftwise.errors import UnsupportedModelError
+from draftwise.models.fingerprint import model_fingerprint
 from draftwise.models.hub import find_on_hub
 from draftwise.models.loading import locate, no_progress_bars
 
@@ -48,6 +49,7 @@ class Teacher:
         num_layers: number of decoder layers.
         config: configuration of the model, or of its text part.
         device: device of the weights.
+        fingerprint: identifies the model, as :attr:`LoadedModel.fingerprint` does.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
@@ -73,6 +75,7 @@ class Teacher:
         self.hidden_size = int(head.weight.shape[1])
         self.vocab_size = int(head.weight.shape[0])
         self.device: torch.device = head.weight.device
+        self.fingerprint = model_fingerprint(model)
         check_layers(layers, self.num_layers)
         self.layers = tuple(layers)
         self._transform = self._find_transform()
@@ -118,6 +121,19 @@ class Teacher:
                 hook.remove()
         states = [captured[layer] for layer in self.layers]
         return Reading(torch.cat(states, dim=-1) if states else final[..., :0], final)
+
+    def read_trimmed(self, rows: Rows) -> Reading:
+        """Compute packed rows without the columns that are padding in all of them.
+
+        The result has all columns, with zeros in these.
+        """
+        length = rows.tokens.shape[1]
+        used = int((rows.documents >= 0).any(dim=0).sum())
+        reading = self.read(rows.first(used))
+        missing = (0, 0, 0, length - used)
+        return Reading(
+            nn.functional.pad(reading.states, missing), nn.functional.pad(reading.final, missing)
+        )
 
     @torch.no_grad()
     def logits(self, final: Tensor, target_ids: Tensor | None = None) -> Tensor:

@@ -67,26 +67,6 @@ class LoadedModel:
     translator: TokenTranslator | None = None
 
 
-def resolve_device(device: str | torch.device) -> torch.device:
-    """Resolve a device. ``"auto"`` is CUDA where it is available, otherwise the CPU.
-
-    Raises:
-        InvalidParameterError: not a device, or not available.
-    """
-    if not isinstance(device, str | torch.device):
-        raise InvalidParameterError("device", f"must name a device, got {device!r}")
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        resolved = torch.device(device)
-        torch.empty(0, device=resolved)
-    except (RuntimeError, AssertionError) as error:
-        raise InvalidParameterError(
-            "device", f"{str(device)!r} is not available: {error}"
-        ) from error
-    return resolved
-
-
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     """Resolve a dtype. ``"auto"`` is bfloat16 where the device supports it, otherwise float32.
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from draftwise.training.loop import Runtime, Trainer
-from draftwise.training.packing import PackedStream, Rows, TokenizedSource
+from draftwise.training.losses import kl_divergence
+from draftwise.zoo.packed_stream import PackedStream, TokenizedSource, TokenRows
 from draftwise.zoo.packing import Corpus
 from draftwise.zoo.recipe import END_OF_TEXT_ID, Distillation, Stage
 from draftwise.zoo.training import text_trainer
@@ -31,15 +31,14 @@ _ROWS_PER_BATCH = {"cpu": 128, "cuda": 4_096}
 
 def forward_kl(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Mean of D(p ‖ q) in nats per token. Both [rows, length, vocab]; p is the teacher's."""
-    log_q = F.log_softmax(logits.float().flatten(0, 1), dim=-1)
-    log_p = F.log_softmax(teacher_logits.float().flatten(0, 1), dim=-1)
-    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+    losses, _ = kl_divergence(logits.float(), teacher_logits.float().softmax(dim=-1))
+    return losses.mean()
 
 
 @torch.no_grad()
 def sample_continuations(
-    model: LlamaForCausalLM, prompts: Rows, num_tokens: int, seed: int
-) -> Rows:
+    model: LlamaForCausalLM, prompts: TokenRows, num_tokens: int, seed: int
+) -> TokenRows:
     """Continue every prompt by ``num_tokens`` tokens at temperature 1, end-of-text included.
 
     prompts: [num_rows, length] -> [num_rows, length + num_tokens].

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from draftwise.training.packing import Rows, TokenizedSource, held_out_rows
+from draftwise.zoo.packed_stream import TokenizedSource, TokenRows, held_out_rows
 
 _ROWS_PER_BATCH = 8
 
 
-def _batches(rows: Rows, device: torch.device) -> Iterator[Tensor]:
+def _batches(rows: TokenRows, device: torch.device) -> Iterator[Tensor]:
     for first in range(0, len(rows), _ROWS_PER_BATCH):
         yield torch.from_numpy(rows[first : first + _ROWS_PER_BATCH]).to(device)
 
@@ -27,7 +27,7 @@ def logits_of(model: LlamaForCausalLM, inputs: Tensor) -> Tensor:
     return logits.float()
 
 
-def mean_loss(model: LlamaForCausalLM, rows: Rows) -> float:
+def mean_loss(model: LlamaForCausalLM, rows: TokenRows) -> float:
     """Cross entropy in nats per token over ``rows`` [num_rows, length + 1]."""
     total, count = 0.0, 0
     for batch in _batches(rows, model.device):
@@ -69,7 +69,7 @@ def validation_losses(
 
 
 def mean_acceptance(
-    draft: LlamaForCausalLM, target: LlamaForCausalLM, rows: Rows, *, first: int = 0
+    draft: LlamaForCausalLM, target: LlamaForCausalLM, rows: TokenRows, *, first: int = 0
 ) -> float:
     """Mean of Σ min(p, q) at temperature 1, over the predictions from position ``first`` on.
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from draftwise.training.packing import PackedStream, Rows
+from draftwise.devices import resolve_device
 from draftwise.zoo.cards import Evaluation, model_card
 from draftwise.zoo.distill import sample_continuations
 from draftwise.zoo.evaluation import acceptances, mean_acceptance, validation_losses
+from draftwise.zoo.packed_stream import PackedStream, TokenRows
 from draftwise.zoo.packing import Corpus, load_corpus
 from draftwise.zoo.recipe import STAGES, Stage
 from draftwise.zoo.tokenizer import load_tokenizer
-from draftwise.zoo.training import resolve_device
 
 WEIGHTS = Path(__file__).parent / "weights"
 _PROMPT_LENGTH = 128
@@ -37,7 +37,7 @@ def _load(runs: Path, name: str, device: torch.device) -> LlamaForCausalLM:
     return model.to(device).eval()
 
 
-def _target_continuations(target: LlamaForCausalLM, stage: Stage, corpus: Corpus) -> Rows:
+def _target_continuations(target: LlamaForCausalLM, stage: Stage, corpus: Corpus) -> TokenRows:
     prompts = PackedStream(corpus.held_out, stage.mixture, seed=0)
     rows = prompts.rows(_NUM_CONTINUATIONS, _PROMPT_LENGTH - 1)
     return sample_continuations(target, rows, _CONTINUATION_LENGTH, seed=0)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from draftwise.training.packing import TokenizedSource
 from draftwise.zoo.corpus import read_documents
+from draftwise.zoo.packed_stream import TokenizedSource
 from draftwise.zoo.recipe import END_OF_TEXT_ID
 
 

@@ -19,15 +19,16 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from draftwise.devices import resolve_device
 from draftwise.training.loop import Runtime, Trainer
-from draftwise.training.packing import PackedStream
 from draftwise.training.schedule import Schedule
 from draftwise.zoo.distill import distillation_trainer
 from draftwise.zoo.evaluation import validation_losses
+from draftwise.zoo.packed_stream import PackedStream
 from draftwise.zoo.packing import Corpus, load_corpus
 from draftwise.zoo.recipe import STAGES, Stage
 from draftwise.zoo.tokenizer import ensure_tokenizer
-from draftwise.zoo.training import TextTask, new_model, resolve_device, text_trainer
+from draftwise.zoo.training import TextTask, new_model, text_trainer
 
 
 def _parser() -> argparse.ArgumentParser:

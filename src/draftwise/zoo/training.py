@@ -8,34 +8,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from draftwise.training.initialisation import zero_layer_outputs
 from draftwise.training.loop import Runtime, Trainer
 from draftwise.training.optimizers import Optimizers
-from draftwise.training.packing import PackedStream
 from draftwise.training.schedule import Schedule
+from draftwise.zoo.packed_stream import PackedStream
 from draftwise.zoo.recipe import Stage
 
 # (logits of the student [rows, length, vocab], batch [rows, length + 1]) -> mean loss per token
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
-def resolve_device(name: str) -> torch.device:
-    """Return the device ``name``; ``auto`` is a GPU if one is available, else the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
 def new_model(stage: Stage) -> LlamaForCausalLM:
     """Initialise the stage's model from its seed, in float32."""
     torch.manual_seed(stage.seed)
     model = LlamaForCausalLM(stage.shape.config())
-    # Layers start with zero output, so gradients are well scaled from the first step.
-    for layer in model.model.layers:
-        nn.init.zeros_(layer.self_attn.o_proj.weight)
-        nn.init.zeros_(layer.mlp.down_proj.weight)
+    zero_layer_outputs(model)
     return model
 
 

@@ -6,6 +6,7 @@ one of EAGLE's authors (SafeAILab) and the one of ``speculators``.
 
 from draftwise.models.heads.config import HeadConfig, HeadLayout, is_head_config, parse_head_config
 from draftwise.models.heads.files import find_head, read_head
+from draftwise.models.heads.origin import public_name
 from draftwise.models.heads.weights import HeadWeights, check_head_weights
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "find_head",
     "is_head_config",
     "parse_head_config",
+    "public_name",
     "read_head",
 ]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
 from draftwise.models.heads.config import HeadConfig, is_head_config, parse_head_config
+from draftwise.models.heads.origin import TRAINING_FILE
 from draftwise.models.heads.weights import HeadWeights, check_head_weights
 from draftwise.models.hub import find_on_hub
 
@@ -50,7 +51,9 @@ def find_head(location: str) -> Path | None:
             return None
         if not _is_head(Path(config)):
             return None
-        return Path(snapshot_download(location, allow_patterns=[_CONFIG, _SAFE, *_PICKLED]))
+        return Path(
+            snapshot_download(location, allow_patterns=[_CONFIG, TRAINING_FILE, _SAFE, *_PICKLED])
+        )
     folder = Path(location)
     return folder if _is_head(folder / _CONFIG) else None
 

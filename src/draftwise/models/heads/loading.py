@@ -16,6 +16,7 @@ from draftwise.models.fingerprint import sampled_bits
 from draftwise.models.heads.config import HeadConfig
 from draftwise.models.heads.files import read_head
 from draftwise.models.heads.model import HeadModel
+from draftwise.models.heads.origin import warn_of_other_target
 from draftwise.models.heads.spec import head_layers, head_spec
 from draftwise.models.loading import LoadedModel
 
@@ -41,6 +42,7 @@ def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) 
     config, weights = read_head(folder)
     model = target.model
     config.check_target(model.hidden_size, model.vocab_size, len(model.layers))
+    warn_of_other_target(name, folder, target)
     fingerprint = _fingerprint(config, weights.tensors)
     tensors = {name: each.to(model.device, dtype) for name, each in weights.tensors.items()}
     embedding = model.embedding

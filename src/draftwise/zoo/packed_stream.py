@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.uint16]
-Rows = npt.NDArray[np.int64]
+TokenRows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class PackedStream:
             num_tokens[name] += length * count
         return {name: num_tokens[name] / len(self._sources[name].tokens) for name in self._names}
 
-    def rows(self, num_rows: int, length: int) -> Rows:
+    def rows(self, num_rows: int, length: int) -> TokenRows:
         """Return the next rows, [num_rows, length + 1]; the last token of each is a label only."""
         return np.stack([self._row(length) for _ in range(num_rows)])
 
-    def _row(self, length: int) -> Rows:
+    def _row(self, length: int) -> TokenRows:
         generator = np.random.default_rng((self._seed, 0, self._num_rows))
         name = self._names[int(generator.choice(len(self._names), p=self._p_sources))]
         self._num_rows += 1
@@ -100,7 +100,7 @@ class PackedStream:
         return cached[1]
 
 
-def held_out_rows(source: TokenizedSource, length: int, max_tokens: int) -> Rows:
+def held_out_rows(source: TokenizedSource, length: int, max_tokens: int) -> TokenRows:
     """Split a source of at least two tokens into rows, [num_rows, length + 1], without its tail.
 
     If the source is shorter than ``length``, its length is used instead.

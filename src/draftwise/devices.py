@@ -1,0 +1,27 @@
+"""Devices by their names."""
+
+from __future__ import annotations
+
+import torch
+
+from draftwise.errors import InvalidParameterError
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Resolve a device. ``"auto"`` is CUDA where it is available, otherwise the CPU.
+
+    Raises:
+        InvalidParameterError: not a device, or not available.
+    """
+    if not isinstance(device, str | torch.device):
+        raise InvalidParameterError("device", f"must name a device, got {device!r}")
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidParameterError(
+            "device", f"{str(device)!r} is not available: {error}"
+        ) from error
+    return resolved
