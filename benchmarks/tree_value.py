@@ -68,10 +68,16 @@ NUM_REJECTIONS = 8
 
 
 class Source(Protocol):
-    """Proposes tokens after the first tokens of one recorded answer."""
+    """Proposes tokens after the first tokens of one recorded answer.
+
+    Attributes:
+        ids: ``[own vocab]`` the target's ids of the tokens that it proposes.
+    """
+
+    ids: torch.Tensor
 
     def distributions(self, length: int, paths: Sequence[Sequence[int]]) -> torch.Tensor:
-        """``[paths, vocab]`` probabilities of the token after a prefix of the text and each path.
+        """``[paths, own vocab]`` probabilities of the token after a prefix of the text and each path.
 
         Args:
             length: number of tokens of the prefix.
@@ -87,6 +93,7 @@ class ModelSource:
         self._model = model
         self._cache = model.new_cache(BEAM, len(text) + DEPTH + 1)
         self._text = text
+        self.ids = torch.arange(model.vocab_size)
         for slot in range(BEAM):
             model.forward(self._cache, text, [Segment(slot, 0, len(text))], None)
 
@@ -110,12 +117,8 @@ class HeadSource:
         target.forward(
             target.new_cache(1, len(text)), text, [Segment(0, 0, len(text))], [len(text) - 1], tap
         )
-        self._head, self._states, self._vocab = (
-            head,
-            tap.rows[: len(text)].clone(),
-            target.vocab_size,
-        )
-        self._text = text
+        self._head, self._states, self._text = head, tap.rows[: len(text)].clone(), text
+        self.ids = torch.arange(target.vocab_size) if head.target_ids is None else head.target_ids
         self._cache = head.new_cache(BEAM, len(text) + DEPTH + 1)
         for slot in range(BEAM):
             self._read(slot, 1, len(text))
@@ -139,8 +142,7 @@ class HeadSource:
             segments = [Segment(slot, length - 1 + place, 1) for slot in slots]
             carried = output.carried.clone()
             output = self._head.read(self._cache, tokens, segments, rows, carried=carried)
-        logits = self._head.target_logits(output.logits.float(), self._vocab)
-        return logits.softmax(dim=1)
+        return output.logits.float().softmax(dim=1)
 
 
 @dataclass
@@ -182,7 +184,8 @@ def grown_tree(source: Source, length: int, following: Sequence[int]) -> Nodes:
     for depth in range(min(DEPTH, len(following))):
         probs = source.distributions(length, [path for _, _, path in frontier])
         count = BEAM if depth == 0 else CHILDREN
-        best, tokens = (each.tolist() for each in probs.topk(count, dim=1))
+        highest, places = probs.topk(count, dim=1)
+        best, tokens = highest.tolist(), source.ids[places].tolist()
         options = [
             (value * q, parent, path, rank, q, token)
             for (value, parent, path), row, ids in zip(frontier, best, tokens, strict=True)
@@ -238,7 +241,10 @@ def record(arguments: argparse.Namespace) -> None:
         cost = getattr(latency, stage)
         arrays[stage] = [cost.tokens, cost.seconds] if cost else [[1.0], [0.0]]
     for path in arguments.prompts:
-        workload = load_workload(llm, path, arguments.num_prompts, arguments.longest_prompt, True)
+        has_template = llm.target.tokenizer.chat_template is not None
+        workload = load_workload(
+            llm, path, arguments.num_prompts, arguments.longest_prompt, has_template
+        )
         for temperature in (0.0, 1.0):
             params = [
                 SamplingParams(
@@ -288,9 +294,15 @@ def recorded(
             continue
         if target_probs is not None:
             for depth, token in enumerate(following):
+                (place,) = (source.ids == token).nonzero(as_tuple=True)
+                if not len(place):
+                    break
                 q = source.distributions(length, [following[:depth]])[0]
-                p = target_probs[position + depth]
-                sampled[position, depth] = acceptance_of_drawn(p, q, token).numpy()
+                # The tokens that the draft cannot propose count as one.
+                p = target_probs[position + depth][source.ids]
+                p = torch.cat([p, (1 - p.sum()).clamp(min=0).view(1)])
+                q = torch.cat([q, torch.zeros(1)])
+                sampled[position, depth] = acceptance_of_drawn(p, q, int(place)).numpy()
         trees.append(grown_tree(source, length, following))
     trees.reverse()
     joined = {
