@@ -29,6 +29,7 @@ from draftwise.errors import (
     UnsupportedModelError,
 )
 from draftwise.estimators.profile import AcceptanceProfile
+from draftwise.models.exits.loading import check_exits, load_exit
 from draftwise.models.gguf import is_gguf
 from draftwise.models.heads import find_head
 from draftwise.models.heads.loading import load_head
@@ -142,6 +143,10 @@ class EngineBuilder:
 
         def small_model(name: str, role: str, quantization: str | None = None) -> LoadedModel:
             full_name = loaded_name(name, quantization)
+            if full_name not in loaded:
+                found = load_exit(full_name, role, self.target)
+                if found is not None:
+                    loaded[full_name] = found
             if full_name not in loaded and role == "draft":
                 head = self._load_head(name)
                 if head is not None:
@@ -168,6 +173,7 @@ class EngineBuilder:
             companion = small_model(draft_model, "companion", quantization)
         elif speculation.companion is not None:
             companion = small_model(speculation.companion, "companion")
+        check_exits(draft, companion)
         return Models(self.target, draft, companion)
 
     def build(
@@ -203,12 +209,16 @@ class EngineBuilder:
         costs = None
         if speculation.latency_profile is not None:
             costs = LatencyProfile.load(speculation.latency_profile)
-        overlap = self._overlap(policy, costs)
+        overlap = self._overlap(policy, costs, models)
         latency = None
         if policy.needs_latency or (overlap is not None and overlap.interference is not None):
             latency = self._latency(speculation, models, costs)
         replicas = None
         if models.draft is not None and self._settings.draft_replicas > 1:
+            if models.have_exit:
+                raise InvalidParameterError(
+                    "draft_replicas", "needs a draft model and no exit, which runs on the target"
+                )
             if len(speculation.draft_names) > 1:
                 raise InvalidParameterError(
                     "draft_replicas", "cannot be combined with several drafts; name the model only"
@@ -267,12 +277,15 @@ class EngineBuilder:
         _warn_of_slow_path(head, "draft")
         return head
 
-    def _overlap(self, policy: type[Policy], costs: LatencyProfile | None) -> OverlapOptions | None:
+    def _overlap(
+        self, policy: type[Policy], costs: LatencyProfile | None, models: Models
+    ) -> OverlapOptions | None:
         """Options of overlapped drafting; ``None`` if it is disabled."""
         wanted = self._settings.overlap
         if wanted:
             return OverlapOptions()
         can_overlap = self._settings.device.type == "cpu" and not policy.uses_target_oracle
+        can_overlap = can_overlap and not models.have_exit
         if wanted is False or costs is None or not can_overlap:
             return None
         measured = costs.interference

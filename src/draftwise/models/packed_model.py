@@ -142,6 +142,23 @@ class PackedModel:
             cache.advance(cache_slot, start + count)
         return logits
 
+    def forward_part(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[Segment],
+        logit_rows: Sequence[int] | None,
+        layers: range,
+        entering: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor]:
+        """Compute some of the layers without native kernels.
+
+        See :meth:`draftwise.models.model_part.ModelPart.forward`, which advances the cache.
+        """
+        assert self._forward is not None
+        ids, packed = self._pack(cache, tokens, segments)
+        return self._forward.part(ids, packed, logit_rows, layers, entering)
+
     def decoder(self, cache: KVCache, num_tokens: int) -> tuple[Decoder, StaticSteps] | None:
         """The model and its steps of fixed sizes on a cache, for callers that record graphs.
 

@@ -239,7 +239,8 @@ def _deviation(profile: LatencyProfile, models: Models) -> float:
     context = min(context, longest_context(models, 1))
     gamma = max(point.shape.num_tokens for point in probes)
     most = max(point.shape.num_requests for point in probes)
-    timer = PassTimer(Models(models.target), most, context, gamma)
+    draft = models.draft if models.have_exit else None
+    timer = PassTimer(Models(models.target, draft), most, context, gamma)
     ratios = []
     for point in probes:
         shape = point.shape._replace(context=context)

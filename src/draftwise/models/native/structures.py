@@ -206,7 +206,7 @@ class DecoderCall(ctypes.Structure):
         ("largest_segment", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("tapped_layers", "tapped")),
         ("num_tapped", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("states", "carried", "carried_rows")),
+        *((name, ctypes.c_void_p) for name in ("states", "carried", "carried_rows", "entering")),
     )
     # Objects that must exist until the kernel has run.
     keep_alive: object
@@ -238,7 +238,7 @@ class DraftCall(ctypes.Structure):
         ("sampling", Sampling),
         ("penalties", Penalties),
         *((name, ctypes.c_int64) for name in ("num_rows", "position", "num_positions", "width")),
-        *((name, ctypes.c_int64) for name in ("uniforms_width", "vocab")),
+        *((name, ctypes.c_int64) for name in ("uniforms_width", "vocab", "carried_stride")),
         ("drawing_s", ctypes.c_double),
     )
 

@@ -84,7 +84,7 @@ struct DecoderCall {
     const int64_t *ids;           // [tokens] token ids
     const int64_t *segments;      // [segments, 4] fields of Segment
     const int64_t *logit_tokens;  // [logits] indices of the packed tokens whose logits are computed
-    float *logits;                // [logits, vocab] output
+    float *logits;                // [logits, vocab] output; null if only carried is wanted
     char *memory;                 // draftwise_decoder_memory bytes of scratch memory, aligned to 64
     int64_t num_tokens, num_segments, num_logits;
     int64_t largest_segment;  // tokens of the largest segment
@@ -94,9 +94,13 @@ struct DecoderCall {
     int64_t num_tapped;
     const void *states;           // [tokens, num_states * size] states that a head reads, of the type
                                   // of the cache; null if it reads what is carried
-    float *carried;               // [..., hidden] what the head's next pass reads in place of states
+    float *carried;               // [..., hidden] what a head's next pass reads in place of states;
+                                  // of other models the residual stream after the last layer; null
+                                  // if it is not wanted
     const int64_t *carried_rows;  // [logits] rows of carried that are written, and without states
-                                  // also [tokens] rows that are read
+                                  // also [tokens] rows that a head reads
+    const float *entering;        // [tokens, hidden] residual stream before the first layer; null
+                                  // if the tokens are embedded
 };
 
 namespace {
@@ -250,7 +254,8 @@ struct Pass {
 
     void run() {
         *claimed(0, worker.index) = *claimed(1, worker.index) = 0;
-        embed(model.state_input ? buffers.embedded : buffers.hidden);
+        if (call.entering) enter();
+        else embed(model.state_input ? buffers.embedded : buffers.hidden);
         if (model.state_input) read_states(*model.state_input);
         for (int64_t index = 0; index < model.num_layers; ++index) {
             tap(index);
@@ -269,6 +274,15 @@ struct Pass {
             if (model.embedding_scale != 1)
                 for (int64_t j = 0; j < hidden; ++j) to[j] *= (float)model.embedding_scale;
         }
+        worker.wait();
+    }
+
+    // Continues the residual stream of an earlier pass.
+    void enter() const {
+        const int64_t rows = call.num_tokens, hidden = model.hidden;
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
+            memcpy(buffers.hidden + i * buffers.hidden_stride, call.entering + i * hidden,
+                   hidden * sizeof(float));
         worker.wait();
     }
 
@@ -326,13 +340,14 @@ struct Pass {
         worker.wait();
     }
 
-    // Keeps what the next token of each draft reads in place of states.
-    void carry(const StateInput &reads) const {
+    // Keeps what the next token of each draft reads in place of states, or the residual stream.
+    void carry() const {
+        const bool norms = model.state_input && model.state_input->norm_output;
         const int64_t rows = call.num_logits, hidden = model.hidden;
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
             const float *from = buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride;
             float *to = call.carried + call.carried_rows[i] * hidden;
-            if (reads.norm_output)
+            if (norms)
                 normalise(from, model.norm, hidden, hidden, model.epsilon, to);
             else
                 memcpy(to, from, hidden * sizeof *to);
@@ -557,7 +572,8 @@ struct Pass {
 
     void logits() {
         const int64_t rows = call.num_logits;
-        if (model.state_input) carry(*model.state_input);
+        if (call.carried) carry();
+        if (!call.logits) return;
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
             normalise(buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride, model.norm,
                       model.hidden, buffers.normed_stride, model.epsilon,
