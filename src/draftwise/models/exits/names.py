@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from draftwise.core.formats import QUANTIZATIONS
+from draftwise.core.formats import EXIT_PREFIX, QUANTIZATIONS
 from draftwise.errors import InvalidParameterError
 
-_TARGET, _EXIT = "target", ":exit"
+_TARGET, _, _EXIT = EXIT_PREFIX.partition(":")
 _MAX_DIGITS = 6
 
 
@@ -22,7 +22,7 @@ def exit_layers(name: str, role: str) -> int | None:
     Raises:
         InvalidParameterError: the name looks like that of an exit and is none.
     """
-    owner, found, rest = name.partition(_EXIT)
+    owner, found, rest = name.partition(f":{_EXIT}")
     if not found or (rest and rest[0] not in "=:"):
         return None
     number, _, suffix = rest.removeprefix("=").partition(":")
@@ -34,12 +34,12 @@ def exit_layers(name: str, role: str) -> int | None:
         raise InvalidParameterError(
             role,
             f"{name!r} names an exit of another model; an exit is always one of the target, "
-            f"'{_TARGET}{_EXIT}={number}'",
+            f"'{EXIT_PREFIX}={number}'",
         )
     is_number = number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS
     if suffix or not is_number or int(number) < 1:
         raise InvalidParameterError(
             role,
-            f"{name!r} must be '{_TARGET}{_EXIT}=N' with a number of layers N, at least 1",
+            f"{name!r} must be '{EXIT_PREFIX}=N' with a number of layers N, at least 1",
         )
     return int(number)
