@@ -71,7 +71,7 @@ class CachedExit(CachedModel):
         if not packed.segments:
             return None, 0
         output = self._kept.run(
-            self.cache, packed.tokens, packed.segments, packed.logit_rows, self.exit.num_layers
+            self.cache, packed.tokens, packed.segments, packed.logit_rows, self.exit
         )
         assert output.logits is not None
         assert output.stream is not None

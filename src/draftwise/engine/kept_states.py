@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from draftwise.models.attention import Segment
+from draftwise.models.exits.model import ExitModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.model_part import ModelPart, PartOutput
 from draftwise.models.packed_model import PackedModel
@@ -78,7 +79,7 @@ class KeptStates:
         """
         self._target = target
         self.num_layers = len(target.layers)
-        self._parts: dict[tuple[int, int], ModelPart] = {}
+        self._parts: dict[tuple[int, int, ExitModel | None], ModelPart] = {}
         self._kept: dict[int, _Kept] = {}
 
     def keep(
@@ -111,21 +112,22 @@ class KeptStates:
         tokens: Sequence[int],
         segments: Sequence[Segment],
         logit_rows: Sequence[int] | None,
-        end: int,
+        exit: ExitModel | None = None,
     ) -> PartOutput:
-        """Compute packed tokens up to a layer, from where they were left.
+        """Compute packed tokens up to an exit or to the end, from where they were left.
 
         Args:
             cache: a cache with the target's memory. Its lengths are advanced.
             tokens: ``[tokens]`` token ids, segment after segment.
             segments: ordered by cache slot.
             logit_rows: indices of the packed tokens whose logits are returned; ``None`` for none.
-            end: number of layers after which the pass ends.
+            exit: the exit at which the pass ends; ``None`` for a pass to the last layer.
 
         Returns:
-            The logits by the target's final norm and head, and the stream of all tokens, ``None``
+            The logits of the exit or of the target, and the stream of all tokens, ``None``
             after the last layer.
         """
+        end = self.num_layers if exit is None else exit.num_layers
         rows = self._rows(tokens, segments, end)
         levels = {each.kept.layer for each in rows if each.kept is not None}
         if any(each.num_kept < each.segment.num_tokens for each in rows):
@@ -136,7 +138,7 @@ class KeptStates:
             entering = _entering(rows, level, stream)
             new = [each for each in rows if each.begin < each.segment.num_tokens]
             is_last = following == end
-            output = self._part(level, following).forward(
+            output = self._part(level, following, exit if is_last else None).forward(
                 cache,
                 [token for each in new for token in each.tokens[each.begin :]],
                 [_rest(each) for each in new],
@@ -167,10 +169,13 @@ class KeptStates:
             first += count
         return found
 
-    def _part(self, first: int, end: int) -> ModelPart:
-        part = self._parts.get((first, end))
+    def _part(self, first: int, end: int, exit: ExitModel | None) -> ModelPart:
+        """Some layers, with the logits of an exit or of the target."""
+        part = self._parts.get((first, end, exit))
         if part is None:
-            part = self._parts[first, end] = ModelPart(self._target, first, end)
+            whole = self._target
+            part = ModelPart(whole, first, end) if exit is None else exit.continued(first)
+            self._parts[first, end, exit] = part
         return part
 
 

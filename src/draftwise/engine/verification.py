@@ -121,7 +121,7 @@ class TargetVerifier:
         kept = self._kept_states
         if kept is None or tap is not None or not kept.holds_any(segments):
             return self._model.forward(self._cache, tokens, segments, logit_rows, tap)
-        return kept.run(self._cache, tokens, segments, logit_rows, kept.num_layers).logits
+        return kept.run(self._cache, tokens, segments, logit_rows).logits
 
 
 def _states_of_slots(tap: StateTap, segments: list[Segment]) -> dict[int, StateRows]:

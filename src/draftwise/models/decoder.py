@@ -18,6 +18,7 @@ from torch import Tensor
 from draftwise.models.attention import PackedBatch
 from draftwise.models.decoder_layer import DecoderLayer
 from draftwise.models.decoder_spec import DecoderSpec
+from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.norm import Norm
@@ -81,13 +82,15 @@ class DecoderForward:
         logit_rows: Sequence[int] | None,
         layers: range,
         entering: Tensor | None,
+        adapter: ExitAdapter | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """See :class:`draftwise.models.forward.ForwardPass`."""
         hidden = self._embedded(ids) if entering is None else self._padded(entering)
         hidden = self._through(hidden, packed, layers)
         logits = None
         if logit_rows is not None:
-            logits = self.logits(hidden[upload(logit_rows, torch.long, ids.device)])
+            chosen = hidden[upload(logit_rows, torch.long, ids.device)]
+            logits = self.logits(chosen if adapter is None else adapter(chosen))
         return logits, hidden[: len(ids)]
 
     def _padded(self, rows: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from draftwise.models.attention import PackedBatch
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.decoder_spec import decoder_spec, why_not_described
+from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap, tapped_modules
 from draftwise.models.module_parts import ModuleParts
 from draftwise.models.native.decoder import NativeDecoder
@@ -49,6 +50,7 @@ class ForwardPass(Protocol):
         logit_rows: Sequence[int] | None,
         layers: range,
         entering: Tensor | None,
+        adapter: ExitAdapter | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """Compute some of the layers.
 
@@ -59,6 +61,7 @@ class ForwardPass(Protocol):
             layers: indices of the layers.
             entering: ``[tokens, hidden]`` residual stream before the first of them; ``None`` to
                 embed the tokens.
+            adapter: maps the stream for the logits; ``None`` for none.
 
         Returns:
             Logits ``[len(logit_rows), vocab]`` or ``None``, and the stream ``[tokens, hidden]``
@@ -97,6 +100,7 @@ class ModuleForward:
         logit_rows: Sequence[int] | None,
         layers: range,
         entering: Tensor | None,
+        adapter: ExitAdapter | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """See :class:`ForwardPass`.
 
@@ -104,7 +108,7 @@ class ModuleForward:
             UnsupportedModelError: the model's layers are not found.
         """
         self._parts = self._parts or ModuleParts(self._model)
-        with self._parts.only(layers, entering) as leaving:
+        with self._parts.only(layers, entering, adapter) as leaving:
             logits = self._run(ids, packed, logit_rows)
         return logits, leaving[0]
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from draftwise.models.attention import Segment
+from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.part import NativePart
 from draftwise.models.packed_model import PackedModel
@@ -36,20 +37,27 @@ class ModelPart:
 
     Attributes:
         layers: indices of the layers.
+        adapter: maps the stream for the logits; ``None`` for none.
         native: the native kernels; ``None`` where they do not support the model.
     """
 
-    def __init__(self, model: PackedModel, first: int, end: int) -> None:
+    def __init__(
+        self, model: PackedModel, first: int, end: int, adapter: ExitAdapter | None = None
+    ) -> None:
         """Share the weights of a model.
 
         Args:
             model: the model.
             first: index of the first layer.
             end: one past the last layer.
+            adapter: maps the stream for the logits; ``None`` for none.
         """
         self.layers = range(first, end)
+        self.adapter = adapter
         self._model = model
-        self.native = None if model.native is None else NativePart(model.native, first, end)
+        self.native: NativePart | None = None
+        if model.native is not None:
+            self.native = NativePart(model.native, first, end, adapter)
 
     def forward(
         self,
@@ -78,7 +86,7 @@ class ModelPart:
         else:
             output = PartOutput(
                 *self._model.forward_part(
-                    cache, tokens, segments, logit_rows, self.layers, entering
+                    cache, tokens, segments, logit_rows, self.layers, entering, self.adapter
                 )
             )
         for cache_slot, start, count in segments:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import decoder_layers
 
 
@@ -29,23 +30,30 @@ class ModuleParts:
         self._returns_tuple: bool | None = None
 
     @contextmanager
-    def only(self, layers: range, entering: Tensor | None) -> Iterator[list[Tensor]]:
+    def only(
+        self, layers: range, entering: Tensor | None, adapter: ExitAdapter | None = None
+    ) -> Iterator[list[Tensor]]:
         """Within the context, passes compute some of the layers.
 
         Args:
             layers: indices of these layers. Those from 0 on must be computed first.
             entering: ``[tokens, hidden]`` the residual stream that enters them; ``None`` for that
                 of the embedding.
+            adapter: maps what leaves them for the logits; ``None`` for none.
 
         Yields:
             A list that gets the stream ``[tokens, hidden]`` after the last of these layers.
         """
         leaving: list[Tensor] = []
 
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             self._returns_tuple = isinstance(output, tuple)
             hidden = output[0] if isinstance(output, tuple) else output
             leaving.append(hidden[0] if hidden.dim() > 2 else hidden)
+            if adapter is None:
+                return output
+            adapted = adapter(hidden)
+            return (adapted, *output[1:]) if isinstance(output, tuple) else adapted
 
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             assert entering is not None

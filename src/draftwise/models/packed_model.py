@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
 from draftwise.models.attention import ATTENTION_NAME, PackedBatch, Segment, ShapeProbe, pack
 from draftwise.models.decoder import DecoderForward
+from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.fast_path import slow_path
 from draftwise.models.forward import ForwardPass, forward_pass, native_pass
 from draftwise.models.hidden_states import StateTap
@@ -150,6 +151,7 @@ class PackedModel:
         logit_rows: Sequence[int] | None,
         layers: range,
         entering: Tensor | None,
+        adapter: ExitAdapter | None = None,
     ) -> tuple[Tensor | None, Tensor]:
         """Compute some of the layers without native kernels.
 
@@ -157,7 +159,7 @@ class PackedModel:
         """
         assert self._forward is not None
         ids, packed = self._pack(cache, tokens, segments)
-        return self._forward.part(ids, packed, logit_rows, layers, entering)
+        return self._forward.part(ids, packed, logit_rows, layers, entering, adapter)
 
     def decoder(self, cache: KVCache, num_tokens: int) -> tuple[Decoder, StaticSteps] | None:
         """The model and its steps of fixed sizes on a cache, for callers that record graphs.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from draftwise.models.attention import Segment
+from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.model_part import ModelPart, PartOutput
@@ -17,20 +18,28 @@ from draftwise.models.static_steps import StepMode
 class ExitModel(PackedModel):
     """The first layers of a target, with its final norm and head.
 
-    It has no weights of its own. Its keys and values are those of the target's first layers.
+    It has no weights of its own but those of an adapter, if it has one. Its keys and values are
+    those of the target's first layers.
 
     Attributes:
         target: the target.
         num_layers: number of layers.
     """
 
-    def __init__(self, target: PackedModel, num_layers: int, role: str) -> None:
+    def __init__(
+        self,
+        target: PackedModel,
+        num_layers: int,
+        role: str,
+        adapter: ExitAdapter | None = None,
+    ) -> None:
         """Share the weights of a target.
 
         Args:
             target: the target.
             num_layers: number of layers, fewer than the target has.
             role: ``"draft"`` or ``"companion"``.
+            adapter: maps the stream for the logits; ``None`` for none.
         """
         self.role = role
         self.target, self.num_layers = target, num_layers
@@ -38,7 +47,7 @@ class ExitModel(PackedModel):
         self.dtype, self.device = target.dtype, target.device
         self.vocab_size = target.vocab_size
         self.layers = target.layers[:num_layers]
-        self._part = ModelPart(target, 0, num_layers)
+        self._part = ModelPart(target, 0, num_layers, adapter)
         self.native = self._part.native
         # Whatever slows it down slows the target down, which says so.
         self.slow_path = None
@@ -62,3 +71,7 @@ class ExitModel(PackedModel):
     ) -> PartOutput:
         """The logits and the residual stream of all packed tokens."""
         return self._part.forward(cache, tokens, segments, range(len(tokens)), leaves=True)
+
+    def continued(self, first: int) -> ModelPart:
+        """The layers from one of them on, with the exit's logits."""
+        return ModelPart(self.target, first, self.num_layers, self._part.adapter)

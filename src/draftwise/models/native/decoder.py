@@ -192,6 +192,11 @@ class NativeDecoder:
         """The kernels."""
         return self._library
 
+    @property
+    def has_quantized_weights(self) -> bool:
+        """Whether the linear layers are quantised integers."""
+        return self.bits in (QUANTIZED_BITS, IN_GROUPS)
+
     @torch.inference_mode()
     def __call__(
         self,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.host_memory import ReusedMemory
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.decoder import NativeDecoder
@@ -24,13 +25,16 @@ class NativePart(NativeDecoder):
     give the same results bit by bit.
     """
 
-    def __init__(self, whole: NativeDecoder, first: int, end: int) -> None:
+    def __init__(
+        self, whole: NativeDecoder, first: int, end: int, adapter: ExitAdapter | None = None
+    ) -> None:
         """Share the weights of a model.
 
         Args:
             whole: the model.
             first: index of the first layer.
             end: one past the last layer.
+            adapter: what the logits are computed with; ``None`` for none.
         """
         self.__dict__.update(whole.__dict__)
         self._whole = whole
@@ -39,6 +43,13 @@ class NativePart(NativeDecoder):
         model.layers += first * ctypes.sizeof(DecoderLayer)
         model.num_layers = end - first
         self._model = model
+        if adapter is not None:
+            # Not among the weights of the whole model.
+            self._kept = list(whole._kept)
+            model.adapter_norm = self._keep(adapter.norm.weight)
+            model.adapter_down = self._keep_matrix(adapter.down)
+            model.adapter_up = self._keep_matrix(adapter.up)
+            model.adapter_rank = adapter.rank
         # The memory of a pass is not shared.
         self._caches = WeakKeyDictionary()
         self._memory = np.zeros(0, dtype=np.uint8)
@@ -90,3 +101,13 @@ class NativePart(NativeDecoder):
         if chosen is None:
             return None, stream
         return logits[chosen] if leaves and len(chosen) < len(ids) else logits, stream
+
+
+def why_no_adapter(whole: NativeDecoder, adapter: ExitAdapter) -> str | None:
+    """What the kernels need to compute an adapter for a model, as a noun; ``None`` if nothing."""
+    model = whole._model
+    if whole.has_quantized_weights:
+        return "a target whose weights are not quantised"
+    if adapter.norm.epsilon != model.epsilon:
+        return f"the target's rms_norm_eps {model.epsilon}, and it is {adapter.norm.epsilon}"
+    return None

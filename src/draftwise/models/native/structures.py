@@ -184,6 +184,8 @@ class DecoderModel(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("epsilon", "scale", "softcap", "embedding_scale")),
         *((name, ctypes.c_double) for name in ("residual_scale", "logit_scale", "logit_softcap")),
         *((name, ctypes.c_void_p) for name in ("state_input", "output_ids")),
+        *((name, ctypes.c_void_p) for name in ("adapter_norm", "adapter_down", "adapter_up")),
+        ("adapter_rank", ctypes.c_int64),
     )
 
 

@@ -66,6 +66,10 @@ struct DecoderModel {
     double logit_softcap;    // limit of the logits: softcap * tanh(logit / softcap); 0 for none
     const StateInput *state_input;  // null for models that read tokens only
     const int64_t *output_ids;      // [vocab] token ids of the logits; null for 0, 1, 2, ...
+    // Adapter of an exit, h + up down norm(h) before the final norm; see exits/adapter.py.
+    const float *adapter_norm;              // [hidden]
+    const void *adapter_down, *adapter_up;  // packed panels
+    int64_t adapter_rank;                   // whole panels; 0 for none
 };
 
 // The KV cache of a model.
@@ -142,7 +146,7 @@ struct Buffers {
         hidden_stride = round_up(model.hidden, PANEL_WIDTH);
         normed_stride = round_up(model.hidden, W::DEPTH);
         qkv_stride = round_up(attended_size + 2 * kv_size, PANEL_WIDTH);
-        inner_stride = round_up(model.intermediate, LANES);
+        inner_stride = round_up(std::max(model.intermediate, model.adapter_rank), LANES);
         bool norms_outputs = false;
         for (int64_t i = 0; i < model.num_layers; ++i)
             norms_outputs |= model.layers[i].attention_out_norm || model.layers[i].mlp_out_norm;
@@ -168,7 +172,7 @@ struct Buffers {
                                               model.kv_heads, model.head_size, model.head_size);
         allocate(scratch, num_threads * scratch_size);
         const int64_t max_depth = std::max({model.hidden, attended_size, model.intermediate,
-                                            states_size, reads ? 2 * model.hidden : 0});
+                                            model.adapter_rank, states_size, reads ? 2 * model.hidden : 0});
         expanded_bytes = expansion_bytes(W(), max_depth);
         allocate(expanded, num_threads * expanded_bytes);
         allocate(claimed, 2 * num_threads * COUNTERS_PER_LINE);
@@ -354,6 +358,27 @@ struct Pass {
         }
     }
 
+    // Adds the output of the adapter to the residual stream.
+    void adapt() {
+        const int64_t rows = call.num_tokens, rank = model.adapter_rank;
+        norm_rows(model.adapter_norm);
+        product(buffers.normed, buffers.normed_stride, rows, model.hidden, model.adapter_down,
+                num_panels(rank), [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                    auto *to = buffers.inner + row * buffers.inner_stride + panel * PANEL_WIDTH;
+                    write(left, to);
+                    write(right, to + LANES);
+                });
+        worker.wait();
+        product(buffers.inner, buffers.inner_stride, rows, rank, model.adapter_up,
+                num_panels(model.hidden),
+                [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                    float *to = buffers.hidden + row * buffers.hidden_stride + panel * PANEL_WIDTH;
+                    write(read(to) + left, to);
+                    write(read(to + LANES) + right, to + LANES);
+                });
+        worker.wait();
+    }
+
     // Copies the residual stream before a layer if it is wanted. Nothing changes the stream until
     // the next barrier.
     void tap(int64_t index) const {
@@ -475,7 +500,7 @@ struct Pass {
                     layer.attention_out_norm);
         norm_rows(layer.mlp_norm);
         product(buffers.normed, buffers.normed_stride, call.num_tokens, model.hidden,
-                layer.gate_up, buffers.inner_stride / LANES,
+                layer.gate_up, round_up(model.intermediate, LANES) / LANES,
                 [&](int64_t row, int64_t panel, Floats gate, Floats up) {
                     const Floats active =
                         model.activation == GELU_TANH ? gelu_tanh(gate) : silu(gate);
@@ -574,6 +599,7 @@ struct Pass {
         const int64_t rows = call.num_logits;
         if (call.carried) carry();
         if (!call.logits) return;
+        if (model.adapter_rank) adapt();
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
             normalise(buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride, model.norm,
                       model.hidden, buffers.normed_stride, model.epsilon,
