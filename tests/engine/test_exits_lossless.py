@@ -8,7 +8,7 @@ from draftwise.models.native import library
 from draftwise.policies import POLICIES
 
 from ..tiny_models import Recipe
-from .exits import engine_with_exit
+from .exits import AdapterRecipe, engine_with_exit
 from .test_lossless import (
     LIVELY_OPTIONS,
     NOT_UNLIKELY,
@@ -27,7 +27,7 @@ class ExitCase(Case):
 
     Attributes:
         judge: what the companion is, if the policy asks one.
-        draft: name of the draft; empty for a model.
+        draft: name of the draft; "model" for a model, "adapter" for an exit with an adapter.
     """
 
     num_requests: int = 10_000
@@ -36,17 +36,22 @@ class ExitCase(Case):
 
     def __str__(self):
         judge = f"-{self.judge}" if POLICIES[self.policy].uses_companion() else ""
-        return f"{super().__str__()}{judge}{'' if self.draft else '-by model'}"
+        return f"{super().__str__()}{judge}-{self.draft}"
 
     @property
     def recipe(self):
         return Recipe(vocab=self.vocab, seed=3, config={"num_hidden_layers": 3})
 
     def engine(self, models, max_batch_size=512):
+        draft = self.draft
+        if draft == "model":
+            draft = self.recipe.draft(0.1)
+        elif draft == "adapter":
+            draft = AdapterRecipe(exit=1, num_layers=3).save(models._root / "adapter")
         return engine_with_exit(
             models,
             self.recipe,
-            self.draft or self.recipe.draft(0.1),
+            draft,
             JUDGES[self.judge] or self.recipe.draft(noise=0.2, noise_seed=2),
             max_batch_size=max_batch_size,
             policy=self.policy,
@@ -69,7 +74,8 @@ CASES += [
 CASES += [
     ExitCase("sv", "block", 3, judge="model"),
     ExitCase("sv", "token", 2, judge="model"),
-    ExitCase("sv", "block", 3, draft=""),
+    ExitCase("sv", "block", 3, draft="model"),
+    ExitCase("sv", "block", 3, draft="adapter"),
 ]
 
 
