@@ -29,6 +29,7 @@ from draftwise.errors import (
     UnsupportedModelError,
 )
 from draftwise.estimators.profile import AcceptanceProfile
+from draftwise.models.exits.files import find_exit
 from draftwise.models.exits.loading import check_exits, load_exit
 from draftwise.models.gguf import is_gguf
 from draftwise.models.heads import find_head
@@ -143,10 +144,8 @@ class EngineBuilder:
 
         def small_model(name: str, role: str, quantization: str | None = None) -> LoadedModel:
             full_name = loaded_name(name, quantization)
-            if full_name not in loaded:
-                found = load_exit(full_name, role, self.target)
-                if found is not None:
-                    loaded[full_name] = found
+            if full_name not in loaded and (found := load_exit(full_name, role, self.target)):
+                loaded[full_name] = found
             if full_name not in loaded and role == "draft":
                 head = self._load_head(name)
                 if head is not None:
@@ -215,10 +214,6 @@ class EngineBuilder:
             latency = self._latency(speculation, models, costs)
         replicas = None
         if models.draft is not None and self._settings.draft_replicas > 1:
-            if models.have_exit:
-                raise InvalidParameterError(
-                    "draft_replicas", "needs a draft model and no exit, which runs on the target"
-                )
             if len(speculation.draft_names) > 1:
                 raise InvalidParameterError(
                     "draft_replicas", "cannot be combined with several drafts; name the model only"
@@ -246,6 +241,8 @@ class EngineBuilder:
         folder = Path(split_name(name)[0]).expanduser()
         if folder.is_dir() and find_head(str(folder)) is not None:
             raise _is_a_head(name, role)
+        if find_exit(str(folder)) is not None:
+            raise UnsupportedModelError(role, f"{name!r} is an exit of a target; use it as a draft")
         settings.on_status(f"loading {name}")
         with _LOADING, quiet_import():
             loaded = load_model(
@@ -284,8 +281,8 @@ class EngineBuilder:
         wanted = self._settings.overlap
         if wanted:
             return OverlapOptions()
-        can_overlap = self._settings.device.type == "cpu" and not policy.uses_target_oracle
-        can_overlap = can_overlap and not models.have_exit
+        target_is_free = not policy.uses_target_oracle and not models.have_exit
+        can_overlap = self._settings.device.type == "cpu" and target_is_free
         if wanted is False or costs is None or not can_overlap:
             return None
         measured = costs.interference
@@ -322,9 +319,9 @@ class EngineBuilder:
         from draftwise.engine.parallel.replicas.processes import Replicas
 
         settings = self._settings
-        if isinstance(draft.model, HeadModel):
+        if isinstance(draft.model, HeadModel) or models.have_exit:
             raise InvalidParameterError(
-                "draft_replicas", "needs a draft model, as a head reads the target's states"
+                "draft_replicas", "needs a draft model, as heads and exits use the target's states"
             )
         if any(m is not None and m.translator is not None for m in (draft, models.companion)):
             raise InvalidParameterError(

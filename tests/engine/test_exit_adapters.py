@@ -139,3 +139,8 @@ def test_a_folder_is_not_quantised(models, tmp_path):
     name = ADAPTER.save(tmp_path / "exit") + ":int8"
     with pytest.raises(InvalidParameterError, match="is an exit, which is not quantised"):
         LLM(models.folder(TARGET), SpeculationConfig(name, policy="fixed"), dtype="float32")
+
+
+def test_an_exit_is_no_target(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="is an exit of a target"):
+        LLM(ADAPTER.save(tmp_path / "exit"), dtype="float32")

@@ -295,7 +295,7 @@ def test_interrupted_steps_are_repeated(models, monkeypatch):
         ({"draft": DEEPER, "companion": DRAFT}, {}, "companion", "later than the draft"),
         ({"draft": DRAFT, "companion": "target:exit=4"}, {}, "companion", "before its last"),
         ({"draft": (DRAFT, DEEPER)}, {}, "draft", "several draft models"),
-        ({"draft": DRAFT}, {"draft_replicas": 2}, "draft_replicas", "no exit"),
+        ({"draft": DRAFT}, {"draft_replicas": 2}, "draft_replicas", "needs a draft model"),
         ({"draft": DRAFT}, {"overlap": True}, "overlap", "leaves no target to an exit"),
     ],
 )
