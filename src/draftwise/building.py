@@ -29,6 +29,8 @@ from draftwise.errors import (
     UnsupportedModelError,
 )
 from draftwise.estimators.profile import AcceptanceProfile
+from draftwise.models.exits.files import find_exit
+from draftwise.models.exits.loading import check_exits, load_exit
 from draftwise.models.gguf import is_gguf
 from draftwise.models.heads import find_head
 from draftwise.models.heads.loading import load_head
@@ -142,6 +144,8 @@ class EngineBuilder:
 
         def small_model(name: str, role: str, quantization: str | None = None) -> LoadedModel:
             full_name = loaded_name(name, quantization)
+            if full_name not in loaded and (found := load_exit(full_name, role, self.target)):
+                loaded[full_name] = found
             if full_name not in loaded and role == "draft":
                 head = self._load_head(name)
                 if head is not None:
@@ -168,6 +172,7 @@ class EngineBuilder:
             companion = small_model(draft_model, "companion", quantization)
         elif speculation.companion is not None:
             companion = small_model(speculation.companion, "companion")
+        check_exits(draft, companion)
         return Models(self.target, draft, companion)
 
     def build(
@@ -203,7 +208,7 @@ class EngineBuilder:
         costs = None
         if speculation.latency_profile is not None:
             costs = LatencyProfile.load(speculation.latency_profile)
-        overlap = self._overlap(policy, costs)
+        overlap = self._overlap(policy, costs, models)
         latency = None
         if policy.needs_latency or (overlap is not None and overlap.interference is not None):
             latency = self._latency(speculation, models, costs)
@@ -236,6 +241,8 @@ class EngineBuilder:
         folder = Path(split_name(name)[0]).expanduser()
         if folder.is_dir() and find_head(str(folder)) is not None:
             raise _is_a_head(name, role)
+        if find_exit(str(folder)) is not None:
+            raise UnsupportedModelError(role, f"{name!r} is an exit of a target; use it as a draft")
         settings.on_status(f"loading {name}")
         with _LOADING, quiet_import():
             loaded = load_model(
@@ -267,12 +274,15 @@ class EngineBuilder:
         _warn_of_slow_path(head, "draft")
         return head
 
-    def _overlap(self, policy: type[Policy], costs: LatencyProfile | None) -> OverlapOptions | None:
+    def _overlap(
+        self, policy: type[Policy], costs: LatencyProfile | None, models: Models
+    ) -> OverlapOptions | None:
         """Options of overlapped drafting; ``None`` if it is disabled."""
         wanted = self._settings.overlap
         if wanted:
             return OverlapOptions()
-        can_overlap = self._settings.device.type == "cpu" and not policy.uses_target_oracle
+        target_is_free = not policy.uses_target_oracle and not models.have_exit
+        can_overlap = self._settings.device.type == "cpu" and target_is_free
         if wanted is False or costs is None or not can_overlap:
             return None
         measured = costs.interference
@@ -309,9 +319,9 @@ class EngineBuilder:
         from draftwise.engine.parallel.replicas.processes import Replicas
 
         settings = self._settings
-        if isinstance(draft.model, HeadModel):
+        if isinstance(draft.model, HeadModel) or models.have_exit:
             raise InvalidParameterError(
-                "draft_replicas", "needs a draft model, as a head reads the target's states"
+                "draft_replicas", "needs a draft model, as heads and exits use the target's states"
             )
         if any(m is not None and m.translator is not None for m in (draft, models.companion)):
             raise InvalidParameterError(

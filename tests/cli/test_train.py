@@ -127,6 +127,36 @@ def test_a_head_of_the_whole_vocabulary_has_no_map(command, tmp_path):
     assert not {"d2t", "t2d"} & load_file(tmp_path / "head" / "model.safetensors").keys()
 
 
+def test_an_exit_is_written_that_drafts_on_the_target(command, models, tmp_path):
+    status, out, err = command(
+        "--tokens=400", "--dtype=float32", "--exit=2", "--rank=8", kind="exit"
+    )
+    folder = tmp_path / "head"
+    assert (status, err) == (0, "")
+    assert "accepted length" in out
+    config = json.loads((folder / "config.json").read_text())
+    assert config["draftwise_model_type"] == "exit"
+    assert (config["exit"], config["adapter_rank"]) == (2, 8)
+    assert f"# Early exit of {models.folder(TARGET)}" in (folder / "README.md").read_text()
+    speculation = SpeculationConfig(str(folder), policy="fixed", num_speculative_tokens=3)
+    sampling = SamplingParams(max_tokens=12, temperature=0)
+    with LLM(models.folder(TARGET), dtype="float32") as llm:
+        expected = llm.generate("red sea", sampling)[0].token_ids
+    with LLM(models.folder(TARGET), speculation, dtype="float32") as llm:
+        output = llm.generate("red sea", sampling)[0]
+    assert output.token_ids == expected
+    assert output.speculation.num_drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("exit_after", "message"), [("0", "exit"), ("3", "before the target's last layer")]
+)
+def test_exits_that_the_target_does_not_have_are_refused(command, exit_after, message):
+    status, _, err = command("--tokens=400", f"--exit={exit_after}", kind="exit")
+    assert status != 0
+    assert message in err
+
+
 def test_a_model_is_written_that_serves_as_a_draft(command, models, tmp_path):
     status, out, err = command(
         "--tokens=400", "--dtype=float32", "--hidden-size=64", "--num-layers=1", kind="model"

@@ -97,6 +97,15 @@ def test_invalid_values_are_refused(changes, field):
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("field", ["draft", "companion"])
+def test_exits_are_refused(field):
+    names = {"draft": "zoo:draft", "companion": None, field: "target:exit=2"}
+    settings = VllmSettings(companion=names["companion"], policy="sv")
+    with pytest.raises(InvalidParameterError, match="which vLLM cannot run") as caught:
+        ServeCommand("zoo:target", names["draft"], settings)
+    assert caught.value.field == field
+
+
 def test_models_that_do_not_exist_are_refused():
     with pytest.raises(ModelNotFoundError, match="draft"):
         _ = ServeCommand("zoo:target", "zoo:nobody", VllmSettings()).arguments

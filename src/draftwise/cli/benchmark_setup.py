@@ -10,7 +10,7 @@ from draftwise import zoo
 from draftwise.benchmark.contenders import parsed_contender
 from draftwise.benchmark.peers import PeerModels
 from draftwise.cli.defaults import ChosenModels
-from draftwise.core.formats import MODEL_FREE_DRAFTS, draft_parts
+from draftwise.core.formats import EXIT_PREFIX, MODEL_FREE_DRAFTS, draft_parts
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.models.loading import split_name
@@ -115,8 +115,12 @@ def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: in
     """
     companion = models.companion
     parts = [] if models.draft is None else draft_parts(models.draft)
-    draft = next((part for part in parts if part not in MODEL_FREE_DRAFTS), None)
-    if companion is not None and split_name(companion)[1] is not None:
+    # Other engines have no exits.
+    others = [each for each in parts if not each.startswith(EXIT_PREFIX)]
+    draft = next((part for part in others if part not in MODEL_FREE_DRAFTS), None)
+    if companion is not None and (
+        split_name(companion)[1] is not None or companion.startswith(EXIT_PREFIX)
+    ):
         companion = None
     return PeerModels(
         _folder(models.target),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from draftwise.cli.flags import flag_of, was_given
-from draftwise.core.formats import MODEL_FREE_DRAFTS, draft_parts
+from draftwise.core.formats import EXIT_PREFIX, MODEL_FREE_DRAFTS, draft_parts
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -197,7 +197,8 @@ def _missing_draft(why: str) -> InvalidParameterError:
 
 
 def _is_from_user(name: str) -> bool:
-    return any(_is_model(part) and not part.startswith(_ZOO_PREFIX) for part in draft_parts(name))
+    bundled = _ZOO_PREFIX, EXIT_PREFIX
+    return any(_is_model(part) and not part.startswith(bundled) for part in draft_parts(name))
 
 
 def _is_model(name: str) -> bool:

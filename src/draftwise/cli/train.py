@@ -185,3 +185,54 @@ def model(
     from draftwise.distillation.model import ModelRecipe
 
     common.run(settings, ModelRecipe(settings, trust_remote_code))
+
+
+@train.command(name="exit", cls=FlaggingCommand)
+def exit_(
+    context: typer.Context,
+    prompts: Prompts,
+    output: Output,
+    exit_after: Annotated[
+        int,
+        typer.Option(
+            "--exit",
+            help="Number of the target's layers before the exit.",
+            metavar="N",
+            rich_help_panel=MODELS,
+        ),
+    ],
+    target: Target = "zoo:target",
+    rank: Annotated[int, typer.Option(help="Rank of the adapter.", rich_help_panel=MODELS)] = 64,
+    text: Text = None,
+    chat: Chat = None,
+    temperatures: Temperatures = "0,1",
+    max_tokens: MaxTokens = 256,
+    length: Length = 512,
+    held_out: HeldOut = 32,
+    answers: Answers = None,
+    minutes: Minutes = None,
+    tokens: Tokens = None,
+    resume: Resume = False,
+    loss: LossName = "mixed",
+    learning_rate: LearningRate = 3e-3,
+    batch_tokens: BatchTokens = None,
+    seed: Seed = 0,
+    threads: Threads = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Train the adapter of an early exit: the target's first layers draft.
+
+    The target stays as it is. The adapter is a small map from the state at the exit to what the
+    target's final norm and head expect.
+
+    Examples:
+      draftwise train exit --exit 3 --prompts prompts.jsonl -o exit --minutes 10
+    """
+    common = CommonOptions.of(context)
+    settings = common.settings(kind="exit", exit=exit_after, adapter_rank=rank)
+
+    from draftwise.distillation.exit import ExitRecipe
+
+    common.run(settings, ExitRecipe(settings))

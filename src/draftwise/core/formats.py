@@ -6,6 +6,9 @@ QUANTIZATIONS = ("int8", "int4")
 # Drafts that need no model. They are also values of vLLM's ``method``.
 MODEL_FREE_DRAFTS = ("ngram", "suffix")
 
+# Beginning of the names of the target's exits, ``target:exit=8``.
+EXIT_PREFIX = "target:exit"
+
 
 def draft_parts(draft: str) -> tuple[str, ...]:
     """The drafts in a value such as ``"suffix,zoo:draft"``. A path may contain commas."""

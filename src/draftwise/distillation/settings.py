@@ -27,7 +27,7 @@ class TrainingSettings:
     """What a run trains on, and for how long.
 
     Attributes:
-        kind: ``"eagle3"`` or ``"model"``.
+        kind: ``"eagle3"``, ``"model"`` or ``"exit"``.
         target: folder, hub id or zoo name of the target.
         prompts: files of prompts that the target answers.
         texts: files of texts, or folders of them.
@@ -51,6 +51,8 @@ class TrainingSettings:
         start_from: folder of a head to continue; ``None`` for a new one.
         num_layers: layers of a small model.
         hidden_size: hidden size of a small model; a multiple of 64.
+        exit: number of the target's layers before an exit; ``None`` for other drafts.
+        adapter_rank: rank of the adapter of an exit.
     """
 
     kind: str
@@ -76,6 +78,8 @@ class TrainingSettings:
     start_from: str | None = None
     num_layers: int = 2
     hidden_size: int = 128
+    exit: int | None = None
+    adapter_rank: int = 64
 
     def __post_init__(self) -> None:
         if not self.prompts:
@@ -103,6 +107,9 @@ class TrainingSettings:
             raise InvalidParameterError(
                 "hidden_size", f"must be a multiple of 64, got {self.hidden_size}"
             )
+        if self.exit is not None:
+            integer("exit", self.exit, 1)
+        integer("adapter_rank", self.adapter_rank, 1)
         if self.batch_tokens is not None:
             integer("batch_tokens", self.batch_tokens, 1)
         if self.loss not in LOSSES:

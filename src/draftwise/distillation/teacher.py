@@ -152,6 +152,20 @@ class Teacher:
             bias = None if bias is None else bias[target_ids]
         return self._transform(nn.functional.linear(final, weight, bias))
 
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether the norm between the last layer and the projection is found."""
+        return getattr(self._model.base_model, "norm", None) is not None
+
+    def logits_of_stream(self, stream: Tensor) -> Tensor:
+        """Logits ``[..., vocab]`` of a residual stream ``[..., hidden]``, with its gradients.
+
+        The final norm and the projection are the target's.
+        """
+        weight, bias = self._head.weight, getattr(self._head, "bias", None)
+        final = self._model.base_model.norm(stream.to(weight.dtype))
+        return self._transform(nn.functional.linear(final, weight, bias))
+
     @torch.no_grad()
     def normalizers(self, final: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
         """Logarithm of the sum over all tokens of exp(logit / temperature), and the best token.

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from draftwise.core.latency import LatencyModel
+from draftwise.engine.cached_exit import CachedExit
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.companion import Companion, CompanionModel
+from draftwise.engine.kept_states import KeptStates
 from draftwise.engine.mapped_model import new_cached_model
 from draftwise.engine.oracle import TargetOracle
 from draftwise.engine.pipeline import SpeculationPipeline
@@ -24,9 +26,11 @@ from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.loading import load_corpus
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
+from draftwise.models.exits.model import ExitModel
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
+from draftwise.models.packed_model import PackedModel
 from draftwise.models.prefix_store import BLOCK_SIZE
 from draftwise.params import SpeculationConfig
 from draftwise.policies import Policy, PolicyContext, create_policy
@@ -71,6 +75,12 @@ class Models:
     draft: LoadedModel | None = None
     companion: LoadedModel | None = None
 
+    @property
+    def have_exit(self) -> bool:
+        """Whether the draft or the companion is an exit of the target."""
+        small = [each for each in (self.draft, self.companion) if each is not None]
+        return any(isinstance(each.model, ExitModel) for each in small)
+
 
 class Assembly:
     """Creates the parts of an engine. A subclass may replace some of them.
@@ -83,6 +93,7 @@ class Assembly:
         max_new_tokens: maximum number of new tokens of one request in one pass. The caches of
             layers that attend to a window are allocated for it.
         corpus: texts that drafts may continue; ``None`` without a corpus.
+        kept_states: what exits of the target leave for its passes; ``None`` without an exit.
     """
 
     def __init__(
@@ -109,6 +120,7 @@ class Assembly:
         )
         self.caches = [self._new_cache(target)]
         self._cached_models: list[CachedModel] = []
+        self.kept_states = KeptStates(target.model) if models.have_exit else None
         proposers = proposer_names(speculation, models)
         self.corpus = self._load_corpus(proposers)
         self._remembers_outputs = False
@@ -252,6 +264,9 @@ class Assembly:
         )
 
     def _cached_model(self, model: LoadedModel) -> CachedModel:
+        if isinstance(model.model, ExitModel):
+            assert self.kept_states is not None
+            return CachedExit(model.model, self.caches[0], self._vocab_size, self.kept_states)
         cache = self._new_cache(model)
         self.caches.append(cache)
         self._cached_models.append(new_cached_model(model, cache, self._vocab_size))
@@ -266,10 +281,11 @@ class Assembly:
 def proposer_names(speculation: SpeculationConfig, models: Models) -> list[str]:
     """The names of the configured proposers; empty without any.
 
-    A draft model is drafted with by ``"model"``, and a head by ``"eagle"``.
+    A draft model is drafted with by ``"model"``, a head by ``"eagle"``, and an exit of the target
+    by ``"exit"``.
     """
     names = [name for name in model_free_proposers(speculation) if name != "none"]
     if models.draft is None:
         return names
-    is_head = isinstance(models.draft.model, HeadModel)
-    return [*names, "eagle" if is_head else "model"]
+    kinds: dict[type[PackedModel], str] = {HeadModel: "eagle", ExitModel: "exit"}
+    return [*names, kinds.get(type(models.draft.model), "model")]

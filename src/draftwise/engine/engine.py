@@ -116,7 +116,10 @@ class Engine:
             self._prefixes,
         )
         self._verifier = TargetVerifier(
-            target.model, parts.caches[0], self._pipeline.proposer.state_layers
+            target.model,
+            parts.caches[0],
+            self._pipeline.proposer.state_layers,
+            parts.kept_states,
         )
         self._acceptance = Acceptance(speculation.verification)
         self._ids = itertools.count()

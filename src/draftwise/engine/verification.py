@@ -21,6 +21,7 @@ from draftwise.core.sampling import (
 )
 from draftwise.core.types import Draft, Outcome, Plan
 from draftwise.engine.batch import Batch, token_history_along
+from draftwise.engine.kept_states import KeptStates
 from draftwise.engine.lifecycle import StateRows
 from draftwise.engine.logprobs import prompt_logprobs
 from draftwise.engine.masks import masks_along
@@ -53,7 +54,11 @@ class TargetVerifier:
     """Runs the target on prompt chunks and planned tokens together, packed without padding."""
 
     def __init__(
-        self, model: PackedModel, cache: KVCache, state_layers: tuple[int, ...] = ()
+        self,
+        model: PackedModel,
+        cache: KVCache,
+        state_layers: tuple[int, ...] = (),
+        kept_states: KeptStates | None = None,
     ) -> None:
         """Set up.
 
@@ -61,10 +66,12 @@ class TargetVerifier:
             model: the target.
             cache: its cache.
             state_layers: the hidden states that the proposer reads; empty for none.
+            kept_states: what exits have left of the tokens to verify; ``None`` without an exit.
         """
         self._model = model
         self._cache = cache
         self._state_layers = state_layers
+        self._kept_states = kept_states
 
     def verify(self, batch: Batch, plan: Plan) -> Verified:
         """Compute the target's logits, and its hidden states if the proposer reads them.
@@ -96,12 +103,25 @@ class TargetVerifier:
             segments.append(Segment(row, start, len(new)))
             logit_rows.extend(range(len(tokens) - num_logits, len(tokens)))
         tap = StateTap(self._state_layers) if self._state_layers else None
-        logits = self._model.forward(self._cache, tokens, segments, logit_rows or None, tap)
+        logits = self._pass(tokens, segments, logit_rows or None, tap)
         if logits is not None and reviews:
             logits = _without(reviews, logits)
         if tap is None or not segments:
             return Verified(logits)
         return Verified(logits, _states_of_slots(tap, segments))
+
+    def _pass(
+        self,
+        tokens: list[int],
+        segments: list[Segment],
+        logit_rows: list[int] | None,
+        tap: StateTap | None,
+    ) -> Tensor | None:
+        """The target's pass. It computes the remaining layers of tokens that an exit has read."""
+        kept = self._kept_states
+        if kept is None or tap is not None or not kept.holds_any(segments):
+            return self._model.forward(self._cache, tokens, segments, logit_rows, tap)
+        return kept.run(self._cache, tokens, segments, logit_rows).logits
 
 
 def _states_of_slots(tap: StateTap, segments: list[Segment]) -> dict[int, StateRows]:

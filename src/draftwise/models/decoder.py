@@ -18,6 +18,7 @@ from torch import Tensor
 from draftwise.models.attention import PackedBatch
 from draftwise.models.decoder_layer import DecoderLayer
 from draftwise.models.decoder_spec import DecoderSpec
+from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.norm import Norm
@@ -69,28 +70,61 @@ class DecoderForward:
         Returns:
             ``[tokens, hidden]``, followed by padding rows that must not be used.
         """
-        positions = packed.positions
-        if self._pads:
-            # Padded once here instead of in every linear layer. These rows are never read.
-            missing = padded_rows(len(ids)) - len(ids)
-            ids, positions = F.pad(ids, (0, missing)), F.pad(positions, (0, missing))
-        hidden: Tensor = F.embedding(ids, self._spec.embedding.weight)  # [tokens, hidden]
-        if self._spec.embedding_scale != 1:
-            hidden = hidden * self._spec.embedding_scale
+        hidden = self._embedded(ids)
         if self._fused is not None and packed.ragged is not None:
             return self._fused(hidden, packed, tap)
+        return self._through(hidden, packed, range(len(self._layers)), tap)
+
+    def part(
+        self,
+        ids: Tensor,
+        packed: PackedBatch,
+        logit_rows: Sequence[int] | None,
+        layers: range,
+        entering: Tensor | None,
+        adapter: ExitAdapter | None = None,
+    ) -> tuple[Tensor | None, Tensor]:
+        """See :class:`draftwise.models.forward.ForwardPass`."""
+        hidden = self._embedded(ids) if entering is None else self._padded(entering)
+        hidden = self._through(hidden, packed, layers)
+        logits = None
+        if logit_rows is not None:
+            chosen = hidden[upload(logit_rows, torch.long, ids.device)]
+            logits = self.logits(chosen if adapter is None else adapter(chosen))
+        return logits, hidden[: len(ids)]
+
+    def _padded(self, rows: Tensor) -> Tensor:
+        """Rows with padding, once here instead of in every linear layer. It is never read."""
+        if not self._pads:
+            return rows
+        missing = padded_rows(len(rows)) - len(rows)
+        return F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing))
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        """``[tokens, hidden]`` of token ids, perhaps with padding."""
+        hidden: Tensor = F.embedding(self._padded(ids), self._spec.embedding.weight)
+        if self._spec.embedding_scale != 1:
+            hidden = hidden * self._spec.embedding_scale
+        return hidden
+
+    def _through(
+        self, hidden: Tensor, packed: PackedBatch, layers: range, tap: StateTap | None = None
+    ) -> Tensor:
+        """The residual stream after some of the layers, with the padding of what enters them."""
+        positions = self._padded(packed.positions)
         angles: dict[str | None, tuple[Tensor, Tensor] | None] = {None: None}
         for key, table in self._spec.rotary.items():
             cos, sin = table(positions)
             # One row for all heads of a token.
             angles[key] = cos.to(hidden.dtype).unsqueeze(1), sin.to(hidden.dtype).unsqueeze(1)
         num_tokens = len(packed.positions)
-        for index, layer in enumerate(self._layers):
+        for index in layers:
+            layer = self._layers[index]
             if tap is not None:
                 tap.offer(index, hidden, num_tokens)
             hidden = layer(index, hidden, angles[layer.rotary], packed)
         if tap is not None:
-            tap.offer(len(self._layers), hidden, num_tokens)
+            tap.offer(layers.stop, hidden, num_tokens)
         return hidden
 
     def compile(self, cache: KVCache) -> None:

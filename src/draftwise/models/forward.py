@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from draftwise.models.attention import PackedBatch
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.decoder_spec import decoder_spec, why_not_described
+from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.hidden_states import StateTap, tapped_modules
+from draftwise.models.module_parts import ModuleParts
 from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.native.suitability import native_decoder
 from draftwise.models.packing import can_pack, pack_linear_layers
@@ -41,6 +43,31 @@ class ForwardPass(Protocol):
             Logits ``[len(logit_rows), vocab]``, or ``None`` where none are requested.
         """
 
+    def part(
+        self,
+        ids: Tensor,
+        packed: PackedBatch,
+        logit_rows: Sequence[int] | None,
+        layers: range,
+        entering: Tensor | None,
+        adapter: ExitAdapter | None = None,
+    ) -> tuple[Tensor | None, Tensor]:
+        """Compute some of the layers.
+
+        Args:
+            ids: ``[tokens]`` token ids.
+            packed: plan of this forward pass.
+            logit_rows: indices of the tokens whose logits are returned; ``None`` for no logits.
+            layers: indices of the layers.
+            entering: ``[tokens, hidden]`` residual stream before the first of them; ``None`` to
+                embed the tokens.
+            adapter: maps the stream for the logits; ``None`` for none.
+
+        Returns:
+            Logits ``[len(logit_rows), vocab]`` or ``None``, and the stream ``[tokens, hidden]``
+            after the last of the layers.
+        """
+
 
 class ModuleForward:
     """The forward pass of any model, by Hugging Face's own modules."""
@@ -51,6 +78,7 @@ class ModuleForward:
         parameter = next(model.parameters())
         if can_pack(parameter.dtype, parameter.device) and not has_quantized_weights(model):
             pack_linear_layers(model)
+        self._parts: ModuleParts | None = None
 
     def __call__(
         self,
@@ -64,6 +92,25 @@ class ModuleForward:
             return self._run(ids, packed, logit_rows)
         with tapped_modules(self._model, tap, len(ids)):
             return self._run(ids, packed, logit_rows)
+
+    def part(
+        self,
+        ids: Tensor,
+        packed: PackedBatch,
+        logit_rows: Sequence[int] | None,
+        layers: range,
+        entering: Tensor | None,
+        adapter: ExitAdapter | None = None,
+    ) -> tuple[Tensor | None, Tensor]:
+        """See :class:`ForwardPass`.
+
+        Raises:
+            UnsupportedModelError: the model's layers are not found.
+        """
+        self._parts = self._parts or ModuleParts(self._model)
+        with self._parts.only(layers, entering, adapter) as leaving:
+            logits = self._run(ids, packed, logit_rows)
+        return logits, leaving[0]
 
     def _run(
         self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None

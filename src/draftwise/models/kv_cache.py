@@ -6,6 +6,7 @@ Layers that attend to a window keep their newest tokens in a ring instead of all
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -178,6 +179,15 @@ class KVCache:
             tuple(each[:-1].view(num_cache_slots, size, *each.shape[1:]) for each in pair)
             for pair, size in zip(self._slots, self.sizes, strict=True)
         ]
+
+    def sharing(self) -> KVCache:
+        """A cache with the same memory and with lengths of its own, which are 0.
+
+        The model that uses it writes to the memory of this cache, beyond this cache's lengths.
+        """
+        other = copy(self)
+        other.lengths, other.steps = [0] * self.num_cache_slots, None
+        return other
 
     def _size(self, layer: LayerShape) -> int:
         if layer.span is None:

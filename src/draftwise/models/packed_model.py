@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
 from draftwise.models.attention import ATTENTION_NAME, PackedBatch, Segment, ShapeProbe, pack
 from draftwise.models.decoder import DecoderForward
+from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.fast_path import slow_path
 from draftwise.models.forward import ForwardPass, forward_pass, native_pass
 from draftwise.models.hidden_states import StateTap
@@ -141,6 +142,24 @@ class PackedModel:
         for cache_slot, start, count in segments:
             cache.advance(cache_slot, start + count)
         return logits
+
+    def forward_part(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[Segment],
+        logit_rows: Sequence[int] | None,
+        layers: range,
+        entering: Tensor | None,
+        adapter: ExitAdapter | None = None,
+    ) -> tuple[Tensor | None, Tensor]:
+        """Compute some of the layers without native kernels.
+
+        See :meth:`draftwise.models.model_part.ModelPart.forward`, which advances the cache.
+        """
+        assert self._forward is not None
+        ids, packed = self._pack(cache, tokens, segments)
+        return self._forward.part(ids, packed, logit_rows, layers, entering, adapter)
 
     def decoder(self, cache: KVCache, num_tokens: int) -> tuple[Decoder, StaticSteps] | None:
         """The model and its steps of fixed sizes on a cache, for callers that record graphs.

@@ -82,7 +82,7 @@ def measure_profile(
         contexts: context tokens per request; ``None`` for 128, 512 and 1024 as far as they fit.
         num_speculative_tokens: maximum number of tokens verified per request.
         interference: also measure the slowdown of target and draft when both run at the same time.
-            Requires a draft.
+            Requires a draft. Nothing is measured with an exit, which runs on the target.
         on_pass: called after every pass with the number of completed passes and of all passes.
 
     Raises:
@@ -128,7 +128,7 @@ def measure_profile(
             for each in group:
                 times[each].append(run(each))
     factors = {}
-    if interference:
+    if interference and not models.have_exit:
         batches = sorted({1, max(1, max_batch_size // 4), max_batch_size})
         factors = measure_interference(timer, batches, num_speculative_tokens + 1, contexts[0])
     return replace(LatencyProfile.of(models, _points(times)), interference=factors)
@@ -239,7 +239,8 @@ def _deviation(profile: LatencyProfile, models: Models) -> float:
     context = min(context, longest_context(models, 1))
     gamma = max(point.shape.num_tokens for point in probes)
     most = max(point.shape.num_requests for point in probes)
-    timer = PassTimer(Models(models.target), most, context, gamma)
+    draft = models.draft if models.have_exit else None
+    timer = PassTimer(Models(models.target, draft), most, context, gamma)
     ratios = []
     for point in probes:
         shape = point.shape._replace(context=context)

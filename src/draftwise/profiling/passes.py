@@ -18,14 +18,18 @@ from torch import Tensor
 from draftwise.core.types import Draft, DraftSignals, Plan
 from draftwise.engine.assembly import Models
 from draftwise.engine.batch import Batch, batch_controls
+from draftwise.engine.cached_exit import CachedExit
 from draftwise.engine.cached_head import CachedHead
 from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.companion import CompanionModel
+from draftwise.engine.kept_states import KeptStates
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.eagle import EagleProposer
+from draftwise.engine.proposers.exit import ExitProposer
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
 from draftwise.engine.verification import Acceptance, TargetVerifier
+from draftwise.models.exits.model import ExitModel
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
@@ -80,6 +84,9 @@ class _DraftAll(FixedLength):
 class PassTimer:
     """Times passes of loaded models, with its own KV caches.
 
+    With an exit as the draft, the passes of the target and of a deeper exit continue from what the
+    draft leaves: the streams of each request's tokens but the last one.
+
     Calls from several threads are safe only for different stages.
 
     Attributes:
@@ -108,19 +115,26 @@ class PassTimer:
         self._models: dict[Stage, LoadedModel] = {}
         self._batches: dict[tuple[int, int], Batch] = {}
         self._generator = torch.Generator().manual_seed(0)
-        self._verifier = TargetVerifier(target, self._new_cache(Stage.TARGET, models.target))
+        self._kept = KeptStates(target) if models.have_exit else None
+        self._verifier = TargetVerifier(
+            target, self._new_cache(Stage.TARGET, models.target), (), self._kept
+        )
         self._acceptance = Acceptance("block")
         self._drafter: ModelProposer | None = None
         self._head: CachedHead | None = None
+        self._exit: CachedExit | None = None
         self._companion: CompanionModel | None = None
         if models.draft is not None:
             draft = self._cached_model(Stage.DRAFT, models.draft)
             context = ProposerContext(
                 self._vocab_size, self._device, max_requests, self._capacity, draft
             )
+            proposer = ModelProposer
             if isinstance(draft, CachedHead):
-                self._head = draft
-            self._drafter = (ModelProposer if self._head is None else EagleProposer)(context)
+                self._head, proposer = draft, EagleProposer
+            elif isinstance(draft, CachedExit):
+                self._exit, proposer = draft, ExitProposer
+            self._drafter = proposer(context)
         if models.companion is not None:
             cached_model = self._cached_model(Stage.COMPANION, models.companion)
             self._companion = CompanionModel(cached_model, self._vocab_size)
@@ -143,17 +157,29 @@ class PassTimer:
             return seconds / self._draft_depth
         assert self._companion is not None
         companion, draft = self._companion, self._synthetic_draft(shape.num_requests, shape[1])
+        self._leave(batch, draft)
         return self._timed(lambda: companion.score(batch, draft))
 
     def _target_pass(self, batch: Batch, shape: PassShape) -> Callable[[], object]:
         draft = self._synthetic_draft(shape.num_requests, shape.num_tokens - shape.num_requests)
         plan = Plan(draft.tokens, draft.lengths, draft.probs)
+        self._leave(batch, draft)
 
         def run() -> None:
             verified = self._verifier.verify(batch, plan)
             self._acceptance.accept(batch, draft, plan, verified.logits)
 
         return run
+
+    def _leave(self, batch: Batch, draft: Draft) -> None:
+        """Prepare a pass as if an exit had drafted these tokens."""
+        if self._kept is None:
+            return
+        for index, request in enumerate(batch.generating):
+            self._kept.forget(request.cache_slot)
+            if self._exit is not None and draft.lengths[index]:
+                read = draft.host_tokens[index][: draft.lengths[index] - 1]
+                self._exit.assume_drafted(request, read)
 
     def _synthetic_draft(self, num_requests: int, num_tokens: int) -> Draft:
         """``num_tokens`` random tokens, divided evenly, with uniform distributions."""
@@ -206,6 +232,12 @@ class PassTimer:
         return self._batches[key]
 
     def _cached_model(self, stage: Stage, model: LoadedModel) -> CachedModel:
+        if isinstance(model.model, ExitModel):
+            assert self._kept is not None
+            self._models[stage] = self._models[Stage.TARGET]
+            self._caches[stage] = self._caches[Stage.TARGET]
+            self._filled[stage] = self._filled[Stage.TARGET]
+            return CachedExit(model.model, self._caches[stage], self._vocab_size, self._kept)
         cache = self._new_cache(stage, model)
         if isinstance(model.model, HeadModel):
             return CachedHead(model.model, cache, self._vocab_size)

@@ -279,6 +279,8 @@ class OverlapAssembly(Assembly):
         why = None
         if self._device.type != "cpu":
             why = f"supports models on the CPU only, not on {self._device.type!r}"
+        elif self.models.have_exit:
+            why = "leaves no target to an exit, which drafts or scores on the target itself"
         elif policy.uses_target_oracle:
             why = f"leaves no target to policy {policy.name!r}, which asks it while drafting"
         elif self._given_policy is not None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftwise.core.formats import MODEL_FREE_DRAFTS
+from draftwise.core.formats import EXIT_PREFIX, MODEL_FREE_DRAFTS
 from draftwise.errors import InvalidParameterError
 from draftwise.integrations.vllm.compatibility import installed, vllm_version
 from draftwise.integrations.vllm.settings import KEY, TEXT_METHOD, VllmSettings
@@ -74,6 +74,11 @@ class ServeCommand:
             raise InvalidParameterError(
                 "draft", f"{self.draft!r}: in vLLM all drafts come from one source; name one"
             )
+        for name, model in (("draft", self.draft), ("companion", self.settings.companion)):
+            if model is not None and model.startswith(EXIT_PREFIX):
+                raise InvalidParameterError(
+                    name, f"{model!r} is an exit of the target, which vLLM cannot run"
+                )
         if self._has_model:
             self.settings.policy_for(self.sample_drafts)
             return

@@ -60,6 +60,9 @@ class NativeDecoder:
         weight_bytes: bytes of the matrices that a pass reads, without the embedding.
     """
 
+    # Index in the cache of the first layer that is computed.
+    _first_layer = 0
+
     def __init__(self, spec: DecoderSpec, library: NativeLibrary, bits: int) -> None:
         """Pack the weights of a model. Its own linear layers lose their weights.
 
@@ -189,6 +192,11 @@ class NativeDecoder:
         """The kernels."""
         return self._library
 
+    @property
+    def has_quantized_weights(self) -> bool:
+        """Whether the linear layers are quantised integers."""
+        return self.bits in (QUANTIZED_BITS, IN_GROUPS)
+
     @torch.inference_mode()
     def __call__(
         self,
@@ -296,14 +304,16 @@ class NativeDecoder:
         """The structure of a cache, created once."""
         found = self._caches.get(cache)
         if found is None:
-            num_layers = self._model.num_layers
-            pairs = [cache.token_slots(index) for index in range(num_layers)]
+            count = self._model.num_layers
+            which = range(self._first_layer, self._first_layer + count)
+            pairs = [cache.token_slots(index) for index in which]
+            shapes = [cache.layers[index] for index in which]
             tables = self._angles(cache.capacity)
             arrays = (
                 *(_addresses([pair[side] for pair in pairs]) for side in (0, 1)),
-                (ctypes.c_int64 * num_layers)(*cache.sizes),
-                (ctypes.c_int64 * num_layers)(*(each.window or 0 for each in cache.layers)),
-                (ctypes.c_int64 * num_layers)(*(each.chunk or 0 for each in cache.layers)),
+                (ctypes.c_int64 * count)(*(cache.sizes[index] for index in which)),
+                (ctypes.c_int64 * count)(*(each.window or 0 for each in shapes)),
+                (ctypes.c_int64 * count)(*(each.chunk or 0 for each in shapes)),
                 *(_addresses([table[side] for table in tables]) for side in (0, 1)),
             )
             plan = DecoderCache(*(ctypes.addressof(array) for array in arrays))

@@ -82,7 +82,8 @@ class DraftRun:
             limits: ``[requests]`` maximum number of drafted tokens.
             rule: rule that ends drafts before their limits; ``None`` for no rule. Requires signals.
             carried: ``[requests, hidden]`` float32 memory for what a head reads in place of states
-                within a draft; ``None`` for other models.
+                within a draft, or ``[positions, requests, hidden]`` for the residual stream that
+                the pass for each position leaves; ``None`` if neither is wanted.
         """
         self._decoder, self._cache, self._buffers = decoder, cache, buffers
         self._carried = carried
@@ -108,6 +109,8 @@ class DraftRun:
         self._penalties = PenaltyMemory(controls, token_history, buffers.width)
         call.penalties = self._penalties.structure
         call.width, call.vocab = buffers.width, vocab_size
+        if carried is not None and carried.dim() > 2:
+            call.carried_stride = carried.stride(0)
         self._limits = np.asarray(limits, dtype=np.int64)
         self.lengths = np.zeros(len(limits), dtype=np.int64)
         buffers.is_nan.zero_()
@@ -160,8 +163,10 @@ class DraftRun:
         following = self._prepared(ids, segments, segments[:, 3].copy())
         chosen = np.array(requests, dtype=np.int64)
         if self._carried is not None:
+            offset = self._call.position * self._call.carried_stride * self._carried.itemsize
             for each in (self._first, following):
-                each.carried, each.carried_rows = self._carried.data_ptr(), chosen.ctypes.data
+                each.carried = self._carried.data_ptr() + offset
+                each.carried_rows = chosen.ctypes.data
         self._keep_alive = [ids, segments, chosen, following]
         call = self._call
         call.next, call.next_ids = ctypes.addressof(following), ids.ctypes.data

@@ -184,6 +184,8 @@ class DecoderModel(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("epsilon", "scale", "softcap", "embedding_scale")),
         *((name, ctypes.c_double) for name in ("residual_scale", "logit_scale", "logit_softcap")),
         *((name, ctypes.c_void_p) for name in ("state_input", "output_ids")),
+        *((name, ctypes.c_void_p) for name in ("adapter_norm", "adapter_down", "adapter_up")),
+        ("adapter_rank", ctypes.c_int64),
     )
 
 
@@ -206,7 +208,7 @@ class DecoderCall(ctypes.Structure):
         ("largest_segment", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("tapped_layers", "tapped")),
         ("num_tapped", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("states", "carried", "carried_rows")),
+        *((name, ctypes.c_void_p) for name in ("states", "carried", "carried_rows", "entering")),
     )
     # Objects that must exist until the kernel has run.
     keep_alive: object
@@ -238,7 +240,7 @@ class DraftCall(ctypes.Structure):
         ("sampling", Sampling),
         ("penalties", Penalties),
         *((name, ctypes.c_int64) for name in ("num_rows", "position", "num_positions", "width")),
-        *((name, ctypes.c_int64) for name in ("uniforms_width", "vocab")),
+        *((name, ctypes.c_int64) for name in ("uniforms_width", "vocab", "carried_stride")),
         ("drawing_s", ctypes.c_double),
     )
 

@@ -66,6 +66,10 @@ struct DecoderModel {
     double logit_softcap;    // limit of the logits: softcap * tanh(logit / softcap); 0 for none
     const StateInput *state_input;  // null for models that read tokens only
     const int64_t *output_ids;      // [vocab] token ids of the logits; null for 0, 1, 2, ...
+    // Adapter of an exit, h + up down norm(h) before the final norm; see exits/adapter.py.
+    const float *adapter_norm;              // [hidden]
+    const void *adapter_down, *adapter_up;  // packed panels
+    int64_t adapter_rank;                   // whole panels; 0 for none
 };
 
 // The KV cache of a model.
@@ -84,7 +88,7 @@ struct DecoderCall {
     const int64_t *ids;           // [tokens] token ids
     const int64_t *segments;      // [segments, 4] fields of Segment
     const int64_t *logit_tokens;  // [logits] indices of the packed tokens whose logits are computed
-    float *logits;                // [logits, vocab] output
+    float *logits;                // [logits, vocab] output; null if only carried is wanted
     char *memory;                 // draftwise_decoder_memory bytes of scratch memory, aligned to 64
     int64_t num_tokens, num_segments, num_logits;
     int64_t largest_segment;  // tokens of the largest segment
@@ -94,9 +98,13 @@ struct DecoderCall {
     int64_t num_tapped;
     const void *states;           // [tokens, num_states * size] states that a head reads, of the type
                                   // of the cache; null if it reads what is carried
-    float *carried;               // [..., hidden] what the head's next pass reads in place of states
+    float *carried;               // [..., hidden] what a head's next pass reads in place of states;
+                                  // of other models the residual stream after the last layer; null
+                                  // if it is not wanted
     const int64_t *carried_rows;  // [logits] rows of carried that are written, and without states
-                                  // also [tokens] rows that are read
+                                  // also [tokens] rows that a head reads
+    const float *entering;        // [tokens, hidden] residual stream before the first layer; null
+                                  // if the tokens are embedded
 };
 
 namespace {
@@ -138,7 +146,7 @@ struct Buffers {
         hidden_stride = round_up(model.hidden, PANEL_WIDTH);
         normed_stride = round_up(model.hidden, W::DEPTH);
         qkv_stride = round_up(attended_size + 2 * kv_size, PANEL_WIDTH);
-        inner_stride = round_up(model.intermediate, LANES);
+        inner_stride = round_up(std::max(model.intermediate, model.adapter_rank), LANES);
         bool norms_outputs = false;
         for (int64_t i = 0; i < model.num_layers; ++i)
             norms_outputs |= model.layers[i].attention_out_norm || model.layers[i].mlp_out_norm;
@@ -164,7 +172,7 @@ struct Buffers {
                                               model.kv_heads, model.head_size, model.head_size);
         allocate(scratch, num_threads * scratch_size);
         const int64_t max_depth = std::max({model.hidden, attended_size, model.intermediate,
-                                            states_size, reads ? 2 * model.hidden : 0});
+                                            model.adapter_rank, states_size, reads ? 2 * model.hidden : 0});
         expanded_bytes = expansion_bytes(W(), max_depth);
         allocate(expanded, num_threads * expanded_bytes);
         allocate(claimed, 2 * num_threads * COUNTERS_PER_LINE);
@@ -250,7 +258,8 @@ struct Pass {
 
     void run() {
         *claimed(0, worker.index) = *claimed(1, worker.index) = 0;
-        embed(model.state_input ? buffers.embedded : buffers.hidden);
+        if (call.entering) enter();
+        else embed(model.state_input ? buffers.embedded : buffers.hidden);
         if (model.state_input) read_states(*model.state_input);
         for (int64_t index = 0; index < model.num_layers; ++index) {
             tap(index);
@@ -269,6 +278,15 @@ struct Pass {
             if (model.embedding_scale != 1)
                 for (int64_t j = 0; j < hidden; ++j) to[j] *= (float)model.embedding_scale;
         }
+        worker.wait();
+    }
+
+    // Continues the residual stream of an earlier pass.
+    void enter() const {
+        const int64_t rows = call.num_tokens, hidden = model.hidden;
+        for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
+            memcpy(buffers.hidden + i * buffers.hidden_stride, call.entering + i * hidden,
+                   hidden * sizeof(float));
         worker.wait();
     }
 
@@ -326,17 +344,39 @@ struct Pass {
         worker.wait();
     }
 
-    // Keeps what the next token of each draft reads in place of states.
-    void carry(const StateInput &reads) const {
+    // Keeps what the next token of each draft reads in place of states, or the residual stream.
+    void carry() const {
+        const bool norms = model.state_input && model.state_input->norm_output;
         const int64_t rows = call.num_logits, hidden = model.hidden;
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i) {
             const float *from = buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride;
             float *to = call.carried + call.carried_rows[i] * hidden;
-            if (reads.norm_output)
+            if (norms)
                 normalise(from, model.norm, hidden, hidden, model.epsilon, to);
             else
                 memcpy(to, from, hidden * sizeof *to);
         }
+    }
+
+    // Adds the output of the adapter to the residual stream.
+    void adapt() {
+        const int64_t rows = call.num_tokens, rank = model.adapter_rank;
+        norm_rows(model.adapter_norm);
+        product(buffers.normed, buffers.normed_stride, rows, model.hidden, model.adapter_down,
+                num_panels(rank), [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                    auto *to = buffers.inner + row * buffers.inner_stride + panel * PANEL_WIDTH;
+                    write(left, to);
+                    write(right, to + LANES);
+                });
+        worker.wait();
+        product(buffers.inner, buffers.inner_stride, rows, rank, model.adapter_up,
+                num_panels(model.hidden),
+                [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                    float *to = buffers.hidden + row * buffers.hidden_stride + panel * PANEL_WIDTH;
+                    write(read(to) + left, to);
+                    write(read(to + LANES) + right, to + LANES);
+                });
+        worker.wait();
     }
 
     // Copies the residual stream before a layer if it is wanted. Nothing changes the stream until
@@ -460,7 +500,7 @@ struct Pass {
                     layer.attention_out_norm);
         norm_rows(layer.mlp_norm);
         product(buffers.normed, buffers.normed_stride, call.num_tokens, model.hidden,
-                layer.gate_up, buffers.inner_stride / LANES,
+                layer.gate_up, round_up(model.intermediate, LANES) / LANES,
                 [&](int64_t row, int64_t panel, Floats gate, Floats up) {
                     const Floats active =
                         model.activation == GELU_TANH ? gelu_tanh(gate) : silu(gate);
@@ -557,7 +597,9 @@ struct Pass {
 
     void logits() {
         const int64_t rows = call.num_logits;
-        if (model.state_input) carry(*model.state_input);
+        if (call.carried) carry();
+        if (!call.logits) return;
+        if (model.adapter_rank) adapt();
         for (int64_t i = worker.first(rows); i < worker.end(rows); ++i)
             normalise(buffers.hidden + call.logit_tokens[i] * buffers.hidden_stride, model.norm,
                       model.hidden, buffers.normed_stride, model.epsilon,

@@ -50,6 +50,7 @@ struct DraftCall {
     int64_t num_rows, position;  // number of rows and next position; updated
     int64_t num_positions;       // maximum number of positions to draft in this call
     int64_t width, uniforms_width, vocab;
+    int64_t carried_stride;      // floats from one position's rows of next->carried to the next's
     double drawing_s;  // seconds in which tokens were sampled; updated
 };
 
@@ -222,6 +223,7 @@ void remove_finished(DraftCall &call, int64_t position) {
     }
     call.num_rows = kept;
     call.next->num_tokens = call.next->num_segments = call.next->num_logits = kept;
+    if (call.next->carried) call.next->carried += call.carried_stride;
     call.position = position + 1;
 }
 

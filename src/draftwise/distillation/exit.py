@@ -1,0 +1,226 @@
+"""``draftwise train exit``: how the adapter of an early exit is trained.
+
+The target is frozen. At every position of its answers, the adapter learns to give the target's own
+distribution from the residual stream at the exit. So the target need not have been trained for
+exits, as LayerSkip's models are (Elhoushi et al. 2024, arXiv 2404.16710).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwise.distillation.data import Collected
+from draftwise.distillation.documents import Rows, RowStream
+from draftwise.distillation.losses import LOSSES, Loss
+from draftwise.distillation.passes import backward_in_passes
+from draftwise.distillation.recipe import Prepared
+from draftwise.distillation.settings import TrainingSettings
+from draftwise.distillation.start import state_scale
+from draftwise.distillation.teacher import Reading, Teacher
+from draftwise.distillation.unrolled import shifted
+from draftwise.errors import InvalidParameterError, UnsupportedModelError
+from draftwise.models.exits.files import ExitConfig, write_exit
+from draftwise.training.schedule import Schedule
+
+_DEFAULT_EPSILON = 1e-6
+# Bytes of the logits of one pass, with and without gradients alike.
+_MAX_LOGIT_BYTES = 2**28
+
+
+class TrainedAdapter(nn.Module):
+    """The adapter that is trained; see :class:`draftwise.models.exits.adapter.ExitAdapter`.
+
+    It starts as no adapter at all. Its output is scaled by the size of the stream, so that the
+    matrices have the same scale for every target. The scale is folded into ``up`` when the folder
+    is written.
+    """
+
+    def __init__(self, hidden_size: int, rank: int, epsilon: float, scale: float) -> None:
+        """Create an adapter.
+
+        Args:
+            hidden_size: size of the stream.
+            rank: rank of the map.
+            epsilon: added to the mean square in the norm.
+            scale: root mean square of the stream.
+        """
+        super().__init__()
+        self.norm = nn.RMSNorm(hidden_size, eps=epsilon)
+        self.down = nn.Linear(hidden_size, rank, bias=False)
+        self.up = nn.Linear(rank, hidden_size, bias=False)
+        nn.init.normal_(self.down.weight, std=hidden_size**-0.5)
+        nn.init.zeros_(self.up.weight)
+        self._scale = scale
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """What the final norm reads in place of ``[..., hidden]``, in float32."""
+        stream = stream.float()
+        out: Tensor = stream + self._scale * self.up(self.down(self.norm(stream)))
+        return out
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights of the folder, in bfloat16, and the norm in float32."""
+        stored = {"down.weight": self.down.weight, "up.weight": self._scale * self.up.weight}
+        weights = {
+            name: each.detach().to("cpu", torch.bfloat16).contiguous()
+            for name, each in stored.items()
+        }
+        return {**weights, "norm.weight": self.norm.weight.detach().float().cpu().contiguous()}
+
+
+class ExitRecipe:
+    """Trains the adapter of one exit."""
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        """Create the recipe.
+
+        Raises:
+            InvalidParameterError: the settings are those of a head, or name no exit.
+        """
+        if settings.start_from is not None:
+            raise InvalidParameterError("start_from", "only heads can be continued")
+        if settings.exit is None:
+            raise InvalidParameterError("exit", "missing: name the number of layers of the exit")
+        self._settings = settings
+        self._exit = settings.exit
+
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        """See :class:`draftwise.distillation.recipe.Recipe`.
+
+        Raises:
+            InvalidParameterError: the target has no such exit.
+        """
+        # Targets whose layers are not found are refused with the reason later.
+        if num_layers and self._exit >= num_layers:
+            raise InvalidParameterError(
+                "exit", f"must be before the target's last layer, and it has {num_layers} layers"
+            )
+        return (self._exit,)
+
+    def prepare(
+        self, teacher: Teacher, collected: Collected, rows: Rows, schedule: Schedule
+    ) -> Prepared:
+        """See :class:`draftwise.distillation.recipe.Recipe`."""
+        settings = self._settings
+        if not teacher.has_final_norm:
+            raise UnsupportedModelError(
+                "target", "its final norm is not found, which an exit is trained with"
+            )
+        epsilon = float(getattr(teacher.config, "rms_norm_eps", None) or _DEFAULT_EPSILON)
+        scale = float(state_scale(teacher, rows).square().mean().sqrt())
+        torch.manual_seed(settings.seed)
+        adapter = TrainedAdapter(teacher.hidden_size, settings.adapter_rank, epsilon, scale)
+        adapter = adapter.to(teacher.device)
+        task = ExitTask(adapter, teacher, rows, schedule, LOSSES[settings.loss], settings.seed)
+        config = ExitConfig(
+            self._exit,
+            teacher.num_layers,
+            teacher.hidden_size,
+            settings.adapter_rank,
+            epsilon,
+        )
+        facts = {
+            "kind": "exit adapter",
+            "num_parameters": sum(each.numel() for each in adapter.parameters()),
+            "exit": self._exit,
+            "adapter_rank": settings.adapter_rank,
+        }
+        return Prepared(
+            task,
+            lambda name: name in ("down.weight", "up.weight"),
+            partial(_chain_logits, adapter, teacher),
+            torch.arange(teacher.vocab_size),
+            facts,
+            lambda folder: write_exit(folder, config, adapter.tensors()),
+        )
+
+    def card(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+        """See :class:`draftwise.distillation.recipe.Recipe`."""
+        target = facts["target"]
+        return (
+            f"Early exit of {target}",
+            f"An adapter of rank {facts['adapter_rank']} with {facts['num_parameters']:,} "
+            f"parameters, which lets the first\n{facts['exit']} layers of `{target}` draft.",
+        )
+
+
+class ExitTask:
+    """Trains an adapter on the target's distributions.
+
+    Attributes:
+        model: the adapter.
+        stream: numbers of the training rows.
+    """
+
+    def __init__(
+        self,
+        model: TrainedAdapter,
+        teacher: Teacher,
+        rows: Rows,
+        schedule: Schedule,
+        loss: Loss,
+        seed: int,
+    ) -> None:
+        """Create the task at the beginning of its data.
+
+        Args:
+            model: the adapter, on the teacher's device.
+            teacher: the target, which reads the stream at the exit.
+            rows: training rows.
+            schedule: gives the sizes of a batch.
+            loss: loss of a position.
+            seed: seed of the order of the rows.
+        """
+        self.model = model
+        self.stream = RowStream(len(rows), seed)
+        self._teacher = teacher
+        self._rows = rows
+        self._schedule = schedule
+        self._loss = loss
+
+    def backward(self, progress: float) -> tuple[float, int]:
+        """See :class:`draftwise.training.loop.Task`."""
+        length = self._rows.tokens.shape[1]
+        num_rows = max(1, self._schedule.batch_tokens // length)
+        self.model.train()
+        per_pass = max(1, _MAX_LOGIT_BYTES // (4 * length * self._teacher.vocab_size))
+        return backward_in_passes(
+            self._rows,
+            self.stream.next(num_rows),
+            per_pass,
+            self._teacher.device,
+            lambda indices, rows: self.loss(rows),
+        )
+
+    def loss(self, rows: Rows) -> Tensor:
+        """Mean loss of the positions whose next token is one of an answer or a text."""
+        mask = shifted(rows.is_learned, 1, 0) & (shifted(rows.documents, 1, -2) == rows.documents)
+        if not bool(mask.any()):
+            return torch.zeros((), device=self._teacher.device)
+        reading = self._teacher.read(rows)
+        p = self._teacher.logits(reading.final[mask]).float().softmax(dim=-1)
+        logits = self._teacher.logits_of_stream(self.model(reading.states[mask]))
+        return self._loss(logits.float(), p).mean()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the data."""
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a position returned by :meth:`state_dict`."""
+        self.stream.load_state_dict(state)
+
+
+def _chain_logits(
+    adapter: TrainedAdapter, teacher: Teacher, rows: Rows, reading: Reading, num_steps: int
+) -> Iterator[Tensor]:
+    """The exit reads the text itself, so a step's logits are those of a later position."""
+    adapter.eval()
+    logits = teacher.logits_of_stream(adapter(reading.states))
+    for depth in range(num_steps):
+        yield shifted(logits, depth + 1)

@@ -1,0 +1,77 @@
+"""An early exit of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from draftwise.models.attention import Segment
+from draftwise.models.exits.adapter import ExitAdapter
+from draftwise.models.hidden_states import StateTap
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.model_part import ModelPart, PartOutput
+from draftwise.models.packed_model import PackedModel
+from draftwise.models.static_steps import StepMode
+
+
+class ExitModel(PackedModel):
+    """The first layers of a target, with its final norm and head.
+
+    It has no weights of its own but those of an adapter, if it has one. Its keys and values are
+    those of the target's first layers.
+
+    Attributes:
+        target: the target.
+        num_layers: number of layers.
+    """
+
+    def __init__(
+        self,
+        target: PackedModel,
+        num_layers: int,
+        role: str,
+        adapter: ExitAdapter | None = None,
+    ) -> None:
+        """Share the weights of a target.
+
+        Args:
+            target: the target.
+            num_layers: number of layers, fewer than the target has.
+            role: ``"draft"`` or ``"companion"``.
+            adapter: maps the stream for the logits; ``None`` for none.
+        """
+        self.role = role
+        self.target, self.num_layers = target, num_layers
+        self._model = target._model
+        self.dtype, self.device = target.dtype, target.device
+        self.vocab_size = target.vocab_size
+        self.layers = target.layers[:num_layers]
+        self._part = ModelPart(target, 0, num_layers, adapter)
+        self.native = self._part.native
+        # Whatever slows it down slows the target down, which says so.
+        self.slow_path = None
+        self.step_mode = StepMode.EAGER
+        self._decoder = None
+        self._kernels = target._kernels
+
+    def forward(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[Segment],
+        logit_rows: Sequence[int] | None,
+        tap: StateTap | None = None,
+    ) -> Tensor | None:
+        """Compute packed tokens; see :meth:`PackedModel.forward`. A tap is not filled."""
+        return self._part.forward(cache, tokens, segments, logit_rows or None).logits
+
+    def leave(
+        self, cache: KVCache, tokens: Sequence[int] | Tensor, segments: Sequence[Segment]
+    ) -> PartOutput:
+        """The logits and the residual stream of all packed tokens."""
+        return self._part.forward(cache, tokens, segments, range(len(tokens)), leaves=True)
+
+    def continued(self, first: int) -> ModelPart:
+        """The layers from one of them on, with the exit's logits."""
+        return ModelPart(self.target, first, self.num_layers, self._part.adapter)

@@ -1,0 +1,146 @@
+"""Exits with an adapter: folders, logits, and what verification continues from."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.errors import DraftwiseError, InvalidParameterError, UnsupportedModelError
+from draftwise.models.native import library
+from draftwise.models.native.library import kernel_in_use
+
+from ..tiny_models import Recipe
+from .assembly import generate, token_ids
+from .exits import DEEPER, TARGET, AdapterRecipe, engine_with_exit, exit_logits
+from .heads import recorded_drafts
+
+ADAPTER = AdapterRecipe()
+PROMPTS = [[1], [3, 0, 2, 2, 1, 7, 11], [5, 4], [(i * 7) % 12 for i in range(21)]]
+
+
+def params(**changes):
+    return [SamplingParams(**{"max_tokens": 24, "seed": at, **changes}) for at in range(4)]
+
+
+@pytest.fixture(params=["kernels", "operations"])
+def kernels(request, monkeypatch):
+    if request.param == "operations":
+        monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("target", "adapter"),
+    [
+        (TARGET, ADAPTER),
+        (TARGET, AdapterRecipe(exit=1, rank=40)),
+        (Recipe("gpt2", vocab=12, seed=2, config={"num_hidden_layers": 4}), ADAPTER),
+        (Recipe("granite", vocab=12, seed=2, config={"num_hidden_layers": 4}), ADAPTER),
+    ],
+    ids=str,
+)
+def test_drafts_and_texts(models, tmp_path, target, adapter):
+    """Drafts follow the adapter, and greedy texts stay the target's."""
+    folder = adapter.save(tmp_path / "exit")
+    greedy = params(temperature=0.0)
+    expected = token_ids(generate(engine_with_exit(models, target, policy="none"), PROMPTS, greedy))
+    reference = models.reference(target)
+    for policy in ("fixed", "sv"):
+        engine = engine_with_exit(models, target, folder, DEEPER, policy=policy)
+        assert token_ids(generate(engine, PROMPTS, greedy)) == expected
+        drafts = recorded_drafts(engine)
+        generate(engine, PROMPTS, params())
+        assert len(drafts) > 5
+        for drafted in drafts:
+            text = [*drafted.text, *drafted.tokens[:-1]]
+            logits = exit_logits(reference, adapter.exit, text, adapter)[len(drafted.text) - 1 :]
+            torch.testing.assert_close(drafted.q, logits.softmax(dim=-1), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_companion_with_an_adapter(models, tmp_path):
+    folder = AdapterRecipe(exit=3).save(tmp_path / "exit")
+    greedy = params(temperature=0.0)
+    expected = token_ids(generate(engine_with_exit(models, policy="none"), PROMPTS, greedy))
+    engine = engine_with_exit(models, companion=folder, policy="staged")
+    assert token_ids(generate(engine, PROMPTS, greedy)) == expected
+    reference, score, compared = models.reference(TARGET), engine._pipeline.score, []
+
+    def checked(batch, draft):
+        scores = score(batch, draft)
+        for index, request in enumerate(batch.generating):
+            length = draft.lengths[index]
+            if scores is not None and length:
+                text = [*request.tokens, *draft.host_tokens[index][: length - 1]]
+                logits = exit_logits(reference, 3, text, AdapterRecipe(exit=3))[-length:]
+                c = logits.softmax(dim=-1)
+                torch.testing.assert_close(scores.probs[index, :length], c, atol=1e-4, rtol=1e-3)
+                compared.append(length)
+        return scores
+
+    engine._pipeline.score = checked
+    generate(engine, PROMPTS, params())
+    assert len(compared) > 10
+
+
+def damaged(folder, what):
+    """Damage a folder."""
+    config = json.loads((folder / "config.json").read_text())
+    if what == "no weights":
+        (folder / "model.safetensors").unlink()
+    elif what == "garbage":
+        (folder / "model.safetensors").write_bytes(b"nothing")
+    elif what == "missing tensor":
+        tensors = ADAPTER.tensors()
+        del tensors["up.weight"]
+        save_file(tensors, folder / "model.safetensors")
+    elif what == "unknown tensor":
+        tensors = {**ADAPTER.tensors(), "bias": torch.zeros(2)}
+        save_file(tensors, folder / "model.safetensors")
+    else:
+        config |= what
+        (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no weights", "has no model.safetensors"),
+        ("garbage", "is damaged"),
+        ("missing tensor", r"tensor 'up.weight' of the exit must be \[16, 5\], and is absent"),
+        ("unknown tensor", "tensor 'bias' of the exit must be absent"),
+        ({"adapter_rank": 6}, r"must be \[6, 16\], and is \[5, 16\]"),
+        ({"exit": 4}, "before its last layer"),
+        ({"exit": 0}, "exit in the config.json of the exit must be a positive number"),
+        ({"exit": "two"}, "must be a positive number, got 'two'"),
+        ({"hidden_size": None}, "must be a positive number, got None"),
+        ({"num_hidden_layers": 7}, "was made for a target of 7 layers of size 16"),
+    ],
+    ids=str,
+)
+def test_damaged_folders_are_refused(models, tmp_path, what, message):
+    name = ADAPTER.save(tmp_path / "exit")
+    damaged(tmp_path / "exit", what)
+    with pytest.raises(DraftwiseError, match=message) as caught:
+        LLM(models.folder(TARGET), SpeculationConfig(name, policy="fixed"), dtype="float32")
+    assert caught.value.field == "draft"
+
+
+@pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
+def test_another_epsilon_than_the_target_s_is_refused_by_the_kernels(models, tmp_path):
+    name = AdapterRecipe(epsilon=1e-3).save(tmp_path / "exit")
+    with pytest.raises(UnsupportedModelError, match="the target's rms_norm_eps"):
+        LLM(models.folder(TARGET), SpeculationConfig(name, policy="fixed"), dtype="float32")
+
+
+def test_a_folder_is_not_quantised(models, tmp_path):
+    name = ADAPTER.save(tmp_path / "exit") + ":int8"
+    with pytest.raises(InvalidParameterError, match="is an exit, which is not quantised"):
+        LLM(models.folder(TARGET), SpeculationConfig(name, policy="fixed"), dtype="float32")
+
+
+def test_an_exit_is_no_target(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="is an exit of a target"):
+        LLM(ADAPTER.save(tmp_path / "exit"), dtype="float32")

@@ -1,0 +1,333 @@
+"""Exits draft with the target's first layers, and verification continues from what they leave."""
+
+import pytest
+import torch
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.engine.drafting.native import NativeBackend
+from draftwise.errors import EngineError, InvalidParameterError, UnsupportedModelError
+from draftwise.models import packed_model
+from draftwise.models.exits.model import ExitModel
+from draftwise.models.native import library
+from draftwise.models.native.library import kernel_in_use
+from draftwise.outputs import TokenSource
+from draftwise.policies import POLICIES
+from draftwise.policies.base import PolicyContext
+
+from ..tiny_models import Recipe
+from .assembly import assert_same_with_cancellations, generate, token_ids, varied_work
+from .exits import DEEPER, DRAFT, TARGET, engine_with_exit, exit_logits, recorded_passes
+from .heads import recorded_drafts
+from .recording import Recorder
+
+GAMMA = 4
+PROMPTS = [[1], [3, 0, 2, 2, 1, 7, 11], [5, 4], [(i * 7) % 12 for i in range(21)]]
+LONG = TARGET.draft(0.0, context=256)
+PREFIX = [(5 * i * i + i) % 12 for i in range(100)]
+
+
+def params(count, **changes):
+    return [SamplingParams(**{"max_tokens": 24, "seed": at, **changes}) for at in range(count)]
+
+
+@pytest.fixture(params=["kernels", "operations"])
+def kernels(request, monkeypatch):
+    """Passes by native kernels, where there are any, and by PyTorch's operations."""
+    if request.param == "operations":
+        monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
+
+
+def assert_drafts_of_exit(models, drafts, target=TARGET, num_layers=2):
+    """Every drafted token is drawn from the distribution of Hugging Face's own layers."""
+    reference = models.reference(target)
+    assert len(drafts) > 5
+    for drafted in drafts:
+        text = [*drafted.text, *drafted.tokens[:-1]]
+        expected = exit_logits(reference, num_layers, text)[len(drafted.text) - 1 :]
+        torch.testing.assert_close(drafted.q, expected.softmax(dim=-1), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_drafts_are_those_of_the_exit(models, num_layers):
+    """In batches, with prompts in chunks, before and after partial acceptances."""
+    engine = engine_with_exit(
+        models,
+        draft=f"target:exit={num_layers}",
+        num_speculative_tokens=GAMMA,
+        max_chunk_tokens=9,
+        max_batch_size=3,
+    )
+    drafts = recorded_drafts(engine)
+    outputs = generate(engine, PROMPTS, params(4))
+    accepted = [output.speculation.num_accepted for output in outputs]
+    verified = [output.speculation.num_verified for output in outputs]
+    assert 0 < sum(accepted) < sum(verified)
+    assert_drafts_of_exit(models, drafts, num_layers=num_layers)
+
+
+@pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
+def test_kernels_and_single_passes_leave_the_same(models, monkeypatch):
+    """A draft by one call of the kernels, and pass by pass."""
+    said = []
+    for serves in (NativeBackend.serves, lambda *_: False):
+        monkeypatch.setattr(NativeBackend, "serves", serves)
+        engine = engine_with_exit(models, num_speculative_tokens=GAMMA)
+        drafts = recorded_drafts(engine)
+        outputs = generate(engine, PROMPTS, params(4))
+        said.append((token_ids(outputs), [drafted.q for drafted in drafts]))
+    (kernels, their_q), (passes, own_q) = said
+    assert kernels == passes
+    for ours, theirs in zip(own_q, their_q, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("max_batch_size", [1, 16])
+def test_greedy_texts_are_the_target_s(models, max_batch_size):
+    greedy = params(16, temperature=0.0)
+    prompts = [[at % 12, *PREFIX[: at * 3]] for at in range(16)]
+    options = {"max_batch_size": max_batch_size, "max_chunk_tokens": 16}
+    expected = None
+    for settings in (
+        {"policy": "none"},
+        {},
+        {"num_speculative_tokens": 1, "draft": "target:exit=3"},
+        {"policy": "svip", "draft": "target:exit=1"},
+        {"policy": "adaptive"},
+        {"policy": "sv"},
+        {"policy": "sv", "companion": TARGET.draft(0.2)},
+        {"policy": "staged", "draft": TARGET.draft(0.2)},
+    ):
+        engine = engine_with_exit(models, LONG, **options, **settings)
+        # Twice, so that prefixes are restored.
+        outputs = generate(engine, prompts, greedy)
+        again = generate(engine, prompts, greedy)
+        expected = expected or token_ids(outputs)
+        assert token_ids(outputs) == token_ids(again) == expected
+        if max_batch_size > 1:
+            assert sum(output.num_cached_tokens for output in again) > 100
+
+
+def test_verification_computes_the_remaining_layers(models, monkeypatch):
+    """Of the newest token and all drafted ones but the last, which the exit did not read."""
+    engine = engine_with_exit(models, num_speculative_tokens=GAMMA)
+    with recorded_passes(monkeypatch) as passes:
+        requests = [engine.add(None, [at, 3], each) for at, each in enumerate(params(3))]
+        engine.step()  # prompts
+        passes.clear()
+        while not any(request.finish_reason for request in requests):
+            engine.step()
+    drafted = [(layers, count) for layers, count in passes if layers == (0, 2) and count == 3]
+    upper = [(layers, count) for layers, count in passes if layers == (2, 4)]
+    assert len(upper) > 3
+    assert {count for _, count in upper} <= {3 * (1 + GAMMA)} | set(range(3, 3 * (1 + GAMMA)))
+    assert (2, 4) in dict(upper)
+    assert max(count for _, count in upper) == 3 * (1 + GAMMA)
+    # Below the exit, verification computes the last drafted token of each request.
+    assert len(drafted) >= len(upper) - 3
+    assert all(layers in ((0, 2), (2, 4)) for layers, _ in passes)
+    assert all(count <= 3 for layers, count in passes if layers == (0, 2))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_deeper_exit_judges_from_where_the_draft_left(models, monkeypatch):
+    engine = engine_with_exit(models, policy="staged", num_speculative_tokens=GAMMA)
+    with recorded_passes(monkeypatch) as passes:
+        requests = [engine.add(None, [at, 3], each) for at, each in enumerate(params(3))]
+        while not any(request.finish_reason for request in requests):
+            engine.step()
+    layers = {each for each, _ in passes}
+    # Drafting, judging, verification of what was judged; and of each last token from the start.
+    assert {(2, 3), (3, 4), (0, 3)} <= layers <= {(0, 2), (2, 3), (3, 4), (0, 3)}
+    judged = [count for each, count in passes if each == (2, 3)]
+    assert max(judged) == 3 * GAMMA
+
+
+def test_scores_of_a_deeper_exit(models):
+    """The overlap of both exits, by Hugging Face's own modules."""
+    engine = engine_with_exit(models, policy="staged", num_speculative_tokens=GAMMA)
+    pipeline, reference = engine._pipeline, models.reference(TARGET)
+    score, compared = pipeline.score, []
+
+    def checked(batch, draft):
+        scores = score(batch, draft)
+        if scores is None:
+            return scores
+        for index, request in enumerate(batch.generating):
+            length = draft.lengths[index]
+            if not length:
+                continue
+            text = [*request.tokens, *draft.host_tokens[index][: length - 1]]
+            q, c = (exit_logits(reference, exit, text)[-length:].softmax(dim=-1) for exit in (2, 3))
+            overlap = torch.minimum(q, c).sum(dim=-1)
+            torch.testing.assert_close(scores.overlap[index, :length], overlap, atol=1e-4, rtol=0)
+            compared.append(length)
+        return scores
+
+    pipeline.score = checked
+    generate(engine, PROMPTS, params(4))
+    assert len(compared) > 10
+
+
+@pytest.mark.parametrize(
+    "policy", [n for n, p in POLICIES.items() if p.needs_draft and not p.uses_target_oracle]
+)
+def test_policies_verify_any_part_of_a_draft(models, policy):
+    """What a policy drops loses its states, and greedy texts stay the same."""
+    greedy = params(6, temperature=0.0)
+    prompts = [[at, 3, 5] for at in range(6)]
+    expected = token_ids(generate(engine_with_exit(models, policy="none"), prompts, greedy))
+    engine = engine_with_exit(models, policy=policy, num_speculative_tokens=GAMMA)
+    assert token_ids(generate(engine, prompts, greedy)) == expected
+
+
+def test_a_policy_that_drafts_seldom(models):
+    engine = engine_with_exit(
+        models, policy_object=Recorder(PolicyContext(5)), num_speculative_tokens=5
+    )
+    drafts = recorded_drafts(engine)
+    generate(engine, [[at, 3, 5] for at in range(8)], params(8))
+    assert_drafts_of_exit(models, drafts)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gemma2", "olmo2", "gpt_oss", "gpt2", "granite"])
+def test_greedy_texts_with_other_targets(models, family):
+    """Targets of Draftwise's own passes and of Hugging Face's modules, and windows."""
+    target = Recipe(family, vocab=12, seed=2, config={"num_hidden_layers": 3})
+    if family == "gemma3_text":
+        target = Recipe(family, vocab=12, seed=2)
+    greedy = params(4, temperature=0.0, max_tokens=40)
+    prompts = [[1], [2, 3, 4], [5, 6], [7, 8, 9, 10, 11, 0]]
+    settings = {"draft": "target:exit=1", "companion": "target:exit=2"}
+    plain = generate(engine_with_exit(models, target, policy="none"), prompts, greedy)
+    for policy in ("fixed", "sv"):
+        engine = engine_with_exit(models, target, policy=policy, **settings)
+        outputs = generate(engine, prompts, greedy)
+        assert token_ids(outputs) == token_ids(plain)
+        assert sum(output.speculation.num_verified for output in outputs)
+        drafts = recorded_drafts(engine)
+        generate(engine, prompts, params(4))
+        assert_drafts_of_exit(models, drafts, target, num_layers=1)
+
+
+def test_requests_that_join_and_leave(models):
+    target = TARGET.draft(0.0, vocab=16)
+    prompts, work = varied_work(30)
+    engine = engine_with_exit(models, target, max_batch_size=8)
+    assert_same_with_cancellations(engine, token_ids(generate(engine, prompts, work)))
+
+
+def test_with_known_continuations(models):
+    """The hybrid of copied text and an exit."""
+    prompts = [[*([1, 2, 3, 4, 5] * 4), at] for at in range(6)]
+    greedy = params(6, temperature=0.0, max_tokens=40)
+    expected = token_ids(generate(engine_with_exit(models, policy="none"), prompts, greedy))
+    engine = engine_with_exit(models, draft=("suffix", DRAFT))
+    outputs = generate(engine, prompts, greedy)
+    assert token_ids(outputs) == expected
+    sources = {source for output in outputs for source in output.token_sources}
+    assert {TokenSource.COPY, TokenSource.DRAFT} <= sources
+
+
+def test_stop_strings(models):
+    target = Recipe(vocab=40, seed=3, tokenizer=True, config={"num_hidden_layers": 3})
+    texts = []
+    for speculation in (None, SpeculationConfig("target:exit=1", policy="fixed")):
+        llm = LLM(models.folder(target), speculation, dtype="float32")
+        limits = SamplingParams(max_tokens=40, temperature=0.0, stop=["a", "b"])
+        texts.append([output.text for output in llm.generate([[3, 4, 5], [6, 7]], limits)])
+    assert texts[0] == texts[1]
+
+
+def interrupted(engine, requests, error, passes, monkeypatch):
+    """Steps until all requests end, with an error in some of the exit's passes."""
+    leave, count = ExitModel.leave, [0]
+
+    def failing(self, *arguments):
+        count[0] += 1
+        if count[0] in passes:
+            raise error
+        return leave(self, *arguments)
+
+    raised = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(ExitModel, "leave", failing)
+        while engine.num_unfinished:
+            try:
+                engine.step()
+            except type(error):
+                raised += 1
+    assert raised
+    return [request.output() for request in requests]
+
+
+def test_interrupted_steps_are_repeated(models, monkeypatch):
+    monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
+    prompts = [[at, 3, 5, 7] for at in range(5)]
+    expected = token_ids(generate(engine_with_exit(models), prompts, params(5)))
+    for error in (KeyboardInterrupt(), RuntimeError("broken")):
+        engine = engine_with_exit(models)
+        requests = [engine.add(None, *each) for each in zip(prompts, params(5), strict=True)]
+        outputs = interrupted(engine, requests, error, {3, 8, 9, 20}, monkeypatch)
+        if isinstance(error, KeyboardInterrupt):
+            assert token_ids(outputs) == expected
+        else:
+            assert all(isinstance(output.error, EngineError) for output in outputs)
+        assert token_ids(generate(engine, prompts, params(5))) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "field", "message"),
+    [
+        ({"draft": "target:exit=0"}, {}, "draft", "at least 1"),
+        ({"draft": "target:exit=4"}, {}, "draft", "before its last layer, and .* has 4 layers"),
+        ({"draft": "target:exit=99"}, {}, "draft", "before its last layer"),
+        ({"draft": "target:exit=two"}, {}, "draft", "a number of layers"),
+        ({"draft": "target:exit=-1"}, {}, "draft", "a number of layers"),
+        ({"draft": "target:exit="}, {}, "draft", "a number of layers"),
+        ({"draft": "target:exit"}, {}, "draft", "a number of layers"),
+        ({"draft": "target:exit=2:int8"}, {}, "draft", "is not quantised"),
+        ({"draft": "FOLDER:exit=2"}, {}, "draft", "an exit is always one of the target"),
+        ({"draft": "zoo:draft:exit=2"}, {}, "draft", "'target:exit=2'"),
+        ({"draft": DRAFT, "companion": "draft:int8"}, {}, "companion", "is not quantised"),
+        ({"draft": DRAFT, "companion": DRAFT}, {}, "companion", "later than the draft"),
+        ({"draft": DEEPER, "companion": DRAFT}, {}, "companion", "later than the draft"),
+        ({"draft": DRAFT, "companion": "target:exit=4"}, {}, "companion", "before its last"),
+        ({"draft": (DRAFT, DEEPER)}, {}, "draft", "several draft models"),
+        ({"draft": DRAFT}, {"draft_replicas": 2}, "draft_replicas", "needs a draft model"),
+        ({"draft": DRAFT}, {"overlap": True}, "overlap", "leaves no target to an exit"),
+    ],
+)
+def test_what_exits_cannot_do_is_refused(models, settings, options, field, message):
+    folder = models.folder(TARGET)
+    if isinstance(settings["draft"], str):
+        settings = {**settings, "draft": settings["draft"].replace("FOLDER", folder)}
+    settings = {"policy": "staged" if "companion" in settings else "fixed", **settings}
+    with pytest.raises(InvalidParameterError, match=message) as caught:
+        LLM(folder, SpeculationConfig(**settings), dtype="float32", **options)
+    assert caught.value.field == field
+
+
+def test_targets_whose_layers_are_no_list_are_refused(models, monkeypatch):
+    def none(model):
+        raise UnsupportedModelError("draft", "not found")
+
+    monkeypatch.setattr("draftwise.models.module_parts.decoder_layers", none)
+    target = Recipe("gpt2", vocab=12, config={"num_hidden_layers": 3})
+    with pytest.raises(UnsupportedModelError, match="no exits in gpt2 models"):
+        LLM(models.folder(target), SpeculationConfig(DRAFT, policy="fixed"), dtype="float32")
+
+
+def test_targets_whose_layers_depend_on_others_are_refused(models, monkeypatch):
+    """Continuing from the exit gives other logits than a whole pass."""
+    monkeypatch.setattr(packed_model, "native_pass", lambda _: None)
+    forward = packed_model.PackedModel.forward_part
+
+    def different(self, *arguments):
+        logits, stream = forward(self, *arguments)
+        return logits, stream * 1.5
+
+    monkeypatch.setattr(packed_model.PackedModel, "forward_part", different)
+    with pytest.raises(UnsupportedModelError, match="depend on more than the layer before"):
+        LLM(models.folder(TARGET), SpeculationConfig(DRAFT, policy="fixed"), dtype="float32")

@@ -1,0 +1,83 @@
+"""A model computed in parts gives what a pass over all layers gives, on every path."""
+
+import pytest
+import torch
+
+from draftwise.models import packed_model
+from draftwise.models.attention import Segment
+from draftwise.models.decoder import DecoderForward
+from draftwise.models.loading import load_model
+from draftwise.models.model_part import ModelPart
+from draftwise.models.native.library import native_library
+
+from ..engine.exits import exit_logits
+from ..tiny_models import FAMILIES, Recipe
+
+CPU = torch.device("cpu")
+TEXTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1], [8, 2, 8, 1, 8]]
+SEGMENTS = [Segment(0, 0, 9), Segment(1, 0, 3), Segment(3, 0, 5)]
+TOKENS = [token for text in TEXTS for token in text]
+ROWS = range(len(TOKENS))
+LAYERS = {"num_hidden_layers": 3}
+
+
+def load(models, recipe, native=True, dtype=torch.float32):
+    with pytest.MonkeyPatch.context() as patch:
+        if not native:
+            patch.setattr(packed_model, "native_pass", lambda _: None)
+        return load_model(models.folder(recipe), "target", dtype, CPU).model
+
+
+def in_parts(model, exits, logit_rows=ROWS):
+    """Logits after each part."""
+    cache, stream, logits = model.new_cache(4, 64), None, []
+    for first, end in zip([0, *exits], [*exits, len(model.layers)], strict=True):
+        part = ModelPart(model, first, end)
+        output = part.forward(cache, TOKENS, SEGMENTS, list(logit_rows), stream, leaves=True)
+        stream = output.stream
+        logits.append(output.logits.clone())
+    assert cache.lengths == [9, 3, 0, 5]
+    return logits
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("native", [True, False], ids=["kernels", "operations"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_of_every_family(models, family, native):
+    recipe = Recipe(family, 16, config={} if family == "gemma3_text" else LAYERS)
+    model = load(models, recipe, native)
+    whole = model.forward(model.new_cache(4, 64), TOKENS, SEGMENTS, ROWS).clone()
+    first, second, last = in_parts(model, (1, 2))
+    # The same operations on the same numbers.
+    assert torch.equal(last, whole)
+    reference = models.reference(recipe)
+    for logits, num_layers in ((first, 1), (second, 2)):
+        expected = torch.cat([exit_logits(reference, num_layers, text) for text in TEXTS])
+        torch.testing.assert_close(logits.float(), expected, atol=1e-3, rtol=1e-3)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("native", [True, False], ids=["kernels", "operations"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_parts_in_bfloat16(models, family, native):
+    """The residual stream enters a part in the precision in which the one before left it."""
+    model = load(models, Recipe(family, 16, config=LAYERS), native, torch.bfloat16)
+    assert native_library() is None or native == (model.native is not None)
+    assert native or isinstance(model._forward, DecoderForward)
+    whole = model.forward(model.new_cache(4, 64), TOKENS, SEGMENTS, ROWS).clone()
+    assert torch.equal(in_parts(model, (1,))[-1], whole)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("native", [True, False], ids=["kernels", "operations"])
+def test_some_logits_and_none(models, native):
+    model = load(models, Recipe("llama", 16, config=LAYERS), native)
+    every, some = in_parts(model, (2,)), in_parts(model, (2,), (0, 16))
+    for all_rows, two_rows in zip(every, some, strict=True):
+        torch.testing.assert_close(two_rows, all_rows[[0, 16]])
+    cache = model.new_cache(4, 64)
+    lower, upper = ModelPart(model, 0, 2), ModelPart(model, 2, 3)
+    left = lower.forward(cache, TOKENS, SEGMENTS, None, leaves=True)
+    assert left.logits is None
+    logits = upper.forward(cache, TOKENS, SEGMENTS, [16], left.stream).logits
+    torch.testing.assert_close(logits, every[-1][[16]])
