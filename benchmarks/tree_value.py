@@ -77,7 +77,7 @@ class Source(Protocol):
     ids: torch.Tensor
 
     def distributions(self, length: int, paths: Sequence[Sequence[int]]) -> torch.Tensor:
-        """``[paths, own vocab]`` probabilities of the token after a prefix of the text and each path.
+        """``[paths, own vocab]`` probabilities of the token after a prefix and each path.
 
         Args:
             length: number of tokens of the prefix.

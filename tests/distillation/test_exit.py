@@ -4,8 +4,8 @@ import torch
 
 from draftwise.distillation.documents import pack_documents
 from draftwise.distillation.exit import ExitTask, TrainedAdapter
-from draftwise.distillation.losses import LOSSES
 from draftwise.models.exits.adapter import ExitAdapter
+from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 
 from ..engine.exits import exit_logits

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows, RowStream
-from draftwise.distillation.losses import LOSSES, Loss
 from draftwise.distillation.passes import backward_in_passes
 from draftwise.distillation.recipe import Prepared
 from draftwise.distillation.settings import TrainingSettings
@@ -25,6 +24,7 @@ from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import shifted
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.models.exits.files import ExitConfig, write_exit
+from draftwise.training.losses import LOSSES, Loss, mean_loss
 from draftwise.training.schedule import Schedule
 
 _DEFAULT_EPSILON = 1e-6
@@ -205,7 +205,7 @@ class ExitTask:
         reading = self._teacher.read(rows)
         p = self._teacher.logits(reading.final[mask]).float().softmax(dim=-1)
         logits = self._teacher.logits_of_stream(self.model(reading.states[mask]))
-        return self._loss(logits.float(), p).mean()
+        return mean_loss(self._loss, logits, p, torch.arange(len(p), device=p.device))
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the data."""
@@ -217,10 +217,15 @@ class ExitTask:
 
 
 def _chain_logits(
-    adapter: TrainedAdapter, teacher: Teacher, rows: Rows, reading: Reading, num_steps: int
+    adapter: TrainedAdapter,
+    teacher: Teacher,
+    rows: Rows,
+    reading: Reading,
+    begins: Tensor,
+    num_steps: int,
 ) -> Iterator[Tensor]:
     """The exit reads the text itself, so a step's logits are those of a later position."""
     adapter.eval()
-    logits = teacher.logits_of_stream(adapter(reading.states))
+    stream = adapter(reading.states)
     for depth in range(num_steps):
-        yield shifted(logits, depth + 1)
+        yield teacher.logits_of_stream(shifted(stream, depth + 1)[begins])
