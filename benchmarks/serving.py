@@ -31,8 +31,9 @@ import httpx
 
 from draftwise.benchmark.report import write_report
 from draftwise.llm import LLM
-from draftwise.params import SamplingParams, SpeculationConfig
+from draftwise.params import SamplingParams
 from draftwise.prompts import load_prompts
+from draftwise.speculation import SpeculationConfig
 
 PATIENCE_SECONDS = 900.0
 

@@ -49,11 +49,11 @@ from draftwise.engine.proposers.hybrid import HybridProposer
 from draftwise.engine.request import Request
 from draftwise.engine.suffix.matcher import SuffixMatcher
 from draftwise.models.attention import Segment
-from draftwise.params import RequestSpeculation
 from draftwise.policies import PolicyContext, create_policy
 from draftwise.policies.base import DraftPosition, Policy
 from draftwise.policies.router import PolicyRouter
 from draftwise.profiling.latency import measure_latency
+from draftwise.speculation import RequestSpeculation
 
 Floats = NDArray[np.float64]
 CONTEXT = 4096

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draftwise import RequestSpeculation, SamplingParams, SpeculationConfig, StructuredOutputs
 from draftwise.errors import DraftwiseError, InvalidParameterError
-from draftwise.params import MAX_SPECULATIVE_TOKENS
+from draftwise.speculation import MAX_SPECULATIVE_TOKENS
 
 NOT_NUMBERS = ["1", b"1", None, True, [1], math.nan, math.inf, -math.inf, np.bool_(True), 10**400]
 NOT_INTEGERS = ["1", b"1", None, True, [1], 1.0, math.nan, np.float32(1), np.bool_(True)]

@@ -17,14 +17,15 @@ MAY_IMPORT = {
     "core": set(),
     "errors": set(),
     "values": {"errors"},
-    "params": {"core", "errors", "structured_outputs", "values"},
+    "params": {"errors", "structured_outputs", "values"},
+    "speculation": {"core", "errors", "values"},
     "outputs": {"errors"},
     "processes": set(),
     "prompts": {"errors", "values"},
     "structured_outputs": {"errors", "values"},
     "token_bytes": set(),
     "estimators": {"core", "errors"},
-    "policies": {"core", "errors", "estimators", "params"},
+    "policies": {"core", "errors", "estimators", "values"},
     "training": {"errors"},
     "devices": {"errors"},
     "zoo": {"devices", "errors", "training"},
@@ -39,6 +40,8 @@ MAY_IMPORT = {
         "policies",
         "processes",
         "structured_outputs",
+        "speculation",
+        "values",
     },
     "profiling": {
         "core",
@@ -49,6 +52,7 @@ MAY_IMPORT = {
         "outputs",
         "params",
         "policies",
+        "speculation",
     },
     "building": {
         "core",
@@ -59,6 +63,7 @@ MAY_IMPORT = {
         "params",
         "policies",
         "profiling",
+        "speculation",
     },
     "distillation": {
         "devices",
@@ -72,6 +77,7 @@ MAY_IMPORT = {
         "training",
         "values",
         "zoo",
+        "speculation",
     },
     "llm": {
         "devices",
@@ -84,6 +90,7 @@ MAY_IMPORT = {
         "params",
         "prompts",
         "values",
+        "speculation",
     },
 }
 # These stand above all others, which never import them.

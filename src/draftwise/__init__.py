@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from draftwise.llm import LLM
     from draftwise.outputs import RequestOutput
-    from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
+    from draftwise.params import SamplingParams
+    from draftwise.speculation import RequestSpeculation, SpeculationConfig
     from draftwise.structured_outputs import StructuredOutputs
 
 __all__ = [
@@ -24,9 +25,9 @@ __version__ = "0.1.0"
 _HOME = {
     "LLM": "draftwise.llm",
     "RequestOutput": "draftwise.outputs",
-    "RequestSpeculation": "draftwise.params",
+    "RequestSpeculation": "draftwise.speculation",
     "SamplingParams": "draftwise.params",
-    "SpeculationConfig": "draftwise.params",
+    "SpeculationConfig": "draftwise.speculation",
     "StructuredOutputs": "draftwise.structured_outputs",
 }
 

@@ -44,11 +44,11 @@ from draftwise.models.loading import (
     match_vocabulary,
     split_name,
 )
-from draftwise.params import SpeculationConfig
 from draftwise.policies import POLICIES, Policy, policy_class
 from draftwise.profiling.latency import check_latency, measure_latency
 from draftwise.profiling.latency_profile import LatencyProfile
 from draftwise.profiling.passes import Stage
+from draftwise.speculation import SpeculationConfig
 
 if TYPE_CHECKING:
     from draftwise.engine.parallel.replicas.processes import Replicas

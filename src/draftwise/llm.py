@@ -25,8 +25,9 @@ from draftwise.errors import ClosedError, DraftwiseError, InvalidParameterError
 from draftwise.models.host_memory import return_free_memory
 from draftwise.models.loading import LoadedModel, resolve_dtype
 from draftwise.outputs import FinishReason, RequestOutput, StreamPiece
-from draftwise.params import RequestSpeculation, SamplingParams, SpeculationConfig
+from draftwise.params import SamplingParams
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize
+from draftwise.speculation import RequestSpeculation, SpeculationConfig
 from draftwise.values import boolean, integer, number, path_name, shown
 
 Speculations = RequestSpeculation | Sequence[RequestSpeculation] | None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from numbers import Integral, Real
+from typing import Any
 
 from draftwise.errors import InvalidParameterError
 
@@ -135,7 +138,56 @@ def refuse_deep(name: str, value: object) -> None:
     )
 
 
+def mapping(name: str, value: object) -> None:
+    """Check that a value is a mapping.
+
+    Raises:
+        InvalidParameterError: it is not.
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidParameterError(name, f"must be a mapping, got {shown(value)}")
+
+
+def set_fields(params: object, **values: object) -> None:
+    """Set fields of a frozen dataclass to their validated values."""
+    for name, value in values.items():
+        object.__setattr__(params, name, value)
+
+
+def decimal(key: object) -> object:
+    """Convert a string of up to nine decimal digits to an integer; return other values as is."""
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10:
+        return int(key)
+    return key
+
+
+def reduced(params: Any) -> tuple[Any, ...]:
+    """What ``__reduce__`` of a frozen dataclass with read-only mappings returns."""
+    values = {item.name: getattr(params, item.name) for item in fields(params)}
+    copied = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+    return _rebuild, (type(params), copied)
+
+
+def refuse_unknown_keys(where: str, keys: Iterable[str], known: Iterable[str]) -> None:
+    """Reject unknown keys.
+
+    Raises:
+        InvalidParameterError: a key is unknown; suggests the closest known key.
+    """
+    known = sorted(known)
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            raise InvalidParameterError(f"{where}.{key}", f"unknown key; {hint}")
+
+
 def _parts(value: object) -> Iterable[object]:
     if isinstance(value, Mapping):
         return list(value.values())
     return value if isinstance(value, list | tuple) else ()
+
+
+def _rebuild(cls: type[Any], values: dict[str, Any]) -> Any:
+    """Construct parameters for pickle and copy, which cannot handle a mapping proxy."""
+    return cls(**values)

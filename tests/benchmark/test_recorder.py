@@ -8,7 +8,8 @@ from draftwise.core.types import StepTimes
 from draftwise.errors import InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
-from draftwise.params import SamplingParams, SpeculationConfig
+from draftwise.params import SamplingParams
+from draftwise.speculation import SpeculationConfig
 
 from ..tiny_models import Recipe
 

@@ -11,9 +11,9 @@ from draftwise.cli.speculation_report import _advice
 from draftwise.core.goodput import advised_draft_length
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
-from draftwise.params import MAX_SPECULATIVE_TOKENS, SpeculationConfig
 from draftwise.profiling import latency
 from draftwise.profiling.latency import measure_profile
+from draftwise.speculation import MAX_SPECULATIVE_TOKENS, SpeculationConfig
 
 from ..tiny_models import Recipe
 

@@ -10,7 +10,7 @@ from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
 from draftwise.models.loading import load_model
 from draftwise.outputs import FinishReason, TokenSource
-from draftwise.params import RequestSpeculation
+from draftwise.speculation import RequestSpeculation
 
 from ..tiny_models import Recipe
 

@@ -18,9 +18,9 @@ from draftwise.engine.step import Stopwatch
 from draftwise.errors import EngineError, InvalidParameterError
 from draftwise.models.loading import load_model
 from draftwise.outputs import TokenSource
-from draftwise.params import RequestSpeculation
 from draftwise.policies import POLICIES, policy_class
 from draftwise.policies.base import DraftChoice
+from draftwise.speculation import RequestSpeculation
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..levels import exhaustive_unless

@@ -21,8 +21,8 @@ from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.request import Request
 from draftwise.errors import InvalidParameterError
 from draftwise.models.loading import load_model
-from draftwise.params import RequestSpeculation
 from draftwise.policies import POLICIES
+from draftwise.speculation import RequestSpeculation
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..levels import exhaustive_unless

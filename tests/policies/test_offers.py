@@ -69,6 +69,54 @@ def test_the_goodput_is_at_least_that_of_no_speculation():
     assert pricing.goodput(1, 0) == pytest.approx(1 / 0.010)
 
 
+def looked(pricing, num_steps, tokens, seconds, alone=0.012):
+    """Which of some steps of eight requests look for offers."""
+    found = []
+    for _ in range(num_steps):
+        looks = pricing.looks(8)
+        pricing.observe(8, tokens if looks else 8, seconds if looks else alone)
+        found.append(looks)
+    return found
+
+
+def test_some_steps_look_for_nothing_to_learn_their_time():
+    pricing = OfferPricing(latency())
+    found = looked(pricing, 150, 9, 0.012)
+    assert [step for step, looks in enumerate(found, 1) if not looks] == list(range(15, 151, 15))
+    often = OfferPricing(latency())
+    assert looked(often, 600, 24, 0.015).count(False) < 15
+
+
+def test_offers_that_do_not_pay_become_the_exception():
+    pricing = OfferPricing(latency())
+    looked(pricing, 50, 9, 0.014)
+    assert looked(pricing, 80, 9, 0.014).count(True) == 10
+    # The text begins to repeat itself.
+    looked(pricing, 200, 24, 0.015)
+    assert looked(pricing, 80, 24, 0.015).count(True) > 70
+
+
+def test_batch_sizes_are_judged_apart():
+    pricing = OfferPricing(latency())
+    looked(pricing, 100, 9, 0.014)
+    assert [pricing.looks(1) for _ in range(10)] == [True] * 10
+
+
+def test_the_measured_time_without_offers_replaces_the_estimate():
+    pricing = OfferPricing(latency())
+    looked(pricing, 60, 9, 0.012, alone=0.006)
+    assert pricing.goodput(8, 0) == pytest.approx(8 / 0.006)
+
+
+def test_a_step_that_does_not_look_verifies_nothing():
+    pricing = OfferPricing(latency())
+    requests = offering(*[(0.9, 0.9)] * 8)
+    values = np.full(8, 0.1)
+    for _ in range(15):
+        looks = pricing.looks(8)
+        assert any(pricing.select(requests, values, 0)) == looks
+
+
 def test_tokens_are_worth_the_same_while_others_follow():
     pricing = OfferPricing(latency())
     requests = offering((0.9,), (0.9,))

@@ -2,9 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from draftwise.params import SpeculationConfig
 from draftwise.serving import link
 from draftwise.serving.settings import EngineSettings
+from draftwise.speculation import SpeculationConfig
 
 from .. import forked
 from .running import running

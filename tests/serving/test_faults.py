@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from draftwise.errors import InvalidParameterError, ModelNotFoundError
-from draftwise.params import SpeculationConfig
 from draftwise.serving.logs import set_up_logs
 from draftwise.serving.run import open_socket
 from draftwise.serving.settings import EngineSettings, ServerSettings
+from draftwise.speculation import SpeculationConfig
 
 from ..tiny_models import Recipe, save
 from .conftest import ZOO

@@ -20,12 +20,13 @@ from multiprocessing.connection import wait
 import httpx
 import pytest
 
-from draftwise.params import RequestSpeculation, SamplingParams
+from draftwise.params import SamplingParams
 from draftwise.serving import service as service_module
 from draftwise.serving import supervisor as supervisor_module
 from draftwise.serving.grammar_thread import GrammarThread
 from draftwise.serving.messages import Add
 from draftwise.serving.settings import ServerSettings
+from draftwise.speculation import RequestSpeculation
 from draftwise.structured_outputs import StructuredOutputs
 
 from .conftest import ZOO

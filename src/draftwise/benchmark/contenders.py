@@ -11,8 +11,9 @@ from draftwise.benchmark.recorder import Recorder, StepRecords
 from draftwise.engine.request import Request
 from draftwise.errors import InvalidParameterError
 from draftwise.llm import LLM
-from draftwise.params import SamplingParams, SpeculationConfig
+from draftwise.params import SamplingParams
 from draftwise.policies import policy_class
+from draftwise.speculation import SpeculationConfig
 
 BASELINE = "none"
 

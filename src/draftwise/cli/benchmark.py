@@ -232,7 +232,8 @@ def benchmark(
         lookup_lengths,
         peer_models,
     )
-    from draftwise.params import SamplingParams, SpeculationConfig
+    from draftwise.params import SamplingParams
+    from draftwise.speculation import SpeculationConfig
 
     old = None if compare is None else load_report(compare)
     if chat_template is not None and not (chat or multi_turn):

@@ -17,7 +17,7 @@ from draftwise.core.formats import EXIT_PREFIX, MODEL_FREE_DRAFTS, draft_parts
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
-    from draftwise.params import SpeculationConfig
+    from draftwise.speculation import SpeculationConfig
 
 NO_DRAFT = "none"
 _ZOO_PREFIX = "zoo:"
@@ -160,13 +160,13 @@ def speculation_of(
     Args:
         context: context of the command.
         draft: name of the draft; ``None`` or ``"none"`` for target-only decoding.
-        settings: the other arguments of :class:`~draftwise.params.SpeculationConfig`.
+        settings: the other arguments of :class:`~draftwise.speculation.SpeculationConfig`.
 
     Raises:
         InvalidParameterError: a setting is out of range, or there is no draft and an option was
             given that has no effect without one.
     """
-    from draftwise.params import SpeculationConfig
+    from draftwise.speculation import SpeculationConfig
 
     if draft is None or draft == NO_DRAFT:
         refuse_without_draft(context)

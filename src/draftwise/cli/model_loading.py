@@ -8,7 +8,7 @@ from draftwise.llm import LLM
 
 if TYPE_CHECKING:
     from draftwise.engine.assembly import Models
-    from draftwise.params import SpeculationConfig
+    from draftwise.speculation import SpeculationConfig
 
 
 def load_for_profiling(

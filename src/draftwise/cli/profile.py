@@ -103,8 +103,9 @@ def profile(
       draftwise profile --prompts prompts.jsonl -o profile.safetensors
       draftwise profile --prompts prompts.jsonl --companion zoo:companion --temperature 0
     """
-    from draftwise.params import SamplingParams, SpeculationConfig
+    from draftwise.params import SamplingParams
     from draftwise.prompts import load_prompts
+    from draftwise.speculation import SpeculationConfig
 
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise InvalidParameterError("output", f"cannot write a file at {str(output)!r}")

@@ -121,7 +121,7 @@ def _load(
 ) -> Models:
     with console.status("loading the models …"):
         from draftwise.cli.model_loading import load_for_profiling
-        from draftwise.params import SpeculationConfig
+        from draftwise.speculation import SpeculationConfig
 
         speculation = None
         if models.draft is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from draftwise.core.goodput import advised_draft_length
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
-from draftwise.params import MAX_SPECULATIVE_TOKENS, SpeculationConfig
+from draftwise.speculation import MAX_SPECULATIVE_TOKENS, SpeculationConfig
 
 
 def settings(speculation: SpeculationConfig) -> dict[str, str]:

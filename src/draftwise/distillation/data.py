@@ -14,8 +14,8 @@ from draftwise.distillation.settings import TrainingSettings
 from draftwise.engine.suffix.loading import read_texts
 from draftwise.errors import InvalidParameterError, PromptError
 from draftwise.llm import LLM
-from draftwise.params import SpeculationConfig
 from draftwise.prompts import Prompt, load_prompts
+from draftwise.speculation import SpeculationConfig
 
 # Answers to one prompt at temperatures above 0, before the prompts are exhausted.
 _MAX_ROUNDS = 4

@@ -32,9 +32,9 @@ from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.prefix_store import BLOCK_SIZE
-from draftwise.params import SpeculationConfig
 from draftwise.policies import Policy, PolicyContext, create_policy
 from draftwise.policies.router import PolicyRouter
+from draftwise.speculation import SpeculationConfig
 
 # Minimum of ``max_new_tokens``, so that ``num_speculative_tokens`` can be raised later.
 _MIN_NEW_TOKENS = 64

@@ -30,14 +30,11 @@ from draftwise.errors import (
     InvalidParameterError,
 )
 from draftwise.estimators.profile import AcceptanceProfile
-from draftwise.params import (
-    RequestSpeculation,
-    SamplingParams,
-    SpeculationConfig,
-    refuse_unknown_keys,
-)
+from draftwise.params import SamplingParams
 from draftwise.policies import Policy
 from draftwise.policies.router import PolicyRouter
+from draftwise.speculation import RequestSpeculation, SpeculationConfig
+from draftwise.values import refuse_unknown_keys
 
 _CHANGEABLE = ("lenience", "num_speculative_tokens", "policy", "policy_options")
 

@@ -15,8 +15,9 @@ from draftwise.outputs import (
     TokenLogprobs,
     TokenSource,
 )
-from draftwise.params import RequestSpeculation, SamplingParams
+from draftwise.params import SamplingParams
 from draftwise.policies.base import AcceptanceHistory, RequestState
+from draftwise.speculation import RequestSpeculation
 
 NO_CACHE_SLOT = -1
 

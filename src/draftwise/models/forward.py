@@ -73,7 +73,7 @@ class ModuleForward:
     """The forward pass of any model, by Hugging Face's own modules."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Prepare a model with :func:`packed_attention`, and pack its linear layers if possible."""
+        """Prepare a model with packed attention, and pack its linear layers if possible."""
         self._model: Any = model
         parameter = next(model.parameters())
         if can_pack(parameter.dtype, parameter.device) and not has_quantized_weights(model):

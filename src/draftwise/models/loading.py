@@ -24,7 +24,7 @@ from draftwise.errors import (
     VocabularyMismatchError,
     VocabularyWarning,
 )
-from draftwise.models.attention import ATTENTION_NAME
+from draftwise.models.attention_interface import ATTENTION_NAME
 from draftwise.models.fingerprint import model_fingerprint
 from draftwise.models.gguf import GgufFile, is_gguf
 from draftwise.models.hub import find_on_hub

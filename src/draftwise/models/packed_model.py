@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
-from draftwise.models.attention import ATTENTION_NAME, PackedBatch, Segment, ShapeProbe, pack
+from draftwise.models.attention import PackedBatch, Segment, pack
+from draftwise.models.attention_interface import ATTENTION_NAME, ShapeProbe
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.fast_path import slow_path

@@ -294,6 +294,17 @@ class Policy(ABC):
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """The maximum draft length of each request, at most its ``draft_limit``."""
 
+    def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
+        """Whether continuations are looked for in this step. It must not depend on them.
+
+        It is asked before :meth:`plan_drafts` where no draft model is used. Looking takes time,
+        which a policy may save.
+
+        Args:
+            requests: the requests of the step, without offers.
+        """
+        return True
+
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
         """Choose the source and the maximum length of each request's draft.
 

@@ -9,12 +9,17 @@ the target's pass.
 An accepted token saves the time of a step divided by the tokens that a step gains: 1/λ seconds,
 with the goodput λ of recent steps. This is Dinkelbach's method (1967, "On Nonlinear Fractional
 Programming"): with the best λ, maximising tokens − λ·seconds maximises tokens per second.
+
+Looking for continuations takes time too, and the cost model may be wrong about steps that it has
+not seen for long. So at regular steps nothing is looked for. Where steps with offers have a smaller
+goodput than these, they become the exception.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter, mul
 
@@ -32,6 +37,12 @@ Integers = NDArray[np.int64]
 _FORGETTING = 0.97
 # The slope of a pass's time is measured over this part of the batch, at least one token.
 _SLOPE_PART = 0.5
+# Every so many steps nothing is looked for; rarely if offers gain much, by more than this factor.
+_REST_EVERY, _RARELY, _MUCH = 15, 60, 1.3
+# Where offers do not pay, they are looked for in one of so many steps.
+_LOOK_EVERY = 8
+# Number of steps without offers after which their time is known.
+_MIN_RESTS = 3
 # A request's remaining number of steps varies by this factor times its square root.
 _SPREAD = 0.6
 # The cost of one more token in a draft pass is measured over this many tokens beyond the batch.
@@ -52,8 +63,25 @@ class OfferPricing:
         """
         self._latency = latency
         self._by_history = _Regression()
-        # Tokens and seconds of recent steps, by batch size.
-        self._sums: dict[int, tuple[float, float]] = {}
+        self._records: dict[int, _Record] = {}
+        self._looks = True
+
+    def looks(self, num_requests: int) -> bool:
+        """Whether the coming step looks for offers. Otherwise :meth:`select` selects nothing.
+
+        It depends on earlier steps only. Call it once per step, or never.
+
+        Args:
+            num_requests: number of requests that gain tokens in the step.
+        """
+        record = self._record(num_requests)
+        record.num_steps += 1
+        gain = record.gain(num_requests)
+        if gain < 1:
+            self._looks = record.num_steps % _LOOK_EVERY == 0
+        else:
+            self._looks = record.num_steps % (_RARELY if gain > _MUCH else _REST_EVERY) != 0
+        return self._looks
 
     def goodput(self, num_requests: int, context: int) -> float:
         """λ, tokens per second: of recent steps, but at least that of no speculation.
@@ -62,9 +90,12 @@ class OfferPricing:
             num_requests: number of requests that gain tokens in the step.
             context: tokens of context, summed over the requests.
         """
-        alone = num_requests / max(self._latency.target_seconds(num_requests, context), 1e-9)
-        tokens, seconds = self._sums.get(_bucket(num_requests), (0.0, 0.0))
-        return max(alone, tokens / seconds) if seconds else alone
+        record = self._record(num_requests)
+        if record.num_rests >= _MIN_RESTS:
+            alone = num_requests / record.rest_seconds
+        else:
+            alone = num_requests / max(self._latency.target_seconds(num_requests, context), 1e-9)
+        return max(alone, record.goodput)
 
     def observe(self, num_requests: int, num_tokens: int, seconds: float) -> None:
         """Record a step that processed no prompts.
@@ -74,9 +105,18 @@ class OfferPricing:
             num_tokens: number of gained tokens.
             seconds: duration of the step.
         """
-        bucket = _bucket(num_requests)
-        tokens, total = self._sums.get(bucket, (0.0, 0.0))
-        self._sums[bucket] = _FORGETTING * tokens + num_tokens, _FORGETTING * total + seconds
+        record = self._record(num_requests)
+        if self._looks:
+            record.tokens = _FORGETTING * record.tokens + num_tokens
+            record.seconds = _FORGETTING * record.seconds + seconds
+        else:
+            record.num_rests += 1
+            # A mean over all of them at first, and over recent ones later.
+            weight = max(1 / record.num_rests, 1 - _FORGETTING)
+            record.rest_seconds += weight * (seconds - record.rest_seconds)
+
+    def _record(self, num_requests: int) -> _Record:
+        return self._records.setdefault(_bucket(num_requests), _Record())
 
     def weights(self, requests: Sequence[RequestState], context: int) -> Floats:
         """``[batch]`` value of an accepted token of each request, relative to their mean.
@@ -129,7 +169,7 @@ class OfferPricing:
         """
         lengths = [0] * len(requests)
         num_offered = sum(len(request.offer) for request in requests)
-        if not num_offered:
+        if not num_offered or not self._looks:
             return np.array(lengths, dtype=np.int64)
         curve = self._latency.target_curve(len(requests) + num_offered, context)[len(requests) :]
         # The last selected token is worth more than it adds, so tokens worth less than any token
@@ -206,6 +246,35 @@ class OfferPricing:
             gained: ``[n]`` expected number of accepted tokens of their drafts.
         """
         self._by_history.observe(history, gained)
+
+
+@dataclass
+class _Record:
+    """Recent steps of one batch size.
+
+    Attributes:
+        tokens, seconds: sums over steps that looked for offers.
+        num_rests: number of steps that did not.
+        rest_seconds: their mean duration.
+        num_steps: number of steps of both kinds.
+    """
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    num_rests: int = 0
+    rest_seconds: float = 0.0
+    num_steps: int = 0
+
+    @property
+    def goodput(self) -> float:
+        """Tokens per second of the steps that looked for offers; 0 without any."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def gain(self, num_requests: int) -> float:
+        """Goodput relative to steps without offers; 1 while one of them is unknown."""
+        if self.num_rests < _MIN_RESTS or not self.seconds:
+            return 1.0
+        return self.goodput * self.rest_seconds / num_requests
 
 
 class _Regression:

@@ -147,6 +147,10 @@ class PricedPolicy(Policy):
         self._drafted_since_exploring = False
         return drafting[self._num_explorations % len(drafting)]
 
+    def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
+        """Whether looking for offers pays, or the time without or with them is to be measured."""
+        return self.offers.looks(len(requests))
+
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
         """Choose the offered tokens that are worth verifying, and who drafts with the model.
 

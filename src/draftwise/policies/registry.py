@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 from draftwise.errors import InvalidParameterError
-from draftwise.params import refuse_unknown_keys
 from draftwise.policies.adaedl import AdaEdl
 from draftwise.policies.adaptive import Adaptive
 from draftwise.policies.base import Policy, PolicyContext
@@ -32,6 +31,7 @@ from draftwise.policies.sv_published import PublishedVerification
 from draftwise.policies.svip import Svip
 from draftwise.policies.tetris import Tetris
 from draftwise.policies.tetris_published import TetrisPublished
+from draftwise.values import refuse_unknown_keys
 
 _ALL: tuple[type[Policy], ...] = (
     NoSpeculation,

@@ -98,6 +98,13 @@ class PolicyRouter(Policy):
         """Each policy decides for its own requests."""
         return self._joined(requests, lambda policy, own: policy.draft_lengths(own), 0)
 
+    def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
+        """Whether any policy of the step does."""
+        looks: list[bool] = self._joined(
+            requests, lambda policy, own: [policy.looks_for_offers(own)] * len(own), False
+        )
+        return any(looks)
+
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
         """Each policy decides for its own requests."""
         nothing = DraftChoice(0, False)

@@ -25,10 +25,11 @@ from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.estimators.profile import NO_MODEL
 from draftwise.estimators.records import Floats, Records
-from draftwise.params import SamplingParams, SpeculationConfig
+from draftwise.params import SamplingParams
 from draftwise.policies.base import PolicyContext, RequestState, Signal
 from draftwise.policies.fixed import FixedLength
 from draftwise.profiling.checkpoint import Collected, load_checkpoint, save_checkpoint
+from draftwise.speculation import SpeculationConfig
 
 _PROMPTS_PER_CHECKPOINT = 32
 _MIN_TOKENS = 3

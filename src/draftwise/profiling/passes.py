@@ -34,9 +34,10 @@ from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.loading import LoadedModel
 from draftwise.models.native.uniforms import step_uniforms
-from draftwise.params import RequestSpeculation, SamplingParams
+from draftwise.params import SamplingParams
 from draftwise.policies.base import PolicyContext, Signal
 from draftwise.policies.fixed import FixedLength
+from draftwise.speculation import RequestSpeculation
 
 # Number of draft passes timed together. The first pass of a step also sets up the draft and
 # processes more tokens than the others.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from draftwise.errors import DraftwiseError
-from draftwise.params import RequestSpeculation, SamplingParams
+from draftwise.params import SamplingParams
 from draftwise.serving.errors import EngineUnavailableError
 from draftwise.serving.health import Health
 from draftwise.serving.link import serialize
@@ -18,6 +18,7 @@ from draftwise.serving.metrics import Metrics
 from draftwise.serving.requests import RequestUpdate, ServedRequest
 from draftwise.serving.settings import EngineSettings
 from draftwise.serving.supervisor import Supervisor
+from draftwise.speculation import RequestSpeculation
 
 _LOG = logging.getLogger("draftwise.serving")
 

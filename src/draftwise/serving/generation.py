@@ -11,7 +11,7 @@ from typing import Self, TypeGuard
 
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.outputs import FinishReason, SpeculationStats
-from draftwise.params import RequestSpeculation, SamplingParams
+from draftwise.params import SamplingParams
 from draftwise.serving.admission import Admission
 from draftwise.serving.client import EngineClient
 from draftwise.serving.errors import DeadlineExceededError, OverloadedError
@@ -19,6 +19,7 @@ from draftwise.serving.messages import Piece
 from draftwise.serving.metrics import RequestMetrics
 from draftwise.serving.requests import RequestUpdate, ServedRequest
 from draftwise.serving.tracing import Tracing, record_stats
+from draftwise.speculation import RequestSpeculation
 
 
 @dataclass(frozen=True)

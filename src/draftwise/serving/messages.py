@@ -8,7 +8,8 @@ from typing import Any
 
 from draftwise.errors import DraftwiseError
 from draftwise.outputs import FinishReason, SpeculationStats, TokenLogprobs, TokenSource
-from draftwise.params import RequestSpeculation, SamplingParams
+from draftwise.params import SamplingParams
+from draftwise.speculation import RequestSpeculation
 
 
 @dataclass(frozen=True, slots=True)

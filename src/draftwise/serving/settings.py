@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 
 from draftwise.errors import InvalidParameterError
-from draftwise.params import SpeculationConfig
 from draftwise.serving.tools.registry import PARSERS
+from draftwise.speculation import SpeculationConfig
 
 _MEBIBYTE = 1 << 20
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")

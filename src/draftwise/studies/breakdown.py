@@ -18,7 +18,7 @@ from draftwise.benchmark.contenders import PolicyContender
 from draftwise.benchmark.style import COLOURS, HATCHES, legend_below
 from draftwise.core.types import PARTS
 from draftwise.llm import LLM
-from draftwise.params import SpeculationConfig
+from draftwise.speculation import SpeculationConfig
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.whole_calls import answer_interleaved

@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from draftwise.errors import InvalidParameterError
-from draftwise.params import MAX_SPECULATIVE_TOKENS, SamplingParams
+from draftwise.params import SamplingParams
+from draftwise.speculation import MAX_SPECULATIVE_TOKENS
 
 _MINIMUM = {
     "num_prompts": 2,

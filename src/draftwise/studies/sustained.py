@@ -24,8 +24,9 @@ from draftwise.core.types import PARTS
 from draftwise.engine.request import Request
 from draftwise.errors import InvalidParameterError
 from draftwise.llm import LLM
-from draftwise.params import SamplingParams, SpeculationConfig
+from draftwise.params import SamplingParams
 from draftwise.policies import policy_class
+from draftwise.speculation import SpeculationConfig
 from draftwise.studies.replay import Script, record, replay
 
 # Minimum number of steps in an oracle's script before it is replayed.

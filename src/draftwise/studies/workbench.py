@@ -16,9 +16,10 @@ from draftwise.errors import InvalidParameterError
 from draftwise.estimators.fits import estimator_fits
 from draftwise.estimators.profile import NO_MODEL, fit_profile
 from draftwise.llm import LLM
-from draftwise.params import SamplingParams, SpeculationConfig
+from draftwise.params import SamplingParams
 from draftwise.profiling.acceptance import Collection, collect
 from draftwise.profiling.latency import measure_latency
+from draftwise.speculation import SpeculationConfig
 from draftwise.studies.positions import Passage, Positions, Text, positions_of, read_texts
 from draftwise.studies.settings import StudySettings
 from draftwise.studies.sustained import USING_A_PROFILE, Contender, contender

@@ -28,8 +28,8 @@ from draftwise.engine.turns import Turns
 from draftwise.engine.verification import Verified
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
-from draftwise.params import SpeculationConfig
 from draftwise.policies import Policy
+from draftwise.speculation import SpeculationConfig
 
 # Minimum fraction of the time to gain, because costs are only known to a few per cent.
 _LEAST_GAIN = 0.03

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from draftwise.engine.proposers.base import Proposer, ProposerContext
 from draftwise.errors import InvalidParameterError
-from draftwise.params import SpeculationConfig
+from draftwise.speculation import SpeculationConfig
 
 PROPOSERS: dict[str, type[Proposer]] = {}
 

@@ -18,7 +18,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.models.native.library import native_library
 from draftwise.models.native.suffix import corpus_structure
 from draftwise.models.native.suffix import index_chunk as native_index_chunk
-from draftwise.params import MAX_CORPUS_TOKENS
+from draftwise.speculation import MAX_CORPUS_TOKENS
 
 PUBLIC = 0
 _FORMAT = "draftwise-corpus-1"

@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.errors import InvalidParameterError
-from draftwise.params import SpeculationConfig
+from draftwise.speculation import SpeculationConfig
 
 # Files with other endings are read as plain text.
 _SAVED, _LINES = ".safetensors", ".jsonl"

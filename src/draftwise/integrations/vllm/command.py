@@ -15,7 +15,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.integrations.vllm.compatibility import installed, vllm_version
 from draftwise.integrations.vllm.settings import KEY, TEXT_METHOD, VllmSettings
 from draftwise.models.loading import locate
-from draftwise.params import MAX_SPECULATIVE_TOKENS
+from draftwise.speculation import MAX_SPECULATIVE_TOKENS
 
 WORKER = "draftwise.integrations.vllm.worker.DraftwiseWorker"
 # Environment variable with the folder in which the processes of a server share their metrics.

@@ -8,9 +8,9 @@ from typing import Any
 
 from draftwise.core.formats import MODEL_FREE_DRAFTS
 from draftwise.errors import InvalidParameterError
-from draftwise.params import refuse_unknown_keys
 from draftwise.policies import Policy, policy_class
 from draftwise.policies.registry import options_of
+from draftwise.values import refuse_unknown_keys
 
 KEY = "draftwise"
 # vLLM's method for drafts from the text, on both model runners.

@@ -6,12 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
-from draftwise.params import (
-    LARGEST_TEMPERATURE,
-    REPETITION_PENALTIES,
-    RequestSpeculation,
-    SamplingParams,
-)
+from draftwise.params import LARGEST_TEMPERATURE, REPETITION_PENALTIES, SamplingParams
 from draftwise.serving.schemas.body import (
     Body,
     TokenId,
@@ -19,6 +14,7 @@ from draftwise.serving.schemas.body import (
     quoted,
     wrong,
 )
+from draftwise.speculation import RequestSpeculation
 from draftwise.structured_outputs import StructuredOutputs
 
 MAX_STOP_STRINGS, LONGEST_STOP_STRING = 32, 256

@@ -25,7 +25,8 @@ from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
 from draftwise.models.draft_buffers import clear_beyond
-from draftwise.params import RequestSpeculation, SamplingParams
+from draftwise.params import SamplingParams
+from draftwise.speculation import RequestSpeculation
 
 
 class Replica:

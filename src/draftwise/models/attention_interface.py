@@ -1,0 +1,141 @@
+"""Packed attention as an attention function of ``transformers``, and what a model's layers need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from draftwise.errors import UnsupportedModelError
+from draftwise.models.attention import PackedBatch, attend
+from draftwise.models.attention_scores import Scores
+from draftwise.models.kv_cache import LayerShape
+
+ATTENTION_NAME = "draftwise_packed"
+
+# Arguments that change attention and are supported.
+_SUPPORTED = frozenset({"sliding_window", "softcap", "s_aux"})
+# Arguments that Hugging Face's modules pass and that do not affect the result here.
+_HARMLESS = frozenset(
+    {
+        "dropout",
+        "position_ids",
+        "position_embeddings",
+        "is_causal",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "cache_position",
+    }
+)
+
+
+class ShapeProbe:
+    """Stand-in for a :class:`PackedBatch` that records what each layer stores and attends to.
+
+    Attributes:
+        layers: shape of each layer's keys and values, by layer index.
+        max_model_len: longest context that is served. A span of at least this many tokens is no
+            limit.
+    """
+
+    def __init__(self, role: str, max_model_len: int) -> None:
+        self.layers: dict[int, LayerShape] = {}
+        self.max_model_len = max_model_len
+        self._role = role
+
+    def record(
+        self, module: nn.Module, keys: Tensor, values: Tensor, extra: Mapping[str, Any]
+    ) -> None:
+        """Record a layer's shapes.
+
+        Args:
+            module: the attention module.
+            keys: ``[1, kv_heads, tokens, key_size]``.
+            values: ``[1, kv_heads, tokens, value_size]``.
+            extra: the module's further arguments.
+
+        Raises:
+            UnsupportedModelError: the layer uses attention that is not supported.
+        """
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        for name, value in extra.items():
+            if value is not None and value is not False and name not in _SUPPORTED | _HARMLESS:
+                raise UnsupportedModelError(
+                    self._role,
+                    f"layer {layer} uses attention with {name!r}, which is not supported",
+                )
+        self.layers[layer] = LayerShape(
+            keys.shape[1],
+            keys.shape[3],
+            values.shape[3],
+            self._limit(extra.get("sliding_window")),
+            self._limit(_chunk(module, layer)),
+            extra.get("softcap") is None and extra.get("s_aux") is None,
+        )
+
+    def _limit(self, span: int | None) -> int | None:
+        return None if span is None or span >= self.max_model_len else span
+
+
+def _chunk(module: nn.Module, layer: int) -> int | None:
+    """The size of the chunks that limit a layer's attention, according to its configuration."""
+    config: Any = getattr(module, "config", None)
+    types = getattr(config, "layer_types", None)
+    if not types or types[layer] != "chunked_attention":
+        return None
+    chunk: int = config.attention_chunk_size
+    return chunk
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    packed: PackedBatch | ShapeProbe | None = None,
+    **extra: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for ``transformers``' ``AttentionInterface``.
+
+    Args:
+        module: the attention module, with its ``layer_idx``.
+        query: ``[1, heads, tokens, key_size]``.
+        key: ``[1, kv_heads, tokens, key_size]``.
+        value: ``[1, kv_heads, tokens, value_size]``.
+        attention_mask: always ``None``; ``packed`` separates the requests.
+        scaling: factor of the scores.
+        packed: plan of this forward pass.
+        extra: further arguments of the module. Unsupported ones are refused at load.
+
+    Returns:
+        ``[1, tokens, heads, value_size]`` and ``None``.
+    """
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    if isinstance(packed, ShapeProbe):
+        packed.record(module, key, value, extra)
+        keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        values = value.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        out = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling)
+        return out.transpose(1, 2).contiguous(), None
+    if packed is None:
+        raise ValueError("packed attention needs the plan of the forward pass")
+
+    out = attend(
+        packed,
+        layer,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        Scores(scaling, extra.get("softcap"), extra.get("s_aux")),
+    )
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION_NAME, packed_attention)
