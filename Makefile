@@ -39,7 +39,7 @@ check: lint
 
 # Before a change lands: all that holds the promises, under twenty minutes on two cores.
 test: lint
-	$(MAKE) --jobs=2 types docs unit
+	$(MAKE) --jobs=2 docs unit types
 	$(MAKE) test-vllm test-interpreted
 
 quick: setup

@@ -14,6 +14,8 @@ from draftwise.cli.app import app
 from draftwise.policies import POLICIES, Signal
 from draftwise.policies.registry import options_of
 
+from . import forked
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 _NEEDS = ("draft", "companion", "profile", "latency")
@@ -94,7 +96,7 @@ EXAMPLES = [file for file in EXAMPLES if "```python" in file.read_text()]
 @pytest.mark.parametrize("file", EXAMPLES, ids=[file.stem for file in EXAMPLES])
 def test_examples_of_a_page_run_one_after_the_other(file):
     blocks = re.findall(r"^```python\n(.*?)^```", file.read_text(), re.MULTILINE | re.DOTALL)
-    ended = run(program="\n".join(blocks))
+    ended = forked.run(program="\n".join(blocks))
     assert ended.returncode == 0, ended.stderr
 
 

@@ -13,7 +13,7 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 MARKER = "<!-- commands -->"
-_PANEL = "Options"
+_PANEL = "Other options"
 _KINDS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 _EXAMPLES = "Examples:\n"
 
@@ -54,6 +54,8 @@ def _sections(name: str, command: Any) -> Iterator[str]:
     for option in options:
         if not option.hidden:
             panels.setdefault(getattr(option, "rich_help_panel", None) or _PANEL, []).append(option)
+    if _PANEL in panels:  # after the named panels
+        panels[_PANEL] = panels.pop(_PANEL)
     for panel, members in panels.items():
         if len(panels) > 1:
             yield f"**{panel}**\n"

@@ -4,6 +4,7 @@ Where ``repo_url`` is set in ``mkdocs.yml``, they lead there. Otherwise every li
 page of the site with its text, and every linked folder a page with a list of its files.
 ``CHANGELOG.md`` and ``CONTRIBUTING.md`` are pages of their own. A region between
 ``<!-- include README.md#section -->`` and ``<!-- end include -->`` is replaced by that section.
+Links whose text is a file's name get the title of the page, as in the navigation.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ log = logging.getLogger("mkdocs.hooks.repository_links")
 INCLUDED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 _SHOWN_FOLDER = "source"
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)\s#]+)(#[^)\s]*)?(?=\))")
+_FILE_NAME_LINK = re.compile(r"\[(?:docs/)?[\w/]+\.md\]\(([\w/.]+\.md)(?=[#)])")
 _FENCE = re.compile(r"^(```+|~~~+).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".json": "json", ".md": "markdown"}
 _LONGEST_PAGE = 200_000  # characters
@@ -55,6 +57,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     root = Path(config.docs_dir).parent
     markdown = _INCLUDE.sub(lambda region: _section(root / region[1], region[2]), markdown)
     here = posixpath.dirname(page.file.src_uri)
+    titles = _titles(config.nav)
+
+    def titled(link: re.Match[str]) -> str:
+        title = titles.get(posixpath.normpath(posixpath.join(here, link[1])))
+        return link[0] if title is None else f"[{title}]({link[1]}"
 
     def rewritten(link: re.Match[str]) -> str:
         path, section = link[1], link[2] or ""
@@ -73,7 +80,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             log.warning("%s links to %s, which is not in the repository", page.file.src_uri, path)
         return posixpath.relpath(target, here or ".") + section
 
-    return _outside_fences(markdown, rewritten)
+    return _FILE_NAME_LINK.sub(titled, _outside_fences(markdown, rewritten))
+
+
+def _titles(nav: object) -> dict[str, str]:
+    """Titles of pages by their files, from the navigation."""
+    found: dict[str, str] = {}
+    for entry in nav if isinstance(nav, list) else []:
+        for title, value in entry.items() if isinstance(entry, dict) else []:
+            found |= {value: title} if isinstance(value, str) else _titles(value)
+    return found
 
 
 def _outside_fences(markdown: str, rewritten: Callable[[re.Match[str]], str]) -> str:
@@ -136,7 +152,9 @@ def _shown(path: str) -> str:
 
 def _page_of(root: Path, path: str, tracked: list[str]) -> str:
     """Markdown that shows a file or lists a folder; source pages are not searched."""
-    head = f"---\ntitle: {posixpath.basename(path)}\nsearch:\n  exclude: true\n---\n\n# `{path}`\n\n"
+    head = (
+        f"---\ntitle: {posixpath.basename(path)}\nsearch:\n  exclude: true\n---\n\n# `{path}`\n\n"
+    )
     if path not in tracked:
         inside = [each for each in tracked if each.startswith(f"{path}/")]
         start = posixpath.dirname(_shown(path))
