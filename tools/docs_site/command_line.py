@@ -97,7 +97,7 @@ def _default(option: Any) -> str:
     value = option.default
     if option.required:
         return "required"
-    if not shown or value is None or value in ((), [], "", False) or callable(value):
+    if not shown or value is None or value is False or value in ((), [], "") or callable(value):
         return "–"
     if value is True:
         return "on"
