@@ -130,9 +130,8 @@ def _linked_paths(files: Files, tracked: list[str]) -> Iterator[str]:
             path = _outside(file.src_uri, link[1])
             if path is None or path in INCLUDED or path.startswith("docs/"):
                 continue
-            seen |= {each for each in tracked if each == path or each.startswith(f"{path}/")}
-            if path not in tracked:
-                seen.add(path)
+            found = {each for each in tracked if each == path or each.startswith(f"{path}/")}
+            seen |= found | ({path} if found else set())
     yield from seen
 
 
