@@ -8,12 +8,15 @@ STAMP := $(VENV)/.installed
 # vLLM brings a PyTorch and a transformers of its own.
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
+# The documentation is built without PyTorch.
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed
 
 PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 # Compiled tests are kept, or every process compiles them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo check test quick test-exhaustive lint types unit test-vllm test-interpreted clean
+.PHONY: setup demo check test quick test-exhaustive lint types unit test-vllm test-interpreted docs docs-serve clean
 
 setup: $(STAMP)
 
@@ -36,7 +39,7 @@ check: lint
 
 # Before a change lands: all that holds the promises, under twenty minutes on two cores.
 test: lint
-	$(MAKE) --jobs=2 types unit
+	$(MAKE) --jobs=2 docs unit types
 	$(MAKE) test-vllm test-interpreted
 
 quick: setup
@@ -75,8 +78,23 @@ $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	$(VLLM_VENV)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $(VLLM_STAMP)
 
+# The site, in site/. A broken link, a missing anchor or reference, or a page that is not in the
+# navigation fails it.
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+
+# A preview at http://127.0.0.1:8000, built again after every change.
+docs-serve: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs serve
+
+$(DOCS_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		$$($(PYTHON) tools/extra.py docs)
+	@touch $(DOCS_STAMP)
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-results
+	rm -rf $(VENV) $(VLLM_VENV) $(DOCS_VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis .test-results
 
 # The C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer, and without warnings. The
 # runtimes are loaded before Python, which does not know of them. What Python itself leaks at its end

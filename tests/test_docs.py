@@ -1,14 +1,23 @@
-"""The documentation of policies agrees with the registry."""
+"""The documentation agrees with the registry and the command, and its examples run."""
 
+import importlib.util
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
+import typer
 
+import draftwise
+from draftwise.cli.app import app
 from draftwise.policies import POLICIES, Signal
 from draftwise.policies.registry import options_of
 
+from . import forked
+
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 _NEEDS = ("draft", "companion", "profile", "latency")
 
 
@@ -61,7 +70,8 @@ def test_policies_that_depend_on_time_are_documented():
     assert set(re.findall(r"`([^`]+)`", first)) == by_time - {"oracle"}
 
 
-FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+FILES += sorted((DOCS / "reference").glob("*.md"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=[file.name for file in FILES])
@@ -76,3 +86,88 @@ def test_links_are_valid(file):
             titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
             anchors = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in titles}
             assert section in anchors, link
+
+
+EXAMPLES = [DOCS / "index.md", DOCS / "tutorial.md", *sorted((DOCS / "reference").glob("*.md"))]
+EXAMPLES = [file for file in EXAMPLES if "```python" in file.read_text()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", EXAMPLES, ids=[file.stem for file in EXAMPLES])
+def test_examples_of_a_page_run_one_after_the_other(file):
+    blocks = re.findall(r"^```python\n(.*?)^```", file.read_text(), re.MULTILINE | re.DOTALL)
+    ended = forked.run(program="\n".join(blocks))
+    assert ended.returncode == 0, ended.stderr
+
+
+def rows(text):
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def test_figures_of_the_home_page_are_those_of_the_readme():
+    known = rows((ROOT / "README.md").read_text())
+    gains = (DOCS / "index.md").read_text().split("## What it gains")[1].split("## When")[0]
+    assert len(rows(gains)) > 3
+    assert set(rows(gains)) <= set(known)
+
+
+def commands_of(text):
+    blocks = re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", "").splitlines()
+    starts = (line.split("#")[0].split() for line in lines if line.startswith("$ "))
+    return {" ".join(words) for words in starts}
+
+
+def test_commands_of_the_tutorial_are_those_of_the_readme():
+    tutorial = commands_of((DOCS / "tutorial.md").read_text())
+    assert len(tutorial) > 10
+    assert tutorial <= commands_of((ROOT / "README.md").read_text()) | {"$ make demo-real"}
+
+
+def test_reference_has_every_public_class_and_error():
+    text = "".join(file.read_text() for file in (DOCS / "reference").glob("*.md"))
+    documented = set(re.findall(r"^::: (\S+)$", text, re.MULTILINE))
+    for name in draftwise.__all__:
+        assert f"{getattr(draftwise, name).__module__}.{name}" in documented
+    assert "draftwise.errors" in documented
+
+
+@pytest.fixture
+def site_hook(monkeypatch):
+    """Loads a hook of the site without mkdocs, which only names types there."""
+    for name, members in {
+        "mkdocs.config.defaults": ["MkDocsConfig"],
+        "mkdocs.structure.files": ["Files"],
+        "mkdocs.structure.pages": ["Page"],
+    }.items():
+        stand_in = types.ModuleType(name)
+        vars(stand_in).update(dict.fromkeys(members))
+        monkeypatch.setitem(sys.modules, name, stand_in)
+
+    def load(name):
+        file = ROOT / "tools" / "docs_site" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(name, file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def walk(name, command):
+    yield name, command
+    for each, subcommand in getattr(command, "commands", {}).items():
+        yield from walk(f"{name} {each}", subcommand)
+
+
+def test_reference_of_the_command_line_has_every_command_and_option(site_hook):
+    page = (DOCS / "reference" / "command_line.md").read_text()
+    config = types.SimpleNamespace(docs_dir=str(DOCS))
+    written = site_hook("command_line").on_page_markdown(page, None, config, None)
+    sections = dict(re.findall(r"^## `([^`]+)`\n(.*?)(?=^## |\Z)", written, re.M | re.S))
+    commands = dict(walk("draftwise", typer.main.get_command(app)))
+    assert list(sections) == list(commands)
+    for name, command in commands.items():
+        for option in command.params:
+            if option.param_type_name == "option" and not option.hidden:
+                assert f"`{option.opts[-1]}`" in sections[name], (name, option.name)

@@ -24,7 +24,7 @@ class DraftingBackend(Protocol):
     """Draws a draft's tokens. It does not decide draft lengths, except by a rule.
 
     Attributes:
-        follows_rules: whether it applies a :class:`draftwise.core.types.DraftRule` itself.
+        follows_rules: whether it applies a :class:`draftwise.core.rules.DraftRule` itself.
     """
 
     follows_rules: bool
