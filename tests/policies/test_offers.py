@@ -142,9 +142,13 @@ def test_tokens_of_the_request_that_ends_last_are_worth_more():
 def test_weights_change_the_selection():
     pricing = OfferPricing(latency())
     requests = offering(*[(0.5,)] * 8, remaining=3.0)
-    even = pricing.select(requests, pricing.values(requests, 0), 0)
+
+    def selected():
+        return pricing.select(requests, pricing.weights(requests, 0) / pricing.goodput(8, 0), 0)
+
+    even = selected()
     requests[5] = requests[5]._replace(expected_remaining=60.0)
-    uneven = pricing.select(requests, pricing.values(requests, 0), 0)
+    uneven = selected()
     assert even.sum() == 0
     assert uneven.tolist() == [int(row == 5) for row in range(8)]
 

@@ -97,12 +97,12 @@ class OfferPricing:
             alone = num_requests / max(self._latency.target_seconds(num_requests, context), 1e-9)
         return max(alone, record.goodput)
 
-    def observe(self, num_requests: int, num_tokens: int, seconds: float) -> None:
+    def observe(self, num_requests: int, num_tokens: float, seconds: float) -> None:
         """Record a step that processed no prompts.
 
         Args:
             num_requests: number of requests that gained tokens.
-            num_tokens: number of gained tokens.
+            num_tokens: number of gained tokens, weighted by :meth:`weights`.
             seconds: duration of the step.
         """
         record = self._record(num_requests)
@@ -145,19 +145,6 @@ class OfferPricing:
         ends_last /= ends_last.sum()
         weights: Floats = (slope + fixed * ends_last) / (slope + fixed / count)
         return weights
-
-    def values(
-        self, requests: Sequence[RequestState], context: int, goodput: float = 0.0
-    ) -> Floats:
-        """``[batch]`` seconds that an accepted token of each request saves.
-
-        Args:
-            requests: the requests of the step.
-            context: tokens of context, summed over the requests.
-            goodput: tokens per second that can be had without offers.
-        """
-        best = max(goodput, self.goodput(len(requests), context))
-        return self.weights(requests, context) / best
 
     def select(self, requests: Sequence[RequestState], values: Floats, context: int) -> Integers:
         """``[batch]`` number of offered tokens of each request that are worth verifying.

@@ -67,6 +67,7 @@ class PricedPolicy(Policy):
         self.offers = OfferPricing(context.latency)
         self._is_offered: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._chose_sources = False
+        self._weights: Floats = np.ones(0)
         self._num_steps = self._num_explorations = 0
         self._interval = self._next_exploration = self.options.explore_every
         self._drafted_since_exploring = False
@@ -163,7 +164,9 @@ class PricedPolicy(Policy):
         else:
             self._begin_step(requests)
             limits = self._max_lengths
-        values = self.offers.values(requests, context, self._price.goodput)
+        self._weights = self.offers.weights(requests, context)
+        goodput = max(self._price.goodput, self.offers.goodput(len(requests), context))
+        values = self._weights / goodput
         selected = self.offers.select(requests, values, context)
         uses_model = np.zeros(len(requests), dtype=bool)
         if any(limits):
@@ -241,7 +244,8 @@ class PricedPolicy(Policy):
         if not num_requests or outcome.acceptance is None or outcome.prefix_acceptance_prob is None:
             return
         if self._chose_sources and times.is_typical:
-            num_tokens = num_requests + sum(outcome.num_accepted)
+            # In a batch that nobody joins, tokens count by what they take off its end.
+            num_tokens = num_requests + float(self._weights @ np.asarray(outcome.num_accepted))
             self.offers.observe(num_requests, num_tokens, times.total)
         if self._is_offered.all():
             return
