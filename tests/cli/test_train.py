@@ -56,6 +56,18 @@ def command(models, monkeypatch, capsys, tmp_path, prompts):
     return run
 
 
+def assert_drafts(models, folder):
+    """What was trained drafts for its target, whose greedy text stays the same."""
+    speculation = SpeculationConfig(str(folder), policy="fixed", num_speculative_tokens=3)
+    sampling = SamplingParams(max_tokens=12, temperature=0)
+    with LLM(models.folder(TARGET), dtype="float32") as llm:
+        expected = llm.generate("red sea", sampling)[0].token_ids
+    with LLM(models.folder(TARGET), speculation, dtype="float32") as llm:
+        output = llm.generate("red sea", sampling)[0]
+    assert output.token_ids == expected
+    assert output.speculation.num_drafted > 0
+
+
 def test_a_head_is_written_in_the_layout_of_speculators(command, models, tmp_path):
     status, out, err = command("--tokens", "400", "--dtype", "float32")
     folder = tmp_path / "head"
@@ -139,14 +151,7 @@ def test_an_exit_is_written_that_drafts_on_the_target(command, models, tmp_path)
     assert (config["exit"], config["adapter_rank"]) == (2, 8)
     title = f"# Early exit of {Path(models.folder(TARGET)).name}\n"
     assert title in (folder / "README.md").read_text()
-    speculation = SpeculationConfig(str(folder), policy="fixed", num_speculative_tokens=3)
-    sampling = SamplingParams(max_tokens=12, temperature=0)
-    with LLM(models.folder(TARGET), dtype="float32") as llm:
-        expected = llm.generate("red sea", sampling)[0].token_ids
-    with LLM(models.folder(TARGET), speculation, dtype="float32") as llm:
-        output = llm.generate("red sea", sampling)[0]
-    assert output.token_ids == expected
-    assert output.speculation.num_drafted > 0
+    assert_drafts(models, folder)
 
 
 @pytest.mark.parametrize(
@@ -171,26 +176,12 @@ def test_a_model_is_written_that_serves_as_a_draft(command, models, tmp_path):
     start = card.index(f"# Draft for {name}") + 2
     assert card[start].endswith("in 1 layer of size 64, and the vocabulary of")
     assert card[start + 1] == f"`{name}`."
-    speculation = SpeculationConfig(str(folder), policy="fixed", num_speculative_tokens=3)
-    sampling = SamplingParams(max_tokens=12, temperature=0)
-    with LLM(models.folder(TARGET), dtype="float32") as llm:
-        expected = llm.generate("red sea", sampling)[0].token_ids
-    with LLM(models.folder(TARGET), speculation, dtype="float32") as llm:
-        output = llm.generate("red sea", sampling)[0]
-    assert output.token_ids == expected
-    assert output.speculation.num_drafted > 0
+    assert_drafts(models, folder)
 
 
 def test_a_head_serves_as_a_draft(command, models, tmp_path):
     command("--tokens=400", "--dtype=float32")
-    head = SpeculationConfig(str(tmp_path / "head"), policy="fixed", num_speculative_tokens=3)
-    sampling = SamplingParams(max_tokens=12, temperature=0)
-    with LLM(models.folder(TARGET), dtype="float32") as llm:
-        expected = llm.generate("red sea", sampling)[0].token_ids
-    with LLM(models.folder(TARGET), head, dtype="float32") as llm:
-        output = llm.generate("red sea", sampling)[0]
-    assert output.token_ids == expected
-    assert output.speculation.num_drafted > 0
+    assert_drafts(models, tmp_path / "head")
 
 
 def test_answers_are_kept_for_later_runs(command, tmp_path):

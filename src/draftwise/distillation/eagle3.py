@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.evaluation import NUM_DRAFTED
-from draftwise.distillation.folder import head_tensors, speculators_config, write_head
+from draftwise.distillation.folder import head_tensors, speculators_config
 from draftwise.distillation.head import Eagle3Head
 from draftwise.distillation.objective import HeadTask, Readings
 from draftwise.distillation.recipe import Prepared
@@ -30,6 +30,7 @@ from draftwise.distillation.start import (
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import unroll
 from draftwise.distillation.vocabulary import choose_draft_tokens
+from draftwise.models.draft_folder import write_draft
 from draftwise.models.heads import public_name
 from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
@@ -128,7 +129,7 @@ class Eagle3Recipe:
         architectures = list(getattr(teacher.config, "architectures", None) or [])
         target = public_name(self._settings.target)
         config = speculators_config(head.config, target, architectures, NUM_DRAFTED)
-        write_head(folder, config, head_tensors(weights, target_ids, teacher.vocab_size))
+        write_draft(folder, config, head_tensors(weights, target_ids, teacher.vocab_size))
 
 
 def _chain_logits(

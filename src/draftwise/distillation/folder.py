@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwise.models.heads import HeadConfig
@@ -103,18 +100,3 @@ def head_tensors(
     marked = torch.zeros(target_vocab_size, dtype=torch.bool)
     marked[ids] = True
     return {**tensors, "d2t": ids - torch.arange(len(ids)), "t2d": marked}
-
-
-def write_head(folder: Path, config: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write ``config.json`` and ``model.safetensors``; each file is replaced atomically."""
-    temporary = folder / "model.safetensors.tmp"
-    save_file(tensors, temporary, {"format": "pt"})
-    temporary.replace(folder / "model.safetensors")
-    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, replacing it atomically."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

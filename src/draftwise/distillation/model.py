@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftwise.distillation.data import Collected
-from draftwise.distillation.documents import Rows, RowStream
-from draftwise.distillation.passes import backward_in_passes
+from draftwise.distillation.documents import Rows
+from draftwise.distillation.positions import PositionTask
 from draftwise.distillation.recipe import Prepared
 from draftwise.distillation.settings import TrainingSettings
 from draftwise.distillation.start import rope_theta
@@ -26,12 +26,10 @@ from draftwise.distillation.unrolled import shifted
 from draftwise.errors import InvalidParameterError
 from draftwise.models.loading import load_tokenizer
 from draftwise.training.initialisation import zero_layer_outputs
-from draftwise.training.losses import LOSSES, Loss, mean_loss
+from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 
 _HEAD_SIZE = 64
-# Bytes of the logits of one forward pass, with and without gradients alike.
-_MAX_LOGIT_BYTES = 2**28
 
 
 class ModelRecipe:
@@ -123,73 +121,14 @@ def new_model(
     return model.to(teacher.device)
 
 
-class ModelTask:
-    """Trains a model on the target's distributions.
+class ModelTask(PositionTask[LlamaForCausalLM]):
+    """Trains a model on the target's distributions."""
 
-    Attributes:
-        model: the model.
-        stream: numbers of the training rows.
-    """
-
-    def __init__(
-        self,
-        model: LlamaForCausalLM,
-        teacher: Teacher,
-        rows: Rows,
-        schedule: Schedule,
-        loss: Loss,
-        seed: int,
-    ) -> None:
-        """Create the task at the beginning of its data.
-
-        Args:
-            model: the model, on the teacher's device.
-            teacher: the target.
-            rows: training rows.
-            schedule: gives the sizes of a batch.
-            loss: loss of a position.
-            seed: seed of the order of the rows.
-        """
-        self.model = model
-        self.stream = RowStream(len(rows), seed)
-        self._teacher = teacher
-        self._rows = rows
-        self._schedule = schedule
-        self._loss = loss
-
-    def backward(self, progress: float) -> tuple[float, int]:
-        """See :class:`draftwise.training.loop.Task`."""
-        length = self._rows.tokens.shape[1]
-        num_rows = max(1, self._schedule.batch_tokens // length)
-        self.model.train()
-        per_pass = max(1, _MAX_LOGIT_BYTES // (4 * length * self._teacher.vocab_size))
-        return backward_in_passes(
-            self._rows,
-            self.stream.next(num_rows),
-            per_pass,
-            self._teacher.device,
-            lambda indices, rows: self.loss(rows),
-        )
-
-    def loss(self, rows: Rows) -> Tensor:
-        """Mean loss of the positions whose next token is one of an answer or a text."""
-        mask = shifted(rows.is_learned, 1, 0) & (shifted(rows.documents, 1, -2) == rows.documents)
-        if not bool(mask.any()):
-            return torch.zeros((), device=self._teacher.device)
-        final = self._teacher.read(rows).final
-        p = self._teacher.logits(final[mask]).float().softmax(dim=-1)
+    def logits(self, rows: Rows, reading: Reading, mask: Tensor) -> Tensor:
+        """See :class:`draftwise.distillation.positions.PositionTask`."""
         with _autocast(self._teacher):
-            hidden = _hidden(self.model, rows)
-            logits = self.model.lm_head(hidden[mask])
-        return mean_loss(self._loss, logits, p, torch.arange(len(p), device=p.device))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position in the data."""
-        return self.stream.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at a position returned by :meth:`state_dict`."""
-        self.stream.load_state_dict(state)
+            logits: Tensor = self.model.lm_head(_hidden(self.model, rows)[mask])
+        return logits
 
 
 def _autocast(teacher: Teacher) -> torch.autocast:

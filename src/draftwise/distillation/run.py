@@ -17,7 +17,6 @@ from draftwise.distillation.card import card
 from draftwise.distillation.data import Collected, collect, read_prompts
 from draftwise.distillation.documents import load_documents, pack_documents, save_documents
 from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
-from draftwise.distillation.folder import write_text
 from draftwise.distillation.recipe import Recipe
 from draftwise.distillation.settings import TrainingSettings
 from draftwise.distillation.start import check_start
@@ -25,6 +24,7 @@ from draftwise.distillation.target import check_target
 from draftwise.distillation.teacher import load_teacher
 from draftwise.distillation.vocabulary import coverage
 from draftwise.errors import InvalidParameterError
+from draftwise.models.draft_folder import write_text
 from draftwise.models.loading import resolve_dtype
 from draftwise.training.loop import Record, Runtime, Trainer
 from draftwise.training.optimizers import Optimizers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,19 @@ def model_fingerprint(model: nn.Module, quantization: str | None = None) -> str:
         for name, parameter in sorted(model.named_parameters())
     )
     return _digest(model.config, quantization, weights)
+
+
+def tensors_fingerprint(settings: str, tensors: Mapping[str, Tensor]) -> str:
+    """Hash of some settings, of the names and shapes of tensors, and of some of their values.
+
+    Args:
+        settings: what else distinguishes them; may be empty.
+        tensors: the tensors by name.
+    """
+    weights = (
+        (name, list(tensor.shape), sampled_bits(tensor)) for name, tensor in sorted(tensors.items())
+    )
+    return _digest_of(settings, weights)
 
 
 def checkpoint_fingerprint(folder: str | Path) -> str:
@@ -78,9 +91,13 @@ def checkpoint_fingerprint(folder: str | Path) -> str:
 
 
 def _digest(
-    config: Any, quantization: str | None, weights: Iterator[tuple[str, list[int], Tensor]]
+    config: Any, quantization: str | None, weights: Iterable[tuple[str, list[int], Tensor]]
 ) -> str:
-    digest = hashlib.sha256(json.dumps([_settings(config), quantization]).encode())
+    return _digest_of(json.dumps([_settings(config), quantization]), weights)
+
+
+def _digest_of(settings: str, weights: Iterable[tuple[str, list[int], Tensor]]) -> str:
+    digest = hashlib.sha256(settings.encode())
     for name, shape, samples in weights:
         digest.update(json.dumps([name, shape]).encode())
         digest.update(samples.numpy().tobytes())

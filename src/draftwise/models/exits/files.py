@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
+from draftwise.models.draft_folder import CONFIG, WEIGHTS, write_draft
 
-_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _TYPE_KEY, _TYPE = "draftwise_model_type", "exit"
 
 
@@ -49,10 +49,10 @@ class ExitConfig:
 def find_exit(name: str) -> Path | None:
     """The folder of an exit; ``None`` if the name is that of something else."""
     folder = Path(name).expanduser()
-    if not (folder / _CONFIG).is_file():
+    if not (folder / CONFIG).is_file():
         return None
     try:
-        found = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the loader of models reports it
         return None
     is_exit = isinstance(found, dict) and found.get(_TYPE_KEY) == _TYPE
@@ -70,10 +70,10 @@ def read_exit(folder: Path, role: str) -> tuple[ExitConfig, dict[str, Tensor]]:
         ModelNotFoundError: there are no weights.
         UnsupportedModelError: a setting or a tensor is missing, unknown or invalid.
     """
-    config = _parse(json.loads((folder / _CONFIG).read_text(encoding="utf-8")), role)
-    file = folder / _WEIGHTS
+    config = _parse(json.loads((folder / CONFIG).read_text(encoding="utf-8")), role)
+    file = folder / WEIGHTS
     if not file.is_file():
-        raise ModelNotFoundError(role, f"the folder {str(folder)!r} has no {_WEIGHTS}")
+        raise ModelNotFoundError(role, f"the folder {str(folder)!r} has no {WEIGHTS}")
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
@@ -91,13 +91,7 @@ def read_exit(folder: Path, role: str) -> tuple[ExitConfig, dict[str, Tensor]]:
 
 def write_exit(folder: Path, config: ExitConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write an exit. Each file is replaced atomically."""
-    temporary = folder / f"{_WEIGHTS}.tmp"
-    save_file(dict(tensors), temporary, {"format": "pt"})
-    temporary.replace(folder / _WEIGHTS)
-    temporary = folder / f"{_CONFIG}.tmp"
-    content = {_TYPE_KEY: _TYPE, **asdict(config)}
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(folder / _CONFIG)
+    write_draft(folder, {_TYPE_KEY: _TYPE, **asdict(config)}, tensors)
 
 
 def _parse(found: Mapping[str, Any], role: str) -> ExitConfig:
@@ -109,8 +103,7 @@ def _parse(found: Mapping[str, Any], role: str) -> ExitConfig:
         if not (is_number and is_whole and found[item.name] > 0):
             raise UnsupportedModelError(
                 role,
-                f"{item.name} in the {_CONFIG} of the exit must be a positive number, "
-                f"got {value!r}",
+                f"{item.name} in the {CONFIG} of the exit must be a positive number, got {value!r}",
             )
         values[item.name] = value
     return ExitConfig(**values)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 
 import torch
@@ -15,7 +13,7 @@ from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.exits.files import ExitConfig, find_exit, read_exit
 from draftwise.models.exits.model import ExitModel
 from draftwise.models.exits.names import exit_layers
-from draftwise.models.fingerprint import sampled_bits
+from draftwise.models.fingerprint import tensors_fingerprint
 from draftwise.models.loading import LoadedModel, split_name
 from draftwise.models.model_part import ModelPart
 from draftwise.models.native.part import why_no_adapter
@@ -25,7 +23,6 @@ from draftwise.models.packed_model import PackedModel
 # same way, but matrix products of other sizes may add in another order.
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
 _PROBE_LENGTH = 12
-_NUM_DIGITS = 16
 
 
 def load_exit(name: str, role: str, target: LoadedModel) -> LoadedModel | None:
@@ -52,7 +49,7 @@ def load_exit(name: str, role: str, target: LoadedModel) -> LoadedModel | None:
             raise InvalidParameterError(role, f"{name!r} is an exit, which is not quantised")
         config, tensors = read_exit(folder, role)
         _check_target(config, target, role)
-        num_layers, fingerprint = config.exit, f":{_fingerprint(tensors)}"
+        num_layers, fingerprint = config.exit, f":{tensors_fingerprint('', tensors)}"
         adapter = _adapter(config, tensors, target.model, role)
     if num_layers is None:
         return None
@@ -104,15 +101,6 @@ def _adapter(
         if reason is not None:
             raise UnsupportedModelError(role, f"an exit with an adapter needs {reason}")
     return adapter
-
-
-def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Hash of some values of each weight."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(json.dumps([name, list(tensor.shape)]).encode())
-        digest.update(sampled_bits(tensor).numpy().tobytes())
-    return digest.hexdigest()[:_NUM_DIGITS]
 
 
 def check_exits(draft: LoadedModel | None, companion: LoadedModel | None) -> None:

@@ -74,4 +74,6 @@ class ExitModel(PackedModel):
 
     def continued(self, first: int) -> ModelPart:
         """The layers from one of them on, with the exit's logits."""
+        if first == 0:
+            return self._part
         return ModelPart(self.target, first, self.num_layers, self._part.adapter)

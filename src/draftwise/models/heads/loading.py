@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,8 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwise.errors import UnsupportedModelError
-from draftwise.models.fingerprint import sampled_bits
-from draftwise.models.heads.config import HeadConfig
+from draftwise.models.fingerprint import tensors_fingerprint
 from draftwise.models.heads.files import read_head
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.heads.origin import warn_of_other_target
@@ -21,7 +18,6 @@ from draftwise.models.heads.spec import head_layers, head_spec
 from draftwise.models.loading import LoadedModel
 
 _EMBEDDING = "embed_tokens.weight"
-_NUM_DIGITS = 16
 
 
 def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) -> LoadedModel:
@@ -43,7 +39,7 @@ def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) 
     model = target.model
     config.check_target(model.hidden_size, model.vocab_size, len(model.layers))
     warn_of_other_target(name, folder, target)
-    fingerprint = _fingerprint(config, weights.tensors)
+    settings = json.dumps(asdict(config), sort_keys=True)
     tensors = {name: each.to(model.device, dtype) for name, each in weights.tensors.items()}
     embedding = model.embedding
     own = tensors.pop(_EMBEDDING, None)
@@ -70,7 +66,7 @@ def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) 
         target.max_model_len,
         frozenset(),
         size,
-        fingerprint,
+        tensors_fingerprint(settings, weights.tensors),
     )
 
 
@@ -83,12 +79,3 @@ def _is_same(own: Tensor, embedding: Tensor) -> bool:
         and count <= len(embedding)
         and torch.equal(own, embedding[:count])
     )
-
-
-def _fingerprint(config: HeadConfig, tensors: Mapping[str, Tensor]) -> str:
-    """Hash of the configuration, and of some values of each weight."""
-    digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(json.dumps([name, list(tensor.shape)]).encode())
-        digest.update(sampled_bits(tensor).numpy().tobytes())
-    return digest.hexdigest()[:_NUM_DIGITS]

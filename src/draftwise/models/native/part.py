@@ -37,7 +37,6 @@ class NativePart(NativeDecoder):
             adapter: what the logits are computed with; ``None`` for none.
         """
         self.__dict__.update(whole.__dict__)
-        self._whole = whole
         self._first_layer = first
         model = DecoderModel.from_buffer_copy(whole._model)
         model.layers += first * ctypes.sizeof(DecoderLayer)
