@@ -18,7 +18,8 @@ from turns import take_turns
 from draftwise.benchmark.report import write_report
 from draftwise.models import attention
 from draftwise.models.attention import PackedBatch, Segment, attend, pack
-from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.layer_shape import LayerShape
 from draftwise.models.native.library import kernel_in_use
 
 KV_HEADS, HEADS_PER_KV, HEAD_SIZE = 6, 3, 64

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from draftwise.errors import CacheExhaustedError
-from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.layer_shape import LayerShape
 from draftwise.models.packing import PackedLinear, can_pack, pack_linear_layers
 
 from ..tiny_models import Recipe

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from draftwise.models import attention as attention_module
 from draftwise.models.attention import Segment, attend, pack
 from draftwise.models.attention_scores import Scores
-from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.layer_shape import LayerShape
 from draftwise.models.native.library import native_library
 
 CPU = torch.device("cpu")

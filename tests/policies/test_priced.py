@@ -263,7 +263,7 @@ class TestExploring:
             for step in range(40):
                 world = World.random(3, 4, seed=100 * seed + step)
                 lengths.append(take_step(policy, world, world.states(limits=[4, 2, 4])).draft)
-                policy._drafted_since_exploring = True
+                policy.exploration.others_drafted = True
             turns.append([draft.lengths for draft in lengths])
         assert turns[0] == turns[1]
         (first, *_, last) = [step for step, each in enumerate(turns[0], 1) if any(each)]

@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.attention import PackedBatch, attend
 from draftwise.models.attention_scores import Scores
-from draftwise.models.kv_cache import LayerShape
+from draftwise.models.layer_shape import LayerShape
 
 ATTENTION_NAME = "draftwise_packed"
 

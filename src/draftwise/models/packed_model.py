@@ -17,7 +17,8 @@ from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.fast_path import slow_path
 from draftwise.models.forward import ForwardPass, forward_pass, native_pass
 from draftwise.models.hidden_states import StateTap
-from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.layer_shape import LayerShape
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
 from draftwise.models.static_steps import LARGEST_STEP, Decoder, StaticSteps, StepMode
 from draftwise.models.step_inputs import StepInputs

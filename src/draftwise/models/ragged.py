@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftwise.models.attention_scores import Scores
-from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.layer_shape import LayerShape
 
 # With more queries per request than this, the flash kernels fill their large blocks and are faster.
 _MANY_QUERIES = 32

@@ -11,8 +11,8 @@ with the goodput λ of recent steps. This is Dinkelbach's method (1967, "On Nonl
 Programming"): with the best λ, maximising tokens − λ·seconds maximises tokens per second.
 
 Looking for continuations takes time too, and the cost model may be wrong about steps that it has
-not seen for long. So at regular steps nothing is looked for. Where steps with offers have a smaller
-goodput than these, they become the exception.
+not seen for long. So, where no model drafts, nothing is looked for at regular steps. Where steps
+with offers have a smaller goodput than these, they become the exception.
 """
 
 from __future__ import annotations

@@ -23,14 +23,12 @@ from draftwise.policies.base import (
     PolicyContext,
     RequestState,
 )
+from draftwise.policies.exploration import Exploration
 from draftwise.policies.filtering import Integers, Scorer, keep_in_range, keep_likely
 from draftwise.policies.offers import OfferPricing
 from draftwise.policies.pricing import Price, Pricing, PricingOptions
 
 Floats = NDArray[np.float64]
-
-# The interval between explorations is at most this many times ``explore_every``.
-_LONGEST_INTERVAL = 8
 
 
 class PricedPolicy(Policy):
@@ -68,9 +66,8 @@ class PricedPolicy(Policy):
         self._is_offered: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._chose_sources = False
         self._weights: Floats = np.ones(0)
-        self._num_steps = self._num_explorations = 0
-        self._interval = self._next_exploration = self.options.explore_every
-        self._drafted_since_exploring = False
+        self._num_steps = 0
+        self.exploration = Exploration(self.options.explore_every)
         self._requests: Sequence[RequestState] = ()
         self._greedy: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._history: Floats = np.zeros(0)
@@ -122,9 +119,8 @@ class PricedPolicy(Policy):
         context = sum(request.num_tokens for request in requests)
         self._price = self.prices.price(num_requests, context)
         point = self._price.point
-        if self._num_steps >= self._next_exploration:
-            self._explorer = self._next_explorer(drafting)
-        elif point.max_length == 0:
+        self._explorer = self.exploration.explorer(self._num_steps, drafting)
+        if self._explorer is None and point.max_length == 0:
             return self._max_lengths
         self._greedy = np.array([request.greedy for request in requests], dtype=bool)
         self._history = np.array([request.history for request in requests], dtype=np.float64)
@@ -137,16 +133,6 @@ class PricedPolicy(Policy):
         # Without a threshold, signals decide nothing. Then they are computed only to learn.
         self._uses_signals = point.threshold > 0 or self._learns_from_step
         return self._max_lengths
-
-    def _next_explorer(self, drafting: Sequence[int]) -> int:
-        """The request that explores in this step. Sets the step of the next exploration."""
-        self._num_explorations += 1
-        every = self.options.explore_every
-        longer = min(2 * self._interval, _LONGEST_INTERVAL * every)
-        self._interval = every if self._drafted_since_exploring else longer
-        self._next_exploration = self._num_steps + self._interval
-        self._drafted_since_exploring = False
-        return drafting[self._num_explorations % len(drafting)]
 
     def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether looking for offers pays, or the time without or with them is to be measured."""
@@ -252,7 +238,7 @@ class PricedPolicy(Policy):
         by_others = (np.asarray(outcome.num_drafted) > 0) & ~self._is_offered
         if self._explorer is not None:
             by_others[self._explorer] = False
-        self._drafted_since_exploring |= bool(by_others.any())
+        self.exploration.others_drafted |= bool(by_others.any())
         if self._chose_sources:
             self._observe_model_gains(outcome)
         if times.is_typical and self._runs_as_priced:

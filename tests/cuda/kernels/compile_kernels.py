@@ -15,7 +15,8 @@ from draftwise.models import attention_kernel
 from draftwise.models.attention_scores import Scores
 from draftwise.models.decoder_spec import Activation, NormSpec
 from draftwise.models.kernels import add_norm, gated, rotate_and_store
-from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.layer_shape import LayerShape
 from draftwise.models.norm import Norm
 
 CPU = torch.device("cpu")

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from draftwise.models.attention_scores import Scores
-from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.layer_shape import LayerShape
 from draftwise.models.ragged import (
     FlashAttention,
     FusedAttention,

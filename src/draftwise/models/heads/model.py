@@ -12,7 +12,8 @@ from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.fast_path import SlowPath
 from draftwise.models.heads.forward import HeadForward, HeadOutput
 from draftwise.models.hidden_states import StateTap
-from draftwise.models.kv_cache import KVCache, LayerShape
+from draftwise.models.kv_cache import KVCache
+from draftwise.models.layer_shape import LayerShape
 from draftwise.models.native.suitability import native_head, why_no_native_head
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.ragged import RaggedKernels

@@ -19,7 +19,7 @@ from draftwise.models.decoder_spec import (
     activation_named,
 )
 from draftwise.models.heads.config import HeadConfig
-from draftwise.models.kv_cache import LayerShape
+from draftwise.models.layer_shape import LayerShape
 
 _ROTARY = "full_attention"
 
