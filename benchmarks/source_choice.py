@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from recorded_texts import add_recording_options, cost_arrays, read_texts, text_key
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
@@ -94,10 +95,7 @@ def record(arguments: argparse.Namespace) -> None:
     llm = LLM(arguments.target, dtype=arguments.dtype, max_batch_size=16, max_model_len=2048)
     models = llm.load_models(SpeculationConfig(arguments.draft, policy="fixed"))
     latency = measure_latency(models, 32, num_speculative_tokens=8)
-    arrays: dict[str, Any] = {}
-    for stage in ("target", "draft"):
-        cost = getattr(latency, stage)
-        arrays[stage] = [cost.tokens, cost.seconds]
+    arrays = cost_arrays(latency)
     for path in arguments.prompts:
         workload = load_workload(llm, path, arguments.num_prompts, arguments.longest_prompt, True)
         for temperature in (0.0, 0.8):
@@ -110,7 +108,7 @@ def record(arguments: argparse.Namespace) -> None:
             for index, (prompt, output) in enumerate(zip(workload.prompts, outputs, strict=True)):
                 text = recorded(models, prompt, output.token_ids, params[index])
                 for field, values in vars(text).items():
-                    arrays[f"{path.stem}/{temperature}/{index}/{field}"] = values
+                    arrays[text_key(path.stem, temperature, index, field)] = values
                 kept.append(text.acceptance.mean())
             print(path.stem, temperature, len(kept), f"acceptance {np.mean(kept):.2f}", flush=True)
     np.savez_compressed(arguments.texts, **arrays)
@@ -141,6 +139,8 @@ def recorded(models: Models, prompt: list[int], output: list[int], params: Sampl
 class RecordedModel:
     """Takes the place of the draft model: its tokens are right with the recorded probabilities."""
 
+    state_layers: tuple[int, ...] = ()
+
     def __init__(self, texts: dict[int, Text]) -> None:
         self.texts = texts
         self.read: dict[int, int] = {}
@@ -149,6 +149,9 @@ class RecordedModel:
 
     def room(self, request: Request) -> int:
         return CONTEXT - len(request.tokens)
+
+    def must_read(self, batch: Batch) -> bool:
+        return False
 
     def num_behind(self, request: Request) -> int:
         return len(request.tokens) - 1 - self.read[request.request_id]
@@ -327,7 +330,7 @@ def replay_policy(
             if not is_one_hot[row]:
                 request.history.learn(known[row, : plan.lengths[row]].tolist())
         replay.gain(accepted, seconds)
-        commit = Commit(requests, starts, [0] * size)
+        commit = Commit(requests, starts, [0] * size, [None] * size)
         proposer.commit(commit)
     return (replay.tokens - start[0]) / (replay.seconds - start[1])
 
@@ -447,27 +450,17 @@ def replay_oracle(make: Any, continues: bool, temperature: float, num_tokens: in
 
 def replay_all(arguments: argparse.Namespace) -> None:
     """Replay every workload, and print goodput relative to no speculation."""
-    with np.load(arguments.texts) as file:
-        arrays = {name: file[name] for name in file.files}
-    costs = []
-    for stage in ("target", "draft"):
-        tokens, seconds = arrays[stage].tolist()
-        costs.append(StageCost(tuple(tokens), tuple(seconds)))
+    costs, recorded_texts = read_texts(arguments.texts)
     if arguments.draft_price != 1.0:
         costs[1] = StageCost(
             costs[1].tokens, tuple(arguments.draft_price * each for each in costs[1].seconds)
         )
-    texts: dict[tuple[str, float], list[Text]] = {}
-    for name in arrays:
-        if name.endswith("/output"):
-            stem, temperature, index = name.split("/")[:3]
-            start = f"{stem}/{temperature}/{index}/"
-            tokens = (arrays[start + field].tolist() for field in ("prompt", "output"))
-            signals = ("acceptance", "entropy", "right", "wrong")
-            one = Text(*tokens, *(arrays[start + field] for field in signals))
-            texts.setdefault((stem, float(temperature)), []).append(one)
     cells = []
-    for (workload, temperature), those in texts.items():
+    for (workload, temperature), answers in recorded_texts.items():
+        those = [
+            Text(**{k: v.tolist() if k in ("prompt", "output") else v for k, v in each.items()})
+            for each in answers
+        ]
         num_tokens = sum(len(text.output) for text in those)
         for batch_size in arguments.batch_sizes:
 
@@ -511,14 +504,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
     recording = commands.add_parser("record")
-    recording.add_argument("texts", type=Path)
-    recording.add_argument("--prompts", type=Path, nargs="+", required=True)
-    recording.add_argument("--target", default="zoo:target@200m")
-    recording.add_argument("--draft", default="zoo:draft")
-    recording.add_argument("--dtype", default="bfloat16")
-    recording.add_argument("--num-prompts", type=int, default=24)
-    recording.add_argument("--longest-prompt", type=int, default=1500)
-    recording.add_argument("--max-tokens", type=int, default=128)
+    add_recording_options(recording, num_prompts=24, longest_prompt=1500, max_tokens=128)
     recording.set_defaults(run=record)
     replaying = commands.add_parser("replay")
     replaying.add_argument("texts", type=Path)

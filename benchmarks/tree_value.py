@@ -38,11 +38,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from recorded_texts import add_recording_options, cost_arrays, read_texts, text_key
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import load_workload
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import Models
 from draftwise.engine.suffix.search import _continued, _own_matches
 from draftwise.models.attention import Segment
@@ -235,11 +236,7 @@ def record(arguments: argparse.Namespace) -> None:
     """Write trees, acceptance and times of passes to a file."""
     llm = LLM(arguments.target, dtype=arguments.dtype, max_batch_size=8, max_model_len=MOST_CONTEXT)
     models = llm.load_models(SpeculationConfig(arguments.draft, policy="fixed"))
-    arrays: dict[str, Any] = {}
-    latency = measure_latency(models, 64, num_speculative_tokens=DEPTH)
-    for stage in ("target", "draft"):
-        cost = getattr(latency, stage)
-        arrays[stage] = [cost.tokens, cost.seconds] if cost else [[1.0], [0.0]]
+    arrays = cost_arrays(measure_latency(models, 64, num_speculative_tokens=DEPTH))
     for path in arguments.prompts:
         has_template = llm.target.tokenizer.chat_template is not None
         workload = load_workload(
@@ -259,7 +256,7 @@ def record(arguments: argparse.Namespace) -> None:
             for index, (prompt, output) in enumerate(zip(workload.prompts, outputs, strict=True)):
                 stored = recorded(models, prompt, output.token_ids, temperature)
                 for field, values in stored.items():
-                    arrays[f"{path.stem}/{temperature}/{index}/{field}"] = values
+                    arrays[text_key(path.stem, temperature, index, field)] = values
             print(path.stem, temperature, len(outputs), flush=True)
     np.savez_compressed(arguments.texts, **arrays)
 
@@ -565,22 +562,11 @@ def rules(copies: bool, sampled: bool) -> list[Rule]:
 
 def replay_all(arguments: argparse.Namespace) -> None:
     """Replay every workload, and print goodput relative to no speculation."""
-    with np.load(arguments.texts) as file:
-        arrays = {name: file[name] for name in file.files}
-    costs = []
-    for stage in ("target", "draft"):
-        tokens, seconds = arrays[stage].tolist()
-        costs.append(StageCost(tuple(tokens), tuple(seconds)))
-    copies = not any(arrays["draft"][1])
-    texts: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
-    for name, values in arrays.items():
-        if "/" in name:
-            stem, temperature, index, field = name.split("/")
-            own = texts.setdefault((stem, float(temperature)), {}).setdefault(index, {})
-            own[field] = values
+    costs, texts = read_texts(arguments.texts)
+    copies = not any(costs[1].seconds)
     cells = []
     for (workload, temperature), those in texts.items():
-        positions = positions_of(list(those.values()))
+        positions = positions_of(those)
         for batch_size in arguments.batch_sizes:
             replay = Replay(positions, LatencyModel(*costs), batch_size, copies)
             alone = batch_size / LatencyModel(*costs).target_seconds(batch_size)
@@ -612,14 +598,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
     recording = commands.add_parser("record")
-    recording.add_argument("texts", type=Path)
-    recording.add_argument("--prompts", type=Path, nargs="+", required=True)
-    recording.add_argument("--target", default="zoo:target@200m")
-    recording.add_argument("--draft", default="zoo:draft", help="a model, a head, or suffix")
-    recording.add_argument("--dtype", default="bfloat16")
-    recording.add_argument("--num-prompts", type=int, default=16)
-    recording.add_argument("--longest-prompt", type=int, default=1000)
-    recording.add_argument("--max-tokens", type=int, default=96)
+    add_recording_options(recording, num_prompts=16, longest_prompt=1000, max_tokens=96)
     recording.set_defaults(run=record)
     replaying = commands.add_parser("replay")
     replaying.add_argument("texts", type=Path)
