@@ -8,6 +8,7 @@ from draftwise.engine.drafting.native import NativeBackend
 from draftwise.errors import EngineError, InvalidParameterError, UnsupportedModelError
 from draftwise.models import packed_model
 from draftwise.models.exits.model import ExitModel
+from draftwise.models.model_part import ModelPart
 from draftwise.models.native import library
 from draftwise.models.native.library import kernel_in_use
 from draftwise.outputs import TokenSource
@@ -275,6 +276,47 @@ def test_interrupted_steps_are_repeated(models, monkeypatch):
         else:
             assert all(isinstance(output.error, EngineError) for output in outputs)
         assert token_ids(generate(engine, prompts, params(5))) == expected
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("settings", [{}, {"policy": "staged", "companion": DEEPER}])
+def test_an_interrupt_between_the_parts_of_a_pass_leaves_no_half_read_prompt(
+    models, monkeypatch, settings
+):
+    """Prompts join in chunks while other requests decode. Their prefixes are used again."""
+    prompts = [[1, 4], [2, 5, 3], [3, *PREFIX[:90]], [4, *PREFIX[:70]], [5, *PREFIX[:80]]]
+    sampled = params(5, max_tokens=60)
+
+    def texts(broken):
+        """Of an engine, the first time and again, with some passes that are interrupted."""
+        engine = engine_with_exit(models, LONG, max_batch_size=5, max_chunk_tokens=16, **settings)
+        work = list(zip(prompts, sampled, strict=True))
+        requests = [engine.add(None, *each) for each in work[:2]]
+        engine.step()
+        engine.step()
+        requests += [engine.add(None, *each) for each in work[2:]]
+        forward, raised = ModelPart.forward, [0]
+
+        def failing(self, cache, tokens, segments, *arguments, **named):
+            has_chunk = max(count for _, _, count in segments) > 8
+            if broken and self.layers.start and has_chunk and raised[0] < 4:
+                raised[0] += 1
+                raise KeyboardInterrupt
+            return forward(self, cache, tokens, segments, *arguments, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ModelPart, "forward", failing)
+            while engine.num_unfinished:
+                try:
+                    engine.step()
+                except KeyboardInterrupt:
+                    continue
+        assert raised[0] == 4 * broken
+        again = generate(engine, prompts, sampled)
+        assert sum(output.num_cached_tokens for output in again) > 100
+        return token_ids([request.output() for request in requests]), token_ids(again)
+
+    assert texts(broken=True) == texts(broken=False)
 
 
 @pytest.mark.parametrize(

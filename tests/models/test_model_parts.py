@@ -36,6 +36,9 @@ def in_parts(model, exits, logit_rows=ROWS):
         output = part.forward(cache, TOKENS, SEGMENTS, list(logit_rows), stream, leaves=True)
         stream = output.stream
         logits.append(output.logits.clone())
+    # All layers are computed before the lengths change.
+    assert cache.lengths == [0, 0, 0, 0]
+    cache.advance_all(SEGMENTS)
     assert cache.lengths == [9, 3, 0, 5]
     return logits
 

@@ -128,6 +128,7 @@ class KeptStates:
             after the last layer.
         """
         end = self.num_layers if exit is None else exit.num_layers
+        leaves_stream = exit is not None
         rows = self._rows(tokens, segments, end)
         levels = {each.kept.layer for each in rows if each.kept is not None}
         if any(each.num_kept < each.segment.num_tokens for each in rows):
@@ -144,10 +145,11 @@ class KeptStates:
                 [_rest(each) for each in new],
                 logit_rows if is_last else None,
                 entering,
-                not is_last or end < self.num_layers,
+                not is_last or leaves_stream,
             )
             stream = output.stream
-        return output if end < self.num_layers else output._replace(stream=None)
+        cache.advance_all(segments)
+        return output
 
     def holds_any(self, segments: Sequence[Segment]) -> bool:
         """Whether anything is kept of the requests of a pass."""

@@ -5,7 +5,7 @@ Layers that attend to a window keep their newest tokens in a ring instead of all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -227,6 +227,15 @@ class KVCache:
         """Set the length of a cache slot after its tokens up to ``length`` were written."""
         self.lengths[cache_slot] = length
         self._written[cache_slot] = max(self._written[cache_slot], length)
+
+    def advance_all(self, segments: Iterable[tuple[int, int, int]]) -> None:
+        """Set the lengths after all layers of a pass have written its tokens.
+
+        Args:
+            segments: cache slot, start and number of tokens of each request.
+        """
+        for cache_slot, start, count in segments:
+            self.advance(cache_slot, start + count)
 
     def truncate(self, cache_slot: int, length: int) -> None:
         """Drop all tokens of a cache slot from position ``length`` on, in O(1).

@@ -68,7 +68,11 @@ class ModelPart:
         entering: Tensor | None = None,
         leaves: bool = False,
     ) -> PartOutput:
-        """Compute packed tokens, write their keys and values, and advance the cache's lengths.
+        """Compute packed tokens and write their keys and values.
+
+        The cache's lengths stay as they are, because other layers of the tokens may follow. The
+        caller advances them after the last part, so that an interrupt between two parts leaves no
+        token half computed.
 
         Args:
             cache: a cache of the whole model. Keys and values of the other layers stay as they are.
@@ -80,15 +84,10 @@ class ModelPart:
             leaves: whether the stream after the last of the layers is returned.
         """
         if self.native is not None:
-            output = PartOutput(
+            return PartOutput(
                 *self.native.run(cache, tokens, segments, logit_rows, entering, leaves)
             )
-        else:
-            output = PartOutput(
-                *self._model.forward_part(
-                    cache, tokens, segments, logit_rows, self.layers, entering, self.adapter
-                )
-            )
-        for cache_slot, start, count in segments:
-            cache.advance(cache_slot, start + count)
-        return output
+        logits, stream = self._model.forward_part(
+            cache, tokens, segments, logit_rows, self.layers, entering, self.adapter
+        )
+        return PartOutput(logits, stream if leaves else None)

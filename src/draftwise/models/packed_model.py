@@ -141,8 +141,7 @@ class PackedModel:
             assert self._forward is not None
             ids, packed = self._pack(cache, tokens, segments)
             logits = self._forward(ids, packed, logit_rows, tap)
-        for cache_slot, start, count in segments:
-            cache.advance(cache_slot, start + count)
+        cache.advance_all(segments)
         return logits
 
     def forward_part(
@@ -157,7 +156,7 @@ class PackedModel:
     ) -> tuple[Tensor | None, Tensor]:
         """Compute some of the layers without native kernels.
 
-        See :meth:`draftwise.models.model_part.ModelPart.forward`, which advances the cache.
+        See :meth:`draftwise.models.model_part.ModelPart.forward`.
         """
         assert self._forward is not None
         ids, packed = self._pack(cache, tokens, segments)

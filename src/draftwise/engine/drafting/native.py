@@ -73,8 +73,7 @@ class NativeBackend:
         ]
         tokens, segments, logit_tokens, states = model.gather(step.inputs)
         self._run.read(tokens, segments, logit_tokens, states)
-        for slot, start, count in segments:
-            cache.advance(slot, start + count)
+        cache.advance_all(segments)
 
     @torch.inference_mode()
     def draw(self, active: list[int], num_tokens: int) -> int:

@@ -64,13 +64,17 @@ class ExitModel(PackedModel):
         tap: StateTap | None = None,
     ) -> Tensor | None:
         """Compute packed tokens; see :meth:`PackedModel.forward`. A tap is not filled."""
-        return self._part.forward(cache, tokens, segments, logit_rows or None).logits
+        logits = self._part.forward(cache, tokens, segments, logit_rows or None).logits
+        cache.advance_all(segments)
+        return logits
 
     def leave(
         self, cache: KVCache, tokens: Sequence[int] | Tensor, segments: Sequence[Segment]
     ) -> PartOutput:
-        """The logits and the residual stream of all packed tokens."""
-        return self._part.forward(cache, tokens, segments, range(len(tokens)), leaves=True)
+        """The logits and the residual stream of all packed tokens. Advances the cache's lengths."""
+        output = self._part.forward(cache, tokens, segments, range(len(tokens)), leaves=True)
+        cache.advance_all(segments)
+        return output
 
     def continued(self, first: int) -> ModelPart:
         """The layers from one of them on, with the exit's logits."""

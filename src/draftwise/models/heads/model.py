@@ -121,8 +121,7 @@ class HeadModel(PackedModel):
             ids, packed = self._pack(cache, tokens, segments)
             rows = upload(logit_rows, torch.long, self.device)
             output = self._head_forward(ids, packed, states, carried, rows)
-        for cache_slot, start, count in segments:
-            cache.advance(cache_slot, start + count)
+        cache.advance_all(segments)
         return output
 
     def target_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
