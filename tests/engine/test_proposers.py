@@ -315,9 +315,12 @@ class TestHybrid:
         prompts, params = varied_work(30)
         for policy in ("fixed", "adaptive"):
             engine = self.engine(models, policy, 8, VARIED)
-            for _ in range(3):
-                outputs = generate(engine, prompts, params)
-            sources = {source for output in outputs for source in output.token_sources}
+            sources = {
+                source
+                for _ in range(10)
+                for output in generate(engine, prompts, params)
+                for source in output.token_sources
+            }
             assert {TokenSource.DRAFT, TokenSource.COPY, TokenSource.TARGET} <= sources, policy
 
     def test_the_model_catches_up_after_steps_without_it(self, models, monkeypatch):

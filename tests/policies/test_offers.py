@@ -61,10 +61,10 @@ def test_the_goodput_is_at_least_that_of_no_speculation():
     pricing = OfferPricing(latency())
     assert pricing.goodput(8, 0) == pytest.approx(8 / 0.012)
     for _ in range(50):
-        pricing.observe(8, 24, 0.015)
+        pricing.observe(8, 0, 24, 0.015)
     assert pricing.goodput(8, 0) == pytest.approx(24 / 0.015, rel=0.01)
     for _ in range(500):
-        pricing.observe(8, 8, 0.5)
+        pricing.observe(8, 0, 8, 0.5)
     assert pricing.goodput(8, 0) == pytest.approx(8 / 0.012)
     assert pricing.goodput(1, 0) == pytest.approx(1 / 0.010)
 
@@ -74,7 +74,7 @@ def looked(pricing, num_steps, tokens, seconds, alone=0.012):
     found = []
     for _ in range(num_steps):
         looks = pricing.looks(8)
-        pricing.observe(8, tokens if looks else 8, seconds if looks else alone)
+        pricing.observe(8, 0, tokens if looks else 8, seconds if looks else alone)
         found.append(looks)
     return found
 
@@ -137,6 +137,19 @@ def test_tokens_of_the_request_that_ends_last_are_worth_more():
     assert (weights > 0).all()
     # With equal ends, all are worth the same.
     assert pricing.weights(offering(*[(0.9,)] * 8, remaining=4.0), 0) == pytest.approx(1.0)
+
+
+def test_a_request_that_can_gain_fast_does_not_end_last():
+    pricing = OfferPricing(latency())
+    requests = offering((0.9,) * 8, (), remaining=30.0)
+    requests[0] = requests[0]._replace(expected_remaining=60.0)
+    assert pricing.weights(requests, 0).argmax() == 0
+    for _ in range(30):
+        weights = pricing.weights(requests, 0)
+    assert weights.argmax() == 1
+    # A request that follows under another number starts anew, and so does one that was forgotten.
+    pricing.forget([0])
+    assert pricing.weights(requests, 0).argmax() == 0
 
 
 def test_weights_change_the_selection():

@@ -18,7 +18,7 @@ with offers have a smaller goodput than these, they become the exception.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter, mul
@@ -45,6 +45,8 @@ _LOOK_EVERY = 8
 _MIN_RESTS = 3
 # A request's remaining number of steps varies by this factor times its square root.
 _SPREAD = 0.6
+# Weight of a step's offer in the rate at which a request can gain tokens.
+_RATE_WEIGHT = 0.1
 # The cost of one more token in a draft pass is measured over this many tokens beyond the batch.
 _SLOPE_TOKENS = 8
 # Weight of a draft relative to the one after it, and a ridge that pulls the slope towards 0.
@@ -64,6 +66,7 @@ class OfferPricing:
         self._latency = latency
         self._by_history = _Regression()
         self._records: dict[int, _Record] = {}
+        self._rates: dict[int, float] = {}
         self._looks = True
 
     def looks(self, num_requests: int) -> bool:
@@ -76,7 +79,7 @@ class OfferPricing:
         """
         record = self._record(num_requests)
         record.num_steps += 1
-        gain = record.gain(num_requests)
+        gain = record.gain
         if gain < 1:
             self._looks = record.num_steps % _LOOK_EVERY == 0
         else:
@@ -91,32 +94,46 @@ class OfferPricing:
             context: tokens of context, summed over the requests.
         """
         record = self._record(num_requests)
-        if record.num_rests >= _MIN_RESTS:
-            alone = num_requests / record.rest_seconds
-        else:
-            alone = num_requests / max(self._latency.target_seconds(num_requests, context), 1e-9)
-        return max(alone, record.goodput)
+        return max(num_requests / self._seconds_alone(num_requests, context), record.goodput)
 
-    def observe(self, num_requests: int, num_tokens: float, seconds: float) -> None:
+    def observe(self, num_requests: int, context: int, num_tokens: float, seconds: float) -> None:
         """Record a step that processed no prompts.
 
         Args:
             num_requests: number of requests that gained tokens.
+            context: tokens of context, summed over the requests.
             num_tokens: number of gained tokens, weighted by :meth:`weights`.
             seconds: duration of the step.
         """
         record = self._record(num_requests)
+        slowdown = seconds / self._predicted(num_requests, context)
         if self._looks:
             record.tokens = _FORGETTING * record.tokens + num_tokens
             record.seconds = _FORGETTING * record.seconds + seconds
+            record.tokens_alone = _FORGETTING * record.tokens_alone + num_requests * slowdown
         else:
             record.num_rests += 1
             # A mean over all of them at first, and over recent ones later.
             weight = max(1 / record.num_rests, 1 - _FORGETTING)
-            record.rest_seconds += weight * (seconds - record.rest_seconds)
+            record.slowdown += weight * (slowdown - record.slowdown)
+
+    def forget(self, request_ids: Collection[int]) -> None:
+        """Delete the state of ended requests."""
+        for request_id in request_ids:
+            self._rates.pop(request_id, None)
 
     def _record(self, num_requests: int) -> _Record:
         return self._records.setdefault(_bucket(num_requests), _Record())
+
+    def _predicted(self, num_requests: int, context: int) -> float:
+        """The cost model's duration of a step without offers."""
+        return max(self._latency.target_seconds(num_requests, context), 1e-9)
+
+    def _seconds_alone(self, num_requests: int, context: int) -> float:
+        """Duration of a step without offers: predicted, and corrected once some are measured."""
+        record = self._record(num_requests)
+        correction = record.slowdown if record.num_rests >= _MIN_RESTS else 1.0
+        return self._predicted(num_requests, context) * correction
 
     def weights(self, requests: Sequence[RequestState], context: int) -> Floats:
         """``[batch]`` value of an accepted token of each request, relative to their mean.
@@ -124,16 +141,17 @@ class OfferPricing:
         While other requests take the places of those that end, all tokens have the same value. In a
         batch that nobody joins, the request that ends last determines when all is done. With the
         time a + b·n of a pass over n tokens, a token of request r saves b and, if r ends last, its
-        part of a. So its value is b + a·P(r ends last), and on average b + a/batch.
+        part of a. So its value is b + a·P(r ends last), and on average b + a/batch. A request ends
+        after its remaining tokens, divided by the tokens per step that its offers let it gain.
 
         Args:
-            requests: the requests of the step.
+            requests: the requests of the step, with their offers.
             context: tokens of context, summed over the requests.
         """
         count = len(requests)
         if count < 2 or not all(request.expected_remaining for request in requests):
             return np.ones(count)
-        remaining = np.array([request.expected_remaining for request in requests])
+        remaining = np.array([r.expected_remaining / self._rate(r) for r in requests])
         more = max(1, round(_SLOPE_PART * count))
         curve = self._latency.target_curve(count + more, context)
         slope = max(float(curve[-1] - curve[count]) / more, 0.0)
@@ -145,6 +163,15 @@ class OfferPricing:
         ends_last /= ends_last.sum()
         weights: Floats = (slope + fixed * ends_last) / (slope + fixed / count)
         return weights
+
+    def _rate(self, request: RequestState) -> float:
+        """Tokens per step that a request can gain, from its recent offers."""
+        rate = self._rates.get(request.request_id, 1.0)
+        if self._looks:
+            possible = 1.0 + sum(accumulate(request.offer, mul))
+            rate += _RATE_WEIGHT * (possible - rate)
+            self._rates[request.request_id] = rate
+        return rate
 
     def select(self, requests: Sequence[RequestState], values: Floats, context: int) -> Integers:
         """``[batch]`` number of offered tokens of each request that are worth verifying.
@@ -241,15 +268,17 @@ class _Record:
 
     Attributes:
         tokens, seconds: sums over steps that looked for offers.
-        num_rests: number of steps that did not.
-        rest_seconds: their mean duration.
+        tokens_alone: tokens that these seconds would have gained without offers, by the cost model.
+        num_rests: number of steps that did not look for offers.
+        slowdown: their mean duration, relative to the cost model's.
         num_steps: number of steps of both kinds.
     """
 
     tokens: float = 0.0
     seconds: float = 0.0
+    tokens_alone: float = 0.0
     num_rests: int = 0
-    rest_seconds: float = 0.0
+    slowdown: float = 0.0
     num_steps: int = 0
 
     @property
@@ -257,11 +286,12 @@ class _Record:
         """Tokens per second of the steps that looked for offers; 0 without any."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def gain(self, num_requests: int) -> float:
+    @property
+    def gain(self) -> float:
         """Goodput relative to steps without offers; 1 while one of them is unknown."""
-        if self.num_rests < _MIN_RESTS or not self.seconds:
+        if self.num_rests < _MIN_RESTS or not self.tokens_alone:
             return 1.0
-        return self.goodput * self.rest_seconds / num_requests
+        return self.tokens * self.slowdown / self.tokens_alone
 
 
 class _Regression:

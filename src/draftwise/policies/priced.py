@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -111,7 +111,7 @@ class PricedPolicy(Policy):
         """The operating point's draft length, capped by each request's ``draft_limit``."""
         self._begin_step(requests)
         num_requests, gamma = len(requests), self.num_speculative_tokens
-        limits = [min(gamma, request.draft_limit) for request in requests]
+        limits = [min(gamma, r.draft_limit) if r.has_model else 0 for r in requests]
         drafting = [index for index, limit in enumerate(limits) if limit > 0]
         self._is_priced = bool(drafting)
         if not drafting:
@@ -232,7 +232,8 @@ class PricedPolicy(Policy):
         if self._chose_sources and times.is_typical:
             # In a batch that nobody joins, tokens count by what they take off its end.
             num_tokens = num_requests + float(self._weights @ np.asarray(outcome.num_accepted))
-            self.offers.observe(num_requests, num_tokens, times.total)
+            context = sum(request.num_tokens for request in self._requests)
+            self.offers.observe(num_requests, context, num_tokens, times.total)
         if self._is_offered.all():
             return
         by_others = (np.asarray(outcome.num_drafted) > 0) & ~self._is_offered
@@ -283,6 +284,10 @@ class PricedPolicy(Policy):
         gained = outcome.prefix_acceptance_prob.cpu().double().numpy().sum(axis=1)
         history = np.array([request.history for request in self._requests])
         self.offers.observe_model(history[drafted], gained[drafted])
+
+    def forget(self, request_ids: Collection[int]) -> None:
+        """Delete the state of ended requests."""
+        self.offers.forget(request_ids)
 
     @property
     def _runs_as_priced(self) -> bool:
