@@ -135,6 +135,17 @@ def test_expensive_tokens_are_not_sent():
     assert sent[1] < sent[0] / 3
 
 
+def test_texts_are_searched_only_where_the_policy_looks_for_offers(monkeypatch):
+    searched, find = [], TextContinuations.find
+    monkeypatch.setattr(TextContinuations, "find", lambda *args: searched.append(1) or find(*args))
+    steering, engine = steer(), Engine()
+    engine.add()
+    looks = iter([True, False, False, True, True])
+    monkeypatch.setattr(steering.policy, "looks_for_offers", lambda states: next(looks))
+    run(steering, engine, 5)
+    assert len(searched) == 3
+
+
 def test_requests_that_leave_come_back_or_reuse_a_name():
     """Rows, names and slots are reused. The estimates remain those of the right requests."""
     engine, steering = Engine(3), steer()

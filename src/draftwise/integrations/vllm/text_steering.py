@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from draftwise.core.latency import LatencyModel
-from draftwise.engine.proposers.proposals import planned_lengths, stopped_draft
+from draftwise.engine.proposers.proposals import Proposals, planned_lengths, stopped_draft
 from draftwise.integrations.vllm.steering import Agree, Steering
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import TextProposer, Texts
@@ -52,10 +52,14 @@ class TextSteering(Steering):
         """
         start = clock()
         states = self._states(views)
-        made = self._proposer.propose(texts, views)
-        made.cut_at_vocabulary(self._vocab_size)
+        estimates = self._proposer.estimates_acceptance
+        if estimates and not self.policy.looks_for_offers(states):
+            made = Proposals.nothing(len(views))
+        else:
+            made = self._proposer.propose(texts, views)
+            made.cut_at_vocabulary(self._vocab_size)
         found = clock()
-        if self._proposer.estimates_acceptance:
+        if estimates:
             limits = planned_lengths(made, states, self.policy)
         else:
             wanted = zip(self._policy_lengths(states), made.lengths.tolist(), strict=True)
@@ -63,7 +67,7 @@ class TextSteering(Steering):
         host = torch.device("cpu")
         draft = stopped_draft(made, limits, self.policy, self._vocab_size, host, None)
         plan = self.policy.select(draft, None)
-        estimate = made.acceptance if self._proposer.estimates_acceptance else None
+        estimate = made.acceptance if estimates else None
         lengths = self._send(plan.lengths, estimate, draft, found - start, clock() - found)
         return [row[:n] for row, n in zip(made.tokens.tolist(), lengths, strict=True)]
 
