@@ -136,7 +136,7 @@ def show(joined: dict[str, Any]) -> None:
                 if contender == "none":
                     continue
                 ratio = figures["ratio"]
-                equal = f"{figures.get('identical_answers')}/{figures['answers']}"
+                equal = f"{figures.get('identical_answers')}/{figures.get('answers')}"
                 table.add_row(
                     name,
                     str(cell["batch_size"]),

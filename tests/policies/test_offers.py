@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from draftwise.core.goodput import OperatingPoint, StepEstimate
 from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.types import StepTimes
 from draftwise.policies import PolicyContext, create_policy
 from draftwise.policies.offers import OfferPricing
 from draftwise.policies.router import PolicyRouter
@@ -28,6 +29,12 @@ def offering(*offers, remaining=0.0, **values):
         RequestState(50, 5, 8, row, offer=offer, expected_remaining=remaining, **values)
         for row, offer in enumerate(offers)
     ]
+
+
+def observe(pricing, num_tokens, seconds, num_verified=0):
+    """A step of eight requests."""
+    times = StepTimes(0.0, 0.0, 0.0, seconds, 0.0, 0.0)
+    pricing.observe(8, 0, num_verified, num_tokens, times)
 
 
 probabilities = st.lists(st.sampled_from([0.05, 0.3, 0.6, 0.9]), max_size=3)
@@ -61,10 +68,10 @@ def test_the_goodput_is_at_least_that_of_no_speculation():
     pricing = OfferPricing(latency())
     assert pricing.goodput(8, 0) == pytest.approx(8 / 0.012)
     for _ in range(50):
-        pricing.observe(8, 0, 24, 0.015)
+        observe(pricing, 24, 0.015)
     assert pricing.goodput(8, 0) == pytest.approx(24 / 0.015, rel=0.01)
     for _ in range(500):
-        pricing.observe(8, 0, 8, 0.5)
+        observe(pricing, 8, 0.5)
     assert pricing.goodput(8, 0) == pytest.approx(8 / 0.012)
     assert pricing.goodput(1, 0) == pytest.approx(1 / 0.010)
 
@@ -74,7 +81,7 @@ def looked(pricing, num_steps, tokens, seconds, alone=0.012):
     found = []
     for _ in range(num_steps):
         looks = pricing.looks(8)
-        pricing.observe(8, 0, tokens if looks else 8, seconds if looks else alone)
+        observe(pricing, tokens if looks else 8, seconds if looks else alone)
         found.append(looks)
     return found
 
@@ -117,6 +124,31 @@ def test_a_step_that_does_not_look_verifies_nothing():
         assert any(pricing.select(requests, values, 0)) == looks
 
 
+@pytest.mark.parametrize(("factor", "selected"), [(1.0, 8), (1.5, 0), (0.7, 8)])
+def test_what_tokens_add_is_measured(factor, selected):
+    """Eight tokens add 8 ms by the cost model; each is worth 1.2 ms."""
+    pricing = OfferPricing(latency())
+    for _ in range(300):
+        looks = pricing.looks(8)
+        # The machine is slower than the cost model says.
+        seconds = 1.1 * (0.012 + factor * 0.008 * looks)
+        observe(pricing, 24 if looks else 8, seconds, 8 * looks)
+    assert pricing.looks(8)
+    requests = offering(*[(0.999,)] * 8)
+    chosen = pricing.select(requests, np.full(8, 1.2e-3 * 1.1), 0)
+    assert chosen.sum() == selected
+
+
+def test_a_cost_that_is_out_of_the_ordinary_is_limited():
+    pricing = OfferPricing(latency())
+    for _ in range(300):
+        looks = pricing.looks(8)
+        observe(pricing, 1000 if looks else 8, 0.5 if looks else 0.012, 8 * looks)
+    requests = offering(*[(0.999,)] * 8)
+    assert pricing.select(requests, np.full(8, 2.2e-3), 0).sum() == 8
+    assert pricing.select(requests, np.full(8, 1.8e-3), 0).sum() == 0
+
+
 def test_tokens_are_worth_the_same_while_others_follow():
     pricing = OfferPricing(latency())
     requests = offering((0.9,), (0.9,))
@@ -137,6 +169,31 @@ def test_tokens_of_the_request_that_ends_last_are_worth_more():
     assert (weights > 0).all()
     # With equal ends, all are worth the same.
     assert pricing.weights(offering(*[(0.9,)] * 8, remaining=4.0), 0) == pytest.approx(1.0)
+
+
+def test_a_token_is_worth_what_its_request_adds_to_the_steps_that_it_takes():
+    """With certain ends, the time until all is done is the sum of steps times what they add."""
+    pricing = OfferPricing(latency())
+    remaining = [4000.0, 3000.0, 2000.0, 1000.0]
+    requests = [
+        request._replace(expected_remaining=each)
+        for request, each in zip(offering(*[()] * 4), remaining, strict=True)
+    ]
+    steps = latency().target_curve(4)
+
+    def until_all_is_done(lengths):
+        ends = sorted(lengths, reverse=True)
+        return sum(
+            (end - following) * steps[running]
+            for running, (end, following) in enumerate(itertools.pairwise([*ends, 0.0]), 1)
+        )
+
+    saved = [
+        until_all_is_done(remaining)
+        - until_all_is_done([each - (row == other) for other, each in enumerate(remaining)])
+        for row in range(4)
+    ]
+    assert pricing.weights(requests, 0) == pytest.approx(np.array(saved) / np.mean(saved), rel=1e-3)
 
 
 def test_a_request_that_can_gain_fast_does_not_end_last():

@@ -12,7 +12,9 @@ Programming"): with the best λ, maximising tokens − λ·seconds maximises tok
 
 Looking for continuations takes time too, and the cost model may be wrong about steps that it has
 not seen for long. So, where no model drafts, nothing is looked for at regular steps. Where steps
-with offers have a smaller goodput than these, they become the exception.
+with offers have a smaller goodput than these, they become the exception. Often a token saves hardly
+more than it adds. So what tokens add is also measured, at each batch size, as the difference of
+steps with and without offered tokens.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from numpy.typing import NDArray
 
 from draftwise.core.goodput import OperatingPoint, StepEstimate
 from draftwise.core.latency import LatencyModel
+from draftwise.core.types import StepTimes
 from draftwise.policies.base import RequestState
 
 Floats = NDArray[np.float64]
@@ -35,8 +38,6 @@ Integers = NDArray[np.int64]
 
 # Weight of a step's goodput relative to the step after it.
 _FORGETTING = 0.97
-# The slope of a pass's time is measured over this part of the batch, at least one token.
-_SLOPE_PART = 0.5
 # Every so many steps nothing is looked for; rarely if offers gain much, by more than this factor.
 _REST_EVERY, _RARELY, _MUCH = 15, 60, 1.3
 # Where offers do not pay, they are looked for in one of so many steps.
@@ -47,6 +48,10 @@ _MIN_RESTS = 3
 _SPREAD = 0.6
 # Weight of a step's offer in the rate at which a request can gain tokens.
 _RATE_WEIGHT = 0.1
+# Weight of the cost model where little was measured, in steps whose duration offers double.
+_EXCESS_PRIOR = 1.0
+# What tokens add is at least and at most this factor times the cost model's.
+_EXCESS_RANGE = (0.5, 2.0)
 # The cost of one more token in a draft pass is measured over this many tokens beyond the batch.
 _SLOPE_TOKENS = 8
 # Weight of a draft relative to the one after it, and a ridge that pulls the slope towards 0.
@@ -96,21 +101,36 @@ class OfferPricing:
         record = self._record(num_requests)
         return max(num_requests / self._seconds_alone(num_requests, context), record.goodput)
 
-    def observe(self, num_requests: int, context: int, num_tokens: float, seconds: float) -> None:
+    def observe(
+        self,
+        num_requests: int,
+        context: int,
+        num_verified: int,
+        num_tokens: float,
+        times: StepTimes,
+    ) -> None:
         """Record a step that processed no prompts.
 
         Args:
             num_requests: number of requests that gained tokens.
             context: tokens of context, summed over the requests.
+            num_verified: number of verified tokens.
             num_tokens: number of gained tokens, weighted by :meth:`weights`.
-            seconds: duration of the step.
+            times: durations of the step's parts.
         """
         record = self._record(num_requests)
-        slowdown = seconds / self._predicted(num_requests, context)
+        alone = self._predicted(num_requests, context)
+        slowdown = times.total / alone
         if self._looks:
             record.tokens = _FORGETTING * record.tokens + num_tokens
-            record.seconds = _FORGETTING * record.seconds + seconds
+            record.seconds = _FORGETTING * record.seconds + times.total
             record.tokens_alone = _FORGETTING * record.tokens_alone + num_requests * slowdown
+            if num_verified and record.is_known:
+                expected = self._predicted(num_requests + num_verified, context) / alone - 1.0
+                # Without the time of the search, which does not depend on the number of tokens.
+                added = (times.total - times.draft) / alone - record.slowdown
+                record.expected = _FORGETTING * record.expected + expected
+                record.added = _FORGETTING * record.added + added
         else:
             record.num_rests += 1
             # A mean over all of them at first, and over recent ones later.
@@ -125,24 +145,27 @@ class OfferPricing:
     def _record(self, num_requests: int) -> _Record:
         return self._records.setdefault(_bucket(num_requests), _Record())
 
-    def _predicted(self, num_requests: int, context: int) -> float:
-        """The cost model's duration of a step without offers."""
-        return max(self._latency.target_seconds(num_requests, context), 1e-9)
+    def _predicted(self, num_tokens: int, context: int) -> float:
+        """The cost model's duration of a step over so many tokens of the requests."""
+        return max(self._latency.target_seconds(num_tokens, context), 1e-9)
 
     def _seconds_alone(self, num_requests: int, context: int) -> float:
         """Duration of a step without offers: predicted, and corrected once some are measured."""
         record = self._record(num_requests)
-        correction = record.slowdown if record.num_rests >= _MIN_RESTS else 1.0
+        correction = record.slowdown if record.is_known else 1.0
         return self._predicted(num_requests, context) * correction
 
     def weights(self, requests: Sequence[RequestState], context: int) -> Floats:
         """``[batch]`` value of an accepted token of each request, relative to their mean.
 
         While other requests take the places of those that end, all tokens have the same value. In a
-        batch that nobody joins, the request that ends last determines when all is done. With the
-        time a + b·n of a pass over n tokens, a token of request r saves b and, if r ends last, its
-        part of a. So its value is b + a·P(r ends last), and on average b + a/batch. A request ends
-        after its remaining tokens, divided by the tokens per step that its offers let it gain.
+        batch that nobody joins, the request that ends last determines when all is done. If requests
+        end one after the other, and T(k) is the time of a step with k of them, the time until all
+        is done is the sum over k of the steps of the k-th last one times T(k) − T(k − 1). So a step
+        of the last request takes T(1), and one of the request that ends first takes what it adds to
+        the whole batch. A request ends after its remaining tokens, divided by the tokens per step
+        that its offers let it gain. As that is uncertain, both its place in this order and the
+        probability that it is the last one are smooth.
 
         Args:
             requests: the requests of the step, with their offers.
@@ -152,16 +175,20 @@ class OfferPricing:
         if count < 2 or not all(request.expected_remaining for request in requests):
             return np.ones(count)
         remaining = np.array([r.expected_remaining / self._rate(r) for r in requests])
-        more = max(1, round(_SLOPE_PART * count))
-        curve = self._latency.target_curve(count + more, context)
-        slope = max(float(curve[-1] - curve[count]) / more, 0.0)
-        fixed = max(float(curve[count]) - slope * count, 0.0)
-        if not fixed:
-            return np.ones(count)
+        steps = self._latency.target_curve(count)
+        attention = self._latency.target_seconds(count, context) - float(steps[-1])
+        added = np.maximum(np.diff(steps) + attention / count, 0.0)
+        alone, added[0] = float(added[0]), float(added[1])
         spread = max(1.0, _SPREAD * math.sqrt(float(remaining.max())))
+        later = (remaining - remaining[:, None]) / spread
+        # The number of requests that are expected to run when it ends, itself included.
+        places = 0.5 + (0.5 + 0.5 * np.tanh(0.5 * later)).sum(axis=1)
         ends_last = np.exp((remaining - remaining.max()) / spread)
         ends_last /= ends_last.sum()
-        weights: Floats = (slope + fixed * ends_last) / (slope + fixed / count)
+        values = np.interp(places, np.arange(1, count + 1), added)
+        values += max(alone - float(added[0]), 0.0) * ends_last
+        mean = float(values.mean())
+        weights: Floats = values / mean if mean else np.ones(count)
         return weights
 
     def _rate(self, request: RequestState) -> float:
@@ -186,6 +213,7 @@ class OfferPricing:
         if not num_offered or not self._looks:
             return np.array(lengths, dtype=np.int64)
         curve = self._latency.target_curve(len(requests) + num_offered, context)[len(requests) :]
+        curve = curve[0] + (curve - curve[0]) * self._record(len(requests)).excess
         # The last selected token is worth more than it adds, so tokens worth less than any token
         # adds are left out.
         least = max(0.0, float(np.diff(curve).min()))
@@ -272,6 +300,8 @@ class _Record:
         num_rests: number of steps that did not look for offers.
         slowdown: their mean duration, relative to the cost model's.
         num_steps: number of steps of both kinds.
+        expected, added: what verified tokens were expected to add to steps, and what they added,
+            relative to steps without offers; sums over steps.
     """
 
     tokens: float = 0.0
@@ -280,6 +310,19 @@ class _Record:
     num_rests: int = 0
     slowdown: float = 0.0
     num_steps: int = 0
+    expected: float = 0.0
+    added: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the duration of a step without offers is known."""
+        return self.num_rests >= _MIN_RESTS
+
+    @property
+    def excess(self) -> float:
+        """What verified tokens add to a step, relative to the cost model."""
+        ratio = (self.added + _EXCESS_PRIOR) / (self.expected + _EXCESS_PRIOR)
+        return min(max(ratio, _EXCESS_RANGE[0]), _EXCESS_RANGE[1])
 
     @property
     def goodput(self) -> float:
@@ -289,7 +332,7 @@ class _Record:
     @property
     def gain(self) -> float:
         """Goodput relative to steps without offers; 1 while one of them is unknown."""
-        if self.num_rests < _MIN_RESTS or not self.tokens_alone:
+        if not self.is_known or not self.tokens_alone:
             return 1.0
         return self.tokens * self.slowdown / self.tokens_alone
 

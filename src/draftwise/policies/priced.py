@@ -233,7 +233,8 @@ class PricedPolicy(Policy):
             # In a batch that nobody joins, tokens count by what they take off its end.
             num_tokens = num_requests + float(self._weights @ np.asarray(outcome.num_accepted))
             context = sum(request.num_tokens for request in self._requests)
-            self.offers.observe(num_requests, context, num_tokens, times.total)
+            verified = sum(outcome.num_verified)
+            self.offers.observe(num_requests, context, verified, num_tokens, times)
         if self._is_offered.all():
             return
         by_others = (np.asarray(outcome.num_drafted) > 0) & ~self._is_offered
