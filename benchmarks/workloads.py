@@ -29,7 +29,15 @@ from rich.table import Table
 
 TOP_P = 0.95
 # Settings that are the same in all runs, besides those that a run is about.
-_OWN_SETTINGS = ("workload", "output", "temperature", "top_p", "multi_turn", "compare")
+_OWN_SETTINGS = (
+    "workload",
+    "output",
+    "temperature",
+    "top_p",
+    "chat_template",
+    "multi_turn",
+    "compare",
+)
 
 
 def main() -> None:

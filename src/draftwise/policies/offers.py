@@ -156,7 +156,7 @@ class OfferPricing:
         return self._predicted(num_requests, context) * correction
 
     def weights(self, requests: Sequence[RequestState], context: int) -> Floats:
-        """``[batch]`` value of an accepted token of each request, relative to their mean.
+        """``[batch]`` value of an accepted token of each request, relative to the mean; at most 1.
 
         While other requests take the places of those that end, all tokens have the same value. In a
         batch that nobody joins, the request that ends last determines when all is done. If requests
@@ -165,7 +165,8 @@ class OfferPricing:
         of the last request takes T(1), and one of the request that ends first takes what it adds to
         the whole batch. A request ends after its remaining tokens, divided by the tokens per step
         that its offers let it gain. As that is uncertain, both its place in this order and the
-        probability that it is the last one are smooth.
+        probability that it is the last one are smooth. No weight is above 1: once the request that
+        seems to be the last one gains, another is the last.
 
         Args:
             requests: the requests of the step, with their offers.
@@ -188,17 +189,18 @@ class OfferPricing:
         values = np.interp(places, np.arange(1, count + 1), added)
         values += max(alone - float(added[0]), 0.0) * ends_last
         mean = float(values.mean())
-        weights: Floats = values / mean if mean else np.ones(count)
+        weights: Floats = np.minimum(values / mean, 1.0) if mean else np.ones(count)
         return weights
 
     def _rate(self, request: RequestState) -> float:
-        """Tokens per step that a request can gain, from its recent offers."""
+        """Tokens per step that a request can gain: by its recent offers, or this one if more."""
         rate = self._rates.get(request.request_id, 1.0)
-        if self._looks:
-            possible = 1.0 + sum(accumulate(request.offer, mul))
-            rate += _RATE_WEIGHT * (possible - rate)
-            self._rates[request.request_id] = rate
-        return rate
+        if not self._looks:
+            return rate
+        possible: float = 1.0 + sum(accumulate(request.offer, mul))
+        rate += _RATE_WEIGHT * (possible - rate)
+        self._rates[request.request_id] = rate
+        return max(rate, possible)
 
     def select(self, requests: Sequence[RequestState], values: Floats, context: int) -> Integers:
         """``[batch]`` number of offered tokens of each request that are worth verifying.
