@@ -38,10 +38,10 @@ Integers = NDArray[np.int64]
 
 # Weight of a step's goodput relative to the step after it.
 _FORGETTING = 0.97
-# Every so many steps nothing is looked for; rarely if offers gain much, by more than this factor.
-_REST_EVERY, _RARELY, _MUCH = 15, 60, 1.3
-# Where offers do not pay, they are looked for in one of so many steps.
-_LOOK_EVERY = 8
+# Of so many steps, two look for nothing; rarely if offers gain much, by more than this factor.
+_REST_EVERY, _RARELY, _MUCH = 24, 80, 1.3
+# Where offers do not pay, they are looked for in two of so many steps.
+_LOOK_EVERY = 20
 # Number of steps without offers after which their time is known.
 _MIN_RESTS = 3
 # A request's remaining number of steps varies by this factor times its square root.
@@ -72,7 +72,7 @@ class OfferPricing:
         self._by_history = _Regression()
         self._records: dict[int, _Record] = {}
         self._rates: dict[int, float] = {}
-        self._looks = True
+        self._looks = self._is_second = True
 
     def looks(self, num_requests: int) -> bool:
         """Whether the coming step looks for offers. Otherwise :meth:`select` selects nothing.
@@ -86,10 +86,13 @@ class OfferPricing:
         record.num_steps += 1
         gain = record.gain
         if gain < 1:
-            self._looks = record.num_steps % _LOOK_EVERY == 0
+            looks = record.num_steps % _LOOK_EVERY >= _LOOK_EVERY - 2
         else:
-            self._looks = record.num_steps % (_RARELY if gain > _MUCH else _REST_EVERY) != 0
-        return self._looks
+            period = _RARELY if gain > _MUCH else _REST_EVERY
+            looks = record.num_steps % period < period - 2
+        self._is_second = looks == self._looks
+        self._looks = looks
+        return looks
 
     def goodput(self, num_requests: int, context: int) -> float:
         """λ, tokens per second: of recent steps, but at least that of no speculation.
@@ -111,6 +114,9 @@ class OfferPricing:
     ) -> None:
         """Record a step that processed no prompts.
 
+        A step's duration includes learning from the offers of the step before. So only steps that
+        follow a step of their own kind are recorded.
+
         Args:
             num_requests: number of requests that gained tokens.
             context: tokens of context, summed over the requests.
@@ -118,6 +124,8 @@ class OfferPricing:
             num_tokens: number of gained tokens, weighted by :meth:`weights`.
             times: durations of the step's parts.
         """
+        if not self._is_second:
+            return
         record = self._record(num_requests)
         alone = self._predicted(num_requests, context)
         slowdown = times.total / alone
