@@ -44,7 +44,8 @@ from draftwise.models.loading import (
     match_vocabulary,
     split_name,
 )
-from draftwise.policies import POLICIES, Policy, policy_class
+from draftwise.policies import Policy, policy_class
+from draftwise.policies.registry import check_companion_is_asked
 from draftwise.profiling.latency import check_latency, measure_latency
 from draftwise.profiling.latency_profile import LatencyProfile
 from draftwise.profiling.passes import Stage
@@ -144,8 +145,12 @@ class EngineBuilder:
 
         def small_model(name: str, role: str, quantization: str | None = None) -> LoadedModel:
             full_name = loaded_name(name, quantization)
-            if full_name not in loaded and (found := load_exit(full_name, role, self.target)):
-                loaded[full_name] = found
+            if full_name not in loaded:
+                # An exit is checked by passes of the target, which other engines may be using.
+                with self.turns:
+                    found = load_exit(full_name, role, self.target)
+                if found is not None:
+                    loaded[full_name] = found
             if full_name not in loaded and role == "draft":
                 head = self._load_head(name)
                 if head is not None:
@@ -195,7 +200,7 @@ class EngineBuilder:
             return Engine(models, None, self._settings.options, turns=self.turns), models
         policy = policy_class(speculation.policy_name)
         if speculation.companion is not None:
-            _check_companion_is_asked(policy)
+            check_companion_is_asked(policy)
         models = self.load_models(speculation, at_hand)
         profile = None
         if speculation.profile is not None:
@@ -296,7 +301,8 @@ class EngineBuilder:
         """The latency model: from the latency profile, or measured for a few seconds."""
         if costs is not None:
             assert speculation.latency_profile is not None
-            return check_latency(costs, speculation.latency_profile, models)
+            with self.turns:
+                return check_latency(costs, speculation.latency_profile, models)
         names = tuple(m.name for m in (models.draft, models.companion) if m is not None)
         key: tuple[str | int, ...] = (*names, speculation.num_speculative_tokens)
         if key not in self._measured:
@@ -380,21 +386,3 @@ def _is_a_head(name: str, role: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         role, f"{name!r} is a head that reads another model's states; use it as the draft"
     )
-
-
-def _check_companion_is_asked(policy: type[Policy]) -> None:
-    """Reject a companion that the policy does not use.
-
-    Raises:
-        InvalidParameterError: the policy does not use one; lists the policies that do.
-    """
-
-    def asks(each: type[Policy]) -> bool:
-        return each.needs_draft and each.uses_companion() and not each.uses_target_oracle
-
-    if not asks(policy):
-        others = ", ".join(name for name, each in POLICIES.items() if asks(each))
-        raise InvalidParameterError(
-            "companion",
-            f"is not used by policy {policy.name!r}; leave it out or choose one of: {others}",
-        )

@@ -1,6 +1,7 @@
 """Exits with an adapter: folders, logits, and what verification continues from."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -113,9 +114,13 @@ def damaged(folder, what):
         ("unknown tensor", "tensor 'bias' of the exit must be absent"),
         ({"adapter_rank": 6}, r"must be \[6, 16\], and is \[5, 16\]"),
         ({"exit": 4}, "before its last layer"),
-        ({"exit": 0}, "exit in the config.json of the exit must be a positive number"),
-        ({"exit": "two"}, "must be a positive number, got 'two'"),
-        ({"hidden_size": None}, "must be a positive number, got None"),
+        ({"exit": 0}, "exit in the config.json of the exit must be a positive finite number"),
+        ({"exit": "two"}, "must be a positive finite number, got 'two'"),
+        ({"hidden_size": None}, "must be a positive finite number, got None"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps in .* positive finite number, got inf"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps in .* positive finite number, got nan"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps in .* positive finite number, got -1e-06"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps in .* positive finite number, got 1000"),
         ({"num_hidden_layers": 7}, "was made for a target of 7 layers of size 16"),
     ],
     ids=str,
@@ -133,6 +138,16 @@ def test_another_epsilon_than_the_target_s_is_refused_by_the_kernels(models, tmp
     name = AdapterRecipe(epsilon=1e-3).save(tmp_path / "exit")
     with pytest.raises(UnsupportedModelError, match="the target's rms_norm_eps"):
         LLM(models.folder(TARGET), SpeculationConfig(name, policy="fixed"), dtype="float32")
+
+
+def test_adapters_with_other_epsilons_have_other_fingerprints(models, tmp_path, monkeypatch):
+    """Profiles of the acceptance of one are not those of another."""
+    monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
+    llm, found = LLM(models.folder(TARGET), dtype="float32"), set()
+    for at, epsilon in enumerate((1e-6, 1e-3, 1e-6)):
+        name = AdapterRecipe(epsilon=epsilon).save(tmp_path / str(at))
+        found.add(llm.load_models(SpeculationConfig(name, policy="fixed")).draft.fingerprint)
+    assert len(found) == 2
 
 
 def test_a_folder_is_not_quantised(models, tmp_path):

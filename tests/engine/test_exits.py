@@ -1,9 +1,13 @@
 """Exits draft with the target's first layers, and verification continues from what they leave."""
 
+from contextlib import suppress
+from dataclasses import dataclass
+
 import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.core.types import Plan
 from draftwise.engine.drafting.native import NativeBackend
 from draftwise.errors import EngineError, InvalidParameterError, UnsupportedModelError
 from draftwise.models import packed_model
@@ -11,9 +15,10 @@ from draftwise.models.exits.model import ExitModel
 from draftwise.models.model_part import ModelPart
 from draftwise.models.native import library
 from draftwise.models.native.library import kernel_in_use
-from draftwise.outputs import TokenSource
+from draftwise.outputs import FinishReason, TokenSource
 from draftwise.policies import POLICIES
 from draftwise.policies.base import PolicyContext
+from draftwise.policies.fixed import FixedLength
 
 from ..tiny_models import Recipe
 from .assembly import assert_same_with_cancellations, generate, token_ids, varied_work
@@ -83,6 +88,23 @@ def test_kernels_and_single_passes_leave_the_same(models, monkeypatch):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
+def test_streams_of_a_wide_draft(models):
+    """A draft may have more columns than the exit drafts. Streams are kept of drafted tokens."""
+    engine = engine_with_exit(models, num_speculative_tokens=6)
+    proposer = engine._pipeline.proposer
+    draft = proposer.draft
+
+    def wide(batch, policy, limits):
+        return draft(batch, policy, [min(2, limit) for limit in limits], min_width=6)
+
+    proposer.draft = wide
+    greedy = params(4, temperature=0.0)
+    expected = token_ids(generate(engine_with_exit(models, policy="none"), PROMPTS, greedy))
+    assert token_ids(generate(engine, PROMPTS, greedy)) == expected
+    assert proposer._backends[0]._carried.shape == (2, 32, 16)
+
+
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("max_batch_size", [1, 16])
 def test_greedy_texts_are_the_target_s(models, max_batch_size):
@@ -110,25 +132,108 @@ def test_greedy_texts_are_the_target_s(models, max_batch_size):
             assert sum(output.num_cached_tokens for output in again) > 100
 
 
-def test_verification_computes_the_remaining_layers(models, monkeypatch):
-    """Of the newest token and all drafted ones but the last, which the exit did not read."""
-    engine = engine_with_exit(models, num_speculative_tokens=GAMMA)
-    with recorded_passes(monkeypatch) as passes:
-        requests = [engine.add(None, [at, 3], each) for at, each in enumerate(params(3))]
-        engine.step()  # prompts
+class DropsTheLast(FixedLength):
+    """Verifies all drafted tokens but the last one."""
+
+    def select(self, draft, companion_scores):
+        lengths = tuple(max(0, length - 1) for length in draft.lengths)
+        proposals = draft.probs
+        if proposals is not None:
+            cut = torch.arange(proposals.shape[1]) >= torch.tensor(lengths).unsqueeze(1)
+            proposals = proposals.masked_fill(cut.unsqueeze(2), 0.0)
+        return Plan(draft.tokens, lengths, proposals)
+
+
+@dataclass
+class Verification:
+    """What a verification computed.
+
+    Attributes:
+        texts: tokens of each request, with those that are verified.
+        num_drafted: number of drafted tokens of each request.
+        num_verified: number of verified tokens of each request.
+        passes: layers, number of tokens and entering stream of each pass over some of the layers.
+        logits: ``[rows, vocab]`` logits of the newest token and of the verified ones.
+    """
+
+    texts: list[list[int]]
+    num_drafted: tuple[int, ...]
+    num_verified: tuple[int, ...]
+    passes: list[tuple[tuple[int, int], int, torch.Tensor | None]]
+    logits: torch.Tensor
+
+
+def recorded_verifications(engine, monkeypatch):
+    """A list to which every verification of an engine without prompts is added."""
+    verify, select, forward = engine._verifier.verify, engine._pipeline.select, ModelPart.forward
+    found, passes, drafts = [], [], []
+
+    def selecting(draft, scores):
+        drafts.append(draft)
+        return select(draft, scores)
+
+    def passing(self, cache, tokens, segments, logit_rows, entering=None, leaves=False):
+        stream = None if entering is None else entering.clone()
+        passes.append(((self.layers.start, self.layers.stop), len(tokens), stream))
+        return forward(self, cache, tokens, segments, logit_rows, entering, leaves)
+
+    def verifying(batch, plan):
         passes.clear()
-        while not any(request.finish_reason for request in requests):
-            engine.step()
-    drafted = [(layers, count) for layers, count in passes if layers == (0, 2) and count == 3]
-    upper = [(layers, count) for layers, count in passes if layers == (2, 4)]
-    assert len(upper) > 3
-    assert {count for _, count in upper} <= {3 * (1 + GAMMA)} | set(range(3, 3 * (1 + GAMMA)))
-    assert (2, 4) in dict(upper)
-    assert max(count for _, count in upper) == 3 * (1 + GAMMA)
-    # Below the exit, verification computes the last drafted token of each request.
-    assert len(drafted) >= len(upper) - 3
-    assert all(layers in ((0, 2), (2, 4)) for layers, _ in passes)
-    assert all(count <= 3 for layers, count in passes if layers == (0, 2))
+        verified = verify(batch, plan)
+        if not batch.chunks:
+            lengths, tokens = plan.lengths, plan.host_tokens
+            texts = [
+                [*request.tokens, *tokens[index][: lengths[index]]]
+                for index, request in enumerate(batch.generating)
+            ]
+            logits = verified.logits.clone()
+            found.append(Verification(texts, drafts[-1].lengths, lengths, list(passes), logits))
+        return verified
+
+    monkeypatch.setattr(ModelPart, "forward", passing)
+    engine._pipeline.select, engine._verifier.verify = selecting, verifying
+    return found
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("policy", [FixedLength, DropsTheLast])
+def test_verification_computes_the_remaining_layers(models, monkeypatch, policy):
+    """Of the newest token and all drafted ones but the last, which the exit did not read.
+
+    If the last one is not verified, no token needs the layers below the exit.
+    """
+    engine = engine_with_exit(
+        models, policy_object=policy(PolicyContext(GAMMA)), num_speculative_tokens=GAMMA
+    )
+    found = recorded_verifications(engine, monkeypatch)
+    # Some drafts are shorter than the others, as their requests end.
+    work = [SamplingParams(max_tokens=10 + 3 * at, seed=at) for at in range(3)]
+    generate(engine, [[at, 3] for at in range(3)], work)
+    reference, num_compared = models.reference(TARGET), 0
+    for step in found:
+        counts = [1 + count for count in step.num_verified]
+        # What the exit did not read: the last drafted token, or the newest one without a draft.
+        lower = [
+            verified == drafted
+            for verified, drafted in zip(step.num_verified, step.num_drafted, strict=True)
+        ]
+        passes = [((0, 2), sum(lower))] if any(lower) else []
+        if any(step.num_drafted):
+            passes.append(((2, 4), sum(counts)))
+        else:
+            passes = []  # one pass over all layers
+        assert [each[:2] for each in step.passes] == passes
+        expected = [reference(torch.tensor([t]), output_hidden_states=True) for t in step.texts]
+        last = list(zip(expected, counts, strict=True))
+        logits = torch.cat([each.logits[0, -count:] for each, count in last])
+        torch.testing.assert_close(step.logits, logits, atol=1e-3, rtol=1e-3)
+        if passes:
+            stream = torch.cat([each.hidden_states[2][0, -count:] for each, count in last])
+            torch.testing.assert_close(step.passes[-1][2], stream, atol=1e-3, rtol=1e-3)
+            num_compared += 1
+    assert num_compared > 3
+    assert sum(sum(step.num_verified) for step in found) > 20
+    assert {len(step.num_drafted) for step in found} == {1, 2, 3}
 
 
 @pytest.mark.usefixtures("kernels")
@@ -217,6 +322,34 @@ def test_requests_that_join_and_leave(models):
     prompts, work = varied_work(30)
     engine = engine_with_exit(models, target, max_batch_size=8)
     assert_same_with_cancellations(engine, token_ids(generate(engine, prompts, work)))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("policy", ["fixed", "staged"])
+def test_nothing_is_kept_between_steps(models, policy, monkeypatch):
+    """After steps in which requests end, are cancelled or are interrupted before the target."""
+    engine = engine_with_exit(models, policy=policy, max_batch_size=3)
+    verify, kept, seen = engine._verifier.verify, engine._verifier._kept_states._kept, []
+
+    def failing(batch, plan):
+        seen.append(len(kept))
+        if len(seen) % 4 == 0:
+            raise KeyboardInterrupt
+        return verify(batch, plan)
+
+    monkeypatch.setattr(engine._verifier, "verify", failing)
+    requests = [engine.add(None, [at, 3, 5], each) for at, each in enumerate(params(12))]
+    while engine.num_unfinished:
+        with suppress(KeyboardInterrupt):
+            engine.step()
+        assert not kept
+        if len(seen) % 7 == 0:
+            engine.cancel(next(each for each in requests if each.finish_reason is None))
+    assert max(seen) == 3
+    assert {each.finish_reason for each in requests} == {
+        FinishReason.LENGTH,
+        FinishReason.CANCELLED,
+    }
 
 
 def test_with_known_continuations(models):
@@ -373,3 +506,19 @@ def test_targets_whose_layers_depend_on_others_are_refused(models, monkeypatch):
     monkeypatch.setattr(packed_model.PackedModel, "forward_part", different)
     with pytest.raises(UnsupportedModelError, match="depend on more than the layer before"):
         LLM(models.folder(TARGET), SpeculationConfig(DRAFT, policy="fixed"), dtype="float32")
+
+
+def test_an_exit_is_checked_when_no_other_engine_uses_the_target(models, monkeypatch):
+    """The check computes passes of the target, and another thread may be in a step."""
+    llm = LLM(models.folder(TARGET), dtype="float32")
+    held, forward = [], ModelPart.forward
+
+    def recording(self, *arguments, **named):
+        held.append(llm.engine.turns.is_mine)
+        return forward(self, *arguments, **named)
+
+    monkeypatch.setattr(ModelPart, "forward", recording)
+    llm.with_speculation(SpeculationConfig(DRAFT, policy="fixed"))
+    assert held
+    assert all(held)
+    assert not llm.engine.turns.is_mine

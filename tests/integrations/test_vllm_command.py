@@ -14,6 +14,8 @@ from draftwise.integrations.vllm import compatibility
 from draftwise.integrations.vllm.command import WORKER, ServeCommand
 from draftwise.integrations.vllm.settings import VllmSettings
 
+from ..engine.exits import AdapterRecipe
+
 DASHBOARD = Path(__file__).parents[2] / "docs" / "vllm_dashboard.json"
 
 
@@ -97,13 +99,24 @@ def test_invalid_values_are_refused(changes, field):
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("target:exit=2", "which vLLM cannot run"),
+        ("target:exit=none", "a number of layers N"),
+        ("FOLDER", "which vLLM cannot run"),
+    ],
+)
 @pytest.mark.parametrize("field", ["draft", "companion"])
-def test_exits_are_refused(field):
-    names = {"draft": "zoo:draft", "companion": None, field: "target:exit=2"}
+def test_exits_are_refused(field, name, message, tmp_path):
+    """By their names, and folders with an adapter."""
+    name = name.replace("FOLDER", AdapterRecipe().save(tmp_path / "exit"))
+    names = {"draft": "zoo:draft", "companion": None, field: name}
     settings = VllmSettings(companion=names["companion"], policy="sv")
-    with pytest.raises(InvalidParameterError, match="which vLLM cannot run") as caught:
+    with pytest.raises(InvalidParameterError, match=message) as caught:
         ServeCommand("zoo:target", names["draft"], settings)
     assert caught.value.field == field
+    assert "\n" not in str(caught.value)
 
 
 def test_models_that_do_not_exist_are_refused():

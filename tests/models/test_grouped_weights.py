@@ -76,13 +76,13 @@ def logits_of(model, tokens):
 def loaded(models, monkeypatch, formats, dtype, recipe=RECIPE):
     """The model with random matrices, computed with them or in float32 by its own modules."""
 
-    class Quantised(packed_model.PackedModel):
+    class Quantised(packed_model.PretrainedModel):
         def __init__(self, model, *others):
             quantise_randomly(model, formats)
             super().__init__(model, *others)
 
     with monkeypatch.context() as patched:
-        patched.setattr("draftwise.models.loading.PackedModel", Quantised)
+        patched.setattr("draftwise.models.loading.PretrainedModel", Quantised)
         if dtype == torch.float32:
             patched.setattr(packed_model, "native_pass", lambda _: None)
         return load_model(str(models.folder(recipe)), "target", dtype, CPU).model

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftwise.models.host_memory import ReusedMemory, host_zeros, in_large_pages
+from draftwise.models.host_memory import ReusedMemory, ScratchMemory, host_zeros, in_large_pages
 
 pytestmark = pytest.mark.slow
 
@@ -102,3 +102,17 @@ class TestReusedMemory:
         for rows in range(1000, 4000, 500):
             memory.floats(rows, 1000)
         assert len(memory._blocks) == 1
+
+
+def test_scratch_memory_is_replaced_where_it_is_too_small():
+    scratch = ScratchMemory()
+    first = scratch.address(1000)
+    array = scratch.array
+    assert scratch.address(10) == first
+    assert scratch.array is array
+    assert first % 64 == 0
+    assert array.ctypes.data <= first
+    assert first + 1000 <= array.ctypes.data + len(array)
+    larger = scratch.address(100_000)
+    assert larger % 64 == 0
+    assert larger + 100_000 <= scratch.array.ctypes.data + len(scratch.array)

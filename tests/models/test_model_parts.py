@@ -8,7 +8,8 @@ from draftwise.models.attention import Segment
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.loading import load_model
 from draftwise.models.model_part import ModelPart
-from draftwise.models.native.library import native_library
+from draftwise.models.native.decoder import NativeDecoder
+from draftwise.models.native.library import kernel_in_use, native_library
 
 from ..engine.exits import exit_logits
 from ..tiny_models import FAMILIES, Recipe
@@ -84,3 +85,21 @@ def test_some_logits_and_none(models, native):
     assert left.logits is None
     logits = upper.forward(cache, TOKENS, SEGMENTS, [16], left.stream).logits
     torch.testing.assert_close(logits, every[-1][[16]])
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(kernel_in_use() != "native", reason="no native kernels on this machine")
+def test_parts_use_the_scratch_memory_of_the_model(models, monkeypatch):
+    model = load(models, Recipe("llama", 16, config=LAYERS))
+    used, prepare = [], NativeDecoder.prepare
+
+    def recording(self, *arguments):
+        call = prepare(self, *arguments)
+        used.append((self, call.memory))
+        return call
+
+    monkeypatch.setattr(NativeDecoder, "prepare", recording)
+    model.forward(model.new_cache(4, 64), TOKENS, SEGMENTS, ROWS)
+    in_parts(model, (1, 2))
+    assert len({id(decoder) for decoder, _ in used}) == 4
+    assert len({address for _, address in used}) == 1

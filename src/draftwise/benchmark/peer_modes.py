@@ -149,6 +149,8 @@ def modes_of(name: str, has_draft: bool, lookup_lengths: Sequence[int]) -> Itera
     sources = {"none": True, "model": has_draft, "text": bool(lookup_lengths)}
     able = [mode for mode in modes if sources[mode.drafts]]
     if not able:
-        raise InvalidParameterError("peers", f"{name!r} requires a draft")
+        raise InvalidParameterError(
+            "peers", f"{name!r} requires a draft model that other engines can load"
+        )
     for mode in able:
         yield from map(mode.with_length, lookup_lengths) if mode.takes_length else [mode]

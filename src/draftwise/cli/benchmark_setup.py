@@ -10,9 +10,10 @@ from draftwise import zoo
 from draftwise.benchmark.contenders import parsed_contender
 from draftwise.benchmark.peers import PeerModels
 from draftwise.cli.defaults import ChosenModels
-from draftwise.core.formats import EXIT_PREFIX, MODEL_FREE_DRAFTS, draft_parts
+from draftwise.core.formats import MODEL_FREE_DRAFTS, draft_parts
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.llm import LLM
+from draftwise.models.exits.files import names_exit
 from draftwise.models.loading import split_name
 
 _LONGEST_PROMPT = 256
@@ -101,7 +102,7 @@ def load_target(name: str, lengths: Lengths, options: Mapping[str, Any]) -> tupl
 
 
 def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: int) -> PeerModels:
-    """Determine the models that other engines load.
+    """Determine the models that other engines load: neither quantised companions nor exits.
 
     Args:
         models: names of the models.
@@ -115,11 +116,11 @@ def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: in
     """
     companion = models.companion
     parts = [] if models.draft is None else draft_parts(models.draft)
-    # Other engines have no exits.
-    others = [each for each in parts if not each.startswith(EXIT_PREFIX)]
+    # Other engines have no exits, with or without an adapter.
+    others = [each for each in parts if not names_exit(each, "draft")]
     draft = next((part for part in others if part not in MODEL_FREE_DRAFTS), None)
     if companion is not None and (
-        split_name(companion)[1] is not None or companion.startswith(EXIT_PREFIX)
+        split_name(companion)[1] is not None or names_exit(companion, "companion")
     ):
         companion = None
     return PeerModels(

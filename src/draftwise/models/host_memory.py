@@ -59,6 +59,25 @@ class ReusedMemory:
         return torch.from_numpy(array).view(torch.float32).view(rows, columns)
 
 
+class ScratchMemory:
+    """Memory for the intermediate results of passes that run one after the other.
+
+    Attributes:
+        array: the memory. A larger one replaces it when a pass needs more, so a caller that keeps
+            an address must also keep the array.
+    """
+
+    def __init__(self) -> None:
+        self.array: NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+
+    def address(self, size: int) -> int:
+        """Address of at least ``size`` uninitialised bytes, aligned to a cache line."""
+        if len(self.array) < size + _CACHE_LINE_BYTES - 1:
+            self.array = np.zeros(size + _CACHE_LINE_BYTES - 1, dtype=np.uint8)
+        address: int = self.array.ctypes.data
+        return address + -address % _CACHE_LINE_BYTES
+
+
 def in_large_pages(tensor: Tensor) -> Tensor:
     """A contiguous tensor, copied to huge pages if it is at least as large as one.
 

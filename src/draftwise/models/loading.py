@@ -28,7 +28,7 @@ from draftwise.models.attention_interface import ATTENTION_NAME
 from draftwise.models.fingerprint import model_fingerprint
 from draftwise.models.gguf import GgufFile, is_gguf
 from draftwise.models.hub import find_on_hub
-from draftwise.models.packed_model import PackedModel
+from draftwise.models.packed_model import PackedModel, PretrainedModel
 from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.quantization import expand_weights, quantize_linear_layers
 from draftwise.models.support import check_config, context_length
@@ -136,7 +136,7 @@ def load_model(
             expand_weights(model)
     return LoadedModel(
         loaded_name(name, quantization),
-        PackedModel(model, role, context),
+        PretrainedModel(model, role, context),
         tokenizer,
         context,
         end_tokens,

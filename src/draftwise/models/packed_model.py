@@ -1,4 +1,4 @@
-"""A causal language model that computes the packed tokens of many requests in one pass."""
+"""Models that compute the packed tokens of many requests in one pass."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from draftwise.models.attention import PackedBatch, Segment, pack
 from draftwise.models.attention_interface import ATTENTION_NAME, ShapeProbe
 from draftwise.models.decoder import DecoderForward
 from draftwise.models.exits.adapter import ExitAdapter
-from draftwise.models.fast_path import slow_path
+from draftwise.models.fast_path import SlowPath, slow_path
 from draftwise.models.forward import ForwardPass, forward_pass, native_pass
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
+from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
 from draftwise.models.static_steps import LARGEST_STEP, Decoder, StaticSteps, StepMode
 from draftwise.models.step_inputs import StepInputs
@@ -32,11 +33,14 @@ _PROBE_LENGTH = 12
 
 
 class PackedModel:
-    """A Hugging Face causal language model, run on packed tokens.
+    """A model that computes the packed tokens of many requests in one pass.
 
     Attributes:
         role: ``"target"``, ``"draft"``, …; named in errors.
+        family: what kind of model it is; named in errors.
         vocab_size: width of the logits.
+        hidden_size: size of the residual stream.
+        embedding: ``[tokens, size]`` the token embedding.
         dtype: dtype of the weights.
         device: device of the weights.
         layers: shape of the keys and values that each layer stores per token.
@@ -47,43 +51,43 @@ class PackedModel:
             forward pass of Draftwise's own always run eagerly.
     """
 
-    def __init__(self, model: nn.Module, role: str, max_model_len: int) -> None:
-        """Prepare a loaded model. The model loses the weights that are packed.
+    def __init__(
+        self,
+        role: str,
+        family: str,
+        layers: list[LayerShape],
+        vocab_size: int,
+        hidden_size: int,
+        embedding: Tensor,
+        native: NativeDecoder | None = None,
+        forward: ForwardPass | None = None,
+        slow_path: SlowPath | None = None,
+    ) -> None:
+        """Take over the parts of a model.
 
-        Raises:
-            UnsupportedModelError: packed attention gives other logits than the model's own.
+        Args:
+            role: ``"target"``, ``"draft"``, …; named in errors.
+            family: what kind of model it is; named in errors.
+            layers: shape of the keys and values that each layer stores per token.
+            vocab_size: width of the logits.
+            hidden_size: size of the residual stream.
+            embedding: ``[tokens, size]`` the token embedding, in the dtype and on the device of the
+                weights.
+            native: the native kernels; ``None`` where they do not support the model.
+            forward: the forward pass without native kernels; ``None`` where the native kernels or a
+                subclass compute all passes.
+            slow_path: why the model does not run on the fast path of its device.
         """
-        self.role = role
-        self._model: Any = model.eval()
-        parameter = next(model.parameters())
-        self.dtype, self.device = parameter.dtype, parameter.device
-        ids = self._probe_ids(max_model_len)
-        expected = self._own_logits(ids)
-        self.vocab_size = expected.shape[-1]
-        self.layers = self._learn_layers(ids, max_model_len)
-        self._kernels = RaggedKernels.of(self.device, self.dtype, self.layers)
-        self.slow_path = slow_path(model)
-        self.native = native_pass(model)
-        self._forward: ForwardPass | None = None if self.native else forward_pass(model)
-        self._decoder = self._forward if isinstance(self._forward, DecoderForward) else None
+        self.role, self.family = role, family
+        self.layers = layers
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        self.embedding = embedding
+        self.dtype, self.device = embedding.dtype, embedding.device
+        self.native, self.slow_path = native, slow_path
         self.step_mode = StepMode.EAGER
-        self._compare(ids[0], expected)
-        if self._decoder is not None and self.device.type == "cuda":
-            self._decoder.compile(self.new_cache(1, 1))
-            self.step_mode = StepMode.GRAPHS
-            self._compare(ids[0], expected)
-
-    @property
-    def hidden_size(self) -> int:
-        """Size of the residual stream."""
-        size: int = self._model.config.get_text_config().hidden_size
-        return size
-
-    @property
-    def embedding(self) -> Tensor:
-        """``[tokens, size]`` the token embedding."""
-        weight: Tensor = self._model.get_input_embeddings().weight.detach()
-        return weight
+        self._forward = forward
+        self._decoder = forward if isinstance(forward, DecoderForward) else None
+        self._kernels = RaggedKernels.of(self.device, self.dtype, layers)
 
     def new_cache(
         self, num_cache_slots: int, capacity: int, max_new_tokens: int | None = None
@@ -209,6 +213,55 @@ class PackedModel:
             cache.steps = StaticSteps(self.vocab_size, self.device, self._kernels, records)
         return cache.steps
 
+
+class PretrainedModel(PackedModel):
+    """A Hugging Face causal language model, run on packed tokens."""
+
+    def __init__(self, model: nn.Module, role: str, max_model_len: int) -> None:
+        """Prepare a loaded model. The model loses the weights that are packed.
+
+        Raises:
+            UnsupportedModelError: packed attention gives other logits than the model's own.
+        """
+        self._model: Any = model.eval()
+        checks = _Checks(model, role)
+        own = checks.model
+        ids = checks.probe_ids(max_model_len)
+        expected = checks.own_logits(ids)
+        layers = checks.learn_layers(ids, max_model_len)
+        why_slow = slow_path(model)  # asked before the weights are packed
+        native = native_pass(model)
+        super().__init__(
+            role,
+            checks.family,
+            layers,
+            expected.shape[-1],
+            own.config.get_text_config().hidden_size,
+            own.get_input_embeddings().weight.detach(),
+            native,
+            None if native else forward_pass(model),
+            why_slow,
+        )
+        checks.compare(self, ids[0], expected)
+        if self._decoder is not None and self.device.type == "cuda":
+            self._decoder.compile(self.new_cache(1, 1))
+            self.step_mode = StepMode.GRAPHS
+            checks.compare(self, ids[0], expected)
+
+
+class _Checks:
+    """Checks of a Hugging Face model at load.
+
+    Attributes:
+        model: the model.
+        family: its type; named in errors.
+    """
+
+    def __init__(self, model: Any, role: str) -> None:
+        self.model, self._role = model, role
+        self.family: str = model.config.model_type
+        self._device = model.get_input_embeddings().weight.device
+
     @contextmanager
     def _refusing(self, what: str) -> Iterator[None]:
         """Turn any exception of the model's own code into an ``UnsupportedModelError``."""
@@ -217,51 +270,49 @@ class PackedModel:
         except DraftwiseError:
             raise
         except Exception as error:
-            raise UnsupportedModelError(
-                self.role, f"{self._model.config.model_type} {what}: {error}"
-            ) from error
+            raise UnsupportedModelError(self._role, f"{self.family} {what}: {error}") from error
 
-    def _probe_ids(self, max_model_len: int) -> Tensor:
+    def probe_ids(self, max_model_len: int) -> Tensor:
         """``[1, length]`` random token ids for the checks at load."""
         length = min(_PROBE_LENGTH, max_model_len)
         generator = torch.Generator().manual_seed(0)
-        size = self._model.get_input_embeddings().num_embeddings
-        return torch.randint(0, size, (1, length), generator=generator).to(self.device)
+        size = self.model.get_input_embeddings().num_embeddings
+        return torch.randint(0, size, (1, length), generator=generator).to(self._device)
 
     @torch.inference_mode()
-    def _own_logits(self, ids: Tensor) -> Tensor:
+    def own_logits(self, ids: Tensor) -> Tensor:
         """``[length, vocab]`` float32 logits of the model's own forward pass."""
         with self._refusing("fails in its own forward pass"):
-            self._model.set_attn_implementation("eager")
-            logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0].float()
+            self.model.set_attn_implementation("eager")
+            logits: Tensor = self.model(input_ids=ids, use_cache=False).logits[0].float()
         if not bool(logits.isfinite().any()):
-            raise NumericalError(self.role, "its weights give no finite logits")
+            raise NumericalError(self._role, "its weights give no finite logits")
         return logits
 
     @torch.inference_mode()
-    def _learn_layers(self, ids: Tensor, max_model_len: int) -> list[LayerShape]:
+    def learn_layers(self, ids: Tensor, max_model_len: int) -> list[LayerShape]:
         """Shape of each layer's keys and values per token.
 
         Raises:
             UnsupportedModelError: a layer computes attention that is not supported.
         """
-        positions = torch.arange(ids.shape[1], device=self.device).unsqueeze(0)
-        probe = ShapeProbe(self.role, max_model_len)
+        positions = torch.arange(ids.shape[1], device=self._device).unsqueeze(0)
+        probe = ShapeProbe(self._role, max_model_len)
         with self._refusing("cannot run on packed tokens"):
-            self._model.set_attn_implementation(ATTENTION_NAME)
-            self._model(input_ids=ids, position_ids=positions, use_cache=False, packed=probe)
+            self.model.set_attn_implementation(ATTENTION_NAME)
+            self.model(input_ids=ids, position_ids=positions, use_cache=False, packed=probe)
         if sorted(probe.layers) != list(range(len(probe.layers))) or not probe.layers:
             raise UnsupportedModelError(
-                self.role,
-                f"{self._model.config.model_type} does not support custom attention functions",
+                self._role, f"{self.family} does not support custom attention functions"
             )
         return [probe.layers[index] for index in range(len(probe.layers))]
 
     @torch.inference_mode()
-    def _compare(self, tokens: Tensor, expected: Tensor) -> None:
+    def compare(self, packed: PackedModel, tokens: Tensor, expected: Tensor) -> None:
         """Check two packed requests, each computed in two chunks, against the model's own logits.
 
         Args:
+            packed: runs the model on packed tokens.
             tokens: ``[length]``.
             expected: ``[length, vocab]`` logits of the model's own forward pass.
 
@@ -269,7 +320,7 @@ class PackedModel:
             UnsupportedModelError: they differ by more than rounding.
         """
         length = len(tokens)
-        cache = self.new_cache(2, length)
+        cache = packed.new_cache(2, length)
         half = length // 2
         pieces = [(0, half), (half, length)] if half else [(0, length)]
         logits = []
@@ -279,7 +330,7 @@ class PackedModel:
             # In reverse order, which detects a model that ignores ``logits_to_keep``.
             rows = list(range(2 * count))[::-1]
             with self._refusing("cannot run on packed tokens"):
-                part = self.forward(cache, tokens[start:end].repeat(2), segments, rows)
+                part = packed.forward(cache, tokens[start:end].repeat(2), segments, rows)
             assert part is not None
             logits.append(part.flip(0).view(2, count, -1).float())
         actual = torch.cat(logits, dim=1)
@@ -289,9 +340,9 @@ class PackedModel:
         # bfloat16's rare large rounding errors.
         errors = torch.where(finite, actual - expected, 0.0).square().mean(dim=-1).sqrt()
         deviation = (errors.max() / scale).item()
-        if not deviation <= _TOLERANCE.get(self.dtype, 0.1):
+        if not deviation <= _TOLERANCE.get(packed.dtype, 0.1):
             raise UnsupportedModelError(
-                self.role,
-                f"{self._model.config.model_type} gives other logits when computed in packed form "
+                self._role,
+                f"{self.family} gives other logits when computed in packed form "
                 f"(relative error {deviation:.2g}); its attention is not plain causal attention",
             )

@@ -116,3 +116,21 @@ def check_needs(policy: type[Policy], context: PolicyContext) -> None:
         raise InvalidParameterError(
             "profile", f"missing: policy {name!r} needs one; create it with `draftwise profile`"
         )
+
+
+def check_companion_is_asked(policy: type[Policy]) -> None:
+    """Reject a companion that the policy does not use.
+
+    Raises:
+        InvalidParameterError: the policy does not use one; lists the policies that do.
+    """
+
+    def asks(each: type[Policy]) -> bool:
+        return each.needs_draft and each.uses_companion() and not each.uses_target_oracle
+
+    if not asks(policy):
+        others = ", ".join(name for name, each in POLICIES.items() if asks(each))
+        raise InvalidParameterError(
+            "companion",
+            f"is not used by policy {policy.name!r}; leave it out or choose one of: {others}",
+        )

@@ -85,10 +85,19 @@ class _DraftAll(FixedLength):
 class PassTimer:
     """Times passes of loaded models, with its own KV caches.
 
-    With an exit as the draft, the passes of the target and of a deeper exit continue from what the
-    draft leaves: the streams of each request's tokens but the last one.
+    An exit runs on the target's cache, as in the engine. With an exit as the draft, passes of the
+    target and of a deeper exit are timed as they run after a draft. Of each request with drafted
+    tokens, the exit has read all tokens but the last one, so only the other layers are computed for
+    these. Requests without drafted tokens are computed whole. With an exit as the companion only,
+    passes of the target compute all layers.
 
-    Calls from several threads are safe only for different stages.
+    The engine's verifications may cost less than that: the last drafted token of a request was
+    dropped, so that no token needs the lower layers, or a deeper exit has judged the draft, so that
+    fewer layers are left. Costs are a function of the number of tokens, which does not tell these
+    cases. They are overestimated by the skipped layers until steps have corrected the costs; see
+    :class:`draftwise.core.latency.LiveCost`.
+
+    Calls from several threads are safe only for different stages, and with an exit not at all.
 
     Attributes:
         stages: stages that have a model.

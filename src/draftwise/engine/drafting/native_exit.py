@@ -21,9 +21,10 @@ class NativeExitBackend(NativeBackend):
     @torch.inference_mode()
     def begin(self, step: DraftingStep) -> None:
         """Prepare the new tokens, which the first kernel call reads."""
-        if self._carried is None or len(self._carried) < step.width:
-            # By position in the draft: stream of the token that the pass reads.
-            size = step.width, self._exit.num_rows, self._exit.exit.hidden_size
+        if self._carried is None or len(self._carried) < step.longest:
+            # By position in the draft: stream of the token that the pass reads. The draft's memory
+            # may be wider, as other proposers' tokens are written to it.
+            size = step.longest, self._exit.num_rows, self._exit.exit.hidden_size
             self._carried = torch.empty(size)
         super().begin(step)
 

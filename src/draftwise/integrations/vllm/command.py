@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftwise.core.formats import EXIT_PREFIX, MODEL_FREE_DRAFTS
+from draftwise.core.formats import MODEL_FREE_DRAFTS
 from draftwise.errors import InvalidParameterError
 from draftwise.integrations.vllm.compatibility import installed, vllm_version
 from draftwise.integrations.vllm.settings import KEY, TEXT_METHOD, VllmSettings
+from draftwise.models.exits.files import names_exit
 from draftwise.models.loading import locate
 from draftwise.speculation import MAX_SPECULATIVE_TOKENS
 
@@ -75,7 +76,7 @@ class ServeCommand:
                 "draft", f"{self.draft!r}: in vLLM all drafts come from one source; name one"
             )
         for name, model in (("draft", self.draft), ("companion", self.settings.companion)):
-            if model is not None and model.startswith(EXIT_PREFIX):
+            if model is not None and names_exit(model, name):
                 raise InvalidParameterError(
                     name, f"{model!r} is an exit of the target, which vLLM cannot run"
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
 from draftwise.models.draft_folder import CONFIG, WEIGHTS, write_draft
+from draftwise.models.exits.names import exit_layers
+from draftwise.models.loading import split_name
+from draftwise.values import shown
 
 _TYPE_KEY, _TYPE = "draftwise_model_type", "exit"
 
@@ -59,6 +63,19 @@ def find_exit(name: str) -> Path | None:
     return folder if is_exit else None
 
 
+def names_exit(name: str, role: str) -> bool:
+    """Whether a name is that of an exit: ``target:exit=8``, or the folder of one with an adapter.
+
+    Args:
+        name: the name of a draft or companion.
+        role: ``"draft"`` or ``"companion"``; named in errors.
+
+    Raises:
+        InvalidParameterError: the name looks like that of an exit and is none.
+    """
+    return exit_layers(name, role) is not None or find_exit(split_name(name)[0]) is not None
+
+
 def read_exit(folder: Path, role: str) -> tuple[ExitConfig, dict[str, Tensor]]:
     """Read an exit and check it.
 
@@ -100,10 +117,11 @@ def _parse(found: Mapping[str, Any], role: str) -> ExitConfig:
         value = found.get(item.name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_whole = isinstance(value, int) or item.name == "rms_norm_eps"
-        if not (is_number and is_whole and found[item.name] > 0):
+        if not (is_number and is_whole and 0 < found[item.name] <= sys.float_info.max):
             raise UnsupportedModelError(
                 role,
-                f"{item.name} in the {CONFIG} of the exit must be a positive number, got {value!r}",
+                f"{item.name} in the {CONFIG} of the exit must be a positive finite number, "
+                f"got {shown(value)}",
             )
         values[item.name] = value
     return ExitConfig(**values)

@@ -49,7 +49,8 @@ def load_exit(name: str, role: str, target: LoadedModel) -> LoadedModel | None:
             raise InvalidParameterError(role, f"{name!r} is an exit, which is not quantised")
         config, tensors = read_exit(folder, role)
         _check_target(config, target, role)
-        num_layers, fingerprint = config.exit, f":{tensors_fingerprint('', tensors)}"
+        num_layers = config.exit
+        fingerprint = f":{tensors_fingerprint(str(config.rms_norm_eps), tensors)}"
         adapter = _adapter(config, tensors, target.model, role)
     if num_layers is None:
         return None
@@ -134,7 +135,7 @@ def _check_parts(model: ExitModel, target: PackedModel, role: str) -> None:
     Raises:
         UnsupportedModelError: they differ by more than rounding.
     """
-    family = target._model.config.model_type
+    family = target.family
     length = min(_PROBE_LENGTH, len(target.embedding))
     tokens = list(range(length))
     cache = target.new_cache(2, length)

@@ -12,7 +12,6 @@ from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.model_part import ModelPart, PartOutput
 from draftwise.models.packed_model import PackedModel
-from draftwise.models.static_steps import StepMode
 
 
 class ExitModel(PackedModel):
@@ -41,19 +40,18 @@ class ExitModel(PackedModel):
             role: ``"draft"`` or ``"companion"``.
             adapter: maps the stream for the logits; ``None`` for none.
         """
-        self.role = role
         self.target, self.num_layers = target, num_layers
-        self._model = target._model
-        self.dtype, self.device = target.dtype, target.device
-        self.vocab_size = target.vocab_size
-        self.layers = target.layers[:num_layers]
         self._part = ModelPart(target, 0, num_layers, adapter)
-        self.native = self._part.native
-        # Whatever slows it down slows the target down, which says so.
-        self.slow_path = None
-        self.step_mode = StepMode.EAGER
-        self._decoder = None
-        self._kernels = target._kernels
+        # No slow path: whatever slows the exit down slows the target down, which says so.
+        super().__init__(
+            role,
+            target.family,
+            target.layers[:num_layers],
+            target.vocab_size,
+            target.hidden_size,
+            target.embedding,
+            self._part.native,
+        )
 
     def forward(
         self,

@@ -16,8 +16,6 @@ from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.native.suitability import native_head, why_no_native_head
 from draftwise.models.packed_model import PackedModel
-from draftwise.models.ragged import RaggedKernels
-from draftwise.models.static_steps import StepMode
 from draftwise.models.transfer import upload
 
 
@@ -51,31 +49,26 @@ class HeadModel(PackedModel):
             target_vocab_size: the target's number of tokens.
         """
         assert spec.state_input is not None
-        self.role = "draft"
-        weight = spec.embedding.weight
-        self.dtype, self.device = weight.dtype, weight.device
-        self.vocab_size = spec.head.out_features
-        self._hidden_size = spec.hidden_size
+        embedding = spec.embedding.weight.detach()
         self.state_size = spec.state_input.projection.in_features
         self.state_layers = state_layers
-        self.layers = layers
-        self.target_ids: Tensor | None = target_ids.to(self.device)
+        self.target_ids: Tensor | None = target_ids.to(embedding.device)
         if torch.equal(target_ids, torch.arange(target_vocab_size)):
             self.target_ids = None
         reason = why_no_native_head(spec)
-        is_slow = reason is not None and self.device.type == "cpu"
-        self.slow_path = SlowPath(reason or "", "") if is_slow else None
+        is_slow = reason is not None and embedding.device.type == "cpu"
         self.native_head = native_head(spec, self.target_ids)
-        self.native = self.native_head
-        self.step_mode = StepMode.EAGER
-        self._decoder = None
-        self._kernels = RaggedKernels.of(self.device, self.dtype, layers)
+        super().__init__(
+            "draft",
+            "head",
+            layers,
+            spec.head.out_features,
+            spec.hidden_size,
+            embedding,
+            self.native_head,
+            slow_path=SlowPath(reason or "", "") if is_slow else None,
+        )
         self._head_forward = HeadForward(spec) if self.native is None else None
-
-    @property
-    def hidden_size(self) -> int:
-        """Size of the head's residual stream."""
-        return self._hidden_size
 
     def forward(
         self,

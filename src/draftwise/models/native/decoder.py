@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from draftwise.models.decoder_spec import Activation, DecoderSpec, LayerSpec, NormSpec
 from draftwise.models.hidden_states import StateTap
-from draftwise.models.host_memory import ReusedMemory, in_large_pages
+from draftwise.models.host_memory import ReusedMemory, ScratchMemory, in_large_pages
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.grouped import IN_GROUPS, grouped_weight
 from draftwise.models.native.library import NativeLibrary
@@ -117,7 +117,8 @@ class NativeDecoder:
         )
         self._tables: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._caches: WeakKeyDictionary[KVCache, tuple[DecoderCache, Any]] = WeakKeyDictionary()
-        self._memory = np.zeros(0, dtype=np.uint8)
+        # Parts of the model use the same memory, as they never run at the same time.
+        self._scratch = ScratchMemory()
         self._logits = ReusedMemory()
         self._sizes: dict[tuple[int, int, int], int] = {}
 
@@ -297,7 +298,7 @@ class NativeDecoder:
             len(logit_tokens),
             largest,
         )
-        call.keep_alive = threads, self._memory
+        call.keep_alive = threads, self._scratch.array
         return call
 
     def _plan(self, cache: KVCache) -> DecoderCache:
@@ -337,10 +338,7 @@ class NativeDecoder:
         size = self._sizes.get(key)
         if size is None:
             size = self._sizes[key] = self._library.decoder_memory(ctypes.byref(self._model), *key)
-        if len(self._memory) < size + 63:
-            self._memory = np.zeros(size + 63, dtype=np.uint8)
-        address: int = self._memory.ctypes.data
-        return address + -address % 64
+        return self._scratch.address(size)
 
 
 def checked_segments(

@@ -20,8 +20,9 @@ from draftwise.models.native.structures import DecoderLayer, DecoderModel
 class NativePart(NativeDecoder):
     """Consecutive layers of a :class:`NativeDecoder`, with its embedding, final norm and head.
 
-    The weights are those of the whole model. What enters and leaves is the residual stream in
-    float32, as the kernels compute with it. So a pass over all layers and passes over its parts
+    The weights and the scratch memory are those of the whole model. So a pass over a part must not
+    run at the same time as another pass of the model. What enters and leaves is the residual stream
+    in float32, as the kernels compute with it. So a pass over all layers and passes over its parts
     give the same results bit by bit.
     """
 
@@ -49,11 +50,12 @@ class NativePart(NativeDecoder):
             model.adapter_down = self._keep_matrix(adapter.down)
             model.adapter_up = self._keep_matrix(adapter.up)
             model.adapter_rank = adapter.rank
-        # The memory of a pass is not shared.
+        # These depend on the layers. The scratch memory is that of the whole model.
         self._caches = WeakKeyDictionary()
-        self._memory = np.zeros(0, dtype=np.uint8)
-        self._logits = ReusedMemory()
         self._sizes = {}
+        if end < whole._model.num_layers:
+            # Logits of a draft are still in use when the model's own are computed.
+            self._logits = ReusedMemory()
 
     @torch.inference_mode()
     def run(

@@ -1,0 +1,59 @@
+"""Models that ``draftwise benchmark`` gives to other engines."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from draftwise.benchmark.peers import peers
+from draftwise.cli.benchmark_setup import peer_models
+from draftwise.cli.defaults import ChosenModels
+from draftwise.errors import InvalidParameterError
+
+from ..engine.exits import AdapterRecipe
+
+
+@dataclass
+class Loaded:
+    """A loaded target."""
+
+    model = SimpleNamespace(dtype=torch.bfloat16)
+    max_model_len = 128
+    eos_token_ids = frozenset({4, 3})
+
+
+def made(draft, companion=None):
+    models = ChosenModels("org/target", draft, companion, (), False)
+    return peer_models(models, SimpleNamespace(target=Loaded()), 2, 8)
+
+
+@pytest.fixture(params=["name", "folder"])
+def exit_name(request, tmp_path):
+    if request.param == "name":
+        return "target:exit=2"
+    return AdapterRecipe().save(tmp_path / "exit")
+
+
+def test_models_are_handed_on():
+    given = made("suffix,org/draft", "org/companion")
+    assert (given.target, given.draft, given.companion) == (
+        "org/target",
+        "org/draft",
+        "org/companion",
+    )
+    assert (given.dtype, given.max_model_len, given.stop_token_ids) == ("bfloat16", 128, (3, 4))
+
+
+def test_other_engines_get_no_exit(exit_name):
+    assert made(exit_name).draft is None
+    assert made(f"suffix,{exit_name}").draft is None
+    given = made("org/draft", exit_name)
+    assert (given.draft, given.companion) == ("org/draft", None)
+
+
+def test_an_engine_that_needs_a_draft_model_is_refused(exit_name, tmp_path):
+    with pytest.raises(InvalidParameterError, match="a draft model that other engines") as caught:
+        peers(["vllm-draftwise"], made(exit_name), tmp_path)
+    assert caught.value.field == "peers"
+    assert [peer.name for peer in peers(["vllm"], made(exit_name), tmp_path)] == ["vllm"]
