@@ -14,6 +14,7 @@ from draftwise.distillation.evaluation import HeldOut
 from draftwise.distillation.information import CompanionMeasures
 from draftwise.distillation.scored_draft import LoadedDraft, default_size, find_draft
 from draftwise.distillation.start import continued_head
+from draftwise.errors import UnsupportedModelError
 from draftwise.models.heads import read_head
 
 from ..tiny_heads import HeadRecipe
@@ -126,6 +127,21 @@ def test_a_head_is_read_with_the_targets_states(models, tmp_path):
     chains = partial(lambda *given: iter([torch.zeros(int(given[2].sum()), VOCAB)]))
     values = CompanionMeasures(chains, head, 0)(held)
     assert values["overlap/T=0.5"] <= 9 / VOCAB + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm.weight": None}, "has no norm.weight"),
+        ({"layers.0.self_attn.q_norm.weight": torch.ones(6)}, "cannot be trained"),
+    ],
+)
+def test_heads_with_other_tensors_than_eagle_3_are_refused(tmp_path, changes, message):
+    config, weights = read_head(HEAD.save(tmp_path / "head", "speculators"))
+    tensors = {**weights.tensors, **changes}
+    present = {name: each for name, each in tensors.items() if each is not None}
+    with pytest.raises(UnsupportedModelError, match=message):
+        continued_head(config, replace(weights, tensors=present), torch.ones(48))
 
 
 @pytest.mark.parametrize("vocab", [20, 30])
