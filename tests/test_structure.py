@@ -66,9 +66,11 @@ MAY_IMPORT = {
         "speculation",
     },
     "distillation": {
+        "core",
         "devices",
         "engine",
         "errors",
+        "estimators",
         "llm",
         "models",
         "outputs",

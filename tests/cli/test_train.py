@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import sys
 import warnings
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
-from draftwise.cli import main
+from draftwise import LLM, SpeculationConfig
 from draftwise.cli.train_report import LearningCurve, describe, sparkline
 from draftwise.distillation.eagle3 import Eagle3Recipe
 from draftwise.distillation.run import Machine, TrainingRun
@@ -20,56 +18,11 @@ from draftwise.distillation.settings import TrainingSettings
 from draftwise.errors import HeadTargetWarning, UnsupportedModelError
 from draftwise.models.heads import read_head
 
-from ..tiny_models import Recipe
-
-TARGET = Recipe(vocab=40, context=64, tokenizer=True, config={"num_hidden_layers": 3})
-SMALL = ("--max-tokens=24", "--length=48", "--batch-tokens=96")
-PROMPTS = [f"{word} {other}" for word in ("red", "a sea", "dear") for other in ("e", "ah", "re")]
+from .training import PROMPTS, TARGET, assert_drafts
 
 
-@pytest.fixture
-def prompts(tmp_path):
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in PROMPTS))
-    return file
-
-
-@pytest.fixture
-def command(models, monkeypatch, capsys, tmp_path, prompts):
-    """Run the command with a tiny target; returns (exit status, stdout, stderr)."""
-
-    def run(*arguments, kind="eagle3", output="head", files=(prompts,), draft_vocab=16):
-        every = ["draftwise", "train", kind, "--target", models.folder(TARGET), *SMALL]
-        if kind == "eagle3":
-            every.append("--steps=2")
-        every += [f"--prompts={file}" for file in files]
-        every += ["-o", str(tmp_path / output), "--answers", str(tmp_path / "answers")]
-        if draft_vocab is not None and kind == "eagle3":
-            every.append(f"--draft-vocab={draft_vocab}")
-        monkeypatch.setattr(sys, "argv", [*every, *arguments])
-        monkeypatch.setenv("COLUMNS", "120")
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return end.value.code or 0, captured.out, captured.err
-
-    return run
-
-
-def assert_drafts(models, folder):
-    """What was trained drafts for its target, whose greedy text stays the same."""
-    speculation = SpeculationConfig(str(folder), policy="fixed", num_speculative_tokens=3)
-    sampling = SamplingParams(max_tokens=12, temperature=0)
-    with LLM(models.folder(TARGET), dtype="float32") as llm:
-        expected = llm.generate("red sea", sampling)[0].token_ids
-    with LLM(models.folder(TARGET), speculation, dtype="float32") as llm:
-        output = llm.generate("red sea", sampling)[0]
-    assert output.token_ids == expected
-    assert output.speculation.num_drafted > 0
-
-
-def test_a_head_is_written_in_the_layout_of_speculators(command, models, tmp_path):
-    status, out, err = command("--tokens", "400", "--dtype", "float32")
+def test_a_head_is_written_in_the_layout_of_speculators(train, models, tmp_path):
+    status, out, err = train("--tokens", "400", "--dtype", "float32")
     folder = tmp_path / "head"
     assert (status, err) == (0, "")
     assert str(folder) in out
@@ -130,8 +83,8 @@ def test_a_head_is_written_in_the_layout_of_speculators(command, models, tmp_pat
     assert training["run"]["prompts"] == training["settings"]["prompts"] == ["prompts.jsonl"]
 
 
-def test_a_head_of_the_whole_vocabulary_has_no_map(command, tmp_path):
-    status, _, _ = command("--tokens=200", draft_vocab=1000)
+def test_a_head_of_the_whole_vocabulary_has_no_map(train, tmp_path):
+    status, _, _ = train("--tokens=200", draft_vocab=1000)
     assert status == 0
     config, weights = read_head(tmp_path / "head")
     assert config.draft_vocab_size == 40
@@ -139,10 +92,8 @@ def test_a_head_of_the_whole_vocabulary_has_no_map(command, tmp_path):
     assert not {"d2t", "t2d"} & load_file(tmp_path / "head" / "model.safetensors").keys()
 
 
-def test_an_exit_is_written_that_drafts_on_the_target(command, models, tmp_path):
-    status, out, err = command(
-        "--tokens=400", "--dtype=float32", "--exit=2", "--rank=8", kind="exit"
-    )
+def test_an_exit_is_written_that_drafts_on_the_target(train, models, tmp_path):
+    status, out, err = train("--tokens=400", "--dtype=float32", "--exit=2", "--rank=8", kind="exit")
     folder = tmp_path / "head"
     assert (status, err) == (0, "")
     assert "accepted length" in out
@@ -157,14 +108,14 @@ def test_an_exit_is_written_that_drafts_on_the_target(command, models, tmp_path)
 @pytest.mark.parametrize(
     ("exit_after", "message"), [("0", "exit"), ("3", "before the target's last layer")]
 )
-def test_exits_that_the_target_does_not_have_are_refused(command, exit_after, message):
-    status, _, err = command("--tokens=400", f"--exit={exit_after}", kind="exit")
+def test_exits_that_the_target_does_not_have_are_refused(train, exit_after, message):
+    status, _, err = train("--tokens=400", f"--exit={exit_after}", kind="exit")
     assert status != 0
     assert message in err
 
 
-def test_a_model_is_written_that_serves_as_a_draft(command, models, tmp_path):
-    status, out, err = command(
+def test_a_model_is_written_that_serves_as_a_draft(train, models, tmp_path):
+    status, out, err = train(
         "--tokens=400", "--dtype=float32", "--hidden-size=64", "--num-layers=1", kind="model"
     )
     folder = tmp_path / "head"
@@ -179,24 +130,24 @@ def test_a_model_is_written_that_serves_as_a_draft(command, models, tmp_path):
     assert_drafts(models, folder)
 
 
-def test_a_head_serves_as_a_draft(command, models, tmp_path):
-    command("--tokens=400", "--dtype=float32")
+def test_a_head_serves_as_a_draft(train, models, tmp_path):
+    train("--tokens=400", "--dtype=float32")
     assert_drafts(models, tmp_path / "head")
 
 
-def test_answers_are_kept_for_later_runs(command, tmp_path):
-    command("--tokens", "300")
+def test_answers_are_kept_for_later_runs(train, tmp_path):
+    train("--tokens", "300")
     files = {file: file.read_text() for file in (tmp_path / "answers").iterdir()}
     assert len(files) == 2
-    status, _, _ = command("--tokens", "300", output="second")
+    status, _, _ = train("--tokens", "300", output="second")
     assert status == 0
     assert {file: file.read_text() for file in (tmp_path / "answers").iterdir()} == files
 
 
-def test_a_head_is_continued_on_texts(command, tmp_path, prompts):
-    command("--tokens", "200")
+def test_a_head_is_continued_on_texts(train, tmp_path, prompts):
+    train("--tokens", "200")
     first = load_file(tmp_path / "head" / "model.safetensors")
-    status, _, err = command(
+    status, _, err = train(
         *("--tokens", "200", "--text", str(prompts), "--learning-rate", "1e-6"),
         *("--continue", str(tmp_path / "head")),
         output="second",
@@ -229,9 +180,9 @@ def test_a_head_is_continued_on_texts(command, tmp_path, prompts):
         (("--held-out=0",), "--held-out"),
     ],
 )
-def test_errors_are_one_line(command, tmp_path, arguments, expected):
+def test_errors_are_one_line(train, tmp_path, arguments, expected):
     given = arguments if "--minutes" in str(arguments) else (*arguments, "--tokens=100")
-    status, _, err = command(*given, draft_vocab=None if "--layers=1" in arguments else 16)
+    status, _, err = train(*given, draft_vocab=None if "--layers=1" in arguments else 16)
     assert status == 2
     assert err.count("\n") == 1
     assert expected in err
@@ -239,11 +190,11 @@ def test_errors_are_one_line(command, tmp_path, arguments, expected):
     assert not (tmp_path / "answers").exists()
 
 
-def test_heads_of_other_targets_are_refused_before_answers_are_generated(command, models, tmp_path):
-    assert command("--tokens=100")[0] == 0
+def test_heads_of_other_targets_are_refused_before_answers_are_generated(train, models, tmp_path):
+    assert train("--tokens=100")[0] == 0
     shutil.rmtree(tmp_path / "answers")
     other = models.folder(dataclasses.replace(TARGET, vocab=44))
-    status, _, err = command(
+    status, _, err = train(
         *("--tokens=100", f"--continue={tmp_path / 'head'}", f"--target={other}"),
         output="second",
         draft_vocab=None,
@@ -253,8 +204,8 @@ def test_heads_of_other_targets_are_refused_before_answers_are_generated(command
     assert not (tmp_path / "answers").exists()
 
 
-def test_heads_warn_of_other_targets_of_the_same_sizes(command, models, tmp_path):
-    command("--tokens=100")
+def test_heads_warn_of_other_targets_of_the_same_sizes(train, models, tmp_path):
+    train("--tokens=100")
     head = SpeculationConfig(str(tmp_path / "head"), policy="fixed", num_speculative_tokens=2)
 
     def warnings_with(target):
@@ -276,8 +227,8 @@ def test_heads_warn_of_other_targets_of_the_same_sizes(command, models, tmp_path
     assert f"trained for {own.name!r}" in str(found.message)
 
 
-def test_folders_without_a_head_cannot_be_continued(command, tmp_path):
-    status, _, err = command("--tokens=100", f"--continue={tmp_path}", draft_vocab=None)
+def test_folders_without_a_head_cannot_be_continued(train, tmp_path):
+    status, _, err = train("--tokens=100", f"--continue={tmp_path}", draft_vocab=None)
     assert (status, err.count("\n")) == (2, 1)
     assert "--continue" in err
 
@@ -285,26 +236,26 @@ def test_folders_without_a_head_cannot_be_continued(command, tmp_path):
 @pytest.mark.parametrize(
     "content", [None, "", '{"prompt": "one"}\n', '{"answer": "none"}\n', "not JSON\n"]
 )
-def test_files_without_prompts_are_refused(command, tmp_path, content):
+def test_files_without_prompts_are_refused(train, tmp_path, content):
     file = tmp_path / "other.jsonl"
     if content is not None:
         file.write_text(content)
-    status, _, err = command("--tokens=100", files=[file])
+    status, _, err = train("--tokens=100", files=[file])
     assert (status, err.count("\n")) == (2, 1)
     assert "--prompts" in err
 
 
-def test_prompts_that_are_too_long_are_refused(command, tmp_path):
+def test_prompts_that_are_too_long_are_refused(train, tmp_path):
     file = tmp_path / "long.jsonl"
     file.write_text("".join(json.dumps({"prompt": "sea " * 40 + each}) + "\n" for each in PROMPTS))
-    status, _, err = command("--tokens=100", files=[file])
+    status, _, err = train("--tokens=100", files=[file])
     assert (status, err.count("\n")) == (2, 1)
     assert "room for an answer" in err
 
 
-def test_finished_folders_are_not_overwritten(command):
-    assert command("--tokens=100")[0] == 0
-    status, _, err = command("--tokens=100")
+def test_finished_folders_are_not_overwritten(train):
+    assert train("--tokens=100")[0] == 0
+    status, _, err = train("--tokens=100")
     assert status == 2
     assert "another folder" in err
 
@@ -339,58 +290,58 @@ def test_a_resumed_run_equals_an_uninterrupted_one(models, prompts, tmp_path):
             assert torch.equal(weight, second[name]), name
 
 
-def test_other_settings_are_refused_when_resuming(command, tmp_path, models, prompts):
+def test_other_settings_are_refused_when_resuming(train, tmp_path, models, prompts):
     settings = TrainingSettings(
         "eagle3", models.folder(TARGET), (str(prompts),), tokens=600, max_tokens=24, length=48
     )
     (tmp_path / "head").mkdir()
     machine = Machine(answers=tmp_path / "answers")
     TrainingRun(settings, Eagle3Recipe(settings), tmp_path / "head", machine).run(0)
-    status, _, err = command("--tokens=500", "--resume")
+    status, _, err = train("--tokens=500", "--resume")
     assert status == 2
     assert "tokens = 600" in err
-    status, _, err = command("--tokens=500")
+    status, _, err = train("--tokens=500")
     assert status == 2
     assert "unfinished" in err
 
 
-def test_a_failed_start_leaves_the_folder_usable(command, monkeypatch):
+def test_a_failed_start_leaves_the_folder_usable(train, monkeypatch):
     def refuse(self, *arguments):
         raise UnsupportedModelError("target", "no draft can be made for it")
 
-    assert command("--tokens=100", "--layers=1,9")[0] == 2
+    assert train("--tokens=100", "--layers=1,9")[0] == 2
     with monkeypatch.context() as patch:
         # After the answers.
         patch.setattr(Eagle3Recipe, "prepare", refuse)
-        status, _, err = command("--tokens=100", "--layers=1,2")
+        status, _, err = train("--tokens=100", "--layers=1,2")
     assert (status, err) == (2, "error --target: no draft can be made for it\n")
-    assert command("--tokens=100", "--layers=1,3")[0] == 0
+    assert train("--tokens=100", "--layers=1,3")[0] == 0
 
 
 @pytest.mark.parametrize("moment", ["held-out prompts", "loading the target for training"])
-def test_an_early_interruption_says_to_run_the_command_again(command, monkeypatch, moment):
+def test_an_early_interruption_says_to_run_the_command_again(train, monkeypatch, moment):
     def interrupt(self, text):
         if text.startswith(moment):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(LearningCurve, "status", interrupt)
-        status, out, _ = command("--tokens=100")
+        status, out, _ = train("--tokens=100")
     assert status == 130
     assert "run the command again; answers are kept" in out
-    assert command("--tokens=100")[0] == 0
+    assert train("--tokens=100")[0] == 0
 
 
-def test_the_hint_after_an_interruption_works(command, monkeypatch):
+def test_the_hint_after_an_interruption_works(train, monkeypatch):
     def interrupt(self, facts):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(LearningCurve, "begin", interrupt)
-        status, out, _ = command("--tokens=100")
+        status, out, _ = train("--tokens=100")
     assert status == 130
     assert "repeat the command with --resume" in out
-    assert command("--tokens=100", "--resume")[0] == 0
+    assert train("--tokens=100", "--resume")[0] == 0
 
 
 def test_descriptions():

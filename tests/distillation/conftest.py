@@ -4,7 +4,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from draftwise.distillation.documents import Document, pack_documents
-from draftwise.distillation.start import new_head, state_scale
+from draftwise.distillation.start import new_head
+from draftwise.distillation.state_scale import state_scale
 from draftwise.distillation.teacher import Teacher
 from draftwise.distillation.unrolled import unroll
 

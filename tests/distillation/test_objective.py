@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from draftwise.distillation.documents import Document, pack_documents
-from draftwise.distillation.eagle3 import _chain_logits
+from draftwise.distillation.eagle3 import chain_logits_of_head
 from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
-from draftwise.distillation.model import ModelTask, new_model
-from draftwise.distillation.model import _chain_logits as _model_logits
+from draftwise.distillation.model import ModelTask, chain_logits_of_model, model_config
 from draftwise.distillation.objective import STEP_DECAY, HeadTask, Readings
 from draftwise.distillation.settings import TrainingSettings
-from draftwise.distillation.start import new_head, state_scale
+from draftwise.distillation.start import new_head
+from draftwise.distillation.state_scale import state_scale
 from draftwise.distillation.vocabulary import choose_draft_tokens, coverage
 from draftwise.training import losses
+from draftwise.training.llama import new_llama
 from draftwise.training.losses import LOSSES, mean_loss
 from draftwise.training.optimizers import Optimizers
 from draftwise.training.schedule import Schedule
@@ -149,18 +150,18 @@ def test_training_lowers_the_loss_and_raises_the_acceptance(models, name):
     ids = torch.arange(24)
     head = new_head(teacher, ids, state_scale(teacher, rows), 0)
     task = task_of(teacher, head, rows, ids, name)
-    held_out = HeldOut(teacher, rows, ids)
-    chains = partial(_chain_logits, head, teacher.embedding)
+    held_out = HeldOut(teacher, rows)
+    chains = partial(chain_logits_of_head, head, teacher.embedding)
     schedule = Schedule(
         tokens=100, muon_learning_rate=0.01, adamw_learning_rate=0.01, decay_fraction=0.5
     )
     optimizers = Optimizers(head, lambda name: not name.startswith("lm_head"), schedule)
-    before = held_out.acceptance(chains)
+    before = held_out.acceptance(chains, torch.arange(24))
     values = []
     for step in range(40):
         values.append(task.backward(step / 40)[0])
         optimizers.step(step / 40)
-    after = held_out.acceptance(chains)
+    after = held_out.acceptance(chains, torch.arange(24))
     assert sum(values[-4:]) < 0.9 * sum(values[:4])
     assert after["accepted_length/T=1"] > before["accepted_length/T=1"] + 0.2
 
@@ -174,8 +175,8 @@ def test_acceptance_by_its_definition(models):
         *random_documents(3, seed=2, temperature=0.0),
     ]
     rows = pack_documents(documents, LENGTH)
-    chains = partial(_chain_logits, head, teacher.embedding)
-    values = HeldOut(teacher, rows, TARGET_IDS).acceptance(chains)
+    chains = partial(chain_logits_of_head, head, teacher.embedding)
+    values = HeldOut(teacher, rows).acceptance(chains, TARGET_IDS)
     lengths = {0.5: [], 0.0: []}
     for document in documents:
         own = pack_documents([document], LENGTH)
@@ -218,7 +219,7 @@ def test_a_model_learns_the_targets_distribution(models):
     settings = TrainingSettings(
         "model", "target", ("prompts",), tokens=1, num_layers=1, hidden_size=64
     )
-    model = new_model(settings, teacher, frozenset())
+    model = new_llama(model_config(settings, teacher, frozenset()), 0)
     schedule = Schedule(tokens=100, batch_tokens=4 * LENGTH, decay_fraction=0.5)
     task = ModelTask(model, teacher, rows, schedule, LOSSES["kl"], 0)
     values = []
@@ -230,14 +231,14 @@ def test_a_model_learns_the_targets_distribution(models):
             q = model(input_ids=ids).logits[0, places].log_softmax(-1)
             values += (p.exp() * (p - q)).sum(-1).tolist()
         assert task.loss(rows).item() == pytest.approx(sum(values) / len(values), rel=1e-4)
-    held_out = HeldOut(teacher, rows, torch.arange(24))
-    chains = partial(_model_logits, model, teacher)
-    before = held_out.acceptance(chains)["accepted_length/T=1"]
+    held_out = HeldOut(teacher, rows)
+    chains = partial(chain_logits_of_model, model, teacher)
+    before = held_out.acceptance(chains, torch.arange(24))["accepted_length/T=1"]
     optimizers = Optimizers(model, lambda name: ".layers." in name, schedule)
     for step in range(40):
         task.backward(step / 40)
         optimizers.step(step / 40)
-    assert held_out.acceptance(chains)["accepted_length/T=1"] > before + 0.2
+    assert held_out.acceptance(chains, torch.arange(24))["accepted_length/T=1"] > before + 0.2
 
 
 def test_new_heads_are_unsure(models):

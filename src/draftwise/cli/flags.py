@@ -20,6 +20,8 @@ _OTHER_NAMES = {
     "texts": ("text",),
     "num_steps": ("steps",),
     "num_held_out": ("held_out",),
+    "exit": ("exit_after",),
+    "adapter_rank": ("rank",),
 }
 _KEY_VALUE_OPTION = "policy_option"
 # Text in quotes comes from the user, such as the name of a file.

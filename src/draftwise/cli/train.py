@@ -1,4 +1,4 @@
-"""``draftwise train``: make a draft for a target."""
+"""``draftwise train``: make a draft, or a companion, for a target."""
 
 from __future__ import annotations
 
@@ -6,61 +6,29 @@ from typing import Annotated
 
 import typer
 
-from draftwise.cli.common_options import MODELS, RUNNING, Device, Dtype, TrustRemoteCode
+from draftwise.cli.common_options import MODELS, RUNNING
 from draftwise.cli.flags import FlaggingCommand
+from draftwise.cli.option_groups import takes_group
 from draftwise.cli.option_values import parse_numbers
-from draftwise.cli.train_options import (
-    METHOD,
-    Answers,
-    BatchTokens,
-    Chat,
-    CommonOptions,
-    HeldOut,
-    LearningRate,
-    Length,
-    LossName,
-    MaxTokens,
-    Minutes,
-    Output,
-    Prompts,
-    Resume,
-    Seed,
-    Target,
-    Temperatures,
-    Text,
-    Threads,
-    Tokens,
-)
+from draftwise.cli.train_options import METHOD, CommonOptions
 from draftwise.errors import InvalidParameterError
 
 train = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Train a draft for a target, from the target's own answers to your prompts.",
+    help="Train a draft or a companion for a target, from the target's own answers.",
 )
 
 
 @train.callback()
 def _root() -> None:
-    """Train a draft for a target, from the target's own answers to your prompts."""
+    """Train a draft or a companion for a target, from the target's own answers to your prompts."""
 
 
 @train.command(cls=FlaggingCommand)
+@takes_group(CommonOptions)
 def eagle3(
-    context: typer.Context,
-    prompts: Prompts,
-    output: Output,
-    target: Target = "zoo:target",
-    text: Text = None,
-    chat: Chat = None,
-    temperatures: Temperatures = "0,1",
-    max_tokens: MaxTokens = 256,
-    length: Length = 512,
-    held_out: HeldOut = 32,
-    answers: Answers = None,
-    minutes: Minutes = None,
-    tokens: Tokens = None,
-    resume: Resume = False,
+    common: CommonOptions,
     start_from: Annotated[
         str | None,
         typer.Option(
@@ -94,10 +62,6 @@ def eagle3(
             rich_help_panel=METHOD,
         ),
     ] = 4,
-    loss: LossName = "mixed",
-    learning_rate: LearningRate = 3e-3,
-    batch_tokens: BatchTokens = None,
-    seed: Seed = 0,
     state_gib: Annotated[
         float,
         typer.Option(
@@ -105,10 +69,6 @@ def eagle3(
             rich_help_panel=RUNNING,
         ),
     ] = 2.0,
-    threads: Threads = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train an EAGLE-3 head, which reads hidden states of the target.
 
@@ -125,9 +85,8 @@ def eagle3(
         for name, value in (("draft_vocab", draft_vocab), ("layers", layers)):
             if value is not None:
                 raise InvalidParameterError(name, "is that of the head given with --continue")
-    common = CommonOptions.of(context)
-    settings = common.settings(
-        kind="eagle3",
+    common.run(
+        "eagle3",
         draft_vocab=8192 if draft_vocab is None else draft_vocab,
         layers=None if layers is None else tuple(parse_numbers("layers", layers)),
         num_steps=steps,
@@ -135,41 +94,18 @@ def eagle3(
         start_from=start_from,
     )
 
-    from draftwise.distillation.eagle3 import Eagle3Recipe
-
-    common.run(settings, Eagle3Recipe(settings))
-
 
 @train.command(cls=FlaggingCommand)
+@takes_group(CommonOptions, loss="kl")
 def model(
-    context: typer.Context,
-    prompts: Prompts,
-    output: Output,
-    target: Target = "zoo:target",
+    common: CommonOptions,
     num_layers: Annotated[
         int, typer.Option(help="Layers of the draft.", rich_help_panel=MODELS)
     ] = 2,
     hidden_size: Annotated[
-        int, typer.Option(help="Hidden size of the draft.", rich_help_panel=MODELS)
+        int,
+        typer.Option(help="Hidden size of the draft, a multiple of 64.", rich_help_panel=MODELS),
     ] = 128,
-    text: Text = None,
-    chat: Chat = None,
-    temperatures: Temperatures = "0,1",
-    max_tokens: MaxTokens = 256,
-    length: Length = 512,
-    held_out: HeldOut = 32,
-    answers: Answers = None,
-    minutes: Minutes = None,
-    tokens: Tokens = None,
-    resume: Resume = False,
-    loss: LossName = "kl",
-    learning_rate: LearningRate = 3e-3,
-    batch_tokens: BatchTokens = None,
-    seed: Seed = 0,
-    threads: Threads = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train a small Llama with the vocabulary of the target.
 
@@ -179,19 +115,64 @@ def model(
     Examples:
       draftwise train model --prompts prompts.jsonl -o draft --num-layers 2 --hidden-size 128
     """
-    common = CommonOptions.of(context)
-    settings = common.settings(kind="model", num_layers=num_layers, hidden_size=hidden_size)
+    common.run("model", num_layers=num_layers, hidden_size=hidden_size)
 
-    from draftwise.distillation.model import ModelRecipe
 
-    common.run(settings, ModelRecipe(settings, trust_remote_code))
+@train.command(cls=FlaggingCommand)
+@takes_group(CommonOptions, loss="kl")
+def companion(
+    common: CommonOptions,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="Draft that the companion will score: a model, or an EAGLE-3 head. What the "
+            "companion knows of its acceptance is measured.",
+            rich_help_panel=MODELS,
+        ),
+    ] = None,
+    num_layers: Annotated[
+        int | None,
+        typer.Option(
+            help="Layers of the companion.",
+            show_default="as many as the draft model, otherwise 2",
+            rich_help_panel=MODELS,
+        ),
+    ] = None,
+    hidden_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Hidden size of the companion, a multiple of 64.",
+            show_default="1.5 times the draft model's, otherwise 192",
+            rich_help_panel=MODELS,
+        ),
+    ] = None,
+) -> None:
+    """Train a companion: a small Llama that scores the tokens of a draft.
+
+    It learns the target's whole distribution, as a draft of `draftwise train model` does. It helps
+    where it is closer to the target than the draft is, so it is larger, and has other weights and
+    another order of the data to begin with. Repeat --prompts, --held-out, --seed, --max-tokens and
+    --length of the draft's run: the same prompts are then held out.
+
+    Examples:
+      draftwise train companion --prompts prompts.jsonl --draft draft -o companion --minutes 30
+      draftwise generate --prompts prompts.jsonl --draft draft --companion companion
+    """
+    from draftwise.distillation.scored_draft import default_size
+
+    layers, size = default_size(draft, common.trust_remote_code)
+    common.run(
+        "companion",
+        draft=draft,
+        num_layers=layers if num_layers is None else num_layers,
+        hidden_size=size if hidden_size is None else hidden_size,
+    )
 
 
 @train.command(name="exit", cls=FlaggingCommand)
+@takes_group(CommonOptions)
 def exit_(
-    context: typer.Context,
-    prompts: Prompts,
-    output: Output,
+    common: CommonOptions,
     exit_after: Annotated[
         int,
         typer.Option(
@@ -201,26 +182,7 @@ def exit_(
             rich_help_panel=MODELS,
         ),
     ],
-    target: Target = "zoo:target",
     rank: Annotated[int, typer.Option(help="Rank of the adapter.", rich_help_panel=MODELS)] = 64,
-    text: Text = None,
-    chat: Chat = None,
-    temperatures: Temperatures = "0,1",
-    max_tokens: MaxTokens = 256,
-    length: Length = 512,
-    held_out: HeldOut = 32,
-    answers: Answers = None,
-    minutes: Minutes = None,
-    tokens: Tokens = None,
-    resume: Resume = False,
-    loss: LossName = "mixed",
-    learning_rate: LearningRate = 3e-3,
-    batch_tokens: BatchTokens = None,
-    seed: Seed = 0,
-    threads: Threads = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Train the adapter of an early exit: the target's first layers draft.
 
@@ -230,9 +192,4 @@ def exit_(
     Examples:
       draftwise train exit --exit 3 --prompts prompts.jsonl -o exit --minutes 10
     """
-    common = CommonOptions.of(context)
-    settings = common.settings(kind="exit", exit=exit_after, adapter_rank=rank)
-
-    from draftwise.distillation.exit import ExitRecipe
-
-    common.run(settings, ExitRecipe(settings))
+    common.run("exit", exit=exit_after, adapter_rank=rank)

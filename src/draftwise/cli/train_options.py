@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from draftwise.cli.common_options import MODELS, RUNNING
+from draftwise.cli.common_options import MODELS, RUNNING, Device, Dtype, TrustRemoteCode
 from draftwise.cli.option_values import make_folder, set_threads
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
-    from draftwise.distillation.recipe import Recipe
     from draftwise.distillation.settings import TrainingSettings
 
 DATA, LENGTH, METHOD = "Data", "Length of the run", "Method"
@@ -122,42 +121,36 @@ Threads = Annotated[
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """Options of all kinds of drafts."""
+    """Options of all commands of ``draftwise train``; see :func:`takes_group`."""
 
-    prompts: list[Path]
-    output: Path
-    target: str
-    text: list[Path]
-    chat: bool | None
-    temperatures: str
-    max_tokens: int
-    length: int
-    held_out: int
-    answers: Path | None
-    minutes: float | None
-    tokens: int | None
-    resume: bool
-    loss: str
-    learning_rate: float
-    batch_tokens: int | None
-    seed: int
-    threads: int | None
-    dtype: str
-    device: str
-    trust_remote_code: bool
+    prompts: Prompts
+    output: Output
+    target: Target = "zoo:target"
+    text: Text = None
+    chat: Chat = None
+    temperatures: Temperatures = "0,1"
+    max_tokens: MaxTokens = 256
+    length: Length = 512
+    held_out: HeldOut = 32
+    answers: Answers = None
+    minutes: Minutes = None
+    tokens: Tokens = None
+    resume: Resume = False
+    loss: LossName = "mixed"
+    learning_rate: LearningRate = 3e-3
+    batch_tokens: BatchTokens = None
+    seed: Seed = 0
+    threads: Threads = None
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    trust_remote_code: TrustRemoteCode = False
 
-    @classmethod
-    def of(cls, context: typer.Context) -> CommonOptions:
-        """The options of a command."""
-        values = {item.name: context.params[item.name] for item in fields(cls)}
-        for name in ("prompts", "text"):
-            values[name] = [Path(each) for each in values[name] or ()]
-        for name in ("output", "answers"):
-            values[name] = None if values[name] is None else Path(values[name])
-        return cls(**values)
+    def settings(self, kind: str, **own: Any) -> TrainingSettings:
+        """Settings of a run.
 
-    def settings(self, **own: Any) -> TrainingSettings:
-        """Settings of the run, with those of its kind of draft.
+        Args:
+            kind: what is trained, a key of :data:`draftwise.distillation.recipes.RECIPES`.
+            own: the settings that this kind alone has.
 
         Raises:
             InvalidParameterError: an option is invalid, or a file does not exist.
@@ -166,15 +159,17 @@ class CommonOptions:
 
         if self.minutes is not None and self.tokens is not None:
             raise InvalidParameterError("minutes", "give either --minutes or --tokens")
-        for name, paths in (("prompts", self.prompts), ("text", self.text)):
+        texts = self.text or []
+        for name, paths in (("prompts", self.prompts), ("text", texts)):
             for path in paths:
                 if not path.exists():
                     raise InvalidParameterError(name, f"there is no file {str(path)!r}")
         default = _DEFAULT_MINUTES if self.tokens is None else None
         return TrainingSettings(
+            kind=kind,
             target=self.target,
             prompts=tuple(str(path.absolute()) for path in self.prompts),
-            texts=tuple(str(path.absolute()) for path in self.text),
+            texts=tuple(str(path.absolute()) for path in texts),
             chat=self.chat,
             minutes=default if self.minutes is None else self.minutes,
             tokens=self.tokens,
@@ -189,12 +184,23 @@ class CommonOptions:
             **own,
         )
 
-    def run(self, settings: TrainingSettings, recipe: Recipe) -> None:
-        """Train, and show the learning curve."""
+    def run(self, kind: str, **own: Any) -> None:
+        """Train, and show the learning curve.
+
+        Args:
+            kind: see :meth:`settings`.
+            own: see :meth:`settings`.
+
+        Raises:
+            DraftwiseError: an option, the target or a named draft is invalid.
+        """
         from draftwise.cli.interruption import EXIT_STATUS, interruptible
         from draftwise.cli.train_report import LearningCurve
+        from draftwise.distillation.recipes import recipe_of
         from draftwise.distillation.run import Machine, Reporting, TrainingRun, is_unfinished
 
+        settings = self.settings(kind, **own)
+        recipe = recipe_of(settings, self.trust_remote_code)
         if self.threads is not None:
             set_threads(self.threads)
         make_folder(self.output)

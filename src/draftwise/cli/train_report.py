@@ -50,18 +50,25 @@ class LearningCurve:
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Print what is trained."""
         print_ = self._console.print
-        reads = ""
+        details = ""
         if "layers" in facts:
-            reads = f", reads the hidden states {', '.join(map(str, facts['layers']))}"
+            details = f", reads the hidden states {', '.join(map(str, facts['layers']))}"
+        if "draft_parameters" in facts:
+            ratio = facts["num_parameters"] / facts["draft_parameters"]
+            details = f", {ratio:.1f} times those of the draft {facts['draft']}"
         print_(
-            f"{facts['kind']} of [bold]{facts['num_parameters'] / 1e6:.1f} M[/] parameters{reads}",
+            f"{facts['kind']} of [bold]{facts['num_parameters'] / 1e6:.1f} M[/] "
+            f"parameters{details}",
             soft_wrap=True,
         )
+        vocabulary = ""
+        if facts["draft_vocab"] < facts["target_vocab"]:
+            vocabulary = (
+                f"; the draft can propose {facts['draft_vocab']:,} of {facts['target_vocab']:,} "
+                f"tokens, which are {facts['coverage']:.1%} of them"
+            )
         print_(
-            f"{facts['num_data_tokens']:,} tokens of answers and texts; the draft can propose "
-            f"{facts['draft_vocab']:,} of {facts['target_vocab']:,} tokens, which are "
-            f"{facts['coverage']:.1%} of them",
-            soft_wrap=True,
+            f"{facts['num_data_tokens']:,} tokens of answers and texts{vocabulary}", soft_wrap=True
         )
 
     def record(self, record: Mapping[str, float]) -> None:
@@ -78,7 +85,8 @@ class LearningCurve:
             else:
                 self._console.print(text, soft_wrap=True)
             return
-        self._console.print(f"{place}  {describe(record)}", soft_wrap=True)
+        indented = describe(record).replace("\n", "\n" + " " * (len(place) + 2))
+        self._console.print(f"{place}  {indented}", soft_wrap=True)
 
     def end(self, values: Mapping[str, float]) -> None:
         """Print the result."""
@@ -86,14 +94,38 @@ class LearningCurve:
 
 
 def describe(values: Mapping[str, float]) -> str:
-    """Mean accepted lengths of an evaluation in one line."""
-    parts = []
+    """The figures of an evaluation, one line for each temperature.
+
+    A companion has its overlap with the target, and the draft's own figures beside it, too.
+    """
+    by_temperature: dict[str, dict[str, float]] = {}
     for name, value in values.items():
-        kind, _, temperature = name.partition("/")
-        if kind == "accepted_length":
-            first = values[f"acceptance/{temperature}"]
-            parts.append(f"accepted length {value:.2f} (first token {first:.2f}) at {temperature}")
-    return ", ".join(parts)
+        figure, slash, temperature = name.partition("/")
+        if slash:
+            by_temperature.setdefault(temperature, {})[figure] = value
+    parts = ((each, _parts(figures)) for each, figures in by_temperature.items())
+    return "\n".join(f"{'; '.join(found)} at {each}" for each, found in parts if found)
+
+
+def _parts(figures: Mapping[str, float]) -> list[str]:
+    parts = []
+    if "accepted_length" in figures:
+        length, first = figures["accepted_length"], figures["acceptance"]
+        parts.append(f"accepted length {length:.2f} (first token {first:.2f})")
+    if "draft_accepted_length" in figures:
+        length, first = figures["draft_accepted_length"], figures["draft_acceptance"]
+        parts.append(f"the draft's {length:.2f} ({first:.2f})")
+    if "target_overlap" in figures:
+        draft = ""
+        if "draft_target_overlap" in figures:
+            draft = f", the draft's {figures['draft_target_overlap']:.2f}"
+        parts.append(f"overlap with the target {figures['target_overlap']:.2f}{draft}")
+    if "information" in figures:
+        parts.append(
+            f"S and A tell {figures['information']:.3f} of {figures['entropy']:.3f} bits, "
+            f"the draft's q(x) {figures['draft_information']:.3f}"
+        )
+    return parts
 
 
 def sparkline(values: list[float]) -> str:

@@ -58,7 +58,7 @@ def read_prompts(settings: TrainingSettings) -> list[str]:
 
 def collect(
     settings: TrainingSettings,
-    texts: Sequence[str],
+    prompts: Sequence[str],
     dtype: str,
     device: str,
     trust_remote_code: bool,
@@ -69,7 +69,7 @@ def collect(
 
     Args:
         settings: settings of the run.
-        texts: prompts in their order, see :func:`read_prompts`.
+        prompts: prompts in their order, see :func:`read_prompts`.
         dtype: data type of the target.
         device: device of the target.
         trust_remote_code: whether to run code that comes with the target.
@@ -89,9 +89,9 @@ def collect(
         on_status=on_status,
     )
     with llm:
-        prompts = _tokenized(llm, settings, texts)
-        num_held_out = min(settings.num_held_out, max(1, len(prompts) // 10))
-        held_out, training = prompts[:num_held_out], prompts[num_held_out:]
+        tokenized = _tokenized(llm, settings, prompts)
+        num_held_out = min(settings.num_held_out, max(1, len(tokenized) // 10))
+        held_out, training = tokenized[:num_held_out], tokenized[num_held_out:]
         seconds = 0.0
         cache = AnswerCache(llm.target.fingerprint, settings.max_tokens, cache_folder)
 

@@ -16,17 +16,18 @@ from draftwise.distillation.evaluation import NUM_DRAFTED
 from draftwise.distillation.folder import head_tensors, speculators_config
 from draftwise.distillation.head import Eagle3Head
 from draftwise.distillation.objective import HeadTask, Readings
-from draftwise.distillation.recipe import Prepared
+from draftwise.distillation.recipe import CardTexts, Prepared
 from draftwise.distillation.settings import TrainingSettings
 from draftwise.distillation.start import (
+    check_start,
     continued_head,
     default_layers,
     embedding_of,
     new_head,
     read_start,
-    state_scale,
     trained_parameters,
 )
+from draftwise.distillation.state_scale import state_scale
 from draftwise.distillation.teacher import Reading, Teacher
 from draftwise.distillation.unrolled import unroll
 from draftwise.distillation.vocabulary import choose_draft_tokens
@@ -41,14 +42,23 @@ _EMBEDDING = "embed_tokens.weight"
 class Eagle3Recipe:
     """Trains a new head, or continues one."""
 
-    def __init__(self, settings: TrainingSettings) -> None:
+    def __init__(self, settings: TrainingSettings, trust_remote_code: bool = False) -> None:
         """Read the head that is continued, if there is one.
+
+        Args:
+            settings: settings of the run.
+            trust_remote_code: not used, as a head has no code.
 
         Raises:
             DraftwiseError: it cannot be read.
         """
         self._settings = settings
         self._start = None if settings.start_from is None else read_start(settings.start_from)
+
+    def check(self, config: Any) -> None:
+        """See :class:`draftwise.distillation.recipe.Recipe`."""
+        if self._settings.start_from is not None:
+            check_start(self._settings.start_from, config)
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         """See :class:`draftwise.distillation.recipe.Recipe`."""
@@ -96,17 +106,17 @@ class Eagle3Recipe:
         return Prepared(
             task,
             _is_matrix,
-            partial(_chain_logits, head, embedding),
+            partial(chain_logits_of_head, head, embedding),
             target_ids,
             facts,
             partial(self._write, teacher, head, target_ids, stored),
         )
 
-    def card(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+    def card(self, facts: Mapping[str, Any]) -> CardTexts:
         """See :class:`draftwise.distillation.recipe.Recipe`."""
         target = facts["target"]
         layers = ", ".join(map(str, facts["layers"]))
-        return (
+        return CardTexts(
             f"EAGLE-3 head for {target}",
             f"A drafting head with {facts['num_parameters']:,} parameters. It reads the hidden "
             f"states {layers} of\n`{target}` and proposes {facts['draft_vocab']:,} of its "
@@ -132,7 +142,7 @@ class Eagle3Recipe:
         write_draft(folder, config, head_tensors(weights, target_ids, teacher.vocab_size))
 
 
-def _chain_logits(
+def chain_logits_of_head(
     head: Eagle3Head,
     embedding: Tensor,
     rows: Rows,
@@ -140,6 +150,16 @@ def _chain_logits(
     begins: Tensor,
     num_steps: int,
 ) -> Iterator[Tensor]:
+    """What a head proposes along given texts: a :data:`draftwise.distillation.recipe.ChainLogits`.
+
+    Args:
+        head: the head.
+        embedding: ``[vocab, hidden]`` the embedding that it reads.
+        rows: packed documents.
+        reading: what the target computed for them.
+        begins: ``[rows, length]`` whether a draft begins after a position.
+        num_steps: number of steps.
+    """
     use_bfloat16 = reading.states.dtype == torch.bfloat16
     with torch.autocast(reading.states.device.type, torch.bfloat16, enabled=use_bfloat16):
         for step in unroll(head, rows, reading.states, embedding, begins, num_steps):

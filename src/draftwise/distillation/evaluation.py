@@ -1,6 +1,9 @@
-"""Acceptance of a draft on held-out answers."""
+"""Acceptance of a draft on held-out answers, and the target's distributions of their tokens."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +15,29 @@ from draftwise.distillation.unrolled import shifted
 
 # Draft length of the reported figures.
 NUM_DRAFTED = 5
+# Largest number of probabilities of one model that are computed at once.
+_MAX_PROBABILITIES = 2**24
+
+
+@dataclass(frozen=True)
+class NextTokens:
+    """Positions of one row of held-out answers, and the target's distributions of their tokens.
+
+    Attributes:
+        rows: the row.
+        reading: what the target computed for it.
+        begins: ``[1, length]`` whether a draft begins after a position, see
+            :data:`draftwise.distillation.recipe.ChainLogits`.
+        temperatures: ``[n]`` temperature of the answer of each true entry of ``begins``.
+        logits: ``[n, vocab]`` float32, the target's logits of the token that such a draft proposes
+            first.
+    """
+
+    rows: Rows
+    reading: Reading
+    begins: Tensor
+    temperatures: Tensor
+    logits: Tensor
 
 
 class HeldOut:
@@ -26,16 +52,14 @@ class HeldOut:
     lower.
     """
 
-    def __init__(self, teacher: Teacher, rows: Rows, target_ids: Tensor) -> None:
+    def __init__(self, teacher: Teacher, rows: Rows) -> None:
         """Compute the target's states and distributions.
 
         Args:
             teacher: the target.
             rows: packed held-out answers.
-            target_ids: ``[draft_vocab]`` the target's ids of the draft's tokens.
         """
         self._teacher = teacher
-        self._target_ids = target_ids.to(teacher.device)
         self._batches: list[tuple[Rows, Reading, Tensor, Tensor]] = []
         for index in range(len(rows)):
             row = rows.take([index], teacher.device)
@@ -46,16 +70,18 @@ class HeldOut:
             self._batches.append((row, reading, log_sums, best))
 
     @torch.no_grad()
-    def acceptance(self, chain_logits: ChainLogits) -> dict[str, float]:
+    def acceptance(self, chain_logits: ChainLogits, target_ids: Tensor) -> dict[str, float]:
         """Mean accepted lengths and acceptance of the first token, by temperature.
 
         Args:
             chain_logits: what the draft proposes along the answers.
+            target_ids: ``[draft_vocab]`` the target's ids of the draft's tokens.
 
         Returns:
             ``accepted_length/T=…`` and ``acceptance/T=…``; no entries for temperatures of which no
             answer is long enough.
         """
+        target_ids = target_ids.to(self._teacher.device)
         lengths: dict[float, list[Tensor]] = {}
         firsts: dict[float, list[Tensor]] = {}
         for row, reading, log_sums, best in self._batches:
@@ -66,7 +92,9 @@ class HeldOut:
                 begins = begins & (shifted(row.documents, offset, -2) == row.documents)
             if not bool(begins.any()):
                 continue
-            accepted = self._accepted(chain_logits, row, reading, begins, log_sums, best)
+            accepted = self._accepted(
+                chain_logits, target_ids, row, reading, begins, log_sums, best
+            )
             temperatures = row.temperatures[begins]
             for temperature in sorted(set(temperatures.tolist())):
                 own = accepted[:, temperatures == temperature]
@@ -80,9 +108,26 @@ class HeldOut:
             result[f"acceptance/T={temperature:g}"] = float(torch.cat(firsts[temperature]).mean())
         return result
 
+    @torch.no_grad()
+    def next_tokens(self) -> Iterator[NextTokens]:
+        """All tokens of the answers but the first, which the target generates after the prompt.
+
+        The rows are cut into parts whose distributions fit in memory.
+        """
+        size = max(1, _MAX_PROBABILITIES // self._teacher.vocab_size)
+        for row, reading, _, _ in self._batches:
+            begins = shifted(row.is_learned, 1, 0) & shifted(row.is_learned, 2, 0)
+            begins = begins & (shifted(row.documents, 2, -2) == row.documents)
+            for part in torch.split(begins[0].nonzero().squeeze(1), size):
+                chosen = torch.zeros_like(begins)
+                chosen[0, part] = True
+                logits = self._teacher.logits(reading.final[0, part + 1]).float()
+                yield NextTokens(row, reading, chosen, row.temperatures[0, part], logits)
+
     def _accepted(
         self,
         chain_logits: ChainLogits,
+        target_ids: Tensor,
         row: Rows,
         reading: Reading,
         begins: Tensor,
@@ -97,10 +142,10 @@ class HeldOut:
         for depth, proposed in enumerate(chain_logits(row, reading, begins, NUM_DRAFTED)):
             # The target's distribution of this token belongs to a later position.
             label = starts + depth + 1
-            logits = self._teacher.logits(reading.final[0, label], self._target_ids).float()
+            logits = self._teacher.logits(reading.final[0, label], target_ids).float()
             p = (logits / scale - log_sums[label].unsqueeze(-1)).exp()
             own = proposed.float()
             overlap = torch.minimum(p, (own / scale).softmax(dim=-1)).sum(dim=-1)
-            agrees = self._target_ids[own.argmax(dim=-1)] == best[label]
+            agrees = target_ids[own.argmax(dim=-1)] == best[label]
             steps.append(torch.where(temperature > 0, overlap, agrees.float()))
         return torch.stack(steps)

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.positions import PositionTask
-from draftwise.distillation.recipe import Prepared
+from draftwise.distillation.recipe import CardTexts, Prepared
 from draftwise.distillation.settings import TrainingSettings
-from draftwise.distillation.start import state_scale
+from draftwise.distillation.state_scale import state_scale
 from draftwise.distillation.teacher import Reading, Teacher
-from draftwise.distillation.unrolled import shifted
+from draftwise.distillation.unrolled import along_text
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.models.exits.files import ExitConfig, write_exit
 from draftwise.training.losses import LOSSES
@@ -74,18 +74,19 @@ class TrainedAdapter(nn.Module):
 class ExitRecipe:
     """Trains the adapter of one exit."""
 
-    def __init__(self, settings: TrainingSettings) -> None:
+    def __init__(self, settings: TrainingSettings, trust_remote_code: bool = False) -> None:
         """Create the recipe.
 
-        Raises:
-            InvalidParameterError: the settings are those of a head, or name no exit.
+        Args:
+            settings: settings of the run.
+            trust_remote_code: not used, as an adapter has no code.
         """
-        if settings.start_from is not None:
-            raise InvalidParameterError("start_from", "only heads can be continued")
-        if settings.exit is None:
-            raise InvalidParameterError("exit", "missing: name the number of layers of the exit")
+        assert settings.exit is not None  # checked by the settings
         self._settings = settings
         self._exit = settings.exit
+
+    def check(self, config: Any) -> None:
+        """See :class:`draftwise.distillation.recipe.Recipe`; no draft is named."""
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         """See :class:`draftwise.distillation.recipe.Recipe`.
@@ -137,10 +138,10 @@ class ExitRecipe:
             lambda folder: write_exit(folder, config, adapter.tensors()),
         )
 
-    def card(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+    def card(self, facts: Mapping[str, Any]) -> CardTexts:
         """See :class:`draftwise.distillation.recipe.Recipe`."""
         target = facts["target"]
-        return (
+        return CardTexts(
             f"Early exit of {target}",
             f"An adapter of rank {facts['adapter_rank']} with {facts['num_parameters']:,} "
             f"parameters, which lets the first\n{facts['exit']} layers of `{target}` draft.",
@@ -163,8 +164,6 @@ def _chain_logits(
     begins: Tensor,
     num_steps: int,
 ) -> Iterator[Tensor]:
-    """The exit reads the text itself, so a step's logits are those of a later position."""
     adapter.eval()
-    stream = adapter(reading.states)
-    for depth in range(num_steps):
-        yield teacher.logits_of_stream(shifted(stream, depth + 1)[begins])
+    for stream in along_text(adapter(reading.states), begins, num_steps):
+        yield teacher.logits_of_stream(stream)

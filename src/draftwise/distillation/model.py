@@ -18,14 +18,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftwise.distillation.data import Collected
 from draftwise.distillation.documents import Rows
 from draftwise.distillation.positions import PositionTask
-from draftwise.distillation.recipe import Prepared
+from draftwise.distillation.recipe import CardTexts, Prepared
 from draftwise.distillation.settings import TrainingSettings
-from draftwise.distillation.start import rope_theta
+from draftwise.distillation.target import rope_theta
 from draftwise.distillation.teacher import Reading, Teacher
-from draftwise.distillation.unrolled import shifted
-from draftwise.errors import InvalidParameterError
+from draftwise.distillation.unrolled import along_text
 from draftwise.models.loading import load_tokenizer
-from draftwise.training.initialisation import zero_layer_outputs
+from draftwise.training.llama import is_layer_matrix, new_llama
 from draftwise.training.losses import LOSSES
 from draftwise.training.schedule import Schedule
 
@@ -41,14 +40,12 @@ class ModelRecipe:
         Args:
             settings: settings of the run.
             trust_remote_code: whether to run code that comes with the target's tokenizer.
-
-        Raises:
-            InvalidParameterError: the settings are those of a head.
         """
-        if settings.start_from is not None:
-            raise InvalidParameterError("start_from", "only heads can be continued")
         self._settings = settings
         self._trust_remote_code = trust_remote_code
+
+    def check(self, config: Any) -> None:
+        """See :class:`draftwise.distillation.recipe.Recipe`; no draft is named."""
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         """See :class:`draftwise.distillation.recipe.Recipe`; no hidden state is read."""
@@ -59,47 +56,73 @@ class ModelRecipe:
     ) -> Prepared:
         """See :class:`draftwise.distillation.recipe.Recipe`."""
         settings = self._settings
-        tokenizer = load_tokenizer(settings.target, "target", self._trust_remote_code)
-        model = new_model(settings, teacher, collected.end_tokens)
-        task = ModelTask(model, teacher, rows, schedule, LOSSES[settings.loss], settings.seed)
-        facts = {
-            "kind": "Llama",
-            "num_parameters": model.num_parameters(),
-            "num_layers": settings.num_layers,
-            "hidden_size": settings.hidden_size,
-        }
-        return Prepared(
-            task,
-            lambda name: ".layers." in name,
-            partial(_chain_logits, model, teacher),
-            torch.arange(teacher.vocab_size),
-            facts,
-            partial(self._write, model, tokenizer),
+        return prepare_model(
+            settings, teacher, collected, rows, schedule, settings.seed, self._trust_remote_code
         )
 
-    def card(self, facts: Mapping[str, Any]) -> tuple[str, str]:
+    def card(self, facts: Mapping[str, Any]) -> CardTexts:
         """See :class:`draftwise.distillation.recipe.Recipe`."""
-        target = facts["target"]
-        layers = "1 layer" if facts["num_layers"] == 1 else f"{facts['num_layers']} layers"
-        return (
-            f"Draft for {target}",
-            f"A Llama with {facts['num_parameters']:,} parameters in {layers} of size "
-            f"{facts['hidden_size']}, and the vocabulary of\n`{target}`.",
-        )
-
-    def _write(self, model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
-        model.save_pretrained(str(folder))
-        if tokenizer is not None:
-            tokenizer.save_pretrained(str(folder))
+        return CardTexts(f"Draft for {facts['target']}", describe_model(facts))
 
 
-def new_model(
+def prepare_model(
+    settings: TrainingSettings,
+    teacher: Teacher,
+    collected: Collected,
+    rows: Rows,
+    schedule: Schedule,
+    seed: int,
+    trust_remote_code: bool,
+) -> Prepared:
+    """A new model at the beginning of its training.
+
+    Args:
+        settings: settings of the run.
+        teacher: the target.
+        collected: documents of the run.
+        rows: the training documents, packed.
+        schedule: the run's schedule.
+        seed: seed of the weights and of the order of the rows.
+        trust_remote_code: whether to run code that comes with the target's tokenizer.
+
+    Raises:
+        DraftwiseError: the target's tokenizer cannot be loaded.
+    """
+    tokenizer = load_tokenizer(settings.target, "target", trust_remote_code)
+    config = model_config(settings, teacher, collected.end_tokens)
+    model = new_llama(config, seed).to(teacher.device)
+    task = ModelTask(model, teacher, rows, schedule, LOSSES[settings.loss], seed)
+    facts = {
+        "kind": "Llama",
+        "num_parameters": model.num_parameters(),
+        "num_layers": settings.num_layers,
+        "hidden_size": settings.hidden_size,
+    }
+    return Prepared(
+        task,
+        is_layer_matrix,
+        partial(chain_logits_of_model, model, teacher),
+        torch.arange(teacher.vocab_size),
+        facts,
+        partial(_write, model, tokenizer),
+    )
+
+
+def describe_model(facts: Mapping[str, Any]) -> str:
+    """A sentence about the model for its card."""
+    layers = "1 layer" if facts["num_layers"] == 1 else f"{facts['num_layers']} layers"
+    return (
+        f"A Llama with {facts['num_parameters']:,} parameters in {layers} of size "
+        f"{facts['hidden_size']}, and the vocabulary of\n`{facts['target']}`."
+    )
+
+
+def model_config(
     settings: TrainingSettings, teacher: Teacher, end_tokens: frozenset[int]
-) -> LlamaForCausalLM:
-    """A Llama with random weights, in float32."""
+) -> LlamaConfig:
+    """Configuration of a small Llama with the target's vocabulary and tied embeddings."""
     num_heads = max(1, settings.hidden_size // _HEAD_SIZE)
-    torch.manual_seed(settings.seed)
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=teacher.vocab_size,
         hidden_size=settings.hidden_size,
         intermediate_size=-(-8 * settings.hidden_size // 3 // 32) * 32,
@@ -116,9 +139,12 @@ def new_model(
         pad_token_id=None,
         eos_token_id=sorted(end_tokens) or None,
     )
-    model = LlamaForCausalLM(config)
-    zero_layer_outputs(model)
-    return model.to(teacher.device)
+
+
+def _write(model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
+    model.save_pretrained(str(folder))
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
 
 
 class ModelTask(PositionTask[LlamaForCausalLM]):
@@ -143,7 +169,7 @@ def _hidden(model: LlamaForCausalLM, rows: Rows) -> Tensor:
     return hidden
 
 
-def _chain_logits(
+def chain_logits_of_model(
     model: LlamaForCausalLM,
     teacher: Teacher,
     rows: Rows,
@@ -151,9 +177,17 @@ def _chain_logits(
     begins: Tensor,
     num_steps: int,
 ) -> Iterator[Tensor]:
-    """The draft reads the text itself, so a step's logits are those of a later position."""
+    """What a model proposes along given texts: a :data:`draftwise.distillation.recipe.ChainLogits`.
+
+    Args:
+        model: the model.
+        teacher: the target, whose data type decides whether bfloat16 is used.
+        rows: packed documents.
+        reading: not used, as the model reads the texts alone.
+        begins: ``[rows, length]`` whether a draft begins after a position.
+        num_steps: number of steps.
+    """
     model.eval()
     with _autocast(teacher):
-        hidden = _hidden(model, rows)
-        for depth in range(num_steps):
-            yield model.lm_head(shifted(hidden, depth + 1)[begins])
+        for hidden in along_text(_hidden(model, rows), begins, num_steps):
+            yield model.lm_head(hidden)

@@ -6,7 +6,7 @@ import json
 import platform
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from draftwise.distillation.documents import load_documents, pack_documents, sav
 from draftwise.distillation.evaluation import NUM_DRAFTED, HeldOut
 from draftwise.distillation.recipe import Recipe
 from draftwise.distillation.settings import TrainingSettings
-from draftwise.distillation.start import check_start
 from draftwise.distillation.target import check_target
 from draftwise.distillation.teacher import load_teacher
 from draftwise.distillation.vocabulary import coverage
@@ -66,7 +65,7 @@ class Machine:
 
     Attributes:
         dtype: data type of the target.
-        device: device of target and head.
+        device: device of the target and of what is trained.
         trust_remote_code: whether to run code that comes with the target.
         answers: folder of earlier answers; ``None`` for the user's cache folder.
     """
@@ -97,7 +96,7 @@ class TrainingRun:
 
         Args:
             settings: settings of the run.
-            recipe: the kind of draft.
+            recipe: what is trained, see :func:`draftwise.distillation.recipes.recipe_of`.
             output: folder of the draft, which exists.
             machine: where the run computes.
             reporting: what the run reports.
@@ -114,8 +113,7 @@ class TrainingRun:
         config = check_target(
             settings.target, recipe.layers, settings.length, self._machine.trust_remote_code
         )
-        if settings.start_from is not None:
-            check_start(settings.start_from, config)
+        recipe.check(config)
         collected = self._load() if resume else self._collect()
         self._reporting.on_status("loading the target for training")
         device = resolve_device(self._machine.device)
@@ -140,7 +138,7 @@ class TrainingRun:
         }
         self._reporting.on_status("reading held-out answers")
         held_out = pack_documents(collected.held_out, settings.length)
-        self._held_out = HeldOut(self._teacher, held_out, prepared.target_ids)
+        self._held_out = HeldOut(self._teacher, held_out)
         self.trainer = Trainer(
             prepared.task,
             Optimizers(prepared.task.model, prepared.is_matrix, schedule),
@@ -179,8 +177,11 @@ class TrainingRun:
         }
 
     def evaluate(self) -> Mapping[str, float]:
-        """Acceptance on the held-out answers. The folder is written too."""
-        values = self._held_out.acceptance(self._prepared.chain_logits)
+        """Acceptance, and what else the recipe measures, on the held-out answers.
+
+        The folder is written too.
+        """
+        values = self._measure()
         self._write(values)
         return values
 
@@ -188,18 +189,23 @@ class TrainingRun:
         """Train to the end of the schedule, or for ``max_steps`` steps, and write the folder.
 
         Returns:
-            Acceptance on the held-out answers.
+            What :meth:`evaluate` returns.
 
         Raises:
             KeyboardInterrupt: the run was interrupted; it can be resumed.
         """
         self.trainer.run(max_steps)
-        values = self._held_out.acceptance(self._prepared.chain_logits)
+        values = self._measure()
         self.trainer.log(values)
         self._write(values)
         if self.trainer.progress >= 1.0:
             shutil.rmtree(self._checkpoint)
         return values
+
+    def _measure(self) -> dict[str, float]:
+        prepared = self._prepared
+        acceptance = self._held_out.acceptance(prepared.chain_logits, prepared.target_ids)
+        return {**acceptance, **prepared.measure(self._held_out)}
 
     def _check_output(self, resume: bool) -> None:
         if resume:
@@ -258,11 +264,10 @@ class TrainingRun:
         curve = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
         training = {
             "run": facts,
-            "settings": {**asdict(self._settings), **self._settings.public()},
+            "settings": self._settings.recorded(),
             "evaluation": dict(evaluation),
             "curve": [json.loads(line) for line in curve],
         }
         write_text(self._output / "training.json", json.dumps(training, indent=1) + "\n")
-        title, introduction = self._recipe.card(facts)
-        text = card(title, introduction, facts, evaluation, NUM_DRAFTED)
+        text = card(self._recipe.card(facts), facts, evaluation, NUM_DRAFTED)
         write_text(self._output / "README.md", text)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from draftwise.errors import InvalidParameterError
@@ -21,37 +22,53 @@ _NO_LIMIT = 10**15
 _BATCH_TOKENS = ((15.0, 200_000, 512), (90.0, 2_000_000, 1024))
 _LARGEST_BATCH_TOKENS = 2048
 
+# What can be trained, and the settings that not all kinds have.
+KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "eagle3": ("draft_vocab", "layers", "num_steps", "state_gib", "start_from"),
+        "model": ("num_layers", "hidden_size"),
+        "companion": ("num_layers", "hidden_size", "draft"),
+        "exit": ("exit", "adapter_rank"),
+    }
+)
+# Settings that name a model, which may be a local folder.
+_MODEL_NAMES = ("target", "start_from", "draft")
+
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What a run trains on, and for how long.
+    """What a run trains, on what, and for how long.
+
+    Some settings belong to some kinds only, see :data:`KINDS`. For other kinds they keep their
+    defaults.
 
     Attributes:
-        kind: ``"eagle3"``, ``"model"`` or ``"exit"``.
+        kind: a key of :data:`KINDS`.
         target: folder, hub id or zoo name of the target.
         prompts: files of prompts that the target answers.
         texts: files of texts, or folders of them.
         chat: whether the target's chat template formats the prompts; ``None`` where it has one.
         minutes: training time with the answers; ``None`` for a run by tokens.
         tokens: training tokens, repetitions included; ``None`` for a run by time.
-        answer_share: largest share of the time that answers take, or 1 / the number of epochs of a
-            run by tokens.
+        answer_share: largest share of ``minutes`` that answers take. In a run by tokens, the
+            tokens of the answers relative to ``tokens``.
         temperatures: temperatures at which prompts are answered, in turns.
         max_tokens: largest number of tokens of an answer.
         length: tokens per training row, a prompt and its answer together.
         num_held_out: prompts that are not trained on.
         draft_vocab: number of tokens that the head proposes.
         layers: hidden states that the head reads; ``None`` for the default of the target's depth.
-        num_steps: steps of training-time test.
+        num_steps: tokens that a head drafts in a row during training (training-time test).
         loss: name of a loss of :data:`draftwise.training.losses.LOSSES`.
         learning_rate: peak learning rate of both optimisers.
         batch_tokens: tokens per optimiser step; ``None`` for the default of the run's length.
         state_gib: memory for the target's states, in GiB.
         seed: seed of all random numbers.
         start_from: folder of a head to continue; ``None`` for a new one.
-        num_layers: layers of a small model.
-        hidden_size: hidden size of a small model; a multiple of 64.
-        exit: number of the target's layers before an exit; ``None`` for other drafts.
+        num_layers: layers of a model or companion.
+        hidden_size: hidden size of a model or companion; a multiple of 64.
+        draft: the draft that a companion will score; ``None`` if none is named.
+        exit: number of the target's layers before an exit.
         adapter_rank: rank of the adapter of an exit.
     """
 
@@ -78,10 +95,12 @@ class TrainingSettings:
     start_from: str | None = None
     num_layers: int = 2
     hidden_size: int = 128
+    draft: str | None = None
     exit: int | None = None
     adapter_rank: int = 64
 
     def __post_init__(self) -> None:
+        self._check_kind()
         if not self.prompts:
             raise InvalidParameterError("prompts", "name at least one file of prompts")
         if (self.minutes is None) == (self.tokens is None):
@@ -117,6 +136,21 @@ class TrainingSettings:
                 "loss", f"must be one of {', '.join(LOSSES)}, got {self.loss!r}"
             )
 
+    def _check_kind(self) -> None:
+        if self.kind not in KINDS:
+            raise InvalidParameterError(
+                "kind", f"must be one of {', '.join(KINDS)}, got {self.kind!r}"
+            )
+        for item in fields(self):
+            if item.name in self._foreign() and getattr(self, item.name) != item.default:
+                raise InvalidParameterError(item.name, f"is not a setting of kind {self.kind!r}")
+        if self.kind == "exit" and self.exit is None:
+            raise InvalidParameterError("exit", "missing: name the number of layers of the exit")
+
+    def _foreign(self) -> frozenset[str]:
+        """Names of settings that belong to other kinds only."""
+        return frozenset(name for names in KINDS.values() for name in names) - {*KINDS[self.kind]}
+
     def schedule(self, spent_seconds: float) -> Schedule:
         """Schedule of the training that follows ``spent_seconds`` of answering."""
         minutes = self.minutes
@@ -149,13 +183,21 @@ class TrainingSettings:
 
         Folders of drafts are shared, and paths tell what is not theirs to tell.
         """
-        start = self.start_from
+        named = {
+            name: public_name(getattr(self, name))
+            for name in _MODEL_NAMES
+            if getattr(self, name) is not None
+        }
         return {
-            "target": public_name(self.target),
+            **named,
             "prompts": [Path(name).name for name in self.prompts],
             "texts": [Path(name).name for name in self.texts],
-            "start_from": None if start is None else public_name(start),
         }
+
+    def recorded(self) -> dict[str, Any]:
+        """The settings of this kind for ``training.json``, with :meth:`public` names."""
+        own = {name: value for name, value in asdict(self).items() if name not in self._foreign()}
+        return {**own, **self.public()}
 
     def save(self, path: Path) -> None:
         """Write the settings as JSON."""

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftwise.distillation.documents import Rows
 from draftwise.distillation.head import Eagle3Head
+from draftwise.distillation.target import rope_theta
 from draftwise.distillation.teacher import Teacher
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
 from draftwise.models.heads import HeadConfig, HeadLayout, HeadWeights, find_head, read_head
 
-_SMALLEST_SCALE = 1e-3
-# Rows from which the scale of the states is measured.
-_NUM_SCALE_ROWS = 8
+_ROLE = "draft"
 _SHALLOW = 8
 # Some targets have a final norm with which the logits of an untrained head would be far too sure.
 _LARGEST_SPREAD = 2.0
@@ -64,30 +62,6 @@ def new_config(teacher: Teacher, draft_vocab_size: int) -> HeadConfig:
     )
 
 
-def rope_theta(config: Any) -> float:
-    """Base of the target's rotary embedding; of its full attention where it has two."""
-    found = getattr(config, "rope_parameters", None) or {}
-    found = found.get("full_attention", found)
-    return float(found.get("rope_theta") or getattr(config, "rope_theta", None) or 10_000.0)
-
-
-@torch.no_grad()
-def state_scale(teacher: Teacher, rows: Rows) -> Tensor:
-    """``[num_states * hidden]`` root mean square of each channel of the target's states.
-
-    It is measured on the first rows. The first token of a document is left out, as some models give
-    it states that are larger by orders of magnitude.
-    """
-    squares, count = torch.zeros((), dtype=torch.float64, device=teacher.device), 0
-    for index in range(min(len(rows), _NUM_SCALE_ROWS)):
-        row = rows.take([index], teacher.device)
-        mask = (row.documents >= 0) & (row.positions > 0)
-        states = teacher.read(row).states[mask].double()
-        squares = squares + states.square().sum(dim=0)
-        count += len(states)
-    return (squares / max(count, 1)).sqrt().float().clamp(min=_SMALLEST_SCALE)
-
-
 @torch.no_grad()
 def new_head(teacher: Teacher, target_ids: Tensor, scale: Tensor, seed: int) -> Eagle3Head:
     """A head with random weights. Its projection is the target's, as is its norm up to a factor."""
@@ -129,11 +103,25 @@ def check_start(folder: str, target: Any) -> None:
             tensors that cannot be trained.
     """
     try:
-        config, weights = read_start(folder)
-        config.check_target(target.hidden_size, target.vocab_size, target.num_hidden_layers)
-        continued_head(config, weights, torch.ones(config.num_states * config.target_hidden_size))
+        check_head(*read_start(folder), target)
     except UnsupportedModelError as error:
         raise InvalidParameterError("start_from", error.message) from error
+
+
+def check_head(config: HeadConfig, weights: HeadWeights, target: Any) -> None:
+    """Refuse a head that does not fit a target, or that :class:`Eagle3Head` does not compute.
+
+    Args:
+        config: configuration of the head.
+        weights: weights of the head.
+        target: configuration of the target, or of its text part.
+
+    Raises:
+        UnsupportedModelError: it was made for another target, or has settings or tensors that
+            cannot be trained.
+    """
+    config.check_target(target.hidden_size, target.vocab_size, target.num_hidden_layers)
+    continued_head(config, weights, torch.ones(config.num_states * config.target_hidden_size))
 
 
 @torch.no_grad()
@@ -141,14 +129,18 @@ def continued_head(config: HeadConfig, weights: HeadWeights, scale: Tensor) -> E
     """A head with the weights of another one.
 
     Raises:
-        UnsupportedModelError: the head has settings that cannot be trained.
-        InvalidParameterError: it has tensors that are not trained.
+        UnsupportedModelError: the head has settings or tensors that cannot be trained.
     """
     head = Eagle3Head(config)
     extra = weights.tensors.keys() - dict(head.named_parameters()).keys() - {"embed_tokens.weight"}
     if extra:
-        raise InvalidParameterError(
-            "start_from", f"the head has {sorted(extra)[0]}, which cannot be trained"
+        raise UnsupportedModelError(
+            _ROLE, f"the head has {sorted(extra)[0]}, which cannot be trained"
+        )
+    missing = dict(head.named_parameters()).keys() - weights.tensors.keys()
+    if missing:
+        raise UnsupportedModelError(
+            _ROLE, f"the head has no {sorted(missing)[0]}, as heads of EAGLE-3 have"
         )
     # A norm in front of the projection already makes the states alike.
     alike = config.norm_before_fc or config.fc_norm

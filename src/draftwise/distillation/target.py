@@ -1,4 +1,4 @@
-"""Checks of a target before it answers prompts, from its configuration alone."""
+"""Checks of the models of a run before a prompt is answered, from their configurations alone."""
 
 from __future__ import annotations
 
@@ -40,25 +40,7 @@ def check_target(
             shorter than ``length``.
         InvalidParameterError: it has no layers of the given numbers.
     """
-    quantization = "GGUF" if is_gguf(name) else split_name(name)[1]
-    if quantization is not None:
-        raise UnsupportedModelError(
-            _ROLE,
-            f"{name!r} is quantised ({quantization}), and its hidden states cannot be read for "
-            "training; name the model with safetensors weights",
-        )
-    location = locate(name, _ROLE)
-    if not Path(location).is_dir():
-        location = find_on_hub(location, _ROLE)
-    try:
-        config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
-    except (ValueError, OSError) as error:
-        if "trust_remote_code" in str(error):
-            reason = "it contains custom code; if you trust it, set trust_remote_code"
-        else:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UnsupportedModelError(_ROLE, f"cannot read {name!r}: {reason}") from error
-    config = getattr(config, "text_config", None) or config
+    config = read_config(name, _ROLE, trust_remote_code)
     try:
         context_length(config, _ROLE, length)
     except UnsupportedModelError as error:
@@ -67,6 +49,52 @@ def check_target(
     if isinstance(num_layers, int):
         check_layers(layers(num_layers), num_layers)
     return config
+
+
+def read_config(name: str, role: str, trust_remote_code: bool = False) -> Any:
+    """The configuration of a model, or of its text part.
+
+    Args:
+        name: a folder, a hub id or a zoo name.
+        role: ``"target"`` or ``"draft"``; named in errors.
+        trust_remote_code: whether to run code that comes with the model.
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+        UnsupportedModelError: it is quantised, or its configuration cannot be read.
+    """
+    check_precision(name, role)
+    location = locate(name, role)
+    if not Path(location).is_dir():
+        location = find_on_hub(location, role)
+    try:
+        config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
+    except (ValueError, OSError) as error:
+        if "trust_remote_code" in str(error):
+            reason = "it contains custom code; if you trust it, set trust_remote_code"
+        else:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UnsupportedModelError(role, f"cannot read {name!r}: {reason}") from error
+    return getattr(config, "text_config", None) or config
+
+
+def check_precision(name: str, role: str) -> None:
+    """Refuse a name of quantised weights.
+
+    Args:
+        name: name of a model, with or without a quantisation.
+        role: ``"target"`` or ``"draft"``; named in errors.
+
+    Raises:
+        UnsupportedModelError: the weights are quantised.
+    """
+    quantization = "GGUF" if is_gguf(name) else split_name(name)[1]
+    if quantization is not None:
+        raise UnsupportedModelError(
+            role,
+            f"{name!r} is quantised ({quantization}), and its hidden states cannot be read for "
+            "training; name the model with safetensors weights",
+        )
 
 
 def check_layers(layers: Sequence[int], num_layers: int) -> None:
@@ -82,3 +110,10 @@ def check_layers(layers: Sequence[int], num_layers: int) -> None:
             f"must be ascending numbers between 0 and {num_layers}, the number of the target's "
             f"layers; got {', '.join(map(str, layers))}",
         )
+
+
+def rope_theta(config: Any) -> float:
+    """Base of the target's rotary embedding; of its full attention where it has two."""
+    found = getattr(config, "rope_parameters", None) or {}
+    found = found.get("full_attention", found)
+    return float(found.get("rope_theta") or getattr(config, "rope_theta", None) or 10_000.0)

@@ -1,4 +1,7 @@
-"""The target as a teacher: hidden states and distributions of packed documents."""
+"""The target as a teacher: hidden states and distributions of packed documents.
+
+A draft model that is only measured is read in the same way.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from draftwise.models.fingerprint import model_fingerprint
 from draftwise.models.hub import find_on_hub
 from draftwise.models.loading import locate, no_progress_bars
 
-_ROLE = "target"
 _PROBE_LENGTH = 8
 _TOLERANCE = 0.05
 # Rows of hidden states whose logits over the whole vocabulary are computed at once.
@@ -39,21 +41,27 @@ class Reading:
 
 
 class Teacher:
-    """A target whose hidden states are read at chosen layers. It computes no gradients.
+    """A model whose hidden states are read at chosen layers. It computes no gradients.
 
     Attributes:
         layers: states that are read: *a* is the input of layer *a*, and the number of layers is
             the output of the last one, before the final norm.
         hidden_size: size of the residual stream.
         vocab_size: number of tokens.
+        num_parameters: number of parameters, shared ones counted once.
         num_layers: number of decoder layers.
         config: configuration of the model, or of its text part.
         device: device of the weights.
         fingerprint: identifies the model, as :attr:`LoadedModel.fingerprint` does.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[int], role: str = "target") -> None:
         """Prepare a loaded causal language model.
+
+        Args:
+            model: the model.
+            layers: the states to read.
+            role: ``"target"`` or ``"draft"``; named in errors.
 
         Raises:
             UnsupportedModelError: its layers or its logits cannot be read.
@@ -61,6 +69,7 @@ class Teacher:
         """
         # Any: transformers' classes have no common type for what is read here.
         self._model = cast(Any, model)
+        self._role = role
         self._model.eval().requires_grad_(False)
         own: Any = self._model.config
         self.config: Any = getattr(own, "text_config", None) or own
@@ -68,16 +77,18 @@ class Teacher:
         head = self._model.get_output_embeddings()
         if not isinstance(blocks, nn.ModuleList) or head is None:
             raise UnsupportedModelError(
-                _ROLE, f"hidden states of {own.model_type} models cannot be read for training"
+                role, f"hidden states of {own.model_type} models cannot be read for training"
             )
         self._blocks, self._head = blocks, head
         self.num_layers = len(blocks)
         self.hidden_size = int(head.weight.shape[1])
         self.vocab_size = int(head.weight.shape[0])
         self.device: torch.device = head.weight.device
+        self.num_parameters = sum(each.numel() for each in self._model.parameters())
         self.fingerprint = model_fingerprint(model)
         check_layers(layers, self.num_layers)
         self.layers = tuple(layers)
+        self._cached_rows: tuple[Tensor, Tensor] | None = None
         self._transform = self._find_transform()
 
     @property
@@ -186,11 +197,13 @@ class Teacher:
         return torch.cat(sums), torch.cat(best)
 
     def _rows_of(self, target_ids: Tensor) -> Tensor:
-        cached: tuple[Tensor, Tensor] | None = getattr(self, "_cached_rows", None)
-        if cached is None or cached[0] is not target_ids:
-            cached = target_ids, self._head.weight[target_ids].contiguous()
-            self._cached_rows = cached
-        return cached[1]
+        """``[m, hidden]`` the projection to some tokens."""
+        if self._cached_rows is None or self._cached_rows[0] is not target_ids:
+            weight: Tensor = self._head.weight
+            is_whole = torch.equal(target_ids, torch.arange(len(weight), device=target_ids.device))
+            rows = weight if is_whole else weight[target_ids].contiguous()
+            self._cached_rows = target_ids, rows
+        return self._cached_rows[1]
 
     def _capture(self, layer: int, into: dict[int, Tensor]) -> Any:
         """Register a hook that keeps the input of a layer, or the output of the last one."""
@@ -234,7 +247,7 @@ class Teacher:
         if errors[best] <= _TOLERANCE * max(expected.std().item(), 1e-6):
             return candidates[best]
         raise UnsupportedModelError(
-            _ROLE, f"the logits of {self._model.config.model_type} are not a plain projection"
+            self._role, f"the logits of {self._model.config.model_type} are not a plain projection"
         )
 
 
@@ -244,8 +257,9 @@ def load_teacher(
     dtype: torch.dtype,
     device: torch.device,
     trust_remote_code: bool = False,
+    role: str = "target",
 ) -> Teacher:
-    """Load a target as a teacher.
+    """Load a model as a teacher.
 
     Args:
         name: a folder, a hub id or a zoo name.
@@ -253,15 +267,16 @@ def load_teacher(
         dtype: data type of the weights.
         device: device of the weights.
         trust_remote_code: whether to run code that comes with the model.
+        role: ``"target"`` or ``"draft"``; named in errors.
 
     Raises:
         ModelNotFoundError: there is no such model.
         UnsupportedModelError: it cannot be loaded, or its layers cannot be read.
         InvalidParameterError: there is no layer of a given number.
     """
-    location = locate(name, _ROLE)
+    location = locate(name, role)
     if not Path(location).is_dir():
-        location = find_on_hub(location, _ROLE)
+        location = find_on_hub(location, role)
     try:
         with no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(
@@ -272,7 +287,7 @@ def load_teacher(
     except (ValueError, OSError, RuntimeError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UnsupportedModelError(
-            _ROLE, f"{name!r} cannot be loaded for training: {reason[0]}"
+            role, f"{name!r} cannot be loaded for training: {reason[0]}"
         ) from error
     blocks = getattr(model.base_model, "layers", ())
-    return Teacher(model.to(device), layers(len(blocks)))
+    return Teacher(model.to(device), layers(len(blocks)), role)

@@ -42,6 +42,23 @@ def shifted(x: Tensor, by: int, fill: float = 0) -> Tensor:
     return torch.cat([x[:, by:], rest], dim=1)
 
 
+def along_text(states: Tensor, begins: Tensor, num_steps: int) -> Iterator[Tensor]:
+    """The states from which a draft that reads the text itself proposes each token of a chain.
+
+    Such a draft reads no output of its own, so the state of a step is that of a later position.
+
+    Args:
+        states: ``[rows, length, hidden]`` what the draft computed along the text.
+        begins: ``[rows, length]`` whether a chain begins at the position.
+        num_steps: steps of each chain.
+
+    Yields:
+        For each step, ``[num_chains, hidden]``.
+    """
+    for depth in range(num_steps):
+        yield shifted(states, depth + 1)[begins]
+
+
 def unroll(
     head: Eagle3Head,
     rows: Rows,

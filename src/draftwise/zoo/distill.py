@@ -5,6 +5,11 @@ divergence, D(p ‖ q) = Σ p (log p - log q), at temperature 1. The data are fi
 the paper's variants. Some rows are training text, and the others are continuations sampled from the
 target, as these are the contexts that a draft has in use. The paper's on-policy variant, in which
 the draft samples the continuations, is not used.
+
+``draftwise train model`` has the same loss, optimisers and loop, but other data: answers to prompts
+that are written out in full, each attending to itself only, at several temperatures. The bundled
+weights come from rows of text and continuations at temperature 1, so the recipe is kept apart to
+stay the one that they were made with.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from draftwise.training.initialisation import zero_layer_outputs
+from draftwise.training.llama import is_layer_matrix, new_llama
 from draftwise.training.loop import Runtime, Trainer
 from draftwise.training.optimizers import Optimizers
 from draftwise.training.schedule import Schedule
@@ -24,10 +24,7 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 def new_model(stage: Stage) -> LlamaForCausalLM:
     """Initialise the stage's model from its seed, in float32."""
-    torch.manual_seed(stage.seed)
-    model = LlamaForCausalLM(stage.shape.config())
-    zero_layer_outputs(model)
-    return model
+    return new_llama(stage.shape.config(), stage.seed)
 
 
 def next_token_loss(logits: Tensor, batch: Tensor) -> Tensor:
@@ -112,6 +109,6 @@ def text_trainer(
 ) -> Trainer:
     """A trainer of a model on rows of text, with checkpoints in ``folder``."""
     task = TextTask(model, schedule, stream, runtime, loss_function)
-    optimizers = Optimizers(task.model, lambda name: ".layers." in name, schedule)
+    optimizers = Optimizers(task.model, is_layer_matrix, schedule)
     score = None if evaluate is None else lambda: evaluate(model)
     return Trainer(task, optimizers, schedule, folder, runtime, evaluate=score)

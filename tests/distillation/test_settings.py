@@ -1,0 +1,41 @@
+"""Settings that belong to one kind of draft."""
+
+import json
+
+import pytest
+
+from draftwise.distillation.recipes import RECIPES
+from draftwise.distillation.settings import KINDS, TrainingSettings
+from draftwise.errors import InvalidParameterError
+
+
+def settings(kind, **own):
+    return TrainingSettings(kind, "zoo:target", ("prompts.jsonl",), tokens=1, **own)
+
+
+def test_every_kind_has_a_recipe():
+    assert list(RECIPES) == list(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "field"),
+    [
+        ("head", {}, "kind"),
+        ("model", {"start_from": "head"}, "start_from"),
+        ("exit", {"exit": 2, "num_layers": 3}, "num_layers"),
+        ("exit", {}, "exit"),
+        ("eagle3", {"draft": "draft"}, "draft"),
+        ("companion", {"hidden_size": 100}, "hidden_size"),
+    ],
+)
+def test_settings_of_other_kinds_are_refused(kind, own, field):
+    with pytest.raises(InvalidParameterError) as caught:
+        settings(kind, **own)
+    assert caught.value.field == field
+
+
+def test_settings_of_other_kinds_are_not_recorded():
+    found = settings("model").recorded()
+    assert {"num_layers", "hidden_size", "loss", "seed"} <= found.keys()
+    assert not {"exit", "draft", "num_steps", "start_from"} & found.keys()
+    json.dumps(found)
