@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +16,10 @@ from draftwise.models.decoder import DecoderForward
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.fast_path import slow_path
 from draftwise.models.forward import ForwardPass, forward_pass, native_pass
-from draftwise.models.hidden_states import StateTap
+from draftwise.models.hidden_states import StateTap, final_norm
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
+from draftwise.models.native.projection import NativeProjection
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
 from draftwise.models.static_steps import LARGEST_STEP, Decoder, StaticSteps, StepMode
 from draftwise.models.step_inputs import StepInputs
@@ -84,6 +85,26 @@ class PackedModel:
         """``[tokens, size]`` the token embedding."""
         weight: Tensor = self._model.get_input_embeddings().weight.detach()
         return weight
+
+    def final_norm(self) -> Callable[[Tensor], Tensor]:
+        """The norm between the last layer and the projection to the vocabulary.
+
+        Raises:
+            UnsupportedModelError: it is not found.
+        """
+        return final_norm(self._model)
+
+    def projection(self) -> Callable[[Tensor], Tensor]:
+        """The projection to the vocabulary, with this model's weights.
+
+        Returns:
+            A function from features ``[rows, hidden]``, in the space of the hidden states after the
+            final norm, to logits ``[rows, vocab]``.
+        """
+        if self.native is not None:
+            return NativeProjection(self.native)
+        assert self._forward is not None
+        return self._forward.project
 
     def new_cache(
         self, num_cache_slots: int, capacity: int, max_new_tokens: int | None = None

@@ -10,15 +10,20 @@ from torch import Tensor
 from draftwise.models.attention import Segment
 from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.fast_path import SlowPath
+from draftwise.models.heads.eagle_forward import EagleForward
 from draftwise.models.heads.forward import HeadForward, HeadOutput
+from draftwise.models.heads.spec import EagleSpec
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
+from draftwise.models.native.head import NativeHead
 from draftwise.models.native.suitability import native_head, why_no_native_head
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.ragged import RaggedKernels
 from draftwise.models.static_steps import StepMode
 from draftwise.models.transfer import upload
+
+_NO_KERNELS = "it is of EAGLE-1 or EAGLE-2, and the native kernels compute heads of EAGLE-3"
 
 
 class HeadModel(PackedModel):
@@ -35,11 +40,11 @@ class HeadModel(PackedModel):
 
     def __init__(
         self,
-        spec: DecoderSpec,
+        spec: DecoderSpec | EagleSpec,
         layers: list[LayerShape],
         state_layers: tuple[int, ...],
         target_ids: Tensor,
-        target_vocab_size: int,
+        target: PackedModel,
     ) -> None:
         """Take over a head. Its linear layers lose their weights.
 
@@ -48,29 +53,38 @@ class HeadModel(PackedModel):
             layers: its keys and values.
             state_layers: the target's states that it reads.
             target_ids: ``[draft_vocab]`` int64 target ids of the tokens that it proposes.
-            target_vocab_size: the target's number of tokens.
+            target: the target, whose final norm and projection heads of EAGLE-1 and EAGLE-2 use.
+
+        Raises:
+            UnsupportedModelError: the target's final norm is not found.
         """
-        assert spec.state_input is not None
         self.role = "draft"
         weight = spec.embedding.weight
         self.dtype, self.device = weight.dtype, weight.device
-        self.vocab_size = spec.head.out_features
-        self._hidden_size = spec.hidden_size
-        self.state_size = spec.state_input.projection.in_features
-        self.state_layers = state_layers
-        self.layers = layers
+        self.vocab_size, self._hidden_size = len(target_ids), spec.hidden_size
+        self.state_layers, self.layers = state_layers, layers
         self.target_ids: Tensor | None = target_ids.to(self.device)
-        if torch.equal(target_ids, torch.arange(target_vocab_size)):
+        if torch.equal(target_ids, torch.arange(target.vocab_size)):
             self.target_ids = None
-        reason = why_no_native_head(spec)
-        is_slow = reason is not None and self.device.type == "cpu"
-        self.slow_path = SlowPath(reason or "", "") if is_slow else None
-        self.native_head = native_head(spec, self.target_ids)
-        self.native = self.native_head
         self.step_mode = StepMode.EAGER
         self._decoder = None
         self._kernels = RaggedKernels.of(self.device, self.dtype, layers)
-        self._head_forward = HeadForward(spec) if self.native is None else None
+        self.native_head: NativeHead | None = None
+        self._head_forward: HeadForward | EagleForward | None = None
+        if isinstance(spec, EagleSpec):
+            self.state_size = spec.hidden_size
+            self._head_forward = EagleForward(spec, target.final_norm(), target.projection())
+            reason: str | None = _NO_KERNELS
+        else:
+            assert spec.state_input is not None
+            self.state_size = spec.state_input.projection.in_features
+            reason = why_no_native_head(spec)
+            self.native_head = native_head(spec, self.target_ids)
+            if self.native_head is None:
+                self._head_forward = HeadForward(spec)
+        self.native = self.native_head
+        is_slow = reason is not None and self.device.type == "cpu"
+        self.slow_path = SlowPath(reason or "", "") if is_slow else None
 
     @property
     def hidden_size(self) -> int:
