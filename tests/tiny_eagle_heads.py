@@ -82,7 +82,7 @@ class EagleRecipe:
         def norm(size):
             return 1 + 0.2 * torch.randn(size, generator=generator)
 
-        made = {"fc.weight": matrix(hidden, 2 * hidden)}
+        made = {"fc.weight": matrix(hidden, 2 * hidden, 0.5)}
         if self.bias is not False:
             made["fc.bias"] = 0.3 * torch.randn(hidden, generator=generator)
         if self.own_embedding:
@@ -97,10 +97,10 @@ class EagleRecipe:
                 layer + "self_attn.q_proj.weight": matrix(queries, hidden, 2.0),
                 layer + "self_attn.k_proj.weight": matrix(keys, hidden, 2.0),
                 layer + "self_attn.v_proj.weight": matrix(keys, hidden, 2.0),
-                layer + "self_attn.o_proj.weight": matrix(hidden, queries),
+                layer + "self_attn.o_proj.weight": matrix(hidden, queries, 0.5),
                 layer + "mlp.gate_proj.weight": matrix(inner, hidden),
                 layer + "mlp.up_proj.weight": matrix(inner, hidden),
-                layer + "mlp.down_proj.weight": matrix(hidden, inner),
+                layer + "mlp.down_proj.weight": matrix(hidden, inner, 0.5),
                 layer + "post_attention_layernorm.weight": norm(hidden),
             }
             if index or self.layernorms:

@@ -125,7 +125,7 @@ def read_start(folder: str) -> tuple[HeadConfig, HeadWeights]:
     config, weights = read_head(found)
     if config.kind is not HeadKind.EAGLE3:
         raise InvalidParameterError(
-            "start_from", f"the head in {folder!r} is of {config.kind.title}, not of EAGLE-3"
+            "start_from", f"the head in {folder!r} is of {config.kind.label}, not of EAGLE-3"
         )
     return config, weights
 

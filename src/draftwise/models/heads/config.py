@@ -26,7 +26,7 @@ class HeadKind(StrEnum):
     EAGLE3 = "eagle3"
 
     @property
-    def title(self) -> str:
+    def label(self) -> str:
         """The name for messages."""
         return "EAGLE-3" if self is HeadKind.EAGLE3 else "EAGLE-1 or EAGLE-2"
 

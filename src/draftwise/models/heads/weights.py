@@ -72,7 +72,7 @@ def check_head_weights(config: HeadConfig, stored: Mapping[str, Tensor]) -> Head
         if name not in known:
             raise UnsupportedModelError(
                 _ROLE,
-                f"the head has a tensor {name!r}, which no {config.kind.title} head with its "
+                f"the head has a tensor {name!r}, which no {config.kind.label} head with its "
                 "configuration has",
             )
         if tuple(tensor.shape) != known[name]:
