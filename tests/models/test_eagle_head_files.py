@@ -5,7 +5,14 @@ import torch
 
 from draftwise.distillation.start import read_start
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
-from draftwise.models.heads import HeadKind, HeadLayout, find_head, parse_head_config, read_head
+from draftwise.models.heads import (
+    HeadKind,
+    HeadLayout,
+    files,
+    find_head,
+    parse_head_config,
+    read_head,
+)
 
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_models import Recipe
@@ -54,6 +61,28 @@ def test_models_of_one_layer_are_no_heads(tmp_path, models):
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"PK not a file")
     assert find_head(folder) is None
+
+
+def test_repositories_of_the_hub(tmp_path, models, monkeypatch):
+    """Weights are downloaded only if the configuration may be that of a head."""
+    one_layer, two_layers = (
+        models.folder(Recipe(config={"num_hidden_layers": count})) for count in (1, 2)
+    )
+    folders = {"a/head": HEAD.save(tmp_path), "a/one-layer": one_layer, "a/model": two_layers}
+    downloaded = []
+
+    def snapshot(name, allow_patterns):
+        downloaded.append(name)
+        return folders[name]
+
+    monkeypatch.setattr(files, "find_on_hub", lambda name, role: name)
+    monkeypatch.setattr(files, "_cached_config", lambda name: None)
+    monkeypatch.setattr(files, "hf_hub_download", lambda name, _: f"{folders[name]}/config.json")
+    monkeypatch.setattr(files, "snapshot_download", snapshot)
+    assert find_head("a/head") == tmp_path
+    assert find_head("a/one-layer") is None
+    assert find_head("a/model") is None
+    assert downloaded == ["a/head", "a/one-layer"]
 
 
 def test_old_pickles_are_recognised(tmp_path):
