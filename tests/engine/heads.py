@@ -121,7 +121,10 @@ def attention(weights, name, x, recipe, window):
     """Causal attention of ``[tokens, input]`` with grouped heads."""
     sizes, count = recipe.sizes, len(x)
     heads, groups, size = 4, 2, sizes["head_dim"]
-    q, k, v = (x @ weights[f"{name}{part}_proj.weight"].T for part in "qkv")
+    q, k, v = (
+        x @ weights[f"{name}{part}_proj.weight"].T + weights.get(f"{name}{part}_proj.bias", 0.0)
+        for part in "qkv"
+    )
     q, k, v = q.view(count, heads, size), k.view(count, groups, size), v.view(count, groups, size)
     if recipe.qwen:
         q, k = (

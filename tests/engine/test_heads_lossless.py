@@ -9,6 +9,7 @@ from draftwise.models.native import library
 from draftwise.models.native.library import kernel_in_use
 from draftwise.policies import POLICIES
 
+from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
 from .heads import engine_with_head
 from .test_lossless import (
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 # It proposes three quarters of the tokens.
 HEAD = HeadRecipe(layers=(0, 1), draft_vocab=6, settings={"norm_before_residual": True})
+EAGLE = EagleRecipe(bias=True)
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class HeadCase(Case):
     """A :class:`Case` whose draft is a head."""
 
     num_requests: int = 10_000
-    head: HeadRecipe = HEAD
+    head: HeadRecipe | EagleRecipe = HEAD
 
     def engine(self, models, max_batch_size=512):
         return engine_with_head(
@@ -63,6 +65,19 @@ CASES += [
 @pytest.mark.covering("case.policy", "case.verification")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_texts_follow_the_target(models, case):
+    assert_texts_follow_the_target(models, case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        HeadCase("fixed", "block", 3, num_requests=40_000, head=EAGLE),
+        HeadCase("svip", "token", 2, head=EAGLE.changed(layout="speculators", layernorms=True)),
+        HeadCase("adaptive", "block", 3, head=EAGLE),
+    ],
+    ids=str,
+)
+def test_texts_with_heads_of_eagle_1_follow_the_target(models, case):
     assert_texts_follow_the_target(models, case)
 
 

@@ -12,6 +12,7 @@ from draftwise.models.native.head import NativeHead
 from draftwise.models.native.library import native_library
 from draftwise.models.native.narrow import COMPRESSED_BITS
 
+from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
 
@@ -87,6 +88,20 @@ def test_kernels_and_operations_agree(models, tmp_path, name, dtype):
         results.append(chained(head, torch.Generator().manual_seed(0)))
     error = (results[0] - results[1]).square().mean().sqrt() / results[1].std()
     assert error < TOLERANCE[dtype]
+
+
+@torch.inference_mode()
+def test_bfloat16_gives_nearly_the_same_results_with_heads_of_eagle_1(models, tmp_path):
+    EagleRecipe(vocab=33, bias=True).save(tmp_path)
+    results = []
+    for dtype in DTYPES:
+        target = load_model(models.folder(Recipe(vocab=33)), "target", dtype, CPU)
+        head = load_head("head", tmp_path, target, dtype).model
+        assert head.native is None
+        assert head.dtype == dtype
+        results.append(chained(head, generator()))
+    error = (results[0] - results[1]).square().mean().sqrt() / results[0].std()
+    assert error < TOLERANCE[torch.bfloat16]
 
 
 @torch.inference_mode()

@@ -12,7 +12,14 @@ from draftwise.distillation.head import Eagle3Head
 from draftwise.distillation.target import rope_theta
 from draftwise.distillation.teacher import Teacher
 from draftwise.errors import InvalidParameterError, UnsupportedModelError
-from draftwise.models.heads import HeadConfig, HeadLayout, HeadWeights, find_head, read_head
+from draftwise.models.heads import (
+    HeadConfig,
+    HeadKind,
+    HeadLayout,
+    HeadWeights,
+    find_head,
+    read_head,
+)
 
 _ROLE = "draft"
 _SHALLOW = 8
@@ -37,6 +44,7 @@ def new_config(teacher: Teacher, draft_vocab_size: int) -> HeadConfig:
     num_heads = int(own.num_attention_heads)
     head_size = int(getattr(own, "head_dim", None) or teacher.hidden_size // num_heads)
     return HeadConfig(
+        kind=HeadKind.EAGLE3,
         layout=HeadLayout.SPECULATORS,
         hidden_size=teacher.hidden_size,
         target_hidden_size=teacher.hidden_size,
@@ -82,13 +90,18 @@ def read_start(folder: str) -> tuple[HeadConfig, HeadWeights]:
     """Read a head that is to be continued.
 
     Raises:
-        InvalidParameterError: the folder contains no head.
+        InvalidParameterError: the folder contains no head of EAGLE-3.
         UnsupportedModelError: the head cannot be read.
     """
     found = find_head(folder) if Path(folder).is_dir() else None
     if found is None:
         raise InvalidParameterError("start_from", f"there is no EAGLE-3 head in {folder!r}")
-    return read_head(found)
+    config, weights = read_head(found)
+    if config.kind is not HeadKind.EAGLE3:
+        raise InvalidParameterError(
+            "start_from", f"the head in {folder!r} is of {config.kind.label}, not of EAGLE-3"
+        )
+    return config, weights
 
 
 def check_start(folder: str, target: Any) -> None:

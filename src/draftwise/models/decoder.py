@@ -134,7 +134,11 @@ class DecoderForward:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[tokens, vocab]`` of hidden states ``[tokens, hidden]``."""
-        logits = self._head(self._norm(hidden))
+        return self.project(self._norm(hidden))
+
+    def project(self, features: Tensor) -> Tensor:
+        """See :class:`draftwise.models.forward.ForwardPass`."""
+        logits = self._head(features)
         if self._spec.logit_scale != 1:
             logits = logits * self._spec.logit_scale
         if self._spec.logit_softcap is not None:

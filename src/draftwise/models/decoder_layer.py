@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from draftwise.models.attention import PackedBatch, attend
 from draftwise.models.attention_scores import Scores
-from draftwise.models.decoder_spec import Activation, DecoderSpec, LayerSpec
+from draftwise.models.decoder_spec import Activation, LayerSpec
 from draftwise.models.norm import Norm
 from draftwise.models.packing import Linear, join_linear
 
@@ -20,6 +21,42 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
     Activation.GELU: F.gelu,
 }
+
+
+class LayerSettings(Protocol):
+    """What all layers of a model share; see :class:`draftwise.models.decoder_spec.DecoderSpec`."""
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key-value heads."""
+
+    @property
+    def head_size(self) -> int:
+        """Size of a head."""
+
+    @property
+    def intermediate_size(self) -> int:
+        """Size of the gate of the feed-forward block."""
+
+    @property
+    def activation(self) -> Activation:
+        """Activation of the gate."""
+
+    @property
+    def scaling(self) -> float:
+        """Factor of the attention scores."""
+
+    @property
+    def softcap(self) -> float | None:
+        """Limit of the attention scores; ``None`` for no limit."""
+
+    @property
+    def residual_scale(self) -> float:
+        """Factor of a block's output before it is added."""
 
 
 class DecoderLayer:
@@ -33,7 +70,7 @@ class DecoderLayer:
         qkv, out, gate_up, down: linear layers, those with the same input merged.
     """
 
-    def __init__(self, spec: DecoderSpec, layer: LayerSpec, dtype: torch.dtype) -> None:
+    def __init__(self, spec: LayerSettings, layer: LayerSpec, dtype: torch.dtype) -> None:
         """Take over a layer. Its own linear layers lose their weights."""
         self.rotary = layer.rotary
         self.scores = Scores(spec.scaling, spec.softcap)

@@ -68,6 +68,12 @@ class ForwardPass(Protocol):
             after the last of the layers.
         """
 
+    def project(self, features: Tensor) -> Tensor:
+        """Logits ``[rows, vocab]`` of features ``[rows, hidden]``.
+
+        Features are in the space of the hidden states after the final norm.
+        """
+
 
 class ModuleForward:
     """The forward pass of any model, by Hugging Face's own modules."""
@@ -111,6 +117,14 @@ class ModuleForward:
         with self._parts.only(layers, entering, adapter) as leaving:
             logits = self._run(ids, packed, logit_rows)
         return logits, leaving[0]
+
+    def project(self, features: Tensor) -> Tensor:
+        """See :class:`ForwardPass`.
+
+        What a few models do with the output of their projection, such as scaling it, is left out.
+        """
+        logits: Tensor = self._model.get_output_embeddings()(features)
+        return logits
 
     def _run(
         self, ids: Tensor, packed: PackedBatch, logit_rows: Sequence[int] | None

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from draftwise.errors import UnsupportedModelError
 
+# What families call the norm after the last layer.
+_FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
+
 
 class StateTap:
     """Collects the residual stream of one pass.
@@ -89,6 +92,29 @@ def tapped_modules(model: Any, tap: StateTap, num_tokens: int) -> Iterator[None]
         if len(layers) in tap.layers:
             hooks.callback(layers[-1].register_forward_hook(after).remove)
         yield
+
+
+def final_norm(model: Any) -> Callable[[Tensor], Tensor]:
+    """The norm between a model's last layer and its projection to the vocabulary.
+
+    Args:
+        model: a causal language model.
+
+    Raises:
+        UnsupportedModelError: it is not found.
+    """
+    layers = decoder_layers(model)
+    for module in model.base_model.modules():
+        if any(child is layers for child in module.children()):
+            for name in _FINAL_NORMS:
+                norm = getattr(module, name, None)
+                if isinstance(norm, nn.Module):
+                    return norm
+    raise UnsupportedModelError(
+        "draft",
+        f"the final norm of a {model.config.model_type} target is not found, and the head reads "
+        "the states after it",
+    )
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +16,11 @@ from draftwise.models.decoder import DecoderForward
 from draftwise.models.exits.adapter import ExitAdapter
 from draftwise.models.fast_path import SlowPath, slow_path
 from draftwise.models.forward import ForwardPass, forward_pass, native_pass
-from draftwise.models.hidden_states import StateTap
+from draftwise.models.hidden_states import StateTap, final_norm
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.native.decoder import NativeDecoder
+from draftwise.models.native.projection import NativeProjection
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
 from draftwise.models.static_steps import LARGEST_STEP, Decoder, StaticSteps, StepMode
 from draftwise.models.step_inputs import StepInputs
@@ -88,6 +89,26 @@ class PackedModel:
         self._forward = forward
         self._decoder = forward if isinstance(forward, DecoderForward) else None
         self._kernels = RaggedKernels.of(self.device, self.dtype, layers)
+
+    def final_norm(self) -> Callable[[Tensor], Tensor]:
+        """The norm between the last layer and the projection to the vocabulary.
+
+        Raises:
+            UnsupportedModelError: it is not found.
+        """
+        raise UnsupportedModelError(self.role, f"a {self.family} has no final norm of its own")
+
+    def projection(self) -> Callable[[Tensor], Tensor]:
+        """The projection to the vocabulary, with this model's weights.
+
+        Returns:
+            A function from features ``[rows, hidden]``, in the space of the hidden states after the
+            final norm, to logits ``[rows, vocab]``.
+        """
+        if self.native is not None:
+            return NativeProjection(self.native)
+        assert self._forward is not None
+        return self._forward.project
 
     def new_cache(
         self, num_cache_slots: int, capacity: int, max_new_tokens: int | None = None
@@ -247,6 +268,14 @@ class PretrainedModel(PackedModel):
             self._decoder.compile(self.new_cache(1, 1))
             self.step_mode = StepMode.GRAPHS
             checks.compare(self, ids[0], expected)
+
+    def final_norm(self) -> Callable[[Tensor], Tensor]:
+        """The norm between the last layer and the projection to the vocabulary.
+
+        Raises:
+            UnsupportedModelError: it is not found.
+        """
+        return final_norm(self._model)
 
 
 class _Checks:

@@ -13,7 +13,9 @@ from draftwise.engine.proposers.registry import register
 
 @register
 class EagleProposer(ModelProposer):
-    """A head of EAGLE-3 (Li et al. 2025, arXiv 2503.01840) that drafts token by token.
+    """A head of EAGLE-1, EAGLE-2 or EAGLE-3 that drafts token by token.
+
+    The sources are Li et al. 2024 (arXiv 2401.15077 and 2406.16858) and 2025 (arXiv 2503.01840).
 
     It follows the drafting loop of a draft model. What differs is what it reads: the target's
     states of the tokens that were kept, which the steps' commits bring.

@@ -1,16 +1,19 @@
 """Drafting heads: small models that read hidden states of the target.
 
-This package reads a head's folder. It knows two layouts, which users never have to tell apart: the
-one of EAGLE's authors (SafeAILab) and the one of ``speculators``.
+There are heads of EAGLE-1 and EAGLE-2, which share one format, and heads of EAGLE-3. This package
+reads a head's folder. It knows two layouts, which users never have to tell apart: the one of
+EAGLE's authors (SafeAILab) and the one of ``speculators``.
 """
 
-from draftwise.models.heads.config import HeadConfig, HeadLayout, is_head_config, parse_head_config
+from draftwise.models.heads.config import HeadConfig, HeadKind, HeadLayout
 from draftwise.models.heads.files import find_head, read_head
 from draftwise.models.heads.origin import public_name
+from draftwise.models.heads.parsing import is_head_config, parse_head_config
 from draftwise.models.heads.weights import HeadWeights, check_head_weights
 
 __all__ = [
     "HeadConfig",
+    "HeadKind",
     "HeadLayout",
     "HeadWeights",
     "check_head_weights",

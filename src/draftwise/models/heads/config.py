@@ -11,14 +11,24 @@ from typing import Any
 from draftwise.errors import UnsupportedModelError
 
 _ROLE = "draft"
-_ARCHITECTURE_MARK = "eagle3"
-_DEFAULT_NUM_STATES = 3
-_DEFAULT_EPSILON = 1e-6
-_DEFAULT_THETA = 10_000.0
-_DEFAULT_CONTEXT = 2048
-_LAYER_TYPES = ("llama", "qwen3")
-# Scalings of the rotary embedding that depend on the length of the text.
-_LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
+
+
+class HeadKind(StrEnum):
+    """What a head reads and predicts.
+
+    Attributes:
+        EAGLE: EAGLE-1 and EAGLE-2, which share one format. The head predicts the target's last
+            hidden state, and the target's own projection turns it into logits.
+        EAGLE3: EAGLE-3. The head reads states of several layers and has a projection of its own.
+    """
+
+    EAGLE = "eagle"
+    EAGLE3 = "eagle3"
+
+    @property
+    def label(self) -> str:
+        """The name for messages."""
+        return "EAGLE-3" if self is HeadKind.EAGLE3 else "EAGLE-1 or EAGLE-2"
 
 
 class HeadLayout(StrEnum):
@@ -35,7 +45,9 @@ class HeadLayout(StrEnum):
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """An EAGLE-3 head (Li et al. 2025, arXiv 2503.01840), in terms that both layouts share.
+    """A head of EAGLE-1, EAGLE-2 or EAGLE-3, in terms that both layouts share.
+
+    The sources are Li et al. 2024 (arXiv 2401.15077 and 2406.16858) and 2025 (arXiv 2503.01840).
 
     Hidden states of the target are numbered as in ``transformers``: state *a* is the input of layer
     *a*, ``hidden_states[a]``, and the number of layers stands for the output of the last layer,
@@ -43,6 +55,8 @@ class HeadConfig:
     converted to *k* + 1.
 
     Attributes:
+        kind: what it reads and predicts. Of a head that is not EAGLE-3, ``state_layers`` is
+            ``None``, ``num_states`` is 1, and the vocabulary is the target's.
         layout: the layout that it was written in.
         hidden_size: size of the head's residual stream and of the embedding.
         target_hidden_size: size of the target's residual stream.
@@ -64,8 +78,12 @@ class HeadConfig:
         max_position_embeddings: context with which the rotary embedding was defined.
         windows: ``[num_layers]`` number of newest tokens that a layer attends to; ``None`` for all.
         logit_scale: factor of the logits.
+        layernorms: whether a head that is not EAGLE-3 normalises the embedding, the input of its
+            layer, and what the target's projection reads.
+        fc_bias: whether its ``fc`` has a bias; ``None`` if the configuration does not say so.
     """
 
+    kind: HeadKind
     layout: HeadLayout
     hidden_size: int
     target_hidden_size: int
@@ -88,9 +106,14 @@ class HeadConfig:
     max_position_embeddings: int
     windows: tuple[int | None, ...]
     logit_scale: float
+    layernorms: bool = False
+    fc_bias: bool | None = False
 
     def states_of(self, num_target_layers: int) -> tuple[int, ...]:
-        """The states that it reads of a target, by default (2, L // 2, L - 3).
+        """The states that it reads of a target.
+
+        They are (2, L // 2, L - 3) for EAGLE-3 by default, and L, the output of the last layer, for
+        other heads.
 
         Args:
             num_target_layers: the target's number of layers L.
@@ -99,9 +122,11 @@ class HeadConfig:
             UnsupportedModelError: the target has no such layers.
         """
         layers = self.state_layers
-        if layers is None:
+        if self.kind is HeadKind.EAGLE:
+            layers = (num_target_layers,)
+        elif layers is None:
             layers = (2, num_target_layers // 2, num_target_layers - 3)
-        if not all(0 <= layer <= num_target_layers for layer in layers) or not _ascend(layers):
+        if not all(0 <= layer <= num_target_layers for layer in layers) or not ascend(layers):
             raise UnsupportedModelError(
                 _ROLE,
                 f"the head reads the hidden states {list(layers)}, and the target has "
@@ -133,148 +158,6 @@ class HeadConfig:
         self.states_of(num_layers)
 
 
-def is_head_config(config: Mapping[str, Any]) -> bool:
-    """Whether a ``config.json`` is that of a drafting head."""
-    architectures = config.get("architectures") or ()
-    return (
-        "speculators_model_type" in config
-        or "draft_vocab_size" in config
-        or any(_ARCHITECTURE_MARK in str(each).lower() for each in architectures)
-    )
-
-
-def parse_head_config(config: Mapping[str, Any]) -> HeadConfig:
-    """Read the configuration of a head.
-
-    Args:
-        config: the contents of a ``config.json`` for which :func:`is_head_config` is true.
-
-    Raises:
-        UnsupportedModelError: the head is of another kind, or a setting is missing or invalid.
-    """
-    if "speculators_model_type" in config:
-        kind = config["speculators_model_type"]
-        if kind != "eagle3":
-            raise UnsupportedModelError(
-                _ROLE, f"the head is of type {kind!r}; supported are heads of type 'eagle3'"
-            )
-        layer = config.get("transformer_layer_config")
-        if not isinstance(layer, Mapping):
-            raise UnsupportedModelError(
-                _ROLE, "config.json of the head has no transformer_layer_config"
-            )
-        return _parse(HeadLayout.SPECULATORS, config, layer)
-    return _parse(HeadLayout.SAFEAILAB, config, config)
-
-
-def _parse(layout: HeadLayout, top: Mapping[str, Any], layer: Mapping[str, Any]) -> HeadConfig:
-    nested = top.get("eagle_config") or {}
-    if nested.get("use_aux_hidden_state") is False:
-        raise UnsupportedModelError(
-            _ROLE, "the head reads the target's last hidden state only (use_aux_hidden_state)"
-        )
-    kind = layer.get("model_type", "llama")
-    if kind not in _LAYER_TYPES:
-        raise UnsupportedModelError(
-            _ROLE, f"the head's layer is of type {kind!r}; supported are {', '.join(_LAYER_TYPES)}"
-        )
-    hidden_size, vocab_size = _size(layer, "hidden_size"), _size(layer, "vocab_size")
-    num_heads = _size(layer, "num_attention_heads")
-    num_layers = _size(layer, "num_hidden_layers", 1)
-    layers = _state_layers(top, nested)
-    num_states = _size(top, "num_aux_hidden_states", len(layers or ()) or _DEFAULT_NUM_STATES)
-    if layers is not None and len(layers) != num_states:
-        raise UnsupportedModelError(
-            _ROLE, f"num_aux_hidden_states is {num_states}, and {len(layers)} layer ids are given"
-        )
-    return HeadConfig(
-        layout,
-        hidden_size,
-        _size(top, "target_hidden_size", hidden_size),
-        layers,
-        num_states,
-        _size(top, "draft_vocab_size", vocab_size),
-        vocab_size,
-        bool(top.get("norm_before_residual", False)),
-        bool(nested.get("norm_before_fc", top.get("norm_before_fc", False))),
-        bool(top.get("fc_norm", False)),
-        bool(top.get("norm_output", False)),
-        num_layers,
-        _size(layer, "intermediate_size"),
-        num_heads,
-        _size(layer, "num_key_value_heads", num_heads),
-        _size(layer, "head_dim", hidden_size // num_heads),
-        str(layer.get("hidden_act", "silu")),
-        float(layer.get("rms_norm_eps", _DEFAULT_EPSILON)),
-        _rope_parameters(layer),
-        _size(layer, "max_position_embeddings", _DEFAULT_CONTEXT),
-        _windows(layer, num_layers),
-        float(top.get("logit_scale", 1.0)),
-    )
-
-
-def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A positive integer of a configuration; ``None`` in the file stands for the default."""
-    value = config.get(name)
-    if value is None:
-        value = default
-    if value is None:
-        raise UnsupportedModelError(_ROLE, f"config.json of the head has no {name}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UnsupportedModelError(
-            _ROLE, f"{name} in config.json of the head must be a positive integer, got {value!r}"
-        )
-    return value
-
-
-def _ascend(layers: Sequence[int]) -> bool:
+def ascend(layers: Sequence[int]) -> bool:
+    """Whether layer ids are in ascending order, without repetitions."""
     return all(first < second for first, second in pairwise(layers))
-
-
-def _state_layers(top: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Layer ids in the convention of :class:`HeadConfig`."""
-    # (key, what is added): the input of a layer is the output of the one before.
-    conventions = (
-        ("eagle_aux_hidden_state_layer_ids", 0),
-        ("aux_hidden_state_layer_ids", 0),
-        ("target_layer_ids", 1),
-    )
-    for name, shift in conventions:
-        ids = top.get(name) or nested.get(name)
-        if not ids:
-            continue
-        if not all(isinstance(each, int) for each in ids) or not _ascend(ids):
-            raise UnsupportedModelError(
-                _ROLE, f"{name} in config.json of the head must be ascending integers, got {ids!r}"
-            )
-        return tuple(each + shift for each in ids)
-    return None
-
-
-def _rope_parameters(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Type, base and parameters of the rotary embedding, from the older or the newer keys."""
-    found = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
-    kind = found.pop("type", None)
-    found.setdefault("rope_type", kind or "default")
-    found.setdefault("rope_theta", layer.get("rope_theta", _DEFAULT_THETA))
-    if found["rope_type"] in _LENGTH_DEPENDENT_ROTARY:
-        raise UnsupportedModelError(
-            _ROLE,
-            f"the head's position scaling {found['rope_type']!r} depends on the length of the text",
-        )
-    return found
-
-
-def _windows(layer: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    """The window of each layer."""
-    types = layer.get("layer_types") or ["full_attention"] * num_layers
-    windows: list[int | None] = []
-    for kind in types[:num_layers]:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise UnsupportedModelError(_ROLE, f"the head's attention is {kind!r}")
-        windows.append(_size(layer, "sliding_window") if kind == "sliding_attention" else None)
-    if len(windows) < num_layers:
-        raise UnsupportedModelError(
-            _ROLE, f"layer_types names {len(windows)} of the head's {num_layers} layers"
-        )
-    return tuple(windows)

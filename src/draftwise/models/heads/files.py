@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
-from draftwise.models.heads.config import HeadConfig, is_head_config, parse_head_config
+from draftwise.models.heads.config import HeadConfig
 from draftwise.models.heads.origin import TRAINING_FILE
-from draftwise.models.heads.weights import HeadWeights, check_head_weights
+from draftwise.models.heads.parsing import is_head_config, may_be_head_config, parse_head_config
+from draftwise.models.heads.weights import HeadWeights, check_head_weights, is_eagle_tensor
 from draftwise.models.hub import find_on_hub
 
 _ROLE = "draft"
@@ -31,7 +34,7 @@ def find_head(location: str) -> Path | None:
 
     Args:
         location: a folder, or a hub id. Of a repository of the hub, the weights are downloaded if
-            it contains a head.
+            it contains a head, or a model of one layer, which may be one.
 
     Returns:
         ``None`` if there is no head, such as where there is an ordinary model.
@@ -41,7 +44,7 @@ def find_head(location: str) -> Path | None:
     """
     if not Path(location).is_dir():
         cached = _cached_config(location)
-        if cached is not None and not _is_head(cached):
+        if cached is not None and not _may_be_head(cached):
             return None  # the hub is not asked twice for an ordinary model
         location = find_on_hub(location, _ROLE)
     if not Path(location).is_dir():
@@ -49,13 +52,13 @@ def find_head(location: str) -> Path | None:
             config = hf_hub_download(location, _CONFIG)
         except (HfHubHTTPError, OSError):  # the loader of ordinary models reports what is missing
             return None
-        if not _is_head(Path(config)):
+        if not _may_be_head(Path(config)):
             return None
-        return Path(
-            snapshot_download(location, allow_patterns=[_CONFIG, TRAINING_FILE, _SAFE, *_PICKLED])
+        location = snapshot_download(
+            location, allow_patterns=[_CONFIG, TRAINING_FILE, _SAFE, *_PICKLED]
         )
     folder = Path(location)
-    return folder if _is_head(folder / _CONFIG) else None
+    return folder if _is_head(folder) else None
 
 
 def read_head(folder: str | Path) -> tuple[HeadConfig, HeadWeights]:
@@ -86,12 +89,37 @@ def _cached_config(name: str) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def _is_head(path: Path) -> bool:
-    """Whether a file is the configuration of a head. Damaged files are not."""
+def _may_be_head(path: Path) -> bool:
+    """Whether a file may be the configuration of a head. Damaged files are not."""
     try:
-        return is_head_config(_read_config(path))
+        return may_be_head_config(_read_config(path))
     except UnsupportedModelError:
         return False
+
+
+def _is_head(folder: Path) -> bool:
+    """Whether a folder contains a head, by its configuration or else by its tensors' names."""
+    path = folder / _CONFIG
+    if not _may_be_head(path):
+        return False
+    return is_head_config(_read_config(path)) or any(map(is_eagle_tensor, _tensor_names(folder)))
+
+
+def _tensor_names(folder: Path) -> Iterator[str]:
+    """The names of a folder's tensors. Files that cannot be read have none."""
+    files = sorted(folder.glob(_SAFE))
+    for file in files:
+        with suppress(SafetensorError, OSError), safe_open(file, framework="pt") as tensors:
+            yield from tensors.keys()
+    if not files:
+        for file in _pickled_files(folder):
+            with suppress(UnsupportedModelError):
+                # PyTorch maps files of its current format, of which little is read here.
+                yield from _unpickled(file, mapped=zipfile.is_zipfile(file))
+
+
+def _pickled_files(folder: Path) -> list[Path]:
+    return sorted(file for pattern in _PICKLED for file in folder.glob(pattern))
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
@@ -115,7 +143,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
             except (SafetensorError, OSError) as error:
                 raise UnsupportedModelError(_ROLE, f"{file.name!r} is damaged: {error}") from error
         return tensors
-    files = sorted(file for pattern in _PICKLED for file in folder.glob(pattern))
+    files = _pickled_files(folder)
     if not files:
         raise ModelNotFoundError(
             _ROLE, f"the folder {str(folder)!r} has no weights (.safetensors, .bin or .pt)"
@@ -125,9 +153,10 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _unpickled(file: Path) -> dict[str, Tensor]:
+def _unpickled(file: Path, mapped: bool = False) -> dict[str, Tensor]:
+    """The tensors of a file, read into memory unless they are to be mapped."""
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        found = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise UnsupportedModelError(
             _ROLE, f"{file.name!r} contains more than tensors, so it is not loaded"

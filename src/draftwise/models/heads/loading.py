@@ -11,10 +11,11 @@ from torch import Tensor
 
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.fingerprint import tensors_fingerprint
+from draftwise.models.heads.config import HeadKind
 from draftwise.models.heads.files import read_head
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.heads.origin import warn_of_other_target
-from draftwise.models.heads.spec import head_layers, head_spec
+from draftwise.models.heads.spec import eagle_spec, head_layers, head_spec
 from draftwise.models.loading import LoadedModel
 
 _EMBEDDING = "embed_tokens.weight"
@@ -52,15 +53,16 @@ def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) 
             )
     elif not _is_same(own, embedding):
         embedding = own
+    describe = head_spec if config.kind is HeadKind.EAGLE3 else eagle_spec
     size = sum(each.numel() for each in tensors.values())
     return LoadedModel(
         name,
         HeadModel(
-            head_spec(config, tensors, embedding.to(dtype)),
+            describe(config, tensors, embedding.to(dtype)),
             head_layers(config, target.max_model_len),
             config.states_of(len(model.layers)),
             weights.target_ids,
-            model.vocab_size,
+            model,
         ),
         None,
         target.max_model_len,

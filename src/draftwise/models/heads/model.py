@@ -10,13 +10,18 @@ from torch import Tensor
 from draftwise.models.attention import Segment
 from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.fast_path import SlowPath
+from draftwise.models.heads.eagle_forward import EagleForward
 from draftwise.models.heads.forward import HeadForward, HeadOutput
+from draftwise.models.heads.spec import EagleSpec
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
+from draftwise.models.native.head import NativeHead
 from draftwise.models.native.suitability import native_head, why_no_native_head
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.transfer import upload
+
+_NO_KERNELS = "it is of EAGLE-1 or EAGLE-2, and the native kernels compute heads of EAGLE-3"
 
 
 class HeadModel(PackedModel):
@@ -33,11 +38,11 @@ class HeadModel(PackedModel):
 
     def __init__(
         self,
-        spec: DecoderSpec,
+        spec: DecoderSpec | EagleSpec,
         layers: list[LayerShape],
         state_layers: tuple[int, ...],
         target_ids: Tensor,
-        target_vocab_size: int,
+        target: PackedModel,
     ) -> None:
         """Take over a head. Its linear layers lose their weights.
 
@@ -46,29 +51,40 @@ class HeadModel(PackedModel):
             layers: its keys and values.
             state_layers: the target's states that it reads.
             target_ids: ``[draft_vocab]`` int64 target ids of the tokens that it proposes.
-            target_vocab_size: the target's number of tokens.
+            target: the target, whose final norm and projection heads of EAGLE-1 and EAGLE-2 use.
+
+        Raises:
+            UnsupportedModelError: the target's final norm is not found.
         """
-        assert spec.state_input is not None
         embedding = spec.embedding.weight.detach()
-        self.state_size = spec.state_input.projection.in_features
         self.state_layers = state_layers
         self.target_ids: Tensor | None = target_ids.to(embedding.device)
-        if torch.equal(target_ids, torch.arange(target_vocab_size)):
+        if torch.equal(target_ids, torch.arange(target.vocab_size)):
             self.target_ids = None
-        reason = why_no_native_head(spec)
+        self.native_head: NativeHead | None = None
+        self._head_forward: HeadForward | EagleForward | None = None
+        if isinstance(spec, EagleSpec):
+            self.state_size = spec.hidden_size
+            self._head_forward = EagleForward(spec, target.final_norm(), target.projection())
+            reason: str | None = _NO_KERNELS
+        else:
+            assert spec.state_input is not None
+            self.state_size = spec.state_input.projection.in_features
+            reason = why_no_native_head(spec)
+            self.native_head = native_head(spec, self.target_ids)
+            if self.native_head is None:
+                self._head_forward = HeadForward(spec)
         is_slow = reason is not None and embedding.device.type == "cpu"
-        self.native_head = native_head(spec, self.target_ids)
         super().__init__(
             "draft",
             "head",
             layers,
-            spec.head.out_features,
+            len(target_ids),
             spec.hidden_size,
             embedding,
             self.native_head,
             slow_path=SlowPath(reason or "", "") if is_slow else None,
         )
-        self._head_forward = HeadForward(spec) if self.native is None else None
 
     def forward(
         self,

@@ -1,8 +1,9 @@
-"""A head as a decoder whose first layer reads states of a target."""
+"""A head as data: as a decoder whose first layer reads states of a target, or as EAGLE-1 has it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftwise.errors import UnsupportedModelError
 from draftwise.models.decoder_spec import (
+    Activation,
     DecoderSpec,
     LayerSpec,
     NormSpec,
@@ -24,8 +26,46 @@ from draftwise.models.layer_shape import LayerShape
 _ROTARY = "full_attention"
 
 
+@dataclass(frozen=True)
+class EagleSpec:
+    """A head of EAGLE-1 or EAGLE-2; see :class:`draftwise.models.heads.eagle_forward.EagleForward`.
+
+    Attributes:
+        embedding: the token embedding.
+        embedding_norm: norm of the embedded tokens; ``None`` for none.
+        fusion: the linear layer from the embedded token and the feature to the residual stream.
+        layers: the decoder layers.
+        norm: norm before the projection to the vocabulary; ``None`` for none.
+        head: the projection to the vocabulary; ``None`` for the target's.
+        vocab_size: the target's number of tokens.
+        logit_scale: factor of the logits.
+        num_heads, num_kv_heads, head_size, hidden_size, intermediate_size, activation, scaling,
+            softcap, residual_scale: see :class:`draftwise.models.decoder_spec.DecoderSpec`.
+        rotary: the rotary embedding.
+    """
+
+    embedding: nn.Embedding
+    embedding_norm: NormSpec | None
+    fusion: nn.Linear
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec | None
+    head: nn.Linear | None
+    vocab_size: int
+    logit_scale: float
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    hidden_size: int
+    intermediate_size: int
+    activation: Activation
+    scaling: float
+    softcap: float | None
+    residual_scale: float
+    rotary: RotaryTable
+
+
 def head_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Tensor) -> DecoderSpec:
-    """Describe a head.
+    """Describe a head of EAGLE-3.
 
     Args:
         config: its configuration.
@@ -36,61 +76,23 @@ def head_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Tens
     Raises:
         UnsupportedModelError: the activation is not supported.
     """
-
-    def norm(name: str) -> NormSpec:
-        return NormSpec(tensors[name].float(), config.rms_norm_eps)
-
-    def optional_norm(name: str) -> NormSpec | None:
-        return norm(name) if name in tensors else None
-
-    def linear(name: str) -> nn.Linear:
-        weight, bias = tensors[name + ".weight"], tensors.get(name + ".bias")
-        with torch.device("meta"):
-            layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None)
-        layer.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            layer.bias = nn.Parameter(bias, requires_grad=False)
-        return layer
-
-    def layer(index: int) -> LayerSpec:
-        name = f"layers.{index}."
-        attention, mlp = name + "self_attn.", name + "mlp."
-        return LayerSpec(
-            tuple(linear(attention + part) for part in ("q_proj", "k_proj", "v_proj")),
-            linear(attention + "o_proj"),
-            (linear(mlp + "gate_proj"), linear(mlp + "up_proj")),
-            linear(mlp + "down_proj"),
-            norm(name + "input_layernorm.weight"),
-            None,
-            norm(name + "post_attention_layernorm.weight"),
-            None,
-            optional_norm(attention + "q_norm.weight"),
-            optional_norm(attention + "k_norm.weight"),
-            _ROTARY,
-        )
-
-    activation = activation_named(config.activation)
-    if activation is None:
-        raise UnsupportedModelError("draft", f"the head's activation is {config.activation}")
+    parts = _Parts(config, tensors)
     reads = StateInputSpec(
-        linear("fc"),
-        optional_norm("input_norm.weight"),
-        tuple(norm(f"fc_norm.{index}.weight") for index in range(config.num_states))
+        parts.linear("fc"),
+        parts.optional_norm("input_norm.weight"),
+        tuple(parts.norm(f"fc_norm.{index}.weight") for index in range(config.num_states))
         if config.fc_norm
         else (),
-        norm("layers.0.hidden_norm.weight"),
+        parts.norm("layers.0.hidden_norm.weight"),
         config.norm_before_residual,
         config.norm_output,
     )
-    with torch.device("meta"):
-        embeds = nn.Embedding(*embedding.shape)
-    embeds.weight = nn.Parameter(embedding, requires_grad=False)
     return DecoderSpec(
-        embeds,
+        _embedding(embedding),
         1.0,
-        tuple(layer(index) for index in range(config.num_layers)),
-        norm("norm.weight"),
-        linear("lm_head"),
+        parts.layers(),
+        parts.norm("norm.weight"),
+        parts.linear("lm_head"),
         config.logit_scale,
         None,
         config.num_heads,
@@ -98,13 +100,98 @@ def head_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Tens
         config.head_size,
         config.hidden_size,
         config.intermediate_size,
-        activation,
+        _activation(config),
         config.head_size**-0.5,
         None,
         1.0,
         {_ROTARY: RotaryTable(_rotary(config).to(embedding.device), None)},
         reads,
     )
+
+
+def eagle_spec(config: HeadConfig, tensors: Mapping[str, Tensor], embedding: Tensor) -> EagleSpec:
+    """Describe a head of EAGLE-1 or EAGLE-2; see :func:`head_spec`."""
+    parts = _Parts(config, tensors)
+    return EagleSpec(
+        _embedding(embedding),
+        parts.optional_norm("embedding_layernorm.weight"),
+        parts.linear("fc"),
+        parts.layers(),
+        parts.optional_norm("norm.weight"),
+        parts.linear("lm_head") if "lm_head.weight" in tensors else None,
+        config.target_vocab_size,
+        config.logit_scale,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_size,
+        config.hidden_size,
+        config.intermediate_size,
+        _activation(config),
+        config.head_size**-0.5,
+        None,
+        1.0,
+        RotaryTable(_rotary(config).to(embedding.device), None),
+    )
+
+
+class _Parts:
+    """The parts of a head by the names of its tensors."""
+
+    def __init__(self, config: HeadConfig, tensors: Mapping[str, Tensor]) -> None:
+        self._config, self._tensors = config, tensors
+
+    def norm(self, name: str) -> NormSpec:
+        """A norm."""
+        return NormSpec(self._tensors[name].float(), self._config.rms_norm_eps)
+
+    def optional_norm(self, name: str) -> NormSpec | None:
+        """A norm, if the head has it."""
+        return self.norm(name) if name in self._tensors else None
+
+    def linear(self, name: str) -> nn.Linear:
+        """A linear layer, with a bias if the head has it."""
+        weight, bias = self._tensors[name + ".weight"], self._tensors.get(name + ".bias")
+        with torch.device("meta"):
+            layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None)
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            layer.bias = nn.Parameter(bias, requires_grad=False)
+        return layer
+
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """The decoder layers."""
+        return tuple(self._layer(index) for index in range(self._config.num_layers))
+
+    def _layer(self, index: int) -> LayerSpec:
+        name, linear = f"layers.{index}.", self.linear
+        attention, mlp = name + "self_attn.", name + "mlp."
+        return LayerSpec(
+            tuple(linear(attention + part) for part in ("q_proj", "k_proj", "v_proj")),
+            linear(attention + "o_proj"),
+            (linear(mlp + "gate_proj"), linear(mlp + "up_proj")),
+            linear(mlp + "down_proj"),
+            self.optional_norm(name + "input_layernorm.weight"),
+            None,
+            self.norm(name + "post_attention_layernorm.weight"),
+            None,
+            self.optional_norm(attention + "q_norm.weight"),
+            self.optional_norm(attention + "k_norm.weight"),
+            _ROTARY,
+        )
+
+
+def _embedding(weight: Tensor) -> nn.Embedding:
+    with torch.device("meta"):
+        embeds = nn.Embedding(*weight.shape)
+    embeds.weight = nn.Parameter(weight, requires_grad=False)
+    return embeds
+
+
+def _activation(config: HeadConfig) -> Activation:
+    activation = activation_named(config.activation)
+    if activation is None:
+        raise UnsupportedModelError("draft", f"the head's activation is {config.activation}")
+    return activation
 
 
 def head_layers(config: HeadConfig, max_model_len: int) -> list[LayerShape]:

@@ -9,13 +9,21 @@ import torch
 from torch import Tensor
 
 from draftwise.errors import UnsupportedModelError
-from draftwise.models.heads.config import HeadConfig
+from draftwise.models.heads.config import HeadConfig, HeadKind
 
 _ROLE = "draft"
 # Tensors that drafting does not need, by their last part or their first.
 _UNUSED = frozenset({"mask_hidden", "inv_freq"})
 _UNUSED_PREFIX = "verifier_"
 _TO_TARGET, _IN_DRAFT = "d2t", "t2d"
+# Names of heads of EAGLE-1 and EAGLE-2 in the layout of ``speculators``.
+_EAGLE_NAMES = {
+    "fusion_fc.": "fc.",
+    "transformer.": "layers.0.",
+    "pre_lm_head_layernorm.": "norm.",
+}
+
+_Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,8 @@ class HeadWeights:
         tensors: weights by name: ``fc.weight``, ``embed_tokens.weight`` (optional),
             ``layers.N.…``, ``norm.weight``, ``lm_head.weight``, ``input_norm.weight`` and
             ``fc_norm.N.weight`` where the configuration has them. The norm of the state is
-            ``layers.0.hidden_norm.weight``.
+            ``layers.0.hidden_norm.weight``. Heads of EAGLE-1 and EAGLE-2 have ``fc.bias``,
+            ``lm_head.weight``, ``embedding_layernorm.weight`` and ``norm.weight`` optionally.
         target_ids: ``[draft_vocab]`` int64, the target's id of each token that the head proposes.
     """
 
@@ -45,9 +54,11 @@ def check_head_weights(config: HeadConfig, stored: Mapping[str, Tensor]) -> Head
         UnsupportedModelError: a tensor is missing, unknown or has another shape, or the token ids
             are wrong. The error names the tensor.
     """
-    tensors = {_normalised(name): tensor for name, tensor in stored.items()}
+    tensors = {_normalised(name, config.kind): tensor for name, tensor in stored.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not _is_unused(name)}
-    to_target, in_draft = tensors.pop(_TO_TARGET, None), tensors.pop(_IN_DRAFT, None)
+    to_target = in_draft = None
+    if config.kind is HeadKind.EAGLE3:
+        to_target, in_draft = tensors.pop(_TO_TARGET, None), tensors.pop(_IN_DRAFT, None)
     required, optional = _shapes(config)
     missing = sorted(required.keys() - tensors.keys())
     if missing:
@@ -60,7 +71,9 @@ def check_head_weights(config: HeadConfig, stored: Mapping[str, Tensor]) -> Head
     for name, tensor in tensors.items():
         if name not in known:
             raise UnsupportedModelError(
-                _ROLE, f"the head has a tensor {name!r}, which no EAGLE-3 head has"
+                _ROLE,
+                f"the head has a tensor {name!r}, which no {config.kind.label} head with its "
+                "configuration has",
             )
         if tuple(tensor.shape) != known[name]:
             raise UnsupportedModelError(
@@ -71,10 +84,17 @@ def check_head_weights(config: HeadConfig, stored: Mapping[str, Tensor]) -> Head
     return HeadWeights(tensors, _target_ids(config, to_target, in_draft))
 
 
-def _normalised(name: str) -> str:
+def is_eagle_tensor(name: str) -> bool:
+    """Whether a stored tensor of this name shows that a folder of one layer is a head."""
+    return _normalised(name, HeadKind.EAGLE) == "fc.weight"
+
+
+def _normalised(name: str, kind: HeadKind) -> str:
     name = name.removeprefix("model.")
-    if name.startswith("midlayer."):
-        name = "layers.0." + name.removeprefix("midlayer.")
+    others = {"midlayer.": "layers.0."} if kind is HeadKind.EAGLE3 else _EAGLE_NAMES
+    for prefix, known in others.items():
+        if name.startswith(prefix):
+            return known + name.removeprefix(prefix)
     return name
 
 
@@ -82,31 +102,62 @@ def _is_unused(name: str) -> bool:
     return name.rpartition(".")[2] in _UNUSED or name.startswith(_UNUSED_PREFIX)
 
 
-def _shapes(config: HeadConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+def _shapes(config: HeadConfig) -> tuple[_Shapes, _Shapes]:
     """Shapes of the tensors that a head must have, and of those that it may have."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries = config.num_heads * config.head_size
-    keys = config.num_kv_heads * config.head_size
+    required, optional = _layer_shapes(config)
+    others = _eagle3_shapes if config.kind is HeadKind.EAGLE3 else _eagle_shapes
+    for known, more in zip((required, optional), others(config), strict=True):
+        known |= more
+    optional["embed_tokens.weight"] = (config.target_vocab_size, config.hidden_size)
+    return required, optional
+
+
+def _eagle_shapes(config: HeadConfig) -> tuple[_Shapes, _Shapes]:
+    """The same of EAGLE-1 and EAGLE-2 outside the layers."""
+    hidden = config.hidden_size
+    required: _Shapes = {"fc.weight": (hidden, 2 * hidden)}
+    optional: _Shapes = {"lm_head.weight": (config.target_vocab_size, hidden)}
+    if config.layernorms:
+        required |= {"embedding_layernorm.weight": (hidden,), "norm.weight": (hidden,)}
+    if config.fc_bias is not False:
+        where = required if config.fc_bias else optional
+        where["fc.bias"] = (hidden,)
+    return required, optional
+
+
+def _eagle3_shapes(config: HeadConfig) -> tuple[_Shapes, _Shapes]:
+    """The same of EAGLE-3 outside the layers."""
+    hidden = config.hidden_size
     states = config.num_states * config.target_hidden_size
-    required: dict[str, tuple[int, ...]] = {
+    required: _Shapes = {
         "fc.weight": (hidden, states),
         "norm.weight": (hidden,),
         "lm_head.weight": (config.draft_vocab_size, hidden),
         "layers.0.hidden_norm.weight": (hidden,),
-    }
-    optional: dict[str, tuple[int, ...]] = {
-        "embed_tokens.weight": (config.target_vocab_size, hidden)
     }
     if config.norm_before_fc:
         required["input_norm.weight"] = (states,)
     if config.fc_norm:
         for index in range(config.num_states):
             required[f"fc_norm.{index}.weight"] = (config.target_hidden_size,)
+    return required, {}
+
+
+def _layer_shapes(config: HeadConfig) -> tuple[_Shapes, _Shapes]:
+    """The same in the layers."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_heads * config.head_size
+    keys = config.num_kv_heads * config.head_size
+    required: _Shapes = {}
+    optional: _Shapes = {}
+    is_eagle3 = config.kind is HeadKind.EAGLE3
     for index in range(config.num_layers):
         layer = f"layers.{index}."
         attention, mlp = layer + "self_attn.", layer + "mlp."
-        # The first layer reads the embedding and the state side by side.
-        width = hidden if index else 2 * hidden
+        # The first layer of EAGLE-3 reads the embedding and the state side by side.
+        width = 2 * hidden if is_eagle3 and not index else hidden
+        if index or is_eagle3 or config.layernorms:
+            required[layer + "input_layernorm.weight"] = (hidden,)
         required |= {
             attention + "q_proj.weight": (queries, width),
             attention + "k_proj.weight": (keys, width),
@@ -115,7 +166,6 @@ def _shapes(config: HeadConfig) -> tuple[dict[str, tuple[int, ...]], dict[str, t
             mlp + "gate_proj.weight": (inner, hidden),
             mlp + "up_proj.weight": (inner, hidden),
             mlp + "down_proj.weight": (hidden, inner),
-            layer + "input_layernorm.weight": (hidden,),
             layer + "post_attention_layernorm.weight": (hidden,),
         }
         optional |= {

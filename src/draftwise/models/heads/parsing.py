@@ -1,0 +1,237 @@
+"""Reading of the configuration of a drafting head, and recognition of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from draftwise.errors import UnsupportedModelError
+from draftwise.models.heads.config import HeadConfig, HeadKind, HeadLayout, ascend
+
+_ROLE = "draft"
+_EAGLE3_MARK = "eagle3"
+# Both occur in the names of EAGLE heads, and not together in those of other models.
+_EAGLE_MARKS = ("eagle", "forcausallm")
+_DEFAULT_NUM_STATES = 3
+_DEFAULT_EPSILON = 1e-6
+_DEFAULT_THETA = 10_000.0
+_DEFAULT_CONTEXT = 2048
+_EAGLE3_LAYERS = ("llama", "qwen3")
+# Families whose layers differ from Llama's in what the tensors show, or in nothing. The authors'
+# heads have a Llama layer for targets of all of them.
+_EAGLE_LAYERS = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
+_EAGLE_ARCHITECTURES = (
+    "auto",
+    "LlamaDecoderLayer",
+    "MistralDecoderLayer",
+    "Qwen2DecoderLayer",
+    "Qwen3DecoderLayer",
+)
+# Scalings of the rotary embedding that depend on the length of the text.
+_LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
+
+
+def is_head_config(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` says that it belongs to a drafting head."""
+    return "speculators_model_type" in config or _is_eagle3(config) or _is_named_eagle(config)
+
+
+def may_be_head_config(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` may belong to a head, which only the tensors show.
+
+    The authors' heads of EAGLE-1 and EAGLE-2 have the configuration of a model of one layer.
+    """
+    return is_head_config(config) or config.get("num_hidden_layers") == 1
+
+
+def _is_eagle3(config: Mapping[str, Any]) -> bool:
+    return "draft_vocab_size" in config or any(_EAGLE3_MARK in name for name in _names(config))
+
+
+def _is_named_eagle(config: Mapping[str, Any]) -> bool:
+    return any(all(mark in name for mark in _EAGLE_MARKS) for name in _names(config))
+
+
+def _names(config: Mapping[str, Any]) -> list[str]:
+    """The architectures, in lower case."""
+    return [str(each).lower() for each in config.get("architectures") or ()]
+
+
+def parse_head_config(config: Mapping[str, Any]) -> HeadConfig:
+    """Read the configuration of a head.
+
+    Args:
+        config: the contents of the ``config.json`` of a head.
+
+    Raises:
+        UnsupportedModelError: the head is of another kind, or a setting is missing or invalid.
+    """
+    if "speculators_model_type" in config:
+        kind = config["speculators_model_type"]
+        if kind not in tuple(HeadKind):
+            raise UnsupportedModelError(
+                _ROLE,
+                f"the head is of type {kind!r}; supported are heads of the types "
+                + " and ".join(map(repr, map(str, HeadKind))),
+            )
+        layer = config.get("transformer_layer_config")
+        if not isinstance(layer, Mapping):
+            raise UnsupportedModelError(
+                _ROLE, "config.json of the head has no transformer_layer_config"
+            )
+        if kind == HeadKind.EAGLE:
+            return _parse_eagle(HeadLayout.SPECULATORS, config, layer)
+        return _parse_eagle3(HeadLayout.SPECULATORS, config, layer)
+    if _is_eagle3(config):
+        return _parse_eagle3(HeadLayout.SAFEAILAB, config, config)
+    return _parse_eagle(HeadLayout.SAFEAILAB, config, config)
+
+
+def _parse_eagle3(
+    layout: HeadLayout, top: Mapping[str, Any], layer: Mapping[str, Any]
+) -> HeadConfig:
+    nested = top.get("eagle_config") or {}
+    if nested.get("use_aux_hidden_state") is False:
+        raise UnsupportedModelError(
+            _ROLE, "the head reads the target's last hidden state only (use_aux_hidden_state)"
+        )
+    layers = _state_layers(top, nested)
+    num_states = _size(top, "num_aux_hidden_states", len(layers or ()) or _DEFAULT_NUM_STATES)
+    if layers is not None and len(layers) != num_states:
+        raise UnsupportedModelError(
+            _ROLE, f"num_aux_hidden_states is {num_states}, and {len(layers)} layer ids are given"
+        )
+    return HeadConfig(
+        kind=HeadKind.EAGLE3,
+        layout=layout,
+        target_hidden_size=_size(top, "target_hidden_size", _size(layer, "hidden_size")),
+        state_layers=layers,
+        num_states=num_states,
+        draft_vocab_size=_size(top, "draft_vocab_size", _size(layer, "vocab_size")),
+        norm_before_residual=bool(top.get("norm_before_residual", False)),
+        norm_before_fc=bool(nested.get("norm_before_fc", top.get("norm_before_fc", False))),
+        fc_norm=bool(top.get("fc_norm", False)),
+        norm_output=bool(top.get("norm_output", False)),
+        logit_scale=float(top.get("logit_scale", 1.0)),
+        **_layer_settings(layer, _EAGLE3_LAYERS, _size(layer, "num_hidden_layers", 1)),
+    )
+
+
+def _parse_eagle(
+    layout: HeadLayout, top: Mapping[str, Any], layer: Mapping[str, Any]
+) -> HeadConfig:
+    architecture = top.get("transformer_layer_architecture", "auto")
+    if architecture not in _EAGLE_ARCHITECTURES:
+        raise UnsupportedModelError(
+            _ROLE, f"transformer_layer_architecture of the head is {architecture!r}"
+        )
+    # The configuration of the layer may be that of the whole target.
+    num_layers = 1
+    if layout is HeadLayout.SAFEAILAB:
+        num_layers = _size(layer, "num_hidden_layers", 1)
+    bias = top.get("fusion_bias" if layout is HeadLayout.SPECULATORS else "bias")
+    return HeadConfig(
+        kind=HeadKind.EAGLE,
+        layout=layout,
+        target_hidden_size=_size(layer, "hidden_size"),
+        state_layers=None,
+        num_states=1,
+        draft_vocab_size=_size(layer, "vocab_size"),
+        norm_before_residual=False,
+        norm_before_fc=False,
+        fc_norm=False,
+        norm_output=False,
+        logit_scale=float(top.get("logit_scale", 1.0)),
+        layernorms=layout is HeadLayout.SPECULATORS and bool(top.get("layernorms", False)),
+        fc_bias=None if bias is None else bool(bias),
+        **_layer_settings(layer, _EAGLE_LAYERS, num_layers),
+    )
+
+
+def _layer_settings(
+    layer: Mapping[str, Any], types: Sequence[str], num_layers: int
+) -> dict[str, Any]:
+    """What heads of all kinds read from the configuration of their layers."""
+    kind = layer.get("model_type", "llama")
+    if kind not in types:
+        raise UnsupportedModelError(
+            _ROLE, f"the head's layer is of type {kind!r}; supported are {', '.join(types)}"
+        )
+    hidden_size, num_heads = _size(layer, "hidden_size"), _size(layer, "num_attention_heads")
+    return {
+        "hidden_size": hidden_size,
+        "target_vocab_size": _size(layer, "vocab_size"),
+        "num_layers": num_layers,
+        "intermediate_size": _size(layer, "intermediate_size"),
+        "num_heads": num_heads,
+        "num_kv_heads": _size(layer, "num_key_value_heads", num_heads),
+        "head_size": _size(layer, "head_dim", hidden_size // num_heads),
+        "activation": str(layer.get("hidden_act", "silu")),
+        "rms_norm_eps": float(layer.get("rms_norm_eps", _DEFAULT_EPSILON)),
+        "rope_parameters": _rope_parameters(layer),
+        "max_position_embeddings": _size(layer, "max_position_embeddings", _DEFAULT_CONTEXT),
+        "windows": _windows(layer, num_layers),
+    }
+
+
+def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A positive integer of a configuration; ``None`` in the file stands for the default."""
+    value = config.get(name)
+    if value is None:
+        value = default
+    if value is None:
+        raise UnsupportedModelError(_ROLE, f"config.json of the head has no {name}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnsupportedModelError(
+            _ROLE, f"{name} in config.json of the head must be a positive integer, got {value!r}"
+        )
+    return value
+
+
+def _state_layers(top: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Layer ids in the convention of :class:`HeadConfig`."""
+    # (key, what is added): the input of a layer is the output of the one before.
+    conventions = (
+        ("eagle_aux_hidden_state_layer_ids", 0),
+        ("aux_hidden_state_layer_ids", 0),
+        ("target_layer_ids", 1),
+    )
+    for name, shift in conventions:
+        ids = top.get(name) or nested.get(name)
+        if not ids:
+            continue
+        if not all(isinstance(each, int) for each in ids) or not ascend(ids):
+            raise UnsupportedModelError(
+                _ROLE, f"{name} in config.json of the head must be ascending integers, got {ids!r}"
+            )
+        return tuple(each + shift for each in ids)
+    return None
+
+
+def _rope_parameters(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Type, base and parameters of the rotary embedding, from the older or the newer keys."""
+    found = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
+    kind = found.pop("type", None)
+    found.setdefault("rope_type", kind or "default")
+    found.setdefault("rope_theta", layer.get("rope_theta", _DEFAULT_THETA))
+    if found["rope_type"] in _LENGTH_DEPENDENT_ROTARY:
+        raise UnsupportedModelError(
+            _ROLE,
+            f"the head's position scaling {found['rope_type']!r} depends on the length of the text",
+        )
+    return found
+
+
+def _windows(layer: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    """The window of each layer."""
+    types = layer.get("layer_types") or ["full_attention"] * num_layers
+    windows: list[int | None] = []
+    for kind in types[:num_layers]:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise UnsupportedModelError(_ROLE, f"the head's attention is {kind!r}")
+        windows.append(_size(layer, "sliding_window") if kind == "sliding_attention" else None)
+    if len(windows) < num_layers:
+        raise UnsupportedModelError(
+            _ROLE, f"layer_types names {len(windows)} of the head's {num_layers} layers"
+        )
+    return tuple(windows)

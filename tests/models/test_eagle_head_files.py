@@ -1,0 +1,182 @@
+"""Folders of heads of EAGLE-1 and EAGLE-2 are recognised and read; wrong ones are refused."""
+
+import pytest
+import torch
+
+from draftwise.distillation.start import read_start
+from draftwise.errors import InvalidParameterError, UnsupportedModelError
+from draftwise.models.heads import (
+    HeadKind,
+    HeadLayout,
+    files,
+    find_head,
+    parse_head_config,
+    read_head,
+)
+
+from ..tiny_eagle_heads import EagleRecipe
+from ..tiny_models import Recipe
+
+HEAD = EagleRecipe(own_embedding=True)
+SPECULATORS = EagleRecipe("speculators")
+NORMED = SPECULATORS.changed(layernorms=True, bias=True)
+
+
+@pytest.mark.parametrize("head", [HEAD, HEAD.changed(bias=True), HEAD.changed(bias=None), NORMED])
+@pytest.mark.parametrize("pickled", [False, True])
+def test_folders_are_read(tmp_path, head, pickled):
+    folder = head.save(tmp_path, pickled=pickled)
+    assert find_head(folder) == tmp_path
+    config, weights = read_head(folder)
+    assert config.kind is HeadKind.EAGLE
+    assert config.layout == HeadLayout(head.layout)
+    assert config.states_of(7) == (7,)
+    assert (config.draft_vocab_size, config.target_vocab_size, config.num_layers) == (8, 8, 1)
+    assert config.layernorms is head.layernorms
+    assert weights.target_ids.tolist() == list(range(8))
+    expected = head.tensors()
+    assert weights.tensors.keys() == expected.keys()
+    assert all(torch.equal(weights.tensors[name], each) for name, each in expected.items())
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLMEagle", "EagleLlamaForCausalLM"])
+def test_heads_are_recognised_by_their_architecture(tmp_path, name):
+    """Heads of several layers are, too."""
+    head = HEAD.changed(num_layers=2, settings={"architectures": [name]})
+    folder = head.save(tmp_path)
+    assert find_head(folder) == tmp_path
+    config, weights = read_head(folder)
+    assert config.num_layers == 2
+    assert "layers.1.input_layernorm.weight" in weights.tensors
+    assert "layers.0.input_layernorm.weight" not in weights.tensors
+
+
+def test_models_of_one_layer_are_no_heads(tmp_path, models):
+    one_layer = Recipe(config={"num_hidden_layers": 1})
+    assert find_head(models.folder(one_layer)) is None
+    folder = HEAD.save(tmp_path, without=("fc.weight",))
+    assert find_head(folder) is None
+    (tmp_path / "model.safetensors").write_bytes(b"not a file")
+    assert find_head(folder) is None
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK not a file")
+    assert find_head(folder) is None
+
+
+def test_repositories_of_the_hub(tmp_path, models, monkeypatch):
+    """Weights are downloaded only if the configuration may be that of a head."""
+    one_layer, two_layers = (
+        models.folder(Recipe(config={"num_hidden_layers": count})) for count in (1, 2)
+    )
+    folders = {"a/head": HEAD.save(tmp_path), "a/one-layer": one_layer, "a/model": two_layers}
+    downloaded = []
+
+    def snapshot(name, allow_patterns):
+        downloaded.append(name)
+        return folders[name]
+
+    monkeypatch.setattr(files, "find_on_hub", lambda name, role: name)
+    monkeypatch.setattr(files, "_cached_config", lambda name: None)
+    monkeypatch.setattr(files, "hf_hub_download", lambda name, _: f"{folders[name]}/config.json")
+    monkeypatch.setattr(files, "snapshot_download", snapshot)
+    assert find_head("a/head") == tmp_path
+    assert find_head("a/one-layer") is None
+    assert find_head("a/model") is None
+    assert downloaded == ["a/head", "a/one-layer"]
+
+
+def test_old_pickles_are_recognised(tmp_path):
+    """PyTorch's format before version 1.6, which cannot be mapped."""
+    folder = HEAD.save(tmp_path, pickled=True)
+    torch.save(HEAD.tensors(), tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert find_head(folder) == tmp_path
+    assert read_head(folder)[1].tensors.keys() == HEAD.tensors().keys()
+
+
+def test_buffers_of_older_files_are_ignored(tmp_path):
+    extra = {"layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(3)}
+    _, weights = read_head(HEAD.save(tmp_path, tensors=extra))
+    assert weights.tensors.keys() == HEAD.tensors().keys()
+
+
+@pytest.mark.parametrize(
+    ("head", "changes", "message"),
+    [
+        (SPECULATORS, {"speculators_model_type": "mlp"}, "of type 'mlp'; supported are .*'eagle'"),
+        (SPECULATORS, {"transformer_layer_config": None}, "no transformer_layer_config"),
+        (
+            SPECULATORS,
+            {"transformer_layer_architecture": "GemmaDecoderLayer"},
+            "transformer_layer_architecture of the head is 'GemmaDecoderLayer'",
+        ),
+        (SPECULATORS, {"layernorms": True}, "3 are missing, such as embedding_layernorm.weight"),
+        (SPECULATORS, {"fusion_bias": True}, "1 are missing, such as fc.bias"),
+        (NORMED, {"fusion_bias": False}, "has a tensor 'fc.bias', which no EAGLE-1 or EAGLE-2"),
+        (NORMED, {"layernorms": False}, "has a tensor '.*norm.weight', which no EAGLE-1"),
+        (HEAD, {"bias": True}, "1 are missing, such as fc.bias"),
+        (HEAD.changed(bias=True), {"bias": False}, "has a tensor 'fc.bias'"),
+        (HEAD, {"model_type": "gemma"}, "layer is of type 'gemma'"),
+        (HEAD, {"vocab_size": 9}, r"embed_tokens.weight of the head has the shape \[8, 16\]"),
+        (HEAD, {"hidden_size": 32}, r"of the head has the shape"),
+        (HEAD, {"num_attention_heads": None}, "config.json of the head has no num_attention_heads"),
+        (
+            HEAD,
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "position scaling 'dynamic' depends on the length",
+        ),
+    ],
+)
+def test_wrong_configurations_are_refused(tmp_path, head, changes, message):
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        read_head(head.save(tmp_path, changes=changes))
+    assert caught.value.field == "draft"
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("head", [HEAD, SPECULATORS])
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        # EAGLE-3's head reads three states, and some heads read the states only.
+        ({"fc.weight": torch.zeros(16, 48)}, r"fc.weight .* shape \[16, 48\], .* \[16, 32\]"),
+        ({"fc.weight": torch.zeros(16, 16)}, r"fc.weight .* shape \[16, 16\], .* \[16, 32\]"),
+        ({"d2t": torch.arange(8)}, "has a tensor 'd2t', which no EAGLE-1 or EAGLE-2 head"),
+        ({"extra.weight": torch.zeros(1)}, "has a tensor 'extra.weight'"),
+        ({"layers.0.input_layernorm.weight": torch.ones(16)}, "has a tensor 'layers.0.input_"),
+        ({"layers.0.mlp.up_proj.weight": torch.zeros(24, 8)}, r"up_proj.weight .*\[24, 8\]"),
+    ],
+)
+def test_wrong_tensors_are_refused(tmp_path, head, tensors, message):
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        read_head(head.save(tmp_path, tensors=tensors))
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("head", [HEAD, SPECULATORS])
+@pytest.mark.parametrize(
+    "name", ["layers.0.self_attn.o_proj.weight", "layers.0.post_attention_layernorm.weight"]
+)
+def test_missing_tensors_are_named(tmp_path, head, name):
+    with pytest.raises(UnsupportedModelError, match=f"1 are missing, such as {name}"):
+        read_head(head.save(tmp_path, without=(name,)))
+    with pytest.raises(UnsupportedModelError, match=r"1 are missing, such as fc\.weight"):
+        read_head(head.save(tmp_path, without=("fc.weight",)))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((32, 8, 4), "a hidden size of 16, and the target has 32"),
+        ((16, 9, 4), "a vocabulary of 8, and the target has 9"),
+    ],
+)
+def test_other_targets_are_refused(sizes, message):
+    config = parse_head_config(HEAD.config())
+    config.check_target(16, 8, 1)
+    with pytest.raises(UnsupportedModelError, match=message):
+        config.check_target(*sizes)
+
+
+def test_training_continues_heads_of_eagle_3_only(tmp_path):
+    with pytest.raises(InvalidParameterError, match="of EAGLE-1 or EAGLE-2, not of EAGLE-3"):
+        read_start(HEAD.save(tmp_path))
