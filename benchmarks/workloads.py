@@ -37,6 +37,7 @@ _OWN_SETTINGS = (
     "chat_template",
     "multi_turn",
     "compare",
+    "rounds",
 )
 
 

@@ -4,12 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.core.goodput import OperatingPoint, StepEstimate
 from draftwise.core.latency import LatencyModel, StageCost
-from draftwise.core.types import StepTimes
+from draftwise.core.types import Outcome, StepTimes
 from draftwise.policies import PolicyContext, create_policy
 from draftwise.policies.offers import OfferPricing
 from draftwise.policies.router import PolicyRouter
@@ -195,7 +196,7 @@ def test_a_token_is_worth_what_its_request_adds_to_the_steps_that_it_takes():
     remaining = [4000.0, 3000.0, 2000.0, 1000.0]
     requests = [
         request._replace(expected_remaining=each)
-        for request, each in zip(offering(*[()] * 4), remaining, strict=True)
+        for request, each in zip(offering(*[(1e-9,)] * 4), remaining, strict=True)
     ]
     steps = latency().target_curve(4)
 
@@ -222,7 +223,7 @@ def test_a_request_that_can_gain_fast_does_not_end_last():
     for _ in range(30):
         assert pricing.weights(requests, 0).argmax() == 1
     # It will probably gain again, until it is forgotten.
-    requests[0] = requests[0]._replace(offer=())
+    requests[0] = requests[0]._replace(offer=(0.01,))
     assert pricing.weights(requests, 0).argmax() == 1
     pricing.forget([0])
     assert pricing.weights(requests, 0).argmax() == 0
@@ -294,3 +295,22 @@ def test_each_policy_of_a_batch_plans_for_its_own_requests():
     assert first == (3, True)
     assert second.length == 0
     assert not router.reads_offers()
+
+
+def test_a_batch_without_a_look_is_only_timed():
+    context = PolicyContext(3, fixed_latency())
+    adaptive = create_policy("adaptive", context, {})
+    router = PolicyRouter(context, adaptive)
+    requests = offering((), ())
+    adaptive.offers.looks = lambda num_requests: False
+    assert not router.looks_for_offers(requests)
+    router.skip_drafts(requests)
+    timed = []
+    adaptive.offers.observe = lambda *step: timed.append(step[:4])
+    zeros = torch.zeros(2, 0)
+    outcome = Outcome((0, 0), (0, 0), (0, 0), (5, 6), zeros, frozenset(), zeros, (0, 0))
+    router.observe(outcome, StepTimes(0.0, 0.0, 0.0, 0.01, 0.0, 0.0))
+    assert timed == [(2, 100, 0, 2.0)]
+    # A policy that always looks lets the others search, too.
+    requests[1] = requests[1]._replace(policy="fixed")
+    assert router.looks_for_offers(requests)

@@ -298,12 +298,21 @@ class Policy(ABC):
         """Whether continuations are looked for in this step. It must not depend on them.
 
         It is asked before :meth:`plan_drafts` where no draft model is used. Looking takes time,
-        which a policy may save.
+        which a policy may save. If the answer is no, :meth:`skip_drafts` replaces
+        :meth:`plan_drafts`.
 
         Args:
             requests: the requests of the step, without offers.
         """
         return True
+
+    def skip_drafts(self, requests: Sequence[RequestState]) -> None:
+        """Begin a step without drafts, because :meth:`looks_for_offers` was answered with no.
+
+        Args:
+            requests: the requests of the step, without offers.
+        """
+        self.draft_lengths(requests)
 
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
         """Choose the source and the maximum length of each request's draft.

@@ -183,7 +183,10 @@ class OfferPricing:
         count = len(requests)
         if count < 2 or not all(request.expected_remaining for request in requests):
             return np.ones(count)
-        remaining = np.array([r.expected_remaining / self._rate(r) for r in requests])
+        rates = [self._rate(request) for request in requests]
+        if not any(request.offer for request in requests):
+            return np.ones(count)
+        remaining = np.array([r.expected_remaining for r in requests]) / rates
         steps = self._latency.target_curve(count)
         attention = self._latency.target_seconds(count, context) - float(steps[-1])
         added = np.maximum(np.diff(steps) + attention / count, 0.0)

@@ -138,6 +138,12 @@ class PricedPolicy(Policy):
         """Whether looking for offers pays, or the time without or with them is to be measured."""
         return self.offers.looks(len(requests))
 
+    def skip_drafts(self, requests: Sequence[RequestState]) -> None:
+        """Begin a step that is only timed."""
+        self._begin_step(requests)
+        self._is_offered, self._chose_sources = np.ones(len(requests), dtype=bool), True
+        self._weights = np.ones(len(requests))
+
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
         """Choose the offered tokens that are worth verifying, and who drafts with the model.
 

@@ -105,6 +105,11 @@ class PolicyRouter(Policy):
         )
         return any(looks)
 
+    def skip_drafts(self, requests: Sequence[RequestState]) -> None:
+        """Each policy begins a step without drafts. The parts are those that were just asked."""
+        for policy, indices in self._parts:
+            policy.skip_drafts([requests[index] for index in indices])
+
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
         """Each policy decides for its own requests."""
         nothing = DraftChoice(0, False)

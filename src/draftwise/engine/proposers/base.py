@@ -194,10 +194,10 @@ class TokenProposer(Proposer):
         """Ask the policy for draft lengths when the acceptance of all tokens is estimated."""
         states = batch.states(self.room)
         limits = [min(state.draft_limit, policy.num_speculative_tokens) for state in states]
-        if policy.looks_for_offers(states):
-            made = self.allowed_proposals(batch, limits)
-        else:
-            made = Proposals.nothing(len(limits))
+        if not policy.looks_for_offers(states):
+            policy.skip_drafts(states)
+            return self._draft(Proposals.nothing(len(limits)), [0] * len(limits), batch, policy)
+        made = self.allowed_proposals(batch, limits)
         return self._draft(made, planned_lengths(made, states, policy), batch, policy)
 
     def _draft(self, made: Proposals, lengths: list[int], batch: Batch, policy: Policy) -> Draft:

@@ -53,13 +53,17 @@ class TextSteering(Steering):
         start = clock()
         states = self._states(views)
         estimates = self._proposer.estimates_acceptance
-        if estimates and not self.policy.looks_for_offers(states):
-            made = Proposals.nothing(len(views))
-        else:
+        looks = not estimates or self.policy.looks_for_offers(states)
+        if looks:
             made = self._proposer.propose(texts, views)
             made.cut_at_vocabulary(self._vocab_size)
+        else:
+            made = Proposals.nothing(len(views))
         found = clock()
-        if estimates:
+        if not looks:
+            self.policy.skip_drafts(states)
+            limits = [0] * len(views)
+        elif estimates:
             limits = planned_lengths(made, states, self.policy)
         else:
             wanted = zip(self._policy_lengths(states), made.lengths.tolist(), strict=True)
