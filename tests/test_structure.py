@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "training": {"errors"},
     "devices": {"errors"},
     "zoo": {"devices", "errors", "training"},
-    "models": {"core", "errors", "token_bytes", "zoo"},
+    "models": {"core", "errors", "token_bytes", "values", "zoo"},
     "engine": {
         "core",
         "errors",
