@@ -106,6 +106,14 @@ def test_memory_is_bounded_by_parts_of_rows(models, monkeypatch):
         assert parts[name] == pytest.approx(whole[name], abs=1e-6)
 
 
+def test_rows_without_two_tokens_of_an_answer_are_left_out(models):
+    teacher = tiny_teacher(models, ())
+    _, held = held_out(teacher)
+    for row, *_ in held._batches:
+        row.is_learned[:] = False
+    assert list(held.next_tokens()) == []
+
+
 def test_a_head_is_read_with_the_targets_states(models, tmp_path):
     folder = HEAD.save(tmp_path / "head", "speculators")
     found = find_draft(folder, models.folder(TARGET), LENGTH)

@@ -196,9 +196,21 @@ def test_tokens_that_do_not_exist_end_a_draft():
     assert drafts == [[3]]
 
 
+@pytest.mark.parametrize("first_rank_looks", [True, False])
+def test_all_ranks_look_if_the_first_does(monkeypatch, first_rank_looks):
+    steering, engine = steer(), Engine()
+    name = engine.add()
+    lengths = {name: 100}
+    monkeypatch.setattr(steering.policy, "looks_for_offers", lambda states: not first_rank_looks)
+    decided = iter([first_rank_looks, (3 * first_rank_looks,)])
+    steering._agree = lambda decision: next(decided)
+    sent = steering.propose(engine.views(lengths), engine.memory(lengths), clock())
+    assert [len(tokens) for tokens in sent] == [3 * first_rank_looks]
+
+
 def test_lengths_are_those_of_the_first_rank():
     steering = steer("fixed")
-    decided = iter([(2, 0)])
+    decided = iter([True, (2, 0)])
     steering._agree = lambda decision: next(decided)
     text = np.array([[1, 2, 3, 4] * 4] * 2, dtype=np.int32)
     views = [RequestView(name, 16, 4, 4, True) for name in "ab"]

@@ -97,6 +97,8 @@ def test_other_folders_are_no_heads(tmp_path, models):
         ({"speculators_model_type": "dflash"}, "of type 'dflash'"),
         ({"transformer_layer_config": None}, "no transformer_layer_config"),
         ({"draft_vocab_size": 0}, "draft_vocab_size in config.json"),
+        ({"logit_scale": "large"}, "logit_scale in config.json of the head must be a positive"),
+        ({"logit_scale": -1.0}, "must be a positive number, got -1.0"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 1, 0]}, "must be ascending"),
         ({"num_aux_hidden_states": 2}, "num_aux_hidden_states is 2, and 3 layer ids"),
         ({"draft_vocab_size": 7}, r"lm_head.weight of the head has the shape \[6, 16\]"),

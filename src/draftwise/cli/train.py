@@ -151,8 +151,9 @@ def companion(
 
     It learns the target's whole distribution, as a draft of `draftwise train model` does. It helps
     where it is closer to the target than the draft is, so it is larger, and has other weights and
-    another order of the data to begin with. Repeat --prompts, --held-out, --seed, --max-tokens and
-    --length of the draft's run: the same prompts are then held out.
+    another order of the data to begin with. Repeat --target, --prompts, --chat or --plain,
+    --held-out, --seed, --max-tokens and --length of the draft's run: the same prompts are then held
+    out.
 
     Examples:
       draftwise train companion --prompts prompts.jsonl --draft draft -o companion --minutes 30

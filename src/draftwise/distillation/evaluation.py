@@ -118,6 +118,8 @@ class HeldOut:
         for row, reading, _, _ in self._batches:
             begins = shifted(row.is_learned, 1, 0) & shifted(row.is_learned, 2, 0)
             begins = begins & (shifted(row.documents, 2, -2) == row.documents)
+            if not bool(begins.any()):
+                continue
             for part in torch.split(begins[0].nonzero().squeeze(1), size):
                 chosen = torch.zeros_like(begins)
                 chosen[0, part] = True

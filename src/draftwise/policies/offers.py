@@ -50,6 +50,8 @@ _SPREAD = 0.6
 _RATE_WEIGHT = 0.1
 # Weight of the cost model where little was measured, in steps whose duration offers double.
 _EXCESS_PRIOR = 1.0
+# Durations are clipped to this factor around the usual one.
+_MOST_UNUSUAL = 3.0
 # What tokens add is at least and at most this factor times the cost model's.
 _EXCESS_RANGE = (0.5, 2.0)
 # The cost of one more token in a draft pass is measured over this many tokens beyond the batch.
@@ -82,6 +84,8 @@ class OfferPricing:
         Args:
             num_requests: number of requests that gain tokens in the step.
         """
+        if not num_requests:
+            return False
         record = self._record(num_requests)
         record.num_steps += 1
         gain = record.gain
@@ -90,6 +94,9 @@ class OfferPricing:
         else:
             period = _RARELY if gain > _MUCH else _REST_EVERY
             looks = record.num_steps % period < period - 2
+        if not self._is_second:
+            # A change lasts for two steps at least, also if the batch size changes.
+            looks = self._looks
         self._is_second = looks == self._looks
         self._looks = looks
         return looks
@@ -128,17 +135,21 @@ class OfferPricing:
             return
         record = self._record(num_requests)
         alone = self._predicted(num_requests, context)
-        slowdown = times.total / alone
+        expected = self._predicted(num_requests + num_verified, context) / alone
+        usual = expected * (record.slowdown if record.is_known else 1.0)
+        # A pause of the machine is not a property of the step.
+        slowdown = min(max(times.total / alone, usual / _MOST_UNUSUAL), usual * _MOST_UNUSUAL)
         if self._looks:
             record.tokens = _FORGETTING * record.tokens + num_tokens
-            record.seconds = _FORGETTING * record.seconds + times.total
+            record.seconds = _FORGETTING * record.seconds + slowdown * alone
             record.tokens_alone = _FORGETTING * record.tokens_alone + num_requests * slowdown
+            if record.is_known:
+                record.expected *= _FORGETTING
+                record.added *= _FORGETTING
             if num_verified and record.is_known:
-                expected = self._predicted(num_requests + num_verified, context) / alone - 1.0
-                # Without the time of the search, which does not depend on the number of tokens.
-                added = (times.total - times.draft) / alone - record.slowdown
-                record.expected = _FORGETTING * record.expected + expected
-                record.added = _FORGETTING * record.added + added
+                # Without the search and the selection, which hardly depend on the number of tokens.
+                record.expected += expected - 1.0
+                record.added += slowdown - (times.draft + times.select) / alone - record.slowdown
         else:
             record.num_rests += 1
             # A mean over all of them at first, and over recent ones later.

@@ -53,7 +53,7 @@ class TextSteering(Steering):
         start = clock()
         states = self._states(views)
         estimates = self._proposer.estimates_acceptance
-        looks = not estimates or self.policy.looks_for_offers(states)
+        looks = not estimates or self._agree(self.policy.looks_for_offers(states))
         if looks:
             made = self._proposer.propose(texts, views)
             made.cut_at_vocabulary(self._vocab_size)

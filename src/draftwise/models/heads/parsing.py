@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,7 +113,7 @@ def _parse_eagle3(
         norm_before_fc=bool(nested.get("norm_before_fc", top.get("norm_before_fc", False))),
         fc_norm=bool(top.get("fc_norm", False)),
         norm_output=bool(top.get("norm_output", False)),
-        logit_scale=float(top.get("logit_scale", 1.0)),
+        logit_scale=_number(top, "logit_scale", 1.0),
         **_layer_settings(layer, _EAGLE3_LAYERS, _size(layer, "num_hidden_layers", 1)),
     )
 
@@ -141,7 +142,7 @@ def _parse_eagle(
         norm_before_fc=False,
         fc_norm=False,
         norm_output=False,
-        logit_scale=float(top.get("logit_scale", 1.0)),
+        logit_scale=_number(top, "logit_scale", 1.0),
         layernorms=layout is HeadLayout.SPECULATORS and bool(top.get("layernorms", False)),
         fc_bias=None if bias is None else bool(bias),
         **_layer_settings(layer, _EAGLE_LAYERS, num_layers),
@@ -167,7 +168,7 @@ def _layer_settings(
         "num_kv_heads": _size(layer, "num_key_value_heads", num_heads),
         "head_size": _size(layer, "head_dim", hidden_size // num_heads),
         "activation": str(layer.get("hidden_act", "silu")),
-        "rms_norm_eps": float(layer.get("rms_norm_eps", _DEFAULT_EPSILON)),
+        "rms_norm_eps": _number(layer, "rms_norm_eps", _DEFAULT_EPSILON),
         "rope_parameters": _rope_parameters(layer),
         "max_position_embeddings": _size(layer, "max_position_embeddings", _DEFAULT_CONTEXT),
         "windows": _windows(layer, num_layers),
@@ -186,6 +187,18 @@ def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> i
             _ROLE, f"{name} in config.json of the head must be a positive integer, got {value!r}"
         )
     return value
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    """A positive, finite number; ``None`` in the file stands for the default."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UnsupportedModelError(
+            _ROLE, f"{name} in config.json of the head must be a positive number, got {value!r}"
+        )
+    return float(value)
 
 
 def _state_layers(top: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...] | None:
