@@ -37,7 +37,7 @@ demo: setup
 check: lint
 	$(MAKE) --jobs=2 types quick
 
-# Before a change lands: all that holds the promises, under twenty minutes on two cores.
+# Before a change lands: all that holds the promises, in about twenty minutes on two cores.
 test: lint
 	$(MAKE) --jobs=2 docs unit types
 	$(MAKE) test-vllm test-interpreted
