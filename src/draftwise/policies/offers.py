@@ -136,17 +136,18 @@ class OfferPricing:
         record = self._record(num_requests)
         alone = self._predicted(num_requests, context)
         expected = self._predicted(num_requests + num_verified, context) / alone
-        usual = expected * (record.slowdown if record.is_known else 1.0)
+        usual = expected * record.correction
         # A pause of the machine is not a property of the step.
         slowdown = min(max(times.total / alone, usual / _MOST_UNUSUAL), usual * _MOST_UNUSUAL)
         if self._looks:
             record.tokens = _FORGETTING * record.tokens + num_tokens
             record.seconds = _FORGETTING * record.seconds + slowdown * alone
             record.tokens_alone = _FORGETTING * record.tokens_alone + num_requests * slowdown
-            if record.is_known:
-                record.expected *= _FORGETTING
-                record.added *= _FORGETTING
-            if num_verified and record.is_known:
+            if not record.is_known:
+                return
+            record.expected *= _FORGETTING
+            record.added *= _FORGETTING
+            if num_verified:
                 # Without the search and the selection, which hardly depend on the number of tokens.
                 record.expected += expected - 1.0
                 record.added += slowdown - (times.draft + times.select) / alone - record.slowdown
@@ -165,14 +166,12 @@ class OfferPricing:
         return self._records.setdefault(_bucket(num_requests), _Record())
 
     def _predicted(self, num_tokens: int, context: int) -> float:
-        """The cost model's duration of a step over so many tokens of the requests."""
+        """Seconds that the cost model predicts for a step that processes ``num_tokens`` tokens."""
         return max(self._latency.target_seconds(num_tokens, context), 1e-9)
 
     def _seconds_alone(self, num_requests: int, context: int) -> float:
         """Duration of a step without offers: predicted, and corrected once some are measured."""
-        record = self._record(num_requests)
-        correction = record.slowdown if record.is_known else 1.0
-        return self._predicted(num_requests, context) * correction
+        return self._predicted(num_requests, context) * self._record(num_requests).correction
 
     def weights(self, requests: Sequence[RequestState], context: int) -> Floats:
         """``[batch]`` value of an accepted token of each request, relative to the mean; at most 1.
@@ -341,6 +340,11 @@ class _Record:
     def is_known(self) -> bool:
         """Whether the duration of a step without offers is known."""
         return self.num_rests >= _MIN_RESTS
+
+    @property
+    def correction(self) -> float:
+        """Factor of the cost model's duration of a step without offers; 1 until it is known."""
+        return self.slowdown if self.is_known else 1.0
 
     @property
     def excess(self) -> float:

@@ -69,6 +69,7 @@ class PricedPolicy(Policy):
         self._num_steps = 0
         self.exploration = Exploration(self.options.explore_every)
         self._requests: Sequence[RequestState] = ()
+        self._num_context_tokens = 0
         self._greedy: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._history: Floats = np.zeros(0)
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
@@ -116,8 +117,7 @@ class PricedPolicy(Policy):
         self._is_priced = bool(drafting)
         if not drafting:
             return self._max_lengths
-        context = sum(request.num_tokens for request in requests)
-        self._price = self.prices.price(num_requests, context)
+        self._price = self.prices.price(num_requests, self._num_context_tokens)
         point = self._price.point
         self._explorer = self.exploration.explorer(self._num_steps, drafting)
         if self._explorer is None and point.max_length == 0:
@@ -150,12 +150,12 @@ class PricedPolicy(Policy):
         The model drafts for the requests for which its draft is worth more than the offer, if
         together they gain more than its passes cost.
         """
-        context = sum(request.num_tokens for request in requests)
         if any(request.has_model for request in requests):
             limits = self.draft_lengths(requests)
         else:
             self._begin_step(requests)
             limits = self._max_lengths
+        context = self._num_context_tokens
         self._weights = self.offers.weights(requests, context)
         goodput = max(self._price.goodput, self.offers.goodput(len(requests), context))
         values = self._weights / goodput
@@ -200,6 +200,7 @@ class PricedPolicy(Policy):
     def _begin_step(self, requests: Sequence[RequestState]) -> None:
         """Discard the state of the last step. Nothing is drafted by an operating point yet."""
         self._requests = requests
+        self._num_context_tokens = sum(request.num_tokens for request in requests)
         self._num_steps += 1
         self._draft = self._companion_scores = self._explorer = None
         self._max_lengths = [0] * len(requests)
@@ -238,8 +239,7 @@ class PricedPolicy(Policy):
         if self._chose_sources and times.is_typical:
             # In a batch that nobody joins, tokens count by what they take off its end.
             num_tokens = num_requests + float(self._weights @ np.asarray(outcome.num_accepted))
-            context = sum(request.num_tokens for request in self._requests)
-            verified = sum(outcome.num_verified)
+            context, verified = self._num_context_tokens, sum(outcome.num_verified)
             self.offers.observe(num_requests, context, verified, num_tokens, times)
         if self._is_offered.all():
             return
