@@ -299,7 +299,8 @@ def _non_negative_range(bend: float, slope: Floats, level: Floats) -> tuple[Floa
     If there are two ranges, this is the upper one. A range is empty if first > last.
     """
     if abs(bend) < 1e-9:
-        with np.errstate(divide="ignore", invalid="ignore"):
+        # A slope near 0 gives an infinite zero, as 0 does.
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             zero = -level / slope
         flat = np.where(level >= 0, -np.inf, np.inf)
         first = np.where(slope > 0, zero, np.where(slope < 0, -np.inf, flat))
