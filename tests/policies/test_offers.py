@@ -32,10 +32,10 @@ def offering(*offers, remaining=0.0, **values):
     ]
 
 
-def observe(pricing, num_tokens, seconds, num_verified=0):
-    """A step of eight requests."""
+def observe(pricing, num_tokens, seconds, num_verified=0, num_requests=8):
+    """A step."""
     times = StepTimes(0.0, 0.0, 0.0, seconds, 0.0, 0.0)
-    pricing.observe(8, 0, num_verified, num_tokens, times)
+    pricing.observe(num_requests, 0, num_verified, num_tokens, times)
 
 
 probabilities = st.lists(st.sampled_from([0.05, 0.3, 0.6, 0.9]), max_size=3)
@@ -77,12 +77,13 @@ def test_the_goodput_is_at_least_that_of_no_speculation():
     assert pricing.goodput(1, 0) == pytest.approx(1 / 0.010)
 
 
-def looked(pricing, num_steps, tokens, seconds, alone=0.012):
-    """Which of some steps of eight requests look for offers."""
+def looked(pricing, num_steps, tokens, seconds, alone=0.012, num_requests=8):
+    """Which of some steps look for offers."""
     found = []
     for _ in range(num_steps):
-        looks = pricing.looks(8)
-        observe(pricing, tokens if looks else 8, seconds if looks else alone)
+        looks = pricing.looks(num_requests)
+        gained, duration = (tokens, seconds) if looks else (num_requests, alone)
+        observe(pricing, gained, duration, num_requests=num_requests)
         found.append(looks)
     return found
 
@@ -127,8 +128,17 @@ def test_learning_from_the_offers_of_the_step_before_is_not_counted_as_a_step_wi
 def test_batch_sizes_are_judged_apart():
     pricing = OfferPricing(latency())
     looked(pricing, 100, 9, 0.014)
-    # The first step may end the phase before it.
-    assert [pricing.looks(1) for _ in range(10)][1:] == [True] * 9
+    assert looked(pricing, 80, 3, 0.011, alone=0.010, num_requests=1).count(True) > 60
+
+
+def test_an_unknown_batch_size_follows_the_nearest_known_one():
+    pricing = OfferPricing(latency())
+    looked(pricing, 100, 9, 0.014)
+    looked(pricing, 100, 48, 0.020, alone=0.015, num_requests=20)
+    assert looked(pricing, 4, 6, 0.012, alone=0.011, num_requests=5).count(True) <= 2
+    assert looked(pricing, 4, 30, 0.016, alone=0.014, num_requests=16).count(True) >= 2
+    other = OfferPricing(latency())
+    assert all(looked(other, 4, 6, 0.012, alone=0.011, num_requests=5))
 
 
 def test_the_measured_time_without_offers_replaces_the_estimate():

@@ -88,7 +88,7 @@ class OfferPricing:
             return False
         record = self._record(num_requests)
         record.num_steps += 1
-        gain = record.gain
+        gain = self._nearest_known(num_requests).gain
         if gain < 1:
             looks = record.num_steps % _LOOK_EVERY >= _LOOK_EVERY - 2
         else:
@@ -109,7 +109,8 @@ class OfferPricing:
             context: tokens of context, summed over the requests.
         """
         record = self._record(num_requests)
-        return max(num_requests / self._seconds_alone(num_requests, context), record.goodput)
+        alone = self._predicted(num_requests, context) * record.correction
+        return num_requests / alone * max(record.gain, 1.0)
 
     def observe(
         self,
@@ -141,7 +142,6 @@ class OfferPricing:
         slowdown = min(max(times.total / alone, usual / _MOST_UNUSUAL), usual * _MOST_UNUSUAL)
         if self._looks:
             record.tokens = _FORGETTING * record.tokens + num_tokens
-            record.seconds = _FORGETTING * record.seconds + slowdown * alone
             record.tokens_alone = _FORGETTING * record.tokens_alone + num_requests * slowdown
             if not record.is_known:
                 return
@@ -165,13 +165,16 @@ class OfferPricing:
     def _record(self, num_requests: int) -> _Record:
         return self._records.setdefault(_bucket(num_requests), _Record())
 
+    def _nearest_known(self, num_requests: int) -> _Record:
+        """The record of this batch size, or of the nearest one whose gain is known."""
+        bucket = _bucket(num_requests)
+        known = [other for other, record in self._records.items() if record.is_known]
+        nearest = min(known, key=lambda other: abs(other - bucket), default=bucket)
+        return self._records[nearest]
+
     def _predicted(self, num_tokens: int, context: int) -> float:
         """Seconds that the cost model predicts for a step that processes ``num_tokens`` tokens."""
         return max(self._latency.target_seconds(num_tokens, context), 1e-9)
-
-    def _seconds_alone(self, num_requests: int, context: int) -> float:
-        """Duration of a step without offers: predicted, and corrected once some are measured."""
-        return self._predicted(num_requests, context) * self._record(num_requests).correction
 
     def weights(self, requests: Sequence[RequestState], context: int) -> Floats:
         """``[batch]`` value of an accepted token of each request, relative to the mean; at most 1.
@@ -315,11 +318,11 @@ class OfferPricing:
 
 @dataclass
 class _Record:
-    """Recent steps of one batch size.
+    """Recent steps of similar batch sizes, relative to the cost model.
 
     Attributes:
-        tokens, seconds: sums over steps that looked for offers.
-        tokens_alone: tokens that these seconds would have gained without offers, by the cost model.
+        tokens: sum over steps that looked for offers.
+        tokens_alone: tokens that the same time would have gained without offers, by the cost model.
         num_rests: number of steps that did not look for offers.
         slowdown: their mean duration, relative to the cost model's.
         num_steps: number of steps of both kinds.
@@ -328,7 +331,6 @@ class _Record:
     """
 
     tokens: float = 0.0
-    seconds: float = 0.0
     tokens_alone: float = 0.0
     num_rests: int = 0
     slowdown: float = 0.0
@@ -353,16 +355,9 @@ class _Record:
         return min(max(ratio, _EXCESS_RANGE[0]), _EXCESS_RANGE[1])
 
     @property
-    def goodput(self) -> float:
-        """Tokens per second of the steps that looked for offers; 0 without any."""
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-    @property
     def gain(self) -> float:
-        """Goodput relative to steps without offers; 1 while one of them is unknown."""
-        if not self.is_known or not self.tokens_alone:
-            return 1.0
-        return self.tokens * self.slowdown / self.tokens_alone
+        """Goodput of steps that looked for offers, relative to the others; 1 without any."""
+        return self.tokens * self.correction / self.tokens_alone if self.tokens_alone else 1.0
 
 
 class _Regression:
@@ -392,5 +387,5 @@ class _Regression:
 
 
 def _bucket(num_requests: int) -> int:
-    """Batch sizes that share a goodput: each up to 8, then eight groups per doubling."""
-    return num_requests if num_requests < 8 else round(8 * math.log2(num_requests))
+    """Batch sizes that share a record: two groups per doubling."""
+    return round(2 * math.log2(num_requests))
