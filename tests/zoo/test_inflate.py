@@ -8,15 +8,10 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaFor
 
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
 from draftwise.zoo import resolve
-from draftwise.zoo.inflate import (
-    inflate,
-    inflate_weights,
-    main,
-    power_of_two_coefficients,
-    source_layer_positions,
-)
+from draftwise.zoo.inflate import inflate, inflate_weights, main
 from draftwise.zoo.inflation_plan import InflationPlan, choose_plan, count_parameters
 from draftwise.zoo.recipe import STAGES
+from draftwise.zoo.replication import power_of_two_coefficients, source_layer_positions
 
 
 def tiny_model(*, kv_heads=1, group=2, layers=2, tied=True, bias=False, seed=0):

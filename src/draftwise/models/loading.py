@@ -39,7 +39,6 @@ from draftwise.models.vocabulary_map import (
 )
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_ZOO_PREFIX = "zoo:"
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ def locate(name: str, role: str) -> str:
     Raises:
         ModelNotFoundError: the folder does not exist or contains no model.
     """
-    if name.startswith(_ZOO_PREFIX):
+    if name.startswith(zoo.PREFIX):
         try:
             return str(zoo.resolve(name))
         except ModelNotFoundError as error:
@@ -344,7 +343,7 @@ def _load_error(
         return ModelNotFoundError(
             role,
             f"cannot load {name!r} as a folder or hub model with safetensors weights: {reason}; "
-            f"bundled models are {', '.join(_ZOO_PREFIX + known for known in zoo.names())}",
+            f"bundled models are {', '.join(zoo.PREFIX + known for known in zoo.names())}",
         )
     return UnsupportedModelError(
         role, f"{name!r} cannot be loaded as a causal language model: {reason}"

@@ -35,6 +35,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedModelError
 from draftwise.zoo.inflation_plan import InflationPlan, choose_plan
+from draftwise.zoo.replication import (
+    power_of_two_coefficients,
+    read_copies,
+    repeat,
+    replicate_layer,
+    source_layer_positions,
+)
 from draftwise.zoo.sizes import INFLATE_VERSION, parse_num_parameters
 
 _INITIAL_STANDARD_DEVIATION = 0.02
@@ -56,42 +63,6 @@ class InflationReport:
     seed: int
 
 
-def power_of_two_coefficients(count: int) -> list[float]:
-    """Return ``count`` powers of two that sum to one, as equal as possible."""
-    coefficients = [1.0]
-    while len(coefficients) < count:
-        # The list is descending, so halving its head keeps the spread within a factor of two.
-        half = coefficients.pop(0) / 2
-        coefficients = sorted([*coefficients, half, half], reverse=True)
-    return coefficients
-
-
-def _read(weight: Tensor, copies: int) -> Tensor:
-    """Replicate the columns: [out, in] -> [out, copies * in], block i times coefficient i."""
-    return torch.cat([weight * c for c in power_of_two_coefficients(copies)], dim=1)
-
-
-def _repeat(weight: Tensor, copies: int) -> Tensor:
-    """Repeat along the first dimension: [n, …] -> [copies * n, …]."""
-    return torch.cat([weight] * copies, dim=0)
-
-
-def _inflate_layer(weights: Mapping[str, Tensor], plan: InflationPlan) -> dict[str, Tensor]:
-    result = {}
-    for name, weight in weights.items():
-        module, kind = name.rsplit(".", 2)[-2:]
-        num_units = plan.num_mlp_copies if "mlp." in name else plan.num_copies
-        if kind == "bias" or module.endswith("layernorm"):
-            writes_stream = module in ("o_proj", "down_proj") or module.endswith("layernorm")
-            result[name] = _repeat(weight, plan.num_copies if writes_stream else num_units)
-        elif module in ("o_proj", "down_proj"):
-            result[name] = _repeat(_read(weight, num_units), plan.num_copies)
-        else:
-            # Heads are repeated as one block, so every query head keeps its kv head.
-            result[name] = _repeat(_read(weight, plan.num_copies), num_units)
-    return result
-
-
 def _identity_layer(like: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
     result = {}
     for name, weight in like.items():
@@ -104,11 +75,6 @@ def _identity_layer(like: Mapping[str, Tensor], generator: torch.Generator) -> d
             noise = torch.randn(weight.shape, generator=generator) * _INITIAL_STANDARD_DEVIATION
             result[name] = noise.to(weight.dtype)
     return result
-
-
-def source_layer_positions(num_source: int, num_layers: int) -> tuple[int, ...]:
-    """Indices of the source's layers among ``num_layers``: evenly spread, ending with the last."""
-    return tuple((i + 1) * num_layers // num_source - 1 for i in range(num_source))
 
 
 def inflate_weights(
@@ -124,14 +90,14 @@ def inflate_weights(
         coefficients = power_of_two_coefficients(copies)
         result["model.norm.weight"] = torch.cat([norm * c for c in coefficients])
     else:
-        result["model.norm.weight"] = _repeat(norm, copies)
-        result["lm_head.weight"] = _read(weights["lm_head.weight"], copies)
+        result["model.norm.weight"] = repeat(norm, copies)
+        result["lm_head.weight"] = read_copies(weights["lm_head.weight"], copies)
     positions = source_layer_positions(config.num_hidden_layers, plan.num_layers)
     inflated = {}
     for source, position in enumerate(positions):
         prefix = f"{_LAYER}{source}."
         layer = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
-        inflated[position] = _inflate_layer(layer, plan)
+        inflated[position] = replicate_layer(layer, plan)
     for position in range(plan.num_layers):
         layer = inflated.get(position) or _identity_layer(inflated[positions[0]], generator)
         result.update({f"{_LAYER}{position}.{name}": weight for name, weight in layer.items()})

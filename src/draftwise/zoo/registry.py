@@ -1,4 +1,7 @@
-"""Names of the bundled models: ``zoo:target``, ``zoo:draft``, …, ``zoo:target@200m`` inflated."""
+"""Names of the bundled models: ``zoo:target``, ``zoo:draft``, …, ``zoo:target@200m`` inflated.
+
+Heads and exits belong to ``zoo:target``, so ``zoo:eagle3@200m`` is the head of ``zoo:target@200m``.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from draftwise.zoo.sizes import INFLATE_VERSION, parse_num_parameters
 PREFIX = "zoo:"
 CACHE_VARIABLE = "DRAFTWISE_CACHE"
 _WEIGHTS = Path(__file__).parent / "weights"
+_TARGET = "target"
 
 
 def names() -> list[str]:
@@ -53,8 +57,9 @@ def resolve(name: str) -> Path:
 
 def _fingerprint(folder: Path) -> str:
     digest = hashlib.sha256(f"inflate {INFLATE_VERSION}".encode())
-    # The configuration and the tokenizer are copied into the result, so they are hashed as well.
-    for path in sorted(folder.iterdir()):
+    # The configuration and the tokenizer are copied into the result, so they are hashed as well. A
+    # head or an exit is inflated like the target.
+    for path in sorted([*folder.iterdir(), _WEIGHTS / _TARGET / "config.json"]):
         if path.is_file() and path.name != "README.md":
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
@@ -68,11 +73,15 @@ def _inflated(source: Path, num_parameters: int) -> Path:
         return destination
     # This import loads torch, which names without a size do not need.
     from draftwise.zoo.inflate import inflate
+    from draftwise.zoo.inflate_draft import inflate_draft, reads_target
 
     folder.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=folder))
     try:
-        inflate(source, temporary, num_parameters)
+        if reads_target(source):
+            inflate_draft(source, _WEIGHTS / _TARGET, temporary, num_parameters)
+        else:
+            inflate(source, temporary, num_parameters)
         temporary.chmod(0o755)
         for path in temporary.iterdir():
             path.chmod(0o644)

@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draftwise.errors import ModelNotFoundError, UnsupportedModelError
+from draftwise import zoo
+from draftwise.errors import DraftwiseError, ModelNotFoundError, UnsupportedModelError
 from draftwise.models.draft_folder import CONFIG, WEIGHTS, write_draft
 from draftwise.models.exits.names import exit_layers
 from draftwise.models.loading import split_name
@@ -53,6 +54,11 @@ class ExitConfig:
 def find_exit(name: str) -> Path | None:
     """The folder of an exit; ``None`` if the name is that of something else."""
     folder = Path(name).expanduser()
+    if name.startswith(zoo.PREFIX):
+        try:
+            folder = zoo.resolve(name)
+        except DraftwiseError:  # the loader of models reports it
+            return None
     if not (folder / CONFIG).is_file():
         return None
     try:
