@@ -12,6 +12,7 @@ from draftwise.cli.defaults import ChosenModels
 from draftwise.errors import InvalidParameterError
 
 from ..engine.exits import AdapterRecipe
+from ..tiny_heads import HeadRecipe
 
 
 @dataclass
@@ -50,6 +51,12 @@ def test_other_engines_get_no_exit(exit_name):
     assert made(f"suffix,{exit_name}").draft is None
     given = made("org/draft", exit_name)
     assert (given.draft, given.companion) == ("org/draft", None)
+
+
+def test_other_engines_get_no_head(tmp_path):
+    head = HeadRecipe().save(tmp_path / "head")
+    assert made(head).draft is None
+    assert made(f"suffix,{head}").draft is None
 
 
 def test_an_engine_that_needs_a_draft_model_is_refused(exit_name, tmp_path):

@@ -15,6 +15,7 @@ from draftwise.integrations.vllm.command import WORKER, ServeCommand
 from draftwise.integrations.vllm.settings import VllmSettings
 
 from ..engine.exits import AdapterRecipe
+from ..tiny_heads import HeadRecipe
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "vllm_dashboard.json"
 
@@ -117,6 +118,13 @@ def test_exits_are_refused(field, name, message, tmp_path):
         ServeCommand("zoo:target", names["draft"], settings)
     assert caught.value.field == field
     assert "\n" not in str(caught.value)
+
+
+def test_a_head_is_refused(tmp_path):
+    head = HeadRecipe().save(tmp_path / "head")
+    with pytest.raises(InvalidParameterError, match="runs without Draftwise") as caught:
+        ServeCommand("zoo:target", head, VllmSettings())
+    assert caught.value.field == "draft"
 
 
 def test_models_that_do_not_exist_are_refused():

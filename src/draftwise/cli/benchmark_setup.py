@@ -14,6 +14,7 @@ from draftwise.core.formats import MODEL_FREE_DRAFTS, draft_parts
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.models.exits.files import names_exit
+from draftwise.models.heads.loading import names_head
 from draftwise.models.loading import split_name
 
 _LONGEST_PROMPT = 256
@@ -102,7 +103,7 @@ def load_target(name: str, lengths: Lengths, options: Mapping[str, Any]) -> tupl
 
 
 def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: int) -> PeerModels:
-    """Determine the models that other engines load: neither quantised companions nor exits.
+    """Determine the models that other engines load: no quantised companion, exit or head.
 
     Args:
         models: names of the models.
@@ -116,9 +117,10 @@ def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: in
     """
     companion = models.companion
     parts = [] if models.draft is None else draft_parts(models.draft)
-    # Other engines have no exits, with or without an adapter.
-    others = [each for each in parts if not names_exit(each, "draft")]
-    draft = next((part for part in others if part not in MODEL_FREE_DRAFTS), None)
+    draft = next((part for part in parts if part not in MODEL_FREE_DRAFTS), None)
+    # Other engines have no exits, and heads are not drafts of their own.
+    if draft is not None and (names_exit(draft, "draft") or names_head(draft, "draft")):
+        draft = None
     if companion is not None and (
         split_name(companion)[1] is not None or names_exit(companion, "companion")
     ):

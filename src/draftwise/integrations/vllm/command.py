@@ -15,6 +15,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.integrations.vllm.compatibility import installed, vllm_version
 from draftwise.integrations.vllm.settings import KEY, TEXT_METHOD, VllmSettings
 from draftwise.models.exits.files import names_exit
+from draftwise.models.heads.loading import names_head
 from draftwise.models.loading import locate
 from draftwise.speculation import MAX_SPECULATIVE_TOKENS
 
@@ -80,6 +81,12 @@ class ServeCommand:
                 raise InvalidParameterError(
                     name, f"{model!r} is an exit of the target, which vLLM cannot run"
                 )
+        if self._has_model and names_head(self.draft, "draft"):
+            raise InvalidParameterError(
+                "draft",
+                f"{self.draft!r} is a head, which vLLM runs without Draftwise: "
+                "vllm serve --speculative-config",
+            )
         if self._has_model:
             self.settings.policy_for(self.sample_drafts)
             return

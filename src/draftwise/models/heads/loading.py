@@ -9,16 +9,31 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwise.errors import UnsupportedModelError
+from draftwise.errors import ModelNotFoundError, UnsupportedModelError
 from draftwise.models.fingerprint import tensors_fingerprint
+from draftwise.models.gguf import is_gguf
 from draftwise.models.heads.config import HeadKind
-from draftwise.models.heads.files import read_head
+from draftwise.models.heads.files import find_head, read_head
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.heads.origin import warn_of_other_target
 from draftwise.models.heads.spec import eagle_spec, head_layers, head_spec
-from draftwise.models.loading import LoadedModel
+from draftwise.models.loading import LoadedModel, locate, split_name
 
 _EMBEDDING = "embed_tokens.weight"
+
+
+def names_head(name: str, role: str) -> bool:
+    """Whether a name is that of a head: a folder, or a repository of the hub.
+
+    Args:
+        name: the name of a draft or companion. A model that is not found is no head.
+        role: ``"draft"`` or ``"companion"``.
+    """
+    plain, _ = split_name(name)
+    try:
+        return not is_gguf(plain) and find_head(locate(plain, role)) is not None
+    except ModelNotFoundError:
+        return False
 
 
 def load_head(name: str, folder: Path, target: LoadedModel, dtype: torch.dtype) -> LoadedModel:
