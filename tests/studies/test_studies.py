@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from draftwise import zoo
 from draftwise.errors import InvalidParameterError, PromptError
 from draftwise.studies.positions import Text, read_texts
 from draftwise.studies.registry import STUDIES, study_class
@@ -14,11 +15,13 @@ from draftwise.studies.study import HOLDS, HOLDS_NOT, PARTLY, Finding
 from draftwise.studies.tasks import file_tasks, load_tasks
 from draftwise.studies.workbench import Workbench, same_distribution
 from draftwise.studies.writing import about, read, redraw, write_page, write_study
+from draftwise.zoo import registry
 
 from ..tiny_models import Recipe
 
 pytestmark = pytest.mark.slow
 
+NAMES = ("target", "draft", "companion", "other")
 GROUP = "multi-turn conversation"
 TARGET = Recipe(vocab=300, context=128, tokenizer=True)
 OTHERS = tuple(TARGET.draft(0.2, noise_seed=seed) for seed in (1, 2, 3))
@@ -37,10 +40,21 @@ def write_prompts(folder):
 
 @pytest.fixture(scope="module")
 def settings(models, tmp_path_factory):
-    draft, companion, other = (models.folder(recipe) for recipe in OTHERS)
+    """Settings with tiny models as the bundled ones, since a study inflates them."""
+    weights = tmp_path_factory.mktemp("weights")
+    for name, recipe in zip(NAMES, (TARGET, *OTHERS), strict=True):
+        (weights / name).symlink_to(models.folder(recipe))
+    target, draft, companion, other = (zoo.PREFIX + name for name in NAMES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_WEIGHTS", weights)
+        patch.setenv(registry.CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
+        yield made_settings(tmp_path_factory, target, draft, companion, other)
+
+
+def made_settings(tmp_path_factory, target, draft, companion, other):
     return StudySettings(
         prompts=(write_prompts(tmp_path_factory.mktemp("prompts")),),
-        target=models.folder(TARGET),
+        target=target,
         draft=draft,
         companion=companion,
         models=(draft, companion, other),
@@ -49,6 +63,7 @@ def settings(models, tmp_path_factory):
         long_text=24,
         batch_sizes=(1, 3),
         contexts=(8, 20),
+        cost_ratios=(0.5, 0.2),
         rounds=2,
         turn=0.001,
         warm_up_steps=2,

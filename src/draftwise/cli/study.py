@@ -127,6 +127,13 @@ def study(
             help="Context lengths in tokens, separated by commas.", rich_help_panel=_TIMED
         ),
     ] = "128,256,512,1024,2048,4096,8192",
+    cost_ratios: Annotated[
+        str,
+        typer.Option(
+            help="Parameters of the target relative to the draft's, of the study cost-ratio.",
+            rich_help_panel=_TIMED,
+        ),
+    ] = "100,40,20,10",
     rounds: Annotated[
         int, typer.Option(help="Number of interleaved measurements.", rich_help_panel=_TIMED)
     ] = 4,
@@ -196,6 +203,7 @@ def study(
             top_p=top_p,
             batch_sizes=tuple(parse_numbers("batch_sizes", batch_sizes)),
             contexts=tuple(parse_numbers("contexts", contexts)),
+            cost_ratios=tuple(parse_numbers("cost_ratios", cost_ratios)),
             turn=turn,
             rounds=rounds,
             warm_up_steps=warm_up_steps,

@@ -13,6 +13,7 @@ from draftwise.studies.breakdown import Breakdown
 from draftwise.studies.calibration import Calibration
 from draftwise.studies.companion_choice import CompanionChoice
 from draftwise.studies.correlation import Correlation
+from draftwise.studies.cost_ratio import CostRatio
 from draftwise.studies.draft_length_trace import DraftLengthTrace
 from draftwise.studies.fairness import Fairness
 from draftwise.studies.gamma import Gamma
@@ -43,6 +44,7 @@ _ALL: tuple[type[Study], ...] = (
     Correlation,
     AcceptanceSurface,
     Goodput,
+    CostRatio,
     VerificationCost,
     Fairness,
     Breakdown,

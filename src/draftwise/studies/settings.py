@@ -39,6 +39,8 @@ class StudySettings:
         top_p: top-p of all models.
         batch_sizes: batch sizes of timed studies.
         contexts: context lengths of the study ``speedup-by-context``, in tokens.
+        cost_ratios: parameters of the target relative to those of the draft, of the study
+            ``cost-ratio``.
         turn: timed seconds of one turn of a contender.
         rounds: number of turns of each contender.
         warm_up_steps: untimed steps before the first turn of policies that learn.
@@ -67,6 +69,7 @@ class StudySettings:
     top_p: float = 1.0
     batch_sizes: tuple[int, ...] = (1, 8, 32)
     contexts: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096, 8192)
+    cost_ratios: tuple[float, ...] = (100, 40, 20, 10)
     turn: float = 0.2
     rounds: int = 4
     warm_up_steps: int = 60
@@ -95,6 +98,8 @@ class StudySettings:
             values = getattr(self, name)
             if not values or min(values) < 1:
                 raise InvalidParameterError(name, "must contain at least one positive number")
+        if not self.cost_ratios or not min(self.cost_ratios) > 0:
+            raise InvalidParameterError("cost_ratios", "must contain at least one positive number")
         SamplingParams(temperature=self.temperature, top_p=self.top_p)
         if self.temperature == 0:
             raise InvalidParameterError(

@@ -59,6 +59,13 @@ class Workbench:
         self._profiles: dict[str | None, str] = {}
         self._collections: dict[tuple[str, str, str | None, int, str], Collection] = {}
 
+    def beside(self, draft: str, companion: str | None) -> Workbench:
+        """A workbench with other small models, which shares the target and the prompts."""
+        other = Workbench(replace(self.settings, draft=draft, companion=companion), self.status)
+        other.large, other.tasks = self.large, self.tasks
+        other._quick, other._collections = self._quick, self._collections
+        return other
+
     def close(self) -> None:
         """Remove temporary files."""
         if self._folder is not None:
@@ -215,14 +222,16 @@ class Workbench:
         """
         s = self.settings
         target = same_distribution(target or s.target)
-        draft, companion = draft or s.draft, companion or s.companion
+        draft, companion = same_distribution(draft or s.draft), companion or s.companion
+        if companion is not None:
+            companion = same_distribution(companion)
         gamma = num_speculative_tokens or s.num_speculative_tokens
         of_task = "" if task is None else f"{task.name} {len(task.prompts)}"
         key = target, draft, companion, gamma, of_task
         if key not in self._collections:
             scored = "" if companion is None else f", companion {companion}"
             self.status(f"recording drafts: target {target}, draft {draft}{scored}")
-            is_target = companion is not None and same_distribution(companion) == target
+            is_target = companion == target
             config = SpeculationConfig(
                 draft, companion=draft if is_target else companion, policy="sv"
             )
