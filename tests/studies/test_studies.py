@@ -8,6 +8,7 @@ import pytest
 
 from draftwise import zoo
 from draftwise.errors import InvalidParameterError, PromptError
+from draftwise.studies.cost_ratio import CostRatio
 from draftwise.studies.positions import Text, read_texts
 from draftwise.studies.registry import STUDIES, study_class
 from draftwise.studies.settings import StudySettings
@@ -21,7 +22,7 @@ from ..tiny_models import Recipe
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("target", "draft", "companion", "other")
+NAMES = ("target", "draft", "companion")
 GROUP = "multi-turn conversation"
 TARGET = Recipe(vocab=300, context=128, tokenizer=True)
 OTHERS = tuple(TARGET.draft(0.2, noise_seed=seed) for seed in (1, 2, 3))
@@ -40,21 +41,10 @@ def write_prompts(folder):
 
 @pytest.fixture(scope="module")
 def settings(models, tmp_path_factory):
-    """Settings with tiny models as the bundled ones, since a study inflates them."""
-    weights = tmp_path_factory.mktemp("weights")
-    for name, recipe in zip(NAMES, (TARGET, *OTHERS), strict=True):
-        (weights / name).symlink_to(models.folder(recipe))
-    target, draft, companion, other = (zoo.PREFIX + name for name in NAMES)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_WEIGHTS", weights)
-        patch.setenv(registry.CACHE_VARIABLE, str(tmp_path_factory.mktemp("cache")))
-        yield made_settings(tmp_path_factory, target, draft, companion, other)
-
-
-def made_settings(tmp_path_factory, target, draft, companion, other):
+    draft, companion, other = (models.folder(recipe) for recipe in OTHERS)
     return StudySettings(
         prompts=(write_prompts(tmp_path_factory.mktemp("prompts")),),
-        target=target,
+        target=models.folder(TARGET),
         draft=draft,
         companion=companion,
         models=(draft, companion, other),
@@ -79,6 +69,22 @@ def bench(settings):
 
 
 @pytest.fixture(scope="module")
+def bundled_bench(models, settings, tmp_path_factory):
+    """A workbench with the tiny models as bundled ones, which a study inflates."""
+    weights = tmp_path_factory.mktemp("weights")
+    for name, recipe in zip(NAMES, (TARGET, *OTHERS[:2]), strict=True):
+        (weights / name).symlink_to(models.folder(recipe))
+    target, draft, companion = (zoo.PREFIX + name for name in NAMES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_WEIGHTS", weights)
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setattr(registry, "cache_folder", lambda: cache)
+        made = Workbench(replace(settings, target=target, draft=draft, companion=companion))
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
 def bench_without_companion(settings):
     made = Workbench(replace(settings, companion=None, models=(settings.draft,)))
     yield made
@@ -91,11 +97,10 @@ def results(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_study(name, bench, settings, results):
+def test_a_study(name, bench, bundled_bench, settings, results):
     study = study_class(name)()
-    description = write_study(
-        results / name, study, study.measure(bench), about(settings, 1.0, "a command")
-    )
+    measured = study.measure(bundled_bench if name == CostRatio.name else bench)
+    description = write_study(results / name, study, measured, about(settings, 1.0, "a command"))
     assert len(description.text) > 60
     assert "nan" not in description.text
     for finding in description.findings:
@@ -147,10 +152,20 @@ def test_the_quantised_draft_may_be_the_only_companion(settings):
 def test_studies_that_require_a_companion_check_it(settings):
     alone = replace(settings, companion=None)
     for name, study in STUDIES.items():
-        study.check_models(settings)
+        if name != CostRatio.name:
+            study.check_models(settings)
         if study.needs_companion:
             with pytest.raises(InvalidParameterError, match=f"{name} requires a companion"):
                 study.check_models(alone)
+
+
+def test_only_bundled_models_are_inflated_to_a_cost_ratio(settings, bundled_bench):
+    CostRatio.check_models(bundled_bench.settings)
+    for role in ("target", "draft", "companion"):
+        own = replace(bundled_bench.settings, **{role: getattr(settings, role)})
+        with pytest.raises(InvalidParameterError, match="inflates models of the zoo") as caught:
+            CostRatio.check_models(own)
+        assert caught.value.field == role
 
 
 def test_redraw_reproduces_the_files(results):
