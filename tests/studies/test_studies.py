@@ -179,9 +179,11 @@ def test_redraw_reproduces_the_files(results):
 
 
 def test_one_page_of_all(results):
+    """Of all studies that this process has measured; the others may run in another one."""
+    measured = [study for name, study in STUDIES.items() if (results / name).is_dir()]
     text = write_page(results).read_text()
-    assert text.count("<svg") == len(STUDIES)
-    for study in STUDIES.values():
+    assert text.count("<svg") == len(measured)
+    for study in measured:
         assert study.title.replace("'", "&#39;") in text
 
 
