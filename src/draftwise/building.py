@@ -31,16 +31,14 @@ from draftwise.errors import (
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.exits.files import find_exit
 from draftwise.models.exits.loading import check_exits, load_exit
-from draftwise.models.gguf import is_gguf
 from draftwise.models.heads import find_head
-from draftwise.models.heads.loading import load_head
+from draftwise.models.heads.loading import find_named_head, load_head
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.imports import quiet_import
 from draftwise.models.loading import (
     LoadedModel,
     load_model,
     loaded_name,
-    locate,
     match_vocabulary,
     split_name,
 )
@@ -265,14 +263,9 @@ class EngineBuilder:
 
     def _load_head(self, name: str) -> LoadedModel | None:
         """Load the draft if it is a head of the target; ``None`` if it is something else."""
-        plain, quantization = split_name(name)
-        if is_gguf(plain):
-            return None
-        folder = find_head(locate(plain, "draft"))
+        folder = find_named_head(name)
         if folder is None:
             return None
-        if quantization is not None:
-            raise InvalidParameterError("draft", f"{plain!r} is a head, which is not quantised")
         self._settings.on_status(f"loading {name}")
         with _LOADING, quiet_import():
             head = load_head(name, folder, self.target, self._settings.dtype)

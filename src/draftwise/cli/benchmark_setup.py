@@ -119,7 +119,7 @@ def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: in
     parts = [] if models.draft is None else draft_parts(models.draft)
     draft = next((part for part in parts if part not in MODEL_FREE_DRAFTS), None)
     # Other engines have no exits, and heads are not drafts of their own.
-    if draft is not None and (names_exit(draft, "draft") or names_head(draft, "draft")):
+    if draft is not None and (names_exit(draft, "draft") or names_head(draft)):
         draft = None
     if companion is not None and (
         split_name(companion)[1] is not None or names_exit(companion, "companion")

@@ -27,8 +27,9 @@ from draftwise.distillation.unrolled import along_text
 from draftwise.errors import InvalidParameterError, UnsupportedModelError, VocabularyMismatchError
 from draftwise.models.exits.files import find_exit
 from draftwise.models.exits.names import exit_layers
-from draftwise.models.heads import HeadConfig, HeadWeights, find_head, read_head
-from draftwise.models.loading import load_tokenizer, locate
+from draftwise.models.heads import HeadConfig, HeadWeights, read_head
+from draftwise.models.heads.loading import find_named_head
+from draftwise.models.loading import load_tokenizer
 from draftwise.models.support import context_length
 from draftwise.models.vocabulary_map import is_same_vocabulary
 
@@ -130,7 +131,7 @@ def _find_head(name: str) -> Path | None:
     if is_exit or name in MODEL_FREE_DRAFTS:
         raise InvalidParameterError(_ROLE, f"must be a model or an EAGLE-3 head, got {name!r}")
     check_precision(name, _ROLE)
-    return find_head(locate(name, _ROLE))
+    return find_named_head(name)
 
 
 def _check_model(name: str, target: str, length: int, trust_remote_code: bool, config: Any) -> None:

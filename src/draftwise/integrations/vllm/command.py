@@ -81,7 +81,7 @@ class ServeCommand:
                 raise InvalidParameterError(
                     name, f"{model!r} is an exit of the target, which vLLM cannot run"
                 )
-        if self._has_model and names_head(self.draft, "draft"):
+        if self._has_model and names_head(self.draft):
             raise InvalidParameterError(
                 "draft",
                 f"{self.draft!r} is a head, which vLLM runs without Draftwise: "

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftwise.errors import ModelNotFoundError, UnsupportedModelError
+from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
 from draftwise.models.fingerprint import tensors_fingerprint
 from draftwise.models.gguf import is_gguf
 from draftwise.models.heads.config import HeadKind
@@ -22,16 +22,34 @@ from draftwise.models.loading import LoadedModel, locate, split_name
 _EMBEDDING = "embed_tokens.weight"
 
 
-def names_head(name: str, role: str) -> bool:
-    """Whether a name is that of a head: a folder, or a repository of the hub.
+def find_named_head(name: str) -> Path | None:
+    """The folder of the head with a user's name: a folder, a zoo name, or a hub id.
 
     Args:
-        name: the name of a draft or companion. A model that is not found is no head.
-        role: ``"draft"`` or ``"companion"``.
+        name: the name of a draft, with or without a quantisation.
+
+    Returns:
+        ``None`` for another kind of draft.
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+        InvalidParameterError: it is a head with a quantisation.
     """
-    plain, _ = split_name(name)
+    plain, quantization = split_name(name)
+    folder = None if is_gguf(plain) else find_head(locate(plain, "draft"))
+    if folder is not None and quantization is not None:
+        raise InvalidParameterError("draft", f"{plain!r} is a head, which is not quantised")
+    return folder
+
+
+def names_head(name: str) -> bool:
+    """Whether the name of a draft is that of a head. A model that is not found is no head.
+
+    Raises:
+        InvalidParameterError: it is a head with a quantisation.
+    """
     try:
-        return not is_gguf(plain) and find_head(locate(plain, role)) is not None
+        return find_named_head(name) is not None
     except ModelNotFoundError:
         return False
 
