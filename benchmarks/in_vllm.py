@@ -27,7 +27,7 @@ from draftwise.benchmark.contenders import Turn
 from draftwise.benchmark.peer_modes import modes_of
 from draftwise.benchmark.peers import Peer, PeerModels
 from draftwise.benchmark.report import write_report
-from draftwise.benchmark.workload import chat_prompts
+from draftwise.benchmark.workload import load_workload
 from draftwise.models.loading import locate
 
 BASELINE = "vllm"
@@ -111,7 +111,11 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console(width=110)
     llm = LLM(arguments.target, dtype="bfloat16", max_batch_size=1, max_model_len=64)
-    prompts = chat_prompts(llm, [arguments.prompts], 1_000_000, arguments.longest_prompt)
+    has_template = getattr(llm.target.tokenizer, "chat_template", None) is not None
+    workload = load_workload(
+        llm, arguments.prompts, 1_000_000, arguments.longest_prompt, chat=has_template
+    )
+    prompts = workload.prompts
     random.Random(0).shuffle(prompts)
     prompts = prompts[: arguments.num_prompts]
     del llm
