@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from draftwise.zoo.corpus import read_documents
+from draftwise.zoo.corpus import Document, read_documents
 
 PROMPTS_FILE, TEXTS_FILE = "prompts.jsonl", "texts.jsonl"
 _QUESTIONS = ("gsm8k", "mbpp")
@@ -21,6 +21,13 @@ _TEXTS = ("stdlib", "docs")
 # A module of the standard library is cut, so that many of them fit into the files.
 _LONGEST_TEXT = 6_000
 _NUM_CHARACTERS = 3_500_000
+
+
+def _training_documents(sources: Sequence[str], data: Path) -> Iterator[Document]:
+    for source in sources:
+        for document in read_documents(source, data):
+            if not document.is_held_out:
+                yield document
 
 
 def prompts(data: Path) -> list[str]:
@@ -32,13 +39,7 @@ def prompts(data: Path) -> list[str]:
     Raises:
         FileNotFoundError: a file is missing.
     """
-    found = (
-        document.key
-        for source in _QUESTIONS
-        for document in read_documents(source, data)
-        if not document.is_held_out
-    )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(document.key for document in _training_documents(_QUESTIONS, data)))
 
 
 def texts(data: Path, num_characters: int, seed: int = 0) -> list[str]:
@@ -49,12 +50,7 @@ def texts(data: Path, num_characters: int, seed: int = 0) -> list[str]:
         num_characters: number of characters after which no further text is added.
         seed: chooses the texts and their order.
     """
-    found = [
-        document.text[:_LONGEST_TEXT]
-        for source in _TEXTS
-        for document in read_documents(source, data)
-        if not document.is_held_out
-    ]
+    found = [document.text[:_LONGEST_TEXT] for document in _training_documents(_TEXTS, data)]
     random.Random(seed).shuffle(found)
     chosen, total = [], 0
     for text in found:
