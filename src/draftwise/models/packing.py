@@ -78,13 +78,15 @@ def limit_kernel_cache() -> None:
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this build of PyTorch can pack weights of this dtype."""
+    """Whether this build of PyTorch can pack weights of this dtype for this processor."""
     return (
         device.type == "cpu"
         and dtype in _PACKABLE
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        # Processors without AVX-512 multiply float32 only.
+        and (dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
     )
 
 
