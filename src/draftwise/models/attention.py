@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.attention import NativeAttention, native_attention
 from draftwise.models.ragged import RaggedAttention
+from draftwise.models.tree_tokens import SegmentTree, hidden_in_tree, tree_tokens
 
 # A segment with more queries than this (a chunk of a prompt) is computed on its own.
 _LARGEST_GROUPED_QUERY = 32
@@ -100,6 +103,8 @@ class PackedBatch:
         groups: attention calls of the segments that ``native`` does not compute, in layers in which
             each token attends to all tokens before it.
         segments: the segments that ``native`` does not compute.
+        tree_segments: those of ``segments`` that are part of a token tree. They are in no group.
+        tree: ``[tokens]`` of ``TREE_TOKEN``; ``None`` if no segment is part of a token tree.
         ragged: attention of all segments in one call, where the device has a kernel for it.
         native: attention of segments with few tokens by the CPU kernel, where it is available.
     """
@@ -111,18 +116,25 @@ class PackedBatch:
     ragged: RaggedAttention | None = None
     native: NativeAttention | None = None
     segments: Sequence[PackedSegment] = ()
+    tree_segments: Sequence[PackedSegment] = ()
+    tree: NDArray[np.void] | None = None
     _slots: dict[int, Tensor] = field(default_factory=dict)
 
     def slots(self, layer: int) -> Tensor:
         """``[tokens]`` int64, token slot that each token is written to in a layer."""
         size = self.cache.sizes[layer]
         if size not in self._slots:
-            self._slots[size] = self.cache.in_layer(layer, self.token_slots, self.positions)
+            places = self.token_slots % self.cache.capacity
+            self._slots[size] = self.cache.in_layer(layer, self.token_slots, places)
         return self._slots[size]
 
 
 def pack(
-    cache: KVCache, segments: Sequence[Segment], dtype: torch.dtype, device: torch.device
+    cache: KVCache,
+    segments: Sequence[Segment],
+    dtype: torch.dtype,
+    device: torch.device,
+    trees: Sequence[SegmentTree | None] | None = None,
 ) -> PackedBatch:
     """Plan one forward pass.
 
@@ -132,22 +144,32 @@ def pack(
             order.
         dtype: dtype of the model, for the additive masks.
         device: device of the index tensors.
+        trees: ``[segments]`` the token tree that each segment is part of; ``None`` for segments of
+            consecutive tokens.
     """
-    positions: list[int] = []
+    tree = None if trees is None else tree_tokens(segments, trees)
+    positions: list[int] = [] if tree is None else tree["position"].tolist()
     token_slots: list[int] = []
     for cache_slot, start, count in segments:
-        positions.extend(range(start, start + count))
+        if tree is None:
+            positions.extend(range(start, start + count))
         base = cache_slot * cache.capacity + start
         token_slots.extend(range(base, base + count))
-    native = native_attention(cache, segments, _LARGEST_GROUPED_QUERY, dtype, device)
+    native = native_attention(cache, segments, _LARGEST_GROUPED_QUERY, dtype, device, tree)
     groups: list[AttentionGroup] = []
     others: list[PackedSegment] = []
+    of_trees: list[PackedSegment] = []
     first_token = 0
-    for members in _group(segments):
+    is_tree = [False] * len(segments) if trees is None else [each is not None for each in trees]
+    for members in _group(segments, is_tree):
         if native is None or members[0].num_tokens > _LARGEST_GROUPED_QUERY:
-            groups.append(_attention_group(members, first_token, dtype, device))
             ends = accumulate((each.num_tokens for each in members), initial=first_token)
-            others += [PackedSegment(*each) for each in zip(members, ends, strict=False)]
+            packed = [PackedSegment(*each) for each in zip(members, ends, strict=False)]
+            others += packed
+            if tree is not None and tree["ancestors"][first_token]:
+                of_trees += packed
+            else:
+                groups.append(_attention_group(members, first_token, dtype, device))
         first_token += sum(segment.num_tokens for segment in members)
     return PackedBatch(
         cache,
@@ -156,18 +178,23 @@ def pack(
         groups,
         native=native,
         segments=others,
+        tree_segments=of_trees,
+        tree=tree,
     )
 
 
-def _group(segments: Sequence[Segment]) -> list[list[Segment]]:
+def _group(segments: Sequence[Segment], is_tree: Sequence[bool]) -> list[list[Segment]]:
     groups: list[list[Segment]] = []
     longest = needed = 0
-    for segment in segments:
+    follows_tree = False
+    for segment, alone in zip(segments, is_tree, strict=True):
         length = segment.start + segment.num_tokens
         large = segment.num_tokens > _LARGEST_GROUPED_QUERY
         joins = (
             bool(groups)
             and not large
+            and not alone
+            and not follows_tree
             and groups[-1][-1].num_tokens <= _LARGEST_GROUPED_QUERY
             and groups[-1][-1].cache_slot + 1 == segment.cache_slot
             and max(longest, length) * (len(groups[-1]) + 1) <= _LARGEST_PADDING * (needed + length)
@@ -178,6 +205,7 @@ def _group(segments: Sequence[Segment]) -> list[list[Segment]]:
         else:
             groups.append([segment])
             longest = needed = length
+        follows_tree = alone
     return groups
 
 
@@ -246,28 +274,41 @@ def attend(
         result = packed.native(layer, q, k, v, scores, writes=False)
     else:
         result = q.new_empty(len(q), q.shape[1], v.shape[2])
+    segments = packed.segments
     if scores.is_plain and packed.cache.layers[layer].span is None:
         for group in packed.groups:
             tokens = slice(group.first_token, group.first_token + group.num_tokens)
             result[tokens] = _attend(layer, packed.cache, group, q, scores.scaling)
-        return result
-    for segment, first_token in packed.segments:
+        segments = packed.tree_segments
+    for segment, first_token in segments:
         tokens = slice(first_token, first_token + segment.num_tokens)
-        result[tokens] = _attend_segment(layer, packed.cache, segment, q[tokens], scores)
+        tree = None if packed.tree is None else packed.tree[tokens]
+        result[tokens] = _attend_segment(layer, packed.cache, segment, q[tokens], scores, tree)
     return result
 
 
 def _attend_segment(
-    layer: int, cache: KVCache, segment: Segment, q: Tensor, scores: Scores
+    layer: int,
+    cache: KVCache,
+    segment: Segment,
+    q: Tensor,
+    scores: Scores,
+    tree: NDArray[np.void] | None,
 ) -> Tensor:
     """``[num_tokens, heads, value_size]`` of one request, for every kind of attention."""
     shape = cache.layers[layer]
     start, end = segment.start, segment.start + segment.num_tokens
-    first = shape.first_visible(start)
+    is_tree = tree is not None and bool(tree["ancestors"][0])
+    first = shape.first_visible(int(tree["root"][0]) if tree is not None and is_tree else start)
     keys, values = cache.read_span(layer, segment.cache_slot, first, end)  # [kv_heads, keys, size]
-    position = torch.arange(start, end, device=q.device).unsqueeze(1)
     key_position = torch.arange(first, end, device=q.device)
-    is_hidden = (key_position > position) | (key_position < shape.first_visible_of(position))
+    if tree is not None and is_tree:
+        position = torch.tensor(tree["position"], device=q.device).unsqueeze(1)
+        is_hidden = hidden_in_tree(tree, start, first, q.device)
+    else:
+        position = torch.arange(start, end, device=q.device).unsqueeze(1)
+        is_hidden = key_position > position
+    is_hidden = is_hidden | (key_position < shape.first_visible_of(position))
     num_tokens, heads, key_size = q.shape
     grouped = q.view(num_tokens, len(keys), heads // len(keys), key_size).permute(1, 2, 0, 3)
     out = scores.attend(grouped, keys, values, is_hidden)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,20 @@ _RING_BLOCK = 64
 
 # Keys and values of each layer, for blocks of tokens.
 Blocks = list[tuple[Tensor, Tensor]]
+
+
+class KeptPath(NamedTuple):
+    """The accepted path of a token tree.
+
+    Attributes:
+        cache_slot: the request's place in the cache.
+        root: place of the tree's first token, which is kept.
+        offsets: place of each kept token after the root, relative to the root, increasing.
+    """
+
+    cache_slot: int
+    root: int
+    offsets: Sequence[int]
 
 
 class KVCache:
@@ -252,6 +266,31 @@ class KVCache:
                     f"{self._written[cache_slot]} were written to a ring of {size}"
                 )
         self.lengths[cache_slot] = length
+
+    def keep_paths(self, paths: Sequence[KeptPath]) -> None:
+        """Keep one path of each token tree: move its tokens together, and drop the other tokens.
+
+        Args:
+            paths: the paths, of different cache slots. Each tree ends its cache slot.
+        """
+        moves = [
+            (slot, root + offset, root + place)
+            for slot, root, offsets in paths
+            for place, offset in enumerate(offsets, 1)
+            if offset != place
+        ]
+        if moves:
+            slots, sources, targets = torch.tensor(moves, device=self.device).T
+            for size in set(self.sizes):
+                source = slots * size + sources % size
+                target = slots * size + targets % size
+                for (keys, values), own in zip(self._slots, self.sizes, strict=True):
+                    if own == size:
+                        # The source is copied first, so overlapping moves are right.
+                        keys[target] = keys[source]
+                        values[target] = values[source]
+        for slot, root, offsets in paths:
+            self.truncate(slot, root + 1 + len(offsets))
 
     def clear(self, cache_slot: int) -> None:
         """Empty a cache slot for its next request.

@@ -25,6 +25,7 @@ from draftwise.models.ragged import RaggedKernels, fits_tokenwise
 from draftwise.models.static_steps import LARGEST_STEP, Decoder, StaticSteps, StepMode
 from draftwise.models.step_inputs import StepInputs
 from draftwise.models.transfer import upload
+from draftwise.models.tree_tokens import SegmentTree, tree_tokens
 
 # Relative error allowed between this forward pass and the model's own, by dtype.
 # In bfloat16 the model's own modules round after every operation. Gemma 3 270M differs from them by
@@ -136,6 +137,7 @@ class PackedModel:
         segments: Sequence[Segment],
         logit_rows: Sequence[int] | None,
         tap: StateTap | None = None,
+        trees: Sequence[SegmentTree | None] | None = None,
     ) -> Tensor | None:
         """Compute packed tokens, write their keys and values, and advance the cache's lengths.
 
@@ -146,6 +148,8 @@ class PackedModel:
             logit_rows: indices of the packed tokens whose logits are returned. With ``None`` the
                 vocabulary projection is not computed.
             tap: collects hidden states of all packed tokens; ``None`` for none.
+            trees: ``[segments]`` the token tree that each segment is part of, and ``None`` for
+                segments of consecutive tokens; ``None`` without trees.
 
         Returns:
             Logits ``[len(logit_rows), vocab]``, or ``None`` if no logits were requested or there
@@ -157,14 +161,19 @@ class PackedModel:
             raise ValueError(f"a pass has more than {cache.max_new_tokens} new tokens of a request")
         logits: Tensor | None
         if self.native is not None:
-            logits = self.native(cache, tokens, segments, logit_rows or None, tap)
-        elif logit_rows is not None and self._fits_static(cache, tokens, segments, tap):
+            tree = None if trees is None else tree_tokens(segments, trees)
+            logits = self.native(cache, tokens, segments, logit_rows or None, tap, tree)
+        elif (
+            trees is None
+            and logit_rows is not None
+            and self._fits_static(cache, tokens, segments, tap)
+        ):
             assert self._decoder is not None
             every = self._static_steps(cache).run(self._decoder, cache, tokens, segments, tap)
             logits = every[upload(logit_rows, torch.long, self.device)]
         else:
             assert self._forward is not None
-            ids, packed = self._pack(cache, tokens, segments)
+            ids, packed = self._pack(cache, tokens, segments, trees)
             logits = self._forward(ids, packed, logit_rows, tap)
         cache.advance_all(segments)
         return logits
@@ -198,11 +207,15 @@ class PackedModel:
         return self._decoder, self._static_steps(cache)
 
     def _pack(
-        self, cache: KVCache, tokens: Sequence[int] | Tensor, segments: Sequence[Segment]
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[Segment],
+        trees: Sequence[SegmentTree | None] | None = None,
     ) -> tuple[Tensor, PackedBatch]:
         """Token ids and the plan of a pass without padding."""
-        if not self._kernels.any:
-            packed = pack(cache, segments, self.dtype, self.device)
+        if not self._kernels.any or trees is not None:
+            packed = pack(cache, segments, self.dtype, self.device, trees)
             return upload(tokens, torch.long, self.device), packed
         inputs = StepInputs(cache, len(tokens), len(segments))
         inputs.fill(tokens, segments)

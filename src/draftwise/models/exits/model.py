@@ -12,6 +12,7 @@ from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.model_part import ModelPart, PartOutput
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.tree_tokens import SegmentTree
 
 
 class ExitModel(PackedModel):
@@ -60,8 +61,15 @@ class ExitModel(PackedModel):
         segments: Sequence[Segment],
         logit_rows: Sequence[int] | None,
         tap: StateTap | None = None,
+        trees: Sequence[SegmentTree | None] | None = None,
     ) -> Tensor | None:
-        """Compute packed tokens; see :meth:`PackedModel.forward`. A tap is not filled."""
+        """Compute packed tokens; see :meth:`PackedModel.forward`. A tap is not filled.
+
+        Raises:
+            ValueError: there are token trees.
+        """
+        if trees is not None:
+            raise ValueError("an exit computes no token trees")
         logits = self._part.forward(cache, tokens, segments, logit_rows or None).logits
         cache.advance_all(segments)
         return logits

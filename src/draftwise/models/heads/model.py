@@ -20,6 +20,7 @@ from draftwise.models.native.head import NativeHead
 from draftwise.models.native.suitability import native_head, why_no_native_head
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.transfer import upload
+from draftwise.models.tree_tokens import SegmentTree
 
 _NO_KERNELS = "it is of EAGLE-1 or EAGLE-2, and the native kernels compute heads of EAGLE-3"
 
@@ -93,6 +94,7 @@ class HeadModel(PackedModel):
         segments: Sequence[Segment],
         logit_rows: Sequence[int] | None,
         tap: StateTap | None = None,
+        trees: Sequence[SegmentTree | None] | None = None,
     ) -> Tensor | None:
         """A head cannot run without states; see :meth:`read`.
 

@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.models.attention_scores import Scores
@@ -28,7 +30,11 @@ class NativeAttention:
     """The segments of one forward pass that the kernel computes."""
 
     def __init__(
-        self, library: NativeLibrary, cache: KVCache, segments: list[tuple[int, int, int, int]]
+        self,
+        library: NativeLibrary,
+        cache: KVCache,
+        segments: list[tuple[int, int, int, int]],
+        tree: NDArray[np.void] | None = None,
     ) -> None:
         """Plan the kernel's calls.
 
@@ -40,6 +46,8 @@ class NativeAttention:
             cache: the model's cache.
             segments: cache slot, start, number of tokens and index of the first packed token of
                 each segment.
+            tree: ``[tokens]`` of ``TREE_TOKEN``, all packed tokens of the pass; ``None`` if no
+                segment is part of a token tree.
 
         Raises:
             ValueError: a token is outside the cache.
@@ -61,6 +69,7 @@ class NativeAttention:
         self._work = sum((start + count) * count for _, start, count, _ in segments)
         self._num_threads = torch.get_num_threads()
         self._scratch = torch.empty(0)
+        self._tree = tree
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scores: Scores, writes: bool
@@ -119,6 +128,7 @@ class NativeAttention:
             out.data_ptr(),
             self._scratch.data_ptr(),
             self._segments.data_ptr(),
+            None if self._tree is None else self._tree.ctypes.data,
             q.stride()[:2],
             k.stride()[:2],
             v.stride()[:2],
@@ -147,6 +157,7 @@ def native_attention(
     largest: int,
     dtype: torch.dtype,
     device: torch.device,
+    tree: NDArray[np.void] | None = None,
 ) -> NativeAttention | None:
     """Plan the kernel's calls for the segments of up to ``largest`` tokens.
 
@@ -157,6 +168,7 @@ def native_attention(
         largest: maximum number of tokens of a segment that the kernel computes.
         dtype: dtype of the model.
         device: device of the model.
+        tree: see :class:`NativeAttention`.
 
     Returns:
         The plan; ``None`` if no kernel is available or no segment is small enough.
@@ -172,4 +184,4 @@ def native_attention(
         for (cache_slot, start, count), first in zip(segments, first_tokens, strict=False)
         if 0 < count <= largest
     ]
-    return NativeAttention(library, cache, covered) if covered else None
+    return NativeAttention(library, cache, covered, tree) if covered else None

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from draftwise.models.decoder_spec import Activation, DecoderSpec, LayerSpec, NormSpec
@@ -206,6 +207,7 @@ class NativeDecoder:
         segments: Sequence[tuple[int, int, int]],
         logit_rows: Sequence[int] | None,
         tap: StateTap | None = None,
+        tree: NDArray[np.void] | None = None,
     ) -> Tensor | None:
         """Compute packed tokens and write their keys and values.
 
@@ -216,6 +218,7 @@ class NativeDecoder:
             logit_rows: indices of the packed tokens whose logits are returned; ``None`` for no
                 logits.
             tap: collects hidden states of all tokens; ``None`` for none.
+            tree: ``[tokens]`` of ``TREE_TOKEN``; ``None`` if no segment is part of a token tree.
 
         Returns:
             Logits ``[len(logit_rows), vocab]`` float32, or ``None`` if none are requested.
@@ -233,6 +236,8 @@ class NativeDecoder:
             tap.rows = torch.empty(len(ids), len(layers) * self.hidden_size, dtype=self.dtype)
             call.tapped_layers, call.tapped = layers.ctypes.data, tap.rows.data_ptr()
             call.num_tapped = len(layers)
+        if tree is not None:
+            call.tree = tree.ctypes.data
         self._library.decode(ctypes.byref(call))
         return None if logit_rows is None else logits
 

@@ -141,7 +141,7 @@ class AttentionCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("queries", "new_keys", "new_values")),
         *((name, ctypes.c_void_p) for name in ("sinks", "keys", "values", "out", "scratch")),
-        ("segments", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("segments", "tree")),
         *((f"{name}_strides", ctypes.c_int64 * 2) for name in ("query", "key", "value")),
         *((name, ctypes.c_int64) for name in ("num_segments", "capacity", "heads", "kv_heads")),
         *((name, ctypes.c_int64) for name in ("key_size", "value_size", "heads_per_task")),
@@ -209,6 +209,7 @@ class DecoderCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("tapped_layers", "tapped")),
         ("num_tapped", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("states", "carried", "carried_rows", "entering")),
+        ("tree", ctypes.c_void_p),
     )
     # Objects that must exist until the kernel has run.
     keep_alive: object
@@ -264,6 +265,8 @@ GROUPED_SECTION = np.dtype(
 GROUPED_HEADER = np.dtype([("num_sections", np.int64), ("sections", GROUPED_SECTION, MAX_SECTIONS)])
 # ``Segment`` of ``attention.h``: cache slot, start, number of tokens, first packed token.
 SEGMENT = np.dtype((np.int64, 4))
+# ``TreeToken`` of ``attention.h``; ``ancestors`` is 0 for a token in no tree.
+TREE_TOKEN = np.dtype([("root", np.int64), ("position", np.int64), ("ancestors", np.uint64)])
 
 _CALLS = (
     *(AcceptanceCall, AttentionCall, ContinuationCall, DecoderCache, DecoderCall, DecoderLayer),
@@ -280,4 +283,5 @@ def structure_sizes() -> dict[str, int]:
         "GroupedSection": GROUPED_SECTION.itemsize,
         "NarrowHeader": NARROW_HEADER.itemsize,
         "Segment": SEGMENT.itemsize,
+        "TreeToken": TREE_TOKEN.itemsize,
     }

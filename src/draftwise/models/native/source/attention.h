@@ -25,6 +25,14 @@ struct Segment {
     int64_t first_token;  // index of the first new token among the packed tokens
 };
 
+// Place of a new token in a token tree. Its place in the cache is that of its segment.
+struct TreeToken {
+    int64_t root;        // place in the cache of the tree's first token; for a token in no tree,
+                         // that of its segment
+    int64_t position;    // position in the text
+    uint64_t ancestors;  // bit i: attends to the token at root + i; 0 for a token in no tree
+};
+
 // Arguments of draftwise_attention. Strides are in elements of the tokens and heads of new tensors.
 // The last dimension of every tensor is contiguous.
 struct AttentionCall {
@@ -37,6 +45,7 @@ struct AttentionCall {
     void *out;                // [tokens, heads, value_size] output, contiguous
     float *scratch;           // [threads, scratch_size] scratch memory, aligned to 64 bytes
     const Segment *segments;  // [num_segments]
+    const TreeToken *tree;    // [tokens]; null if no segment is part of a tree
     int64_t query_strides[2], key_strides[2], value_strides[2];
     int64_t num_segments, capacity, heads, kv_heads, key_size, value_size;
     int64_t heads_per_task;  // key-value heads of a task
@@ -241,6 +250,7 @@ struct RunningSoftmax {
     float shift;  // subtracted from the scores before exponentiation
     int hidden;   // leading keys of the current block that the query does not attend to
     int visible;  // end of the keys of the current block that it attends to
+    uint32_t attended;  // bit i: attends to key i of the current block, in a token tree
 
     bool sees_block() const { return hidden < visible; }
 };
@@ -258,12 +268,15 @@ INLINE void update_softmax(Floats *scores, ScoreScale scale, RunningSoftmax &sof
                            int chunks) {
     for (int g = 0; g < SCORE_VECTORS; ++g) scores[g] = scale(scores[g]);
     const Floats masked = Floats{} + MINUS_INFINITY;
-    if (softmax.visible < BLOCK || softmax.hidden > 0) {
+    if (softmax.visible < BLOCK || softmax.hidden > 0 || ~softmax.attended) {
         Ints lane;
         for (int i = 0; i < LANES; ++i) lane[i] = i;
         for (int g = 0; g < SCORE_VECTORS; ++g) {
             const Ints key = lane + g * LANES;
-            scores[g] = (key < softmax.visible) & (key >= softmax.hidden) ? scores[g] : masked;
+            const Ints attended = ((Ints{} + (int)softmax.attended) >> key) & 1;
+            scores[g] = (key < softmax.visible) & (key >= softmax.hidden) & (attended != 0)
+                            ? scores[g]
+                            : masked;
         }
     }
     Floats top = scores[0];
@@ -279,6 +292,16 @@ INLINE void update_softmax(Floats *scores, ScoreScale scale, RunningSoftmax &sof
     const float shift = softmax.shift == MINUS_INFINITY ? 0.0f : softmax.shift;
     for (int g = 0; g < SCORE_VECTORS; ++g) scores[g] = power_of_two(scores[g] - shift);
     softmax.sum += F::pack_weights(scores);
+}
+
+// The keys of the block that begins at place first to which a token attends, as bits.
+INLINE uint32_t attended_keys(const TreeToken &token, int64_t first) {
+    static_assert(BLOCK == 32, "a bit for each key of a block");
+    if (!token.ancestors) return ~0u;
+    const int64_t offset = first - token.root;
+    if (offset <= -BLOCK || offset >= 64) return offset < 0 ? ~0u : 0u;
+    if (offset >= 0) return (uint32_t)(token.ancestors >> offset);
+    return (uint32_t)(token.ancestors << -offset) | ((1u << -offset) - 1);
 }
 
 // A later block of keys and values, which is prefetched key by key.
@@ -368,11 +391,15 @@ void attend_block(const AttentionCall &call, const Segment &segment, const HeadS
     const int64_t num_skipped = first - segment.start;
     const int first_query = num_skipped > 0 ? (int)num_skipped * heads : 0;
     for (int i = first_query, j = first_query / heads; i < num_queries; ++j) {
-        const int64_t position = segment.start + j;
+        const int64_t place = segment.start + j;
+        const TreeToken *token = call.tree ? call.tree + segment.first_token + j : nullptr;
+        const int64_t position = token ? token->position : place;
         const int64_t num_hidden = first_visible(call, position) - first;
+        const uint32_t attended = token ? attended_keys(*token, first) : ~0u;
         for (const int end = i + heads; i < end; ++i) {
             head.softmax[i].hidden = num_hidden > 0 ? min_int(BLOCK, num_hidden) : 0;
-            head.softmax[i].visible = min_int(BLOCK, position + 1 - first);
+            head.softmax[i].visible = min_int(BLOCK, place + 1 - first);
+            head.softmax[i].attended = attended;
         }
     }
     for (int i = first_query; i < num_queries; ++i) {
@@ -456,7 +483,7 @@ void attend(const AttentionCall &call, const Segment &segment, int64_t first_hea
                              (kv_head * heads + i % heads) * call.query_strides[1];
             F::pack(query, key_size, head.queries + i * key_chunks);
             for (int c = 0; c < value_chunks; ++c) head.sums[i * value_chunks + c] = Floats{};
-            head.softmax[i] = {Floats{}, MINUS_INFINITY, 0, 0};
+            head.softmax[i] = {Floats{}, MINUS_INFINITY, 0, 0, ~0u};
             if (call.sinks) {
                 head.softmax[i].shift = (float)(call.sinks[kv_head * heads + i % heads] * LOG2_E);
                 head.softmax[i].sum[0] = 1.0f;
@@ -465,7 +492,8 @@ void attend(const AttentionCall &call, const Segment &segment, int64_t first_hea
     }
 
     const int64_t length = segment.start + segment.count;
-    const int64_t begin = first_visible(call, segment.start) / BLOCK * BLOCK;
+    const int64_t earliest = call.tree ? call.tree[segment.first_token].root : segment.start;
+    const int64_t begin = first_visible(call, earliest) / BLOCK * BLOCK;
     for (int64_t first = begin; first < length; first += BLOCK) {
         const int64_t slot = first % call.capacity;
         for (int64_t kv_head = first_head; kv_head < end_head; ++kv_head) {

@@ -39,7 +39,8 @@ RunTasks tasks_by_vectors(int64_t key_size) {
 // Selects the kernel for a call.
 RunTasks tasks_for(const AttentionCall &call) {
 #if defined(__AMX_BF16__)
-    const bool fits = fits_attention_tiles(call.key_size, call.value_size);
+    // Token trees are computed with vector instructions.
+    const bool fits = fits_attention_tiles(call.key_size, call.value_size) && !call.tree;
     if (call.is_bfloat16 && fits && call.scale > 0) return run_tasks<attend_tiled>;
 #endif
 #if defined(__AVX512BF16__)

@@ -105,6 +105,7 @@ struct DecoderCall {
                                   // also [tokens] rows that a head reads
     const float *entering;        // [tokens, hidden] residual stream before the first layer; null
                                   // if the tokens are embedded
+    const TreeToken *tree;        // [tokens] as in AttentionCall
 };
 
 namespace {
@@ -527,7 +528,7 @@ struct Pass {
         for (int64_t i = worker.first(call.num_tokens); i < end; ++i) {
             const int64_t *fields = call.segments + 4 * segment;
             while (i >= fields[3] + fields[2]) fields = call.segments + 4 * ++segment;
-            const int64_t position = fields[1] + i - fields[3];
+            const int64_t position = call.tree ? call.tree[i].position : fields[1] + i - fields[3];
             const float *cosines = nullptr, *sines = nullptr;
             if (rotated) {
                 cosines = call.cache->cosines[layer.rotary] + position * half;
@@ -560,6 +561,7 @@ struct Pass {
         attention.values = call.cache->values[index];
         attention.out = buffers.attended;
         attention.segments = (const Segment *)call.segments;
+        attention.tree = call.tree;
         attention.query_strides[0] = buffers.attended_size;
         attention.key_strides[0] = attention.value_strides[0] = buffers.kv_size;
         attention.query_strides[1] = attention.key_strides[1] = attention.value_strides[1] = size;

@@ -53,6 +53,7 @@ DRAFTWISE_EXPORT const StructureSize *draftwise_structure_sizes() {
         SIZE_OF(StateInput),
         SIZE_OF(SuffixCorpus),
         SIZE_OF(Threads),
+        SIZE_OF(TreeToken),
         {nullptr, 0},
     };
 #undef SIZE_OF
