@@ -8,7 +8,8 @@ draft would propose there: the eight most likely nodes of each depth, as in EAGL
 arXiv 2406.16858). For each node it stores the draft's probability and whether the answer goes
 through the node. ``suffix`` merges the continuations of the longest matches into a tree. ``record``
 also measures the times of the passes. ``replay`` drafts on these texts at the measured times, so
-the load of the machine has no effect. Each batch is always full.
+the load of the machine has no effect. ``--passes`` replaces the target's times by those of another
+machine, from a file of ``passes.py``; the draft's are scaled alike. Each batch is always full.
 
 Trees are verified by drawing a token x from the target and going to the child x, if there is one.
 That is exact for every tree that is chosen before x is drawn. The value of a node is the product of
@@ -30,8 +31,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -43,9 +46,9 @@ from recorded_texts import add_recording_options, cost_arrays, read_texts, text_
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import load_workload
-from draftwise.core.latency import LatencyModel
+from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.engine.assembly import Models
-from draftwise.engine.suffix.search import _continued, _own_matches
+from draftwise.engine.suffix.search import _own_matches, continued
 from draftwise.models.attention import Segment
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.hidden_states import StateTap
@@ -55,7 +58,7 @@ from draftwise.profiling.latency import measure_latency
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 MOST_CONTEXT = 2048
-DEPTH = 6
+DEPTH = 8
 BEAM = 8
 CHILDREN = 4
 MATCHES = 8
@@ -209,7 +212,7 @@ def suffix_tree(text: Sequence[int], length: int, following: Sequence[int]) -> N
     if not matches:
         return nodes
     votes = [
-        (2.0 ** (match.length - matches[0].length), match.length, _continued(match, DEPTH).tolist())
+        (2.0 ** (match.length - matches[0].length), match.length, continued(match, DEPTH).tolist())
         for match in matches
     ]
 
@@ -560,9 +563,26 @@ def rules(copies: bool, sampled: bool) -> list[Rule]:
     return found
 
 
+def costs_elsewhere(costs: Sequence[StageCost], path: Path) -> list[StageCost]:
+    """The target's times on another machine, and the draft's in the same proportion to them."""
+    seconds: dict[float, float] = {}
+    for each in json.loads(path.read_text())["passes"]:
+        tokens = float(each["batch_size"] * each["tokens_each"])
+        seconds[tokens] = min(seconds.get(tokens, math.inf), each["native_ms"] / 1000)
+    tokens = sorted(seconds)
+    # A pass takes no longer than one over more tokens.
+    rising = np.minimum.accumulate([seconds[each] for each in reversed(tokens)])[::-1]
+    target = StageCost(tuple(tokens), tuple(rising.tolist()))
+    factor = target(1) / costs[0](1)
+    draft = costs[1]
+    return [target, replace(draft, seconds=tuple(factor * each for each in draft.seconds))]
+
+
 def replay_all(arguments: argparse.Namespace) -> None:
     """Replay every workload, and print goodput relative to no speculation."""
     costs, texts = read_texts(arguments.texts)
+    if arguments.passes:
+        costs = costs_elsewhere(costs, arguments.passes)
     copies = not any(costs[1].seconds)
     cells = []
     for (workload, temperature), those in texts.items():
@@ -604,6 +624,7 @@ def main() -> None:
     replaying.add_argument("texts", type=Path)
     replaying.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 2, 4, 8, 32])
     replaying.add_argument("--num-tokens", type=int, default=4000)
+    replaying.add_argument("--passes", type=Path)
     replaying.add_argument("--output", type=Path)
     replaying.set_defaults(run=replay_all)
     arguments = parser.parse_args()

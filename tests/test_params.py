@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draftwise import RequestSpeculation, SamplingParams, SpeculationConfig, StructuredOutputs
 from draftwise.errors import DraftwiseError, InvalidParameterError
-from draftwise.speculation import MAX_SPECULATIVE_TOKENS
+from draftwise.speculation import MAX_SPECULATIVE_TOKENS, MAX_TREE_WIDTH
 
 NOT_NUMBERS = ["1", b"1", None, True, [1], math.nan, math.inf, -math.inf, np.bool_(True), 10**400]
 NOT_INTEGERS = ["1", b"1", None, True, [1], 1.0, math.nan, np.float32(1), np.bool_(True)]
@@ -90,6 +90,7 @@ BAD_SPECULATION = {
     "profile": ["", 5],
     "latency_profile": ["", 5],
     "num_speculative_tokens": [-1, MAX_SPECULATIVE_TOKENS + 1, *NOT_INTEGERS],
+    "tree_width": [0, MAX_TREE_WIDTH + 1, *NOT_INTEGERS],
     "policy_options": [5, "ab", None, [1], {1: 2}, {"a": nested(100)}, {"a": nested(100_000)}],
     "lenience": [0, -0.5, 1.01, *NOT_NUMBERS, {}, {1: 0.5}],
     "verification": ["", "tokens", None, 1, ["block"], np.array(["block", "token"])],
@@ -104,6 +105,7 @@ GOOD_SPECULATION = {
     "profile": [None, "profile.safetensors"],
     "latency_profile": [None, "latency.json"],
     "num_speculative_tokens": [0, MAX_SPECULATIVE_TOKENS],
+    "tree_width": [1, MAX_TREE_WIDTH],
     "policy_options": [{}, {"a": 1}],
     "lenience": [1, 1.0, 0.01, {0: 1.0, 16: 0.8}],
     "verification": ["block", "token"],

@@ -28,6 +28,7 @@ from draftwise.values import (
 )
 
 MAX_SPECULATIVE_TOKENS = 64
+MAX_TREE_WIDTH = 8
 # Positions in a corpus are stored in 32 bits.
 MAX_CORPUS_TOKENS = 2**30
 # The companion name "draft:int8" means the draft model with quantised weights.
@@ -108,7 +109,10 @@ class SpeculationConfig:
         latency_profile: latency profile of these models on this machine, a file of ``draftwise
             profile-latency``. Without one, policies that need latencies measure them for a few
             seconds at load time.
-        num_speculative_tokens: maximum number of tokens drafted per step (γ), 0 … 64.
+        num_speculative_tokens: maximum number of tokens drafted per step (γ), 0 … 64. In a token
+            tree these are all its nodes, at most 63.
+        tree_width: maximum number of alternatives for each drafted token (1 … 8). With more than 1,
+            ``"suffix"`` drafts token trees from all matches instead of chains.
         lenience: factor on the denominator of the acceptance ratio, in (0, 1]. A value below 1
             accepts more tokens, and the output no longer has the target's distribution. A mapping
             such as ``{0: 1.0, 16: 0.8}`` makes it depend on the load: each key is a number of
@@ -128,6 +132,7 @@ class SpeculationConfig:
     profile: str | None = None
     latency_profile: str | None = None
     num_speculative_tokens: int = 5
+    tree_width: int = 1
     lenience: float | Mapping[int, float] = field(default=1.0, hash=False)
     verification: VerificationMethod = "block"
     corpus: str | Sequence[str] = ()
@@ -164,8 +169,14 @@ class SpeculationConfig:
         set_fields(
             self,
             num_speculative_tokens=_num_speculative_tokens(self.num_speculative_tokens),
+            tree_width=integer("tree_width", self.tree_width, 1, MAX_TREE_WIDTH),
             lenience=_lenience("lenience", self.lenience),
         )
+        if self.tree_width > 1 and self.num_speculative_tokens == MAX_SPECULATIVE_TOKENS:
+            raise InvalidParameterError(
+                "num_speculative_tokens",
+                f"must be at most {MAX_SPECULATIVE_TOKENS - 1} in token trees",
+            )
         if not isinstance(self.verification, str) or self.verification not in ("block", "token"):
             raise InvalidParameterError(
                 "verification", f"must be 'block' or 'token', got {shown(self.verification)}"

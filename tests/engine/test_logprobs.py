@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
-from draftwise.engine import logprobs, verification
+from draftwise.engine import acceptance, logprobs
 from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.outputs import FinishReason, TokenSource
 
@@ -72,7 +72,7 @@ def test_logprobs_equal_those_of_one_forward_pass(models, monkeypatch, policy, o
     if overlaps and (shares() is None or policy in ("none", "tetris")):
         pytest.skip("nothing overlaps here")
     if not native:
-        monkeypatch.setattr(verification, "library_for", lambda _: None)
+        monkeypatch.setattr(acceptance, "library_for", lambda _: None)
     engine = assemble_recipe(
         models, RECIPE, 7, policy=policy, num_speculative_tokens=3, overlaps=overlaps
     )

@@ -13,7 +13,7 @@ import torch
 from draftwise import SamplingParams
 from draftwise.core.rejection import accept as right_accept
 from draftwise.core.rejection import sample
-from draftwise.engine import verification
+from draftwise.engine import acceptance
 from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.native import NativeBackend
 from draftwise.engine.parallel.pinned_threads import shares
@@ -345,8 +345,8 @@ def test_a_wrong_acceptance_rule_is_detected_in_smaller_batches(
 
 def apply_instead(monkeypatch, rule):
     """Replace the acceptance law of the engine by another rule."""
-    monkeypatch.setattr(verification, "library_for", lambda _: None)
-    monkeypatch.setattr(verification, "accept", rule)
+    monkeypatch.setattr(acceptance, "library_for", lambda _: None)
+    monkeypatch.setattr(acceptance, "accept", rule)
 
 
 def resample_from_p(p, proposals, tokens, lengths, uniforms, final, lenience, method, *rest):

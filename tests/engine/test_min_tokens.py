@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
-from draftwise.engine import companion, verification
+from draftwise.engine import acceptance, companion
 from draftwise.engine.parallel.pinned_threads import shares
 from draftwise.errors import InvalidParameterError
 from draftwise.outputs import FinishReason
@@ -67,7 +67,7 @@ def test_greedy_texts_are_those_of_the_masked_target(models, monkeypatch, policy
     if overlaps and (shares() is None or policy in ("none", "tetris")):
         pytest.skip("nothing overlaps here")
     if not native:
-        for module in (verification, companion):
+        for module in (acceptance, companion):
             monkeypatch.setattr(module, "library_for", lambda _: None)
     engine = assemble_recipe(
         models, RECIPE, 7, policy=policy, num_speculative_tokens=3, overlaps=overlaps

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig, StructuredOutputs
-from draftwise.engine import companion, verification
+from draftwise.engine import acceptance, companion
 from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.native import NativeBackend
 from draftwise.engine.drafting.recorded import RecordedBackend
@@ -160,7 +160,7 @@ def test_texts_follow_the_masked_target_in_smaller_batches(
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fixed", "staged"])
 def test_texts_follow_the_masked_target_without_native_kernels(models, laws, monkeypatch, policy):
-    monkeypatch.setattr(verification, "library_for", lambda _: None)
+    monkeypatch.setattr(acceptance, "library_for", lambda _: None)
     monkeypatch.setattr(companion, "library_for", lambda _: None)
     outputs = sampled(models, policy, 5000, 256)
     for p_value in p_values(models, outputs, laws):

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.core.rejection import accept
 from draftwise.core.types import OneHotSignals
-from draftwise.engine import verification
+from draftwise.engine import acceptance
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.proposers import create_proposer
@@ -45,13 +45,13 @@ CONTROLS = {
 }
 
 
-def p_value(models, engine, controls, count):
+def p_value(models, engine, controls, count, prompt=PROMPT):
     """Of the texts of one prompt, if they follow the target's distribution."""
     params = SamplingParams(max_tokens=3, **controls)
     each = [SamplingParams(max_tokens=3, seed=seed, **controls) for seed in range(count)]
-    outputs = generate(engine, [PROMPT] * count, each)
+    outputs = generate(engine, [prompt] * count, each)
     assert sum(output.speculation.num_accepted for output in outputs) > count / 20
-    expected = exact_distribution(models.reference(RECIPE), PROMPT, params, 3)
+    expected = exact_distribution(models.reference(RECIPE), prompt, params, 3)
     counts = sequence_counts(torch.tensor(token_ids(outputs)), RECIPE.vocab)
     return chi_square_p_value(counts, expected.joint())
 
@@ -86,8 +86,8 @@ def test_a_biased_law_is_noticed(models, monkeypatch):
         law[6] = torch.full_like(law[5], 0.6)
         return accept(*law, **options)
 
-    monkeypatch.setattr(verification, "accept", biased)
-    monkeypatch.setattr(verification, "library_for", lambda device: None)
+    monkeypatch.setattr(acceptance, "accept", biased)
+    monkeypatch.setattr(acceptance, "library_for", lambda device: None)
     engine = build(models, RECIPE, "fixed", 64, draft="suffix")
     assert p_value(models, engine, {}, 6000) < 1e-6
 

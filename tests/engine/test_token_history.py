@@ -57,7 +57,7 @@ def test_the_history_along_a_draft(requests, data):
     owner, position = packed_rows(torch.tensor(lengths), sum(lengths) + len(lengths))
     along = token_history_along(
         store.rows(range(len(requests))),
-        torch.tensor([draft for _, _, draft in requests]),
+        torch.tensor([draft for _, _, draft in requests])[owner],
         owner,
         position,
     )

@@ -26,6 +26,7 @@ from draftwise.cli.common_options import (
     Overlap,
     TopK,
     TopP,
+    TreeWidth,
     TrustRemoteCode,
 )
 from draftwise.cli.defaults import Zoo, choose_models, refuse_without_draft
@@ -156,6 +157,7 @@ def benchmark(
         int,
         typer.Option(help="Maximum number of tokens drafted per step.", rich_help_panel=_WORKLOAD),
     ] = 5,
+    tree_width: TreeWidth = 1,
     profile: Annotated[
         Path | None,
         typer.Option(help="Acceptance profile written by `draftwise profile`.", metavar="FILE"),
@@ -254,6 +256,7 @@ def benchmark(
             companion=models.companion,
             policy="none",
             num_speculative_tokens=num_speculative_tokens,
+            tree_width=tree_width,
             profile=None if profile is None else str(profile),
             latency_profile=None if latency_profile is None else str(latency_profile),
         )

@@ -93,6 +93,14 @@ NumSpeculativeTokens = Annotated[
     int,
     typer.Option(help="Maximum number of tokens drafted per step.", rich_help_panel=SPECULATION),
 ]
+TreeWidth = Annotated[
+    int,
+    typer.Option(
+        help="Maximum number of alternatives for each drafted token; with more than 1, suffix "
+        "drafts are token trees.",
+        rich_help_panel=SPECULATION,
+    ),
+]
 Verification = Annotated[
     str,
     typer.Option(

@@ -31,6 +31,7 @@ _DRAFT_OPTIONS = (
     "policies",
     "policy_option",
     "num_speculative_tokens",
+    "tree_width",
     "verification",
     "lenience",
     "profile",

@@ -33,6 +33,7 @@ from draftwise.cli.common_options import (
     Temperature,
     TopK,
     TopP,
+    TreeWidth,
     TrustRemoteCode,
     Verification,
 )
@@ -87,6 +88,7 @@ def generate(
     policy: PolicyName = None,
     policy_option: PolicyOption = None,
     num_speculative_tokens: NumSpeculativeTokens = 5,
+    tree_width: TreeWidth = 1,
     verification: Verification = "block",
     lenience: Lenience = "1.0",
     profile: Profile = None,
@@ -181,6 +183,7 @@ def generate(
             "profile": profile,
             "latency_profile": latency_profile,
             "num_speculative_tokens": num_speculative_tokens,
+            "tree_width": tree_width,
             "lenience": parse_lenience(lenience),
             "verification": verification,
             "corpus": tuple(corpus or ()),

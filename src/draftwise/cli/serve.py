@@ -26,6 +26,7 @@ from draftwise.cli.common_options import (
     PolicyOption,
     Profile,
     RememberOutputs,
+    TreeWidth,
     TrustRemoteCode,
     Verification,
 )
@@ -47,6 +48,7 @@ def serve(
     policy: PolicyName = None,
     policy_option: PolicyOption = None,
     num_speculative_tokens: NumSpeculativeTokens = 5,
+    tree_width: TreeWidth = 1,
     verification: Verification = "block",
     lenience: Lenience = "1.0",
     profile: Profile = None,
@@ -214,6 +216,7 @@ def serve(
             "profile": profile,
             "latency_profile": latency_profile,
             "num_speculative_tokens": num_speculative_tokens,
+            "tree_width": tree_width,
             "lenience": parse_lenience(lenience),
             "verification": verification,
             "corpus": tuple(corpus or ()),

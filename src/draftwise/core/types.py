@@ -31,6 +31,8 @@ class Draft:
             undefined, unless the policy reads them (``Policy.reads_offers``).
         parents: ``[batch, num_tokens]`` int64, the index of the drafted token that each drafted
             token follows, -1 for the request's last token; ``None`` if every draft is a chain.
+            Parents come before their children, so the first tokens of a tree are a tree. All
+            proposals are then one-hot.
     """
 
     tokens: Tensor
@@ -175,6 +177,8 @@ class Plan:
         between: two ``[batch, num_tokens]`` float32 tensors, the smallest and the largest
             probability that is proposed at each position. q′ equals ``proposals`` for tokens whose
             probability lies between them, and 0 for others. ``None`` if ``proposals`` is q′ itself.
+        parents: as in :class:`Draft`. The verified tokens are the first ones of each request, so
+            they are worth most first.
     """
 
     tokens: Tensor
@@ -182,11 +186,18 @@ class Plan:
     proposals: Tensor | None
     num_own: tuple[int, ...] | None = None
     between: tuple[Tensor, Tensor] | None = None
+    parents: Tensor | None = None
 
     @cached_property
     def host_tokens(self) -> list[list[int]]:
         """``tokens`` as lists on the host, copied once."""
         rows: list[list[int]] = self.tokens.tolist()
+        return rows
+
+    @cached_property
+    def host_parents(self) -> list[list[int]]:
+        """``parents`` as lists on the host, copied once."""
+        rows: list[list[int]] = [] if self.parents is None else self.parents.tolist()
         return rows
 
     def filtered(self) -> Plan:
@@ -221,6 +232,8 @@ class Outcome:
             known for all verified tokens. An observer that sees only the accepted tokens does not
             know the acceptance of tokens after the first rejection.
         is_one_hot: as in :class:`Draft`.
+        paths: accepted nodes of each request's tree, from the root on; ``None`` if every draft is a
+            chain. Acceptance of trees is not reported: ``num_known`` is then 0.
     """
 
     num_drafted: tuple[int, ...]
@@ -232,6 +245,7 @@ class Outcome:
     prefix_acceptance_prob: Tensor | None = None
     num_known: tuple[int, ...] | None = None
     is_one_hot: tuple[bool, ...] | None = None
+    paths: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def known_lengths(self) -> tuple[int, ...]:

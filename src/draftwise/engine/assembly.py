@@ -21,7 +21,7 @@ from draftwise.engine.proposers import (
 )
 from draftwise.engine.proposers.hybrid import HybridProposer
 from draftwise.engine.proposers.model import ModelProposer
-from draftwise.engine.proposers.registry import model_free_proposers
+from draftwise.engine.proposers.registry import PROPOSERS, model_free_proposers
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.loading import load_corpus
 from draftwise.errors import InvalidParameterError
@@ -130,6 +130,7 @@ class Assembly:
             profile,
             has_companion=models.companion is not None,
             has_draft=bool(proposers),
+            drafts_trees=self._drafts_trees(proposers),
         )
         self._first_policy = policy or self.new_policy()
         self.check(self._first_policy)
@@ -208,7 +209,27 @@ class Assembly:
             self._oracle,
             self.corpus,
             remembers,
+            self.speculation.tree_width,
         )
+
+    def _drafts_trees(self, proposers: list[str]) -> bool:
+        """Whether the drafts are token trees.
+
+        Raises:
+            InvalidParameterError: the proposers draft chains only, or there is a companion.
+        """
+        if self.speculation.tree_width == 1 or not proposers:
+            return False
+        if self.models.companion is not None:
+            raise InvalidParameterError("tree_width", "a companion scores chains only; set it to 1")
+        able = [name for name, each in PROPOSERS.items() if each.drafts_trees]
+        if len(proposers) > 1 or proposers[0] not in able:
+            raise InvalidParameterError(
+                "tree_width",
+                f"only the draft {' or '.join(map(repr, able))} makes token trees, without other "
+                "drafts; set it to 1",
+            )
+        return True
 
     def _load_corpus(self, proposers: list[str]) -> SuffixCorpus | None:
         """The configured corpus.

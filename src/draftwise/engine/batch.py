@@ -220,17 +220,17 @@ class HistoryStore:
 
 
 def token_history_along(
-    token_history: TokenHistory, tokens: Tensor, owner: Tensor, position: Tensor
+    token_history: TokenHistory, drafted: Tensor, owner: Tensor, position: Tensor
 ) -> TokenHistory:
     """The history at each draft position: the request's tokens and the drafted tokens before it.
 
     Args:
         token_history: ``[batch]`` token histories of the requests.
-        tokens: ``[batch, width]`` int64 drafted tokens.
+        drafted: ``[rows, width]`` int64 drafted tokens, those before each row's position first.
         owner: ``[rows]`` index of each row's request.
         position: ``[rows]`` each row's position in the draft.
     """
     along = token_history.rows(owner)
-    for index, column in enumerate(tokens[owner].unbind(dim=1)):
+    for index, column in enumerate(drafted.unbind(dim=1)):
         along = along.after(column, index < position)
     return along

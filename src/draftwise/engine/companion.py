@@ -99,7 +99,9 @@ class CompanionModel:
             owner = torch.repeat_interleave(extents, output_size=len(logits))
             ends = extents.cumsum(dim=0)
             position = torch.arange(len(logits), device=logits.device) - (ends - extents)[owner]
-            token_history = token_history_along(batch.token_history, draft.tokens, owner, position)
+            token_history = token_history_along(
+                batch.token_history, draft.tokens[owner], owner, position
+            )
         mask = None
         if batch.has_masks:
             mask = masks_along(batch.generating, drafted, lengths, self._vocab_size, logits.device)

@@ -12,6 +12,7 @@ import torch
 
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
+from draftwise.engine.acceptance import Acceptance
 from draftwise.engine.assembly import Assembly, EngineOptions, Models
 from draftwise.engine.batch import HistoryStore
 from draftwise.engine.grammars import GrammarCompiler
@@ -22,7 +23,7 @@ from draftwise.engine.request import Request, check_params, check_prompt
 from draftwise.engine.scheduler import Scheduler
 from draftwise.engine.step import CostLearner, Step, Stopwatch
 from draftwise.engine.turns import Turns
-from draftwise.engine.verification import Acceptance, TargetVerifier
+from draftwise.engine.verification import TargetVerifier
 from draftwise.errors import (
     ClosedError,
     DraftwiseError,
@@ -198,10 +199,13 @@ class Engine:
         policies.observe(outcome, self.times)
         self._costs.observe(step, self.times)
         self._take_notes(step)
+        if outcome.paths is not None:
+            step = self._verifier.keep_paths(step)
+        plan = step.accepted or step.plan
         logprobs = {}
         if batch.wants_logprobs:
-            logprobs = token_logprobs(batch, step.plan, outcome, step.logits)
-        advanced = self._scheduler.commit(batch, step.plan, outcome, logprobs, step.states)
+            logprobs = token_logprobs(batch, plan, outcome, step.logits)
+        advanced = self._scheduler.commit(batch, plan, outcome, logprobs, step.states)
         self._forget([r.request_id for r in advanced if r.finish_reason is not None])
         self._rest = step.clock.since_last_lap()
         return advanced

@@ -54,17 +54,8 @@ class SpeculationPipeline:
 
     @torch.inference_mode()
     def propose(self, batch: Batch) -> Draft:
-        """Draft as many tokens as the policies want.
-
-        Raises:
-            NotImplementedError: the proposer returned a token tree.
-        """
-        draft = self.proposer.propose(batch, self.policies)
-        if draft.parents is not None:
-            raise NotImplementedError(
-                f"proposer {self.proposer.name!r} returned a token tree; only chains are verified"
-            )
-        return draft
+        """Draft as many tokens as the policies want."""
+        return self.proposer.propose(batch, self.policies)
 
     @torch.inference_mode()
     def score(self, batch: Batch, draft: Draft) -> CompanionScores | None:
@@ -79,8 +70,9 @@ class SpeculationPipeline:
         return None
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
-        """Select the tokens that the target verifies."""
-        return self.policies.select(draft, companion_scores)
+        """Select the tokens that the target verifies. Of a tree, these are the first ones."""
+        plan = self.policies.select(draft, companion_scores)
+        return plan if draft.parents is None else replace(plan, parents=draft.parents)
 
     def counted(self, times: StepTimes) -> StepTimes:
         """A step's times without the time of the oracle."""

@@ -95,12 +95,15 @@ class Step(PreparedStep):
         states: by cache slot, hidden states of the target; ``None`` if the proposer reads none.
         outcome: the acceptance decisions.
         ran_alone: whether no other step ran at the same time, so that its times are typical.
+        accepted: for token trees, the accepted paths as chains, to which the logits and the states
+            then belong; ``None`` for chains.
     """
 
     logits: Tensor | None
     states: dict[int, StateRows] | None
     outcome: Outcome
     ran_alone: bool = True
+    accepted: Plan | None = None
 
     @property
     def is_typical(self) -> bool:

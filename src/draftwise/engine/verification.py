@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from draftwise.core.rejection import (
-    Accepted,
-    VerificationMethod,
-    accept,
-    accept_greedy,
-    packed_rows,
-)
-from draftwise.core.sampling import (
-    TokenHistory,
-    control_packed_logits,
-    probabilities,
-)
-from draftwise.core.types import Draft, Outcome, Plan
-from draftwise.engine.batch import Batch, token_history_along
+from draftwise.core.types import Plan
+from draftwise.engine.batch import Batch
 from draftwise.engine.kept_states import KeptStates
 from draftwise.engine.lifecycle import StateRows
 from draftwise.engine.logprobs import prompt_logprobs
-from draftwise.engine.masks import masks_along
 from draftwise.engine.request import Request
+from draftwise.engine.tree_paths import as_chains, segment_tree
 from draftwise.models.attention import Segment
 from draftwise.models.hidden_states import StateTap
-from draftwise.models.kv_cache import KVCache
-from draftwise.models.native.acceptance import accept as native_accept
-from draftwise.models.native.library import library_for
-from draftwise.models.native.sampling import greedy_tokens as native_greedy_tokens
+from draftwise.models.kv_cache import KeptPath, KVCache
 from draftwise.models.packed_model import PackedModel
-from draftwise.models.transfer import fetch, upload
+from draftwise.models.transfer import upload
+from draftwise.models.tree_tokens import SegmentTree
+
+if TYPE_CHECKING:
+    from draftwise.engine.step import Step
 
 
 class Verified(NamedTuple):
@@ -85,7 +76,9 @@ class TargetVerifier:
         segments: list[Segment] = []
         logit_rows: list[int] = []
         reviews: list[_Review] = []
+        trees: list[SegmentTree | None] = []
         for row in sorted(indices.keys() | chunks.keys()):
+            tree = None
             if row in chunks:
                 request, start, end = chunks[row]
                 new, num_logits = request.tokens[start:end], int(row in indices)
@@ -95,15 +88,19 @@ class TargetVerifier:
                     reviews.append(_Review(request, predicted, len(logit_rows)))
                     num_logits = len(new)
             else:
-                request = batch.generating[indices[row]]
-                verified = drafted[indices[row]][: plan.lengths[indices[row]]]
-                start, new = len(request.tokens) - 1, [request.tokens[-1], *verified]
+                index = indices[row]
+                request, length = batch.generating[index], plan.lengths[index]
+                start = len(request.tokens) - 1
+                new = [request.tokens[-1], *drafted[index][:length]]
                 num_logits = len(new)
+                if plan.parents is not None:
+                    tree = segment_tree(plan.host_parents[index][:length], start)
             tokens.extend(new)
             segments.append(Segment(row, start, len(new)))
+            trees.append(tree)
             logit_rows.extend(range(len(tokens) - num_logits, len(tokens)))
         tap = StateTap(self._state_layers) if self._state_layers else None
-        logits = self._pass(tokens, segments, logit_rows or None, tap)
+        logits = self._pass(tokens, segments, logit_rows or None, tap, trees)
         if logits is not None and reviews:
             logits = _without(reviews, logits)
         if tap is None or not segments:
@@ -116,12 +113,50 @@ class TargetVerifier:
         segments: list[Segment],
         logit_rows: list[int] | None,
         tap: StateTap | None,
+        trees: list[SegmentTree | None],
     ) -> Tensor | None:
         """The target's pass. It computes the remaining layers of tokens that an exit has read."""
+        if any(tree is not None for tree in trees):
+            return self._model.forward(self._cache, tokens, segments, logit_rows, tap, trees)
         kept = self._kept_states
         if kept is None or tap is not None or not kept.holds_any(segments):
             return self._model.forward(self._cache, tokens, segments, logit_rows, tap)
         return kept.run(self._cache, tokens, segments, logit_rows).logits
+
+    def keep_paths(self, step: Step) -> Step:
+        """Keep what the target computed along the accepted paths, as if chains had been verified.
+
+        Args:
+            step: a step that verified token trees.
+        """
+        paths = step.outcome.paths
+        assert paths is not None
+        offsets = [[0, *(node + 1 for node in nodes)] for nodes in paths]
+        requests = step.batch.generating
+        reads = [plan_length > 0 for plan_length in step.plan.lengths]
+        self._cache.keep_paths(
+            [
+                KeptPath(request.cache_slot, len(request.tokens) - 1, kept[1:])
+                for request, kept, has_tree in zip(requests, offsets, reads, strict=True)
+                if has_tree
+            ]
+        )
+        logits, states = step.logits, step.states
+        if logits is not None and step.batch.wants_logprobs:
+            firsts = accumulate((length + 1 for length in step.plan.lengths), initial=0)
+            rows = [
+                first + row for first, kept in zip(firsts, offsets, strict=False) for row in kept
+            ]
+            logits = logits[upload(rows, torch.long, logits.device)]
+        if states is not None:
+            states = dict(states)
+            for request, kept, has_tree in zip(requests, offsets, reads, strict=True):
+                if has_tree:
+                    start, own = states[request.cache_slot]
+                    at = upload(kept, torch.long, own.device)
+                    states[request.cache_slot] = StateRows(start, own[at])
+        plan = as_chains(step.plan, paths)
+        return replace(step, logits=logits, states=states, accepted=plan)
 
 
 def _states_of_slots(tap: StateTap, segments: list[Segment]) -> dict[int, StateRows]:
@@ -156,123 +191,3 @@ def _without(reviews: list[_Review], logits: Tensor) -> Tensor | None:
         others[rows] = False
     left = others.nonzero().squeeze(1).tolist()
     return logits[upload(left, torch.long, logits.device)] if left else None
-
-
-class Acceptance:
-    """Applies the acceptance law to a step."""
-
-    def __init__(self, method: VerificationMethod) -> None:
-        self._method = method
-
-    def accept(self, batch: Batch, draft: Draft, plan: Plan, logits: Tensor | None) -> Outcome:
-        """Decide which tokens each generating request accepts.
-
-        Args:
-            batch: the step.
-            draft: the draft, for the statistics.
-            plan: the verified tokens.
-            logits: ``[rows, vocab]`` logits from :meth:`TargetVerifier.verify`.
-        """
-        if logits is None:
-            return Outcome((), (), (), ())
-        lengths = upload(plan.lengths, torch.long, logits.device)
-        owner, position = packed_rows(lengths, len(logits))
-        token_history = None
-        if batch.token_history is not None:
-            token_history = token_history_along(batch.token_history, plan.tokens, owner, position)
-        mask = None
-        if batch.has_masks:
-            counts = [length + 1 for length in plan.lengths]
-            drafted = plan.host_tokens
-            mask = masks_along(batch.generating, drafted, counts, logits.shape[1], logits.device)
-        if batch.uniforms is None:
-            scores = control_packed_logits(
-                logits, batch.controls, owner, token_history, mask, not batch.wants_logprobs
-            )
-            chosen, is_nan = _greedy_tokens(scores)
-            accepted = accept_greedy(chosen, plan.tokens, lengths)
-        else:
-            # A policy that replaces tokens proposes its own, which are not one-hot.
-            is_one_hot = draft.is_one_hot if plan.num_own is None else None
-            is_nan, accepted = self._accept_sampled(
-                batch, plan, is_one_hot, logits, lengths, owner, token_history, mask
-            )
-        is_nan, num_accepted, next_tokens, acceptance, prefix_acceptance_prob = fetch(
-            is_nan, *accepted
-        )
-        failed: frozenset[int] = frozenset()
-        if bool(is_nan.any()):
-            failed = frozenset(owner.to(is_nan.device)[is_nan].tolist())
-        return Outcome(
-            num_drafted=draft.lengths,
-            num_verified=plan.lengths,
-            num_accepted=tuple(num_accepted.tolist()),
-            next_tokens=tuple(next_tokens.tolist()),
-            acceptance=acceptance,
-            prefix_acceptance_prob=prefix_acceptance_prob,
-            failed=failed,
-            is_one_hot=draft.is_one_hot,
-        )
-
-    def _accept_sampled(
-        self,
-        batch: Batch,
-        plan: Plan,
-        is_one_hot: tuple[bool, ...] | None,
-        logits: Tensor,
-        lengths: Tensor,
-        owner: Tensor,
-        token_history: TokenHistory | None,
-        mask: Tensor | None,
-    ) -> tuple[Tensor, Accepted]:
-        """Which rows have NaN logits, and the decisions of the acceptance law."""
-        uniforms = batch.uniforms
-        assert uniforms is not None
-        device, width = logits.device, plan.tokens.shape[1]
-        one_hot = None if is_one_hot is None else upload(is_one_hot, torch.bool, device)
-        lenience = None
-        if any(value < 1.0 for value in batch.lenience):
-            lenience = upload(batch.lenience, torch.float32, device)
-        library = library_for(device)
-        if library is not None:
-            return native_accept(
-                library,
-                control_packed_logits(
-                    logits, batch.controls, owner, token_history, mask, not batch.wants_logprobs
-                ),
-                batch.controls,
-                plan,
-                lengths,
-                owner,
-                uniforms.accept,
-                uniforms.final,
-                uniforms.following,
-                lenience,
-                self._method == "block",
-                one_hot,
-            )
-        p = probabilities(logits, batch.controls.rows(owner).masked(mask), token_history)
-        is_nan = p[:, 0].isnan()
-        final = upload(uniforms.final, torch.float64, device)
-        proposals = plan.filtered().proposals
-        return is_nan, accept(
-            p,
-            proposals,
-            plan.tokens,
-            lengths,
-            upload(uniforms.accept[:, :width], torch.float32, device),
-            final,
-            lenience,
-            self._method,
-            upload(uniforms.following, torch.float64, device),
-            one_hot,
-        )
-
-
-def _greedy_tokens(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """``[rows]`` the index of each row's largest score, and whether a score of the row is NaN."""
-    library = library_for(scores.device)
-    if library is not None:
-        return native_greedy_tokens(library, scores)
-    tokens = scores.argmax(dim=-1)
-    return tokens, scores.gather(1, tokens.unsqueeze(1)).squeeze(1).isnan()

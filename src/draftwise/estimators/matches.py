@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +30,22 @@ _PARENT_WEIGHT = 12.0
 # Factor by which older observations of a group lose weight with each verified token of it.
 _MEMORY = 0.998
 LOWEST, HIGHEST = 0.01, 0.995
+
+
+class MatchedNodes(NamedTuple):
+    """Nodes of token trees that continue a text like earlier occurrences of its last tokens.
+
+    Attributes:
+        shares: ``[nodes]`` share of the votes of each node among its parent's.
+        votes: ``[nodes]`` number of votes for each node.
+        match_lengths: ``[nodes]`` length of the longest match up to the node's parent.
+        from_corpus: ``[nodes]`` whether that match is in the corpus.
+    """
+
+    shares: Floats
+    votes: Integers
+    match_lengths: Integers
+    from_corpus: Booleans
 
 
 class MatchAcceptance:
@@ -71,11 +89,23 @@ class MatchAcceptance:
             match_lengths: ``[batch]`` length of the match before the first token.
             from_corpus: ``[batch]`` whether the match is in the corpus.
         """
-        factors = self._factors(_groups(greedy, votes, match_lengths, from_corpus))
-        return np.clip(factors * shares, LOWEST, HIGHEST)
+        groups = _chain_groups(greedy, votes, match_lengths, from_corpus)
+        return self._predicted(groups, shares)
+
+    def predict_nodes(self, greedy: bool, nodes: MatchedNodes) -> Floats:
+        """``[nodes]`` P(accept) of nodes of token trees, if their parents are accepted.
+
+        Args:
+            greedy: whether the request is decoded at temperature 0.
+            nodes: the nodes.
+        """
+        return self._predicted(_node_groups(greedy, nodes), nodes.shares)
+
+    def _predicted(self, groups: tuple[Integers, ...], shares: Floats) -> Floats:
+        return np.clip(self._factors(groups) * shares, LOWEST, HIGHEST)
 
     def _factors(self, groups: tuple[Integers, ...]) -> Floats:
-        """The factor of each group, ``[batch, width]``."""
+        """The factor of each group."""
         of_length = self._by_length.mean(groups[:2], 1.0, 0.0)
         return self._by_group.mean(groups, of_length, _PARENT_WEIGHT)
 
@@ -97,12 +127,24 @@ class MatchAcceptance:
             num_accepted: ``[batch]`` number of accepted tokens.
         """
         rows, places = np.nonzero(np.arange(shares.shape[1]) < num_known[:, None])
-        if not len(rows):
-            return
-        groups = _groups(greedy, votes, match_lengths, from_corpus)
+        groups = _chain_groups(greedy, votes, match_lengths, from_corpus)
         at = tuple(index[rows, places] for index in groups)
         accepted = (places < num_accepted[rows]).astype(np.float64)
-        expected = shares[rows, places]
+        self._learn(at, accepted, shares[rows, places])
+
+    def learn_nodes(self, greedy: bool, nodes: MatchedNodes, accepted: Booleans) -> None:
+        """Learn from nodes whose parents were accepted.
+
+        Args:
+            greedy: whether the request is decoded at temperature 0.
+            nodes: the nodes.
+            accepted: ``[nodes]`` whether each was accepted.
+        """
+        self._learn(_node_groups(greedy, nodes), accepted.astype(np.float64), nodes.shares)
+
+    def _learn(self, at: tuple[Integers, ...], accepted: Floats, expected: Floats) -> None:
+        if not len(accepted):
+            return
         self._by_length.add(at[:2], accepted, expected, _MEMORY)
         self._by_group.add(at, accepted, expected, _MEMORY)
 
@@ -133,15 +175,26 @@ class _Ratio:
             np.add.at(total, at, added)
 
 
-def _groups(
+def _chain_groups(
     greedy: Booleans, votes: Integers, match_lengths: Integers, from_corpus: Booleans
 ) -> tuple[Integers, ...]:
     """Temperature, match length, source and votes of each token as indices, ``[batch, width]``."""
+    lengths = np.maximum(match_lengths, 1)[:, None] + np.arange(votes.shape[1])
+    return _groups(greedy[:, None], votes, lengths, from_corpus[:, None])
+
+
+def _node_groups(greedy: bool, nodes: MatchedNodes) -> tuple[Integers, ...]:
+    """The same of nodes of a token tree, ``[nodes]``."""
+    return _groups(np.array([greedy]), nodes.votes, nodes.match_lengths, nodes.from_corpus)
+
+
+def _groups(
+    greedy: Booleans, votes: Integers, lengths: Integers, from_corpus: Booleans
+) -> tuple[Integers, ...]:
     shape = votes.shape
-    lengths = np.maximum(match_lengths, 1)[:, None] + np.arange(shape[1])
     return (
-        np.broadcast_to(greedy.astype(np.int64)[:, None], shape),
+        np.broadcast_to(greedy.astype(np.int64), shape),
         np.searchsorted(_LENGTHS, lengths, side="right") - 1,
-        np.broadcast_to(from_corpus.astype(np.int64)[:, None], shape),
+        np.broadcast_to(from_corpus.astype(np.int64), shape),
         np.searchsorted(_VOTES, np.maximum(votes, 1), side="right") - 1,
     )

@@ -31,6 +31,7 @@ class Adaptive(PricedPolicy):
     name = "adaptive"
     summary = "drafts and verifies while this increases goodput, by the draft's own signals"
     source = "this project"
+    verifies_trees = True
     signals = frozenset(
         {
             Signal.ENTROPY,

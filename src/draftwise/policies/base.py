@@ -231,6 +231,7 @@ class PolicyContext:
         has_companion: whether there is a companion to score drafts.
         has_draft: whether there is a draft model.
         for_studies: whether policies with ``uses_target_oracle`` are allowed.
+        drafts_trees: whether the drafts are token trees.
     """
 
     num_speculative_tokens: int
@@ -239,6 +240,7 @@ class PolicyContext:
     has_companion: bool = False
     has_draft: bool = True
     for_studies: bool = False
+    drafts_trees: bool = False
 
     @property
     def parameters(self) -> Mapping[str, Mapping[str, Tensor]]:
@@ -263,6 +265,7 @@ class Policy(ABC):
         filters: whether it may drop a token based on the token itself, with a filtered proposal.
             Other policies only cut, based on earlier tokens.
         replaces_tokens: whether it may replace drafted tokens by other tokens.
+        verifies_trees: whether it can select among the nodes of token trees.
     """
 
     name: ClassVar[str]
@@ -277,6 +280,7 @@ class Policy(ABC):
     uses_target_oracle: ClassVar[bool] = False
     filters: ClassVar[bool] = False
     replaces_tokens: ClassVar[bool] = False
+    verifies_trees: ClassVar[bool] = False
 
     def __init__(self, context: PolicyContext) -> None:
         self.num_speculative_tokens = context.num_speculative_tokens

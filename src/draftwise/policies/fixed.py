@@ -13,6 +13,7 @@ class FixedLength(Policy):
     name = "fixed"
     summary = "always num_speculative_tokens, all verified"
     source = "Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding"
+    verifies_trees = True
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """γ for every request, capped by its ``draft_limit``."""

@@ -102,6 +102,11 @@ def check_needs(policy: type[Policy], context: PolicyContext) -> None:
         raise InvalidParameterError("companion", f"missing: policy {name!r} needs a companion")
     if policy.needs_draft and not context.has_draft:
         raise InvalidParameterError("draft", f"missing: policy {name!r} needs a draft model")
+    if context.drafts_trees and policy.needs_draft and not policy.verifies_trees:
+        raise InvalidParameterError(
+            "tree_width",
+            f"policy {name!r} verifies chains only; set it to 1, or use the policy 'adaptive'",
+        )
     if policy.uses_target_oracle and not context.for_studies:
         raise InvalidParameterError(
             "policy", f"{name!r} is for studies only; start the engine with it"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from draftwise.core.types import Draft, DraftSignals, Plan
+from draftwise.engine.acceptance import Acceptance
 from draftwise.engine.assembly import Models
 from draftwise.engine.batch import Batch, batch_controls
 from draftwise.engine.cached_exit import CachedExit
@@ -28,7 +29,7 @@ from draftwise.engine.proposers.eagle import EagleProposer
 from draftwise.engine.proposers.exit import ExitProposer
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
-from draftwise.engine.verification import Acceptance, TargetVerifier
+from draftwise.engine.verification import TargetVerifier
 from draftwise.models.exits.model import ExitModel
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache

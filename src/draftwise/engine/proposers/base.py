@@ -35,6 +35,7 @@ class ProposerContext:
         oracle: computes the target's acceptance probabilities for a policy; for studies.
         corpus: texts that drafts may continue; ``None`` without a corpus.
         remembers_outputs: whether the outputs of ended requests are added to the corpus.
+        tree_width: maximum number of children of a node in a token tree; 1 for chains.
     """
 
     vocab_size: int
@@ -45,6 +46,7 @@ class ProposerContext:
     oracle: TargetOracle | None = None
     corpus: SuffixCorpus | None = None
     remembers_outputs: bool = False
+    tree_width: int = 1
 
 
 class Proposer(ABC):
@@ -61,6 +63,7 @@ class Proposer(ABC):
     Attributes:
         name: the name that users give.
         summary: one line for listings.
+        drafts_trees: whether it can propose token trees.
         needs_model: whether ``SpeculationConfig.draft`` names a model for it.
         estimates_acceptance: whether it proposes with certainty and estimates the acceptance of
             each token before anything is drafted. The policy then chooses draft lengths by these
@@ -72,6 +75,7 @@ class Proposer(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    drafts_trees: ClassVar[bool] = False
     needs_model: ClassVar[bool] = False
     estimates_acceptance: ClassVar[bool] = False
 

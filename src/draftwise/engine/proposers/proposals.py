@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +24,16 @@ class Proposals(NamedTuple):
         tokens: ``[batch, width]`` int64.
         lengths: ``[batch]`` int64, number of proposed tokens of each request.
         acceptance: ``[batch, width]`` float64, estimated acceptance probability of each token if
-            all tokens before it are accepted; 1 where nothing is known.
+            all tokens before it are accepted; 1 where nothing is known. In a token tree, the
+            product up to a node is the probability that its path is accepted.
+        parents: ``[batch, width]`` int64, as in :class:`Draft`, with the most valuable nodes first;
+            ``None`` if all proposals are chains.
     """
 
     tokens: NDArray[np.int64]
     lengths: NDArray[np.int64]
     acceptance: NDArray[np.float64]
+    parents: NDArray[np.int64] | None = None
 
     @classmethod
     def nothing(cls, num_requests: int, width: int = 0) -> Proposals:
@@ -77,7 +82,10 @@ class Proposals(NamedTuple):
                     known[row, length:] = 0
         acceptance = None if known is None else torch.from_numpy(known).to(device)
         drafted = torch.from_numpy(tokens).to(device)
-        return Draft.one_hot(drafted, lengths, vocab_size, uniforms, acceptance)
+        draft = Draft.one_hot(drafted, lengths, vocab_size, uniforms, acceptance)
+        if self.parents is None or not width:
+            return draft
+        return replace(draft, parents=torch.from_numpy(self.parents[:, :width].copy()).to(device))
 
 
 def planned_lengths(made: Proposals, states: Sequence[RequestState], policy: Policy) -> list[int]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from draftwise.core.trees import ROOT
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import ProposerContext, TokenProposer
 from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.proposers.registry import register
 from draftwise.engine.request import Request
+from draftwise.engine.suffix.branching import SuffixTree
 from draftwise.engine.suffix.corpus import namespace_of
 from draftwise.engine.suffix.matcher import SuffixMatcher
 from draftwise.models.native.suffix import FoundContinuations
@@ -23,13 +27,13 @@ class _Proposed(NamedTuple):
         requests: the requests of the step.
         starts: ``[requests]`` their lengths before the step, in tokens.
         lengths: ``[requests]`` number of proposed tokens of each request.
-        found: the proposed tokens.
+        found: the proposed tokens, or the proposed trees.
     """
 
     requests: Sequence[Request]
     starts: list[int]
     lengths: list[int]
-    found: FoundContinuations
+    found: FoundContinuations | list[SuffixTree]
 
 
 @register
@@ -43,6 +47,7 @@ class SuffixProposer(TokenProposer):
 
     name = "suffix"
     summary = "continues like the longest earlier occurrences of the last tokens"
+    drafts_trees = True
     estimates_acceptance = True
 
     def __init__(self, context: ProposerContext) -> None:
@@ -64,12 +69,33 @@ class SuffixProposer(TokenProposer):
         requests = batch.generating
         self._read(requests)
         slots = [request.cache_slot for request in requests]
+        if self.context.tree_width > 1 and _may_branch(batch):
+            return self._trees(requests, slots, limits)
         found = self._matcher.continuations(slots, limits)
         lengths = found.lengths.tolist()
         if any(lengths):
             starts = [len(request.tokens) for request in requests]
             self._proposed = _Proposed(requests, starts, lengths, found)
         return Proposals(found.tokens, found.lengths, found.acceptance)
+
+    def _trees(
+        self, requests: Sequence[Request], slots: list[int], limits: Sequence[int]
+    ) -> Proposals:
+        """A tree of continuations of each request."""
+        trees = self._matcher.continuing.find_trees(slots, limits, self.context.tree_width)
+        made = Proposals.nothing(len(limits), max(limits))
+        parents = np.full(made.tokens.shape, ROOT, dtype=np.int64)
+        for row, tree in enumerate(trees):
+            count = len(tree.tokens)
+            made.lengths[row] = count
+            made.tokens[row, :count] = tree.tokens
+            parents[row, :count] = tree.parents
+            values = np.array([1.0, *tree.values])
+            made.acceptance[row, :count] = values[1:] / values[:-1]
+        if made.lengths.any():
+            starts = [len(request.tokens) for request in requests]
+            self._proposed = _Proposed(requests, starts, made.lengths.tolist(), trees)
+        return made._replace(parents=parents)
 
     def _read(self, requests: Iterable[Request]) -> None:
         """Append the requests' new tokens to their texts."""
@@ -94,6 +120,13 @@ class SuffixProposer(TokenProposer):
         if proposed is None or not any(r is proposed.requests[0] for r in commit.requests):
             return
         self._proposed = None
+        if isinstance(proposed.found, list):
+            of_trees = zip(proposed.requests, proposed.starts, proposed.found, strict=True)
+            for request, start, tree in of_trees:
+                if tree.tokens:
+                    gained = request.tokens[start:]
+                    self._matcher.continuing.learn_tree(request.cache_slot, tree, gained)
+            return
         known, accepted = [], []
         rows = zip(
             proposed.requests,
@@ -120,6 +153,11 @@ class SuffixProposer(TokenProposer):
         self._proposed = None
         for request in requests:
             self._matcher.truncate(request.cache_slot, len(request.tokens))
+
+
+def _may_branch(batch: Batch) -> bool:
+    """Whether trees may be verified: they know no lenience, and grammars restrict chains."""
+    return not batch.has_masks and all(lenience == 1.0 for lenience in batch.lenience)
 
 
 def _common_length(proposed: Sequence[int], gained: Sequence[int]) -> int:

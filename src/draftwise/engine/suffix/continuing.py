@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwise.engine.suffix.branching import SuffixTree, find_tree, known_nodes
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.search import find_continuation
 from draftwise.estimators.matches import MatchAcceptance
@@ -61,6 +62,45 @@ class TextContinuations:
             if len(used):
                 self.corpus.use(used)
         return found
+
+    def find_trees(
+        self, slots: Sequence[int], limits: Sequence[int], max_children: int
+    ) -> list[SuffixTree]:
+        """Find a tree of continuations of each text.
+
+        Args:
+            slots: ``[batch]`` slots of the texts to continue, none empty.
+            limits: ``[batch]`` maximum number of nodes of each tree; 0 for texts to leave out.
+            max_children: maximum number of children of a node.
+        """
+        texts, corpus = self.texts, self.corpus
+
+        def search(slot: int, limit: int) -> SuffixTree:
+            text, namespace = texts.tokens[slot, : texts.ends[slot]], int(texts.namespaces[slot])
+            arrays, greedy = None if corpus is None else corpus.arrays, bool(texts.greedy[slot])
+            return find_tree(text, namespace, arrays, limit, max_children, self.acceptance, greedy)
+
+        if corpus is None:
+            return [search(*each) for each in zip(slots, limits, strict=True)]
+        with corpus.lock:
+            trees = [search(*each) for each in zip(slots, limits, strict=True)]
+            used = sorted({chunk for tree in trees for chunk in tree.chunks})
+            if used:
+                corpus.use(used)
+        return trees
+
+    def learn_tree(self, slot: int, tree: SuffixTree, gained: Sequence[int]) -> None:
+        """Learn the acceptance of a tree's nodes.
+
+        Args:
+            slot: slot of the text.
+            tree: a tree of :meth:`find_trees`.
+            gained: the tokens that the text gained.
+        """
+        known, accepted = known_nodes(tree, gained)
+        if known:
+            greedy = bool(self.texts.greedy[slot])
+            self.acceptance.learn_nodes(greedy, tree.nodes(known), np.array(accepted))
 
     def _search(self, slots: Sequence[int], limits: Sequence[int]) -> FoundContinuations:
         corpus, texts = self.corpus, self.texts

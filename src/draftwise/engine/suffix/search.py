@@ -103,17 +103,10 @@ def find_continuation(
         corpus: other texts; ``None`` without a corpus.
         max_tokens: maximum length of the continuation, at least 1.
     """
-    matches = _own_matches(text)
-    if corpus is not None:
-        for space in dict.fromkeys((namespace, 0)):
-            matches += _corpus_matches(corpus, space, text)
-    # Python sorts stably, so the first of equally long matches stay first.
-    matches = sorted(matches, key=lambda match: -match.length)[:MAX_VOTES]
-    matches = [match for match in matches if match.length >= matches[0].length - MAX_SHORTER]
+    matches, weights = voting_matches(text, namespace, corpus)
     if not matches:
         return None
-    weights = np.array([2.0 ** (match.length - matches[0].length) for match in matches])
-    proposed = np.stack([_continued(match, max_tokens) for match in matches])
+    proposed = np.stack([continued(match, max_tokens) for match in matches])
     # agree[i, j, d]: continuations i and j have the same first d + 1 tokens.
     same = (proposed[:, None] == proposed[None]) & (proposed != NO_TOKEN)[:, None]
     agree = np.logical_and.accumulate(same, axis=2)
@@ -125,6 +118,26 @@ def find_continuation(
     votes = agree[best].sum(axis=0)[:length]
     tokens = proposed[best, :length]
     return Continuation(tokens, shares, votes, matches[best].length, matches[best].chunk)
+
+
+def voting_matches(
+    text: Tokens, namespace: int, corpus: CorpusArrays | None
+) -> tuple[list[Match], Floats]:
+    """The matches whose continuations vote, the longest first, and ``[matches]`` their weights.
+
+    Args:
+        text: ``[length]`` tokens, at least one.
+        namespace: namespace of the text.
+        corpus: other texts; ``None`` without a corpus.
+    """
+    matches = _own_matches(text)
+    if corpus is not None:
+        for space in dict.fromkeys((namespace, 0)):
+            matches += _corpus_matches(corpus, space, text)
+    # Python sorts stably, so the first of equally long matches stay first.
+    matches = sorted(matches, key=lambda match: -match.length)[:MAX_VOTES]
+    matches = [match for match in matches if match.length >= matches[0].length - MAX_SHORTER]
+    return matches, np.array([2.0 ** (match.length - matches[0].length) for match in matches])
 
 
 def bucket_of(namespace: int, gram: Tokens, num_buckets: int) -> int:
@@ -194,7 +207,7 @@ def _match_lengths(stored: Tokens, places: Integers, text: Tokens) -> Integers:
     return lengths
 
 
-def _continued(match: Match, max_tokens: int) -> Tokens:
+def continued(match: Match, max_tokens: int) -> Tokens:
     """``[max_tokens]`` the tokens after a match; ``NO_TOKEN`` after the end of a chunk."""
     offsets = np.arange(max_tokens)
     if match.chunk < 0:
