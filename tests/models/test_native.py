@@ -193,6 +193,8 @@ class TestWithoutCompiler:
 
 
 def _build(environment, barrier, results):
+    # The process may have been forked from one with other variables.
+    os.environ.clear()
     os.environ.update(environment)
     native._load.cache_clear()
     barrier.wait()
