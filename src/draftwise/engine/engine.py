@@ -382,12 +382,14 @@ class Engine:
 
     def _recover(self, error: BaseException) -> None:
         """Return to the state between two steps after an exception during a step."""
+        requests = self._scheduler.unfinished
         try:
             self._scheduler.recover()
         except EngineError as lost:
             self._unusable = self._unusable or lost
         if isinstance(error, Exception) or self._unusable is not None:
             self._scheduler.end_all(EngineError("engine", f"a step failed: {error!r}"))
+        self._forget([r.request_id for r in requests if r.finish_reason is not None])
 
     def _finish_started_steps(self) -> None:
         """Finish started steps, so that all requests are between two steps.

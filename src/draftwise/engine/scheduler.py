@@ -119,7 +119,7 @@ class Scheduler:
 
     def end_all(self, error: DraftwiseError) -> None:
         """End all requests with an error."""
-        for request in [*self._running.values(), *self._waiting]:
+        for request in self.unfinished:
             self.end(request, FinishReason.ERROR, error)
 
     def recover(self) -> None:
@@ -160,6 +160,11 @@ class Scheduler:
         self._prefixes = None
         self._followers = ()
         self._controls.clear()
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """The running and the waiting requests."""
+        return [*self._running.values(), *self._waiting]
 
     @property
     def num_waiting(self) -> int:
