@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.core.trees import accept_drawn_path
 from draftwise.core.types import Plan
 from draftwise.engine import acceptance, tree_paths
 from draftwise.engine.suffix.branching import SuffixTree, find_tree, known_nodes
@@ -271,6 +272,28 @@ def test_a_path_is_followed_from_the_root():
     assert chains.parents is None
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_walk_is_the_law_of_the_core(seed):
+    """Packed rows on the host give the paths of ``core.trees.accept_drawn_path``."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths, width, vocab = (6, 0, 3, 9), 9, 3
+    tokens = torch.randint(0, vocab, (4, width), generator=generator)
+    parents = torch.stack(
+        [torch.randint(-1, max(node, 0), (4,), generator=generator) for node in range(width)], dim=1
+    )
+    drawn = torch.randint(0, vocab, (4, width + 1), generator=generator)
+    plan = Plan(tokens, lengths, None, parents=parents)
+    packed = [
+        token for row, n in zip(drawn, lengths, strict=True) for token in row[: n + 1].tolist()
+    ]
+    nodes, following = tree_paths.accepted_nodes(plan, packed)
+    law = accept_drawn_path(tokens, parents, torch.tensor(lengths), drawn)
+    assert [len(own) for own in nodes] == law.num_accepted.tolist()
+    assert following == law.next_tokens.tolist()
+    for own, expected in zip(nodes, law.nodes.tolist(), strict=True):
+        assert own == expected[: len(own)]
+
+
 def test_what_cannot_be_combined_with_trees_is_refused(models):
     folder = models.folder(RECIPE)
 
@@ -295,7 +318,7 @@ def test_what_cannot_be_combined_with_trees_is_refused(models):
         llm.generate([[1, 2]], speculation=RequestSpeculation(policy="svip"))
 
 
-def test_lenient_requests_and_grammars_get_chains(models):
+def test_lenient_requests_get_chains(models):
     """Trees know no lenience, so a batch with lenience below 1 is drafted as chains."""
     engine = branching(models, RECIPE, "fixed", 4)
     engine.change_speculation(lenience=0.5)

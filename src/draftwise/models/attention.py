@@ -298,16 +298,17 @@ def _attend_segment(
     """``[num_tokens, heads, value_size]`` of one request, for every kind of attention."""
     shape = cache.layers[layer]
     start, end = segment.start, segment.start + segment.num_tokens
-    is_tree = tree is not None and bool(tree["ancestors"][0])
-    first = shape.first_visible(int(tree["root"][0]) if tree is not None and is_tree else start)
+    if tree is not None and not tree["ancestors"][0]:
+        tree = None  # the segment is a chain beside trees
+    first = shape.first_visible(start if tree is None else int(tree["root"][0]))
     keys, values = cache.read_span(layer, segment.cache_slot, first, end)  # [kv_heads, keys, size]
     key_position = torch.arange(first, end, device=q.device)
-    if tree is not None and is_tree:
-        position = torch.tensor(tree["position"], device=q.device).unsqueeze(1)
-        is_hidden = hidden_in_tree(tree, start, first, q.device)
-    else:
+    if tree is None:
         position = torch.arange(start, end, device=q.device).unsqueeze(1)
         is_hidden = key_position > position
+    else:
+        position = torch.tensor(tree["position"], device=q.device).unsqueeze(1)
+        is_hidden = hidden_in_tree(tree, start, first, q.device)
     is_hidden = is_hidden | (key_position < shape.first_visible_of(position))
     num_tokens, heads, key_size = q.shape
     grouped = q.view(num_tokens, len(keys), heads // len(keys), key_size).permute(1, 2, 0, 3)

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftwise.core.trees import check_parents
 from draftwise.models.native.structures import TREE_TOKEN
 
 if TYPE_CHECKING:
@@ -56,10 +57,9 @@ def whole_tree(start: int, parents: Sequence[int]) -> SegmentTree:
         raise ValueError(
             f"a tree has at most {MAX_TREE_TOKENS} tokens with its root, got {len(parents) + 1}"
         )
+    check_parents(parents)
     depths, ancestors = [0], [1]
     for node, parent in enumerate(parents):
-        if not -1 <= parent < node:
-            raise ValueError(f"parents[{node}] must be between -1 and {node - 1}, got {parent}")
         depths.append(depths[parent + 1] + 1)
         ancestors.append(ancestors[parent + 1] | 1 << node + 1)
     return SegmentTree(start, depths, ancestors)
