@@ -464,7 +464,8 @@ class Replay:
         # Requests are at different places of their answers.
         at = [int(self._random.integers(len(text))) for text in running]
         alone = self._batch_size / self._latency.target_seconds(self._batch_size)
-        curve = self._latency.target_curve(self._batch_size * (1 + BEAM * DEPTH))[self._batch_size :]
+        longest = self._batch_size * (1 + BEAM * DEPTH)
+        curve = self._latency.target_curve(longest)[self._batch_size :]
         tokens = seconds = 0.0
         while tokens < num_tokens:
             goodput = (
