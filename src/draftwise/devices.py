@@ -7,6 +7,14 @@ import torch
 from draftwise.errors import InvalidParameterError
 
 
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 about as fast as float32, or faster.
+
+    Processors without AVX-512 only emulate it.
+    """
+    return device.type == "cuda" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def resolve_device(device: str | torch.device) -> torch.device:
     """Resolve a device. ``"auto"`` is CUDA where it is available, otherwise the CPU.
 

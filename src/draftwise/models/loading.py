@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from draftwise import zoo
 from draftwise.core.formats import QUANTIZATIONS
+from draftwise.devices import has_fast_bfloat16
 from draftwise.errors import (
     InvalidParameterError,
     ModelNotFoundError,
@@ -75,8 +76,7 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
     if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
         return dtype
     if dtype == "auto":
-        fast = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return torch.bfloat16 if fast else torch.float32
+        return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise InvalidParameterError("dtype", f"must be auto, {', '.join(_DTYPES)}; got {dtype!r}")
     return _DTYPES[dtype]

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from draftwise.devices import has_fast_bfloat16
+
 # oneDNN and PyTorch cache a compiled kernel of up to 0.7 MB for every shape, by default up to 1024
 # of them. As step sizes vary, the caches would fill up. Compiling a kernel again takes half a
 # millisecond.
@@ -85,8 +87,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        # Processors without AVX-512 multiply float32 only.
-        and (dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+        and (dtype != torch.bfloat16 or has_fast_bfloat16(device))
     )
 
 

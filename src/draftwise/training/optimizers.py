@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from draftwise.training.muon import Muon
 from draftwise.training.schedule import Schedule
 
 
 class Optimizers:
-    """The two optimisers of a model, with the learning rates of its schedule.
-
-    Muon is described by Jordan et al. (2024), and the scale of its updates by Liu et al.
-    (arXiv:2502.16982).
-    """
+    """The two optimisers of a model, with the learning rates of its schedule."""
 
     def __init__(
         self, model: nn.Module, is_matrix: Callable[[str], bool], schedule: Schedule
@@ -33,20 +30,15 @@ class Optimizers:
         others: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                muon = parameter.ndim == 2 and is_matrix(name)
-                (matrices if muon else others).append(parameter)
+                for_muon = parameter.ndim == 2 and is_matrix(name)
+                (matrices if for_muon else others).append(parameter)
         self._parameters = matrices + others
         self._schedule = schedule
         # (optimiser, its peak learning rate)
         self._each: list[tuple[torch.optim.Optimizer, float]] = []
         if matrices:
-            muon_optimizer = torch.optim.Muon(
-                matrices,
-                lr=schedule.muon_learning_rate,
-                weight_decay=schedule.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
-            self._each.append((muon_optimizer, schedule.muon_learning_rate))
+            muon = Muon(matrices, schedule.muon_learning_rate, schedule.weight_decay)
+            self._each.append((muon, schedule.muon_learning_rate))
         if others:
             adamw = torch.optim.AdamW(
                 others, lr=schedule.adamw_learning_rate, betas=(0.9, 0.95), weight_decay=0.0

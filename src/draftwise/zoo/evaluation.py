@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from draftwise.devices import has_fast_bfloat16
 from draftwise.zoo.packed_stream import TokenizedSource, TokenRows, held_out_rows
 
 _ROWS_PER_BATCH = 8
@@ -21,8 +22,14 @@ def _batches(rows: TokenRows, device: torch.device) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def logits_of(model: LlamaForCausalLM, inputs: Tensor) -> Tensor:
-    """Float32 logits under bf16 autocast. inputs: [rows, length] -> [rows, length, vocab]."""
-    with torch.autocast(inputs.device.type, torch.bfloat16):
+    """``[rows, length, vocab]`` float32 logits, with bfloat16 autocast where that is fast.
+
+    Args:
+        model: the model.
+        inputs: ``[rows, length]`` token ids.
+    """
+    use_bfloat16 = has_fast_bfloat16(inputs.device)
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=use_bfloat16):
         logits: Tensor = model(input_ids=inputs, use_cache=False).logits
     return logits.float()
 

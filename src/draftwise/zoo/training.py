@@ -1,4 +1,4 @@
-"""Training of the family's models on packed text, with bf16 autocast."""
+"""Training of the family's models on packed text, with bfloat16 autocast where it is fast."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from draftwise.devices import has_fast_bfloat16
 from draftwise.training.llama import is_layer_matrix, new_llama
 from draftwise.training.loop import Runtime, Trainer
 from draftwise.training.optimizers import Optimizers
@@ -92,7 +93,8 @@ class TextTask:
         self.stream.load_state_dict(state)
 
     def _loss(self, batch: Tensor) -> Tensor:
-        with torch.autocast(self._device.type, torch.bfloat16):
+        use_bfloat16 = has_fast_bfloat16(self._device)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=use_bfloat16):
             logits = self.model(input_ids=batch[:, :-1], use_cache=False).logits
         return self._loss_function(logits, batch)
 
