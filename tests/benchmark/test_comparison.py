@@ -17,7 +17,8 @@ def report(**ratios):
     contenders = {name: {"ratio": spread(each)} for name, each in ratios.items()}
     if "none" in contenders:
         contenders["none"] = {"tokens_per_second": contenders["none"]["ratio"]}
-    return {"cells": [{"workload": "w", "batch_size": 8, "contenders": contenders}]}
+    cell = {"workload": "w", "temperature": 0.5, "batch_size": 8, "contenders": contenders}
+    return {"cells": [cell]}
 
 
 def test_ordered_by_ratio_and_overlapping_ranges_are_not_clear():
@@ -30,7 +31,7 @@ def test_ordered_by_ratio_and_overlapping_ranges_are_not_clear():
         ("c", True),
     ]
     assert found[0].ratio == 0.75
-    assert (found[0].workload, found[0].batch_size) == ("w", 8)
+    assert found[0].cell == "w, temperature 0.5, batch 8"
 
 
 def test_target_only_decoding_is_compared_by_its_rate():
@@ -43,8 +44,18 @@ def test_only_results_in_both_reports_are_compared():
     assert changes(old, new) == []
     new["cells"][0]["contenders"]["a"] = {"error": "fell over"}
     assert changes(old, new) == []
-    new["cells"][0]["batch_size"] = 1
-    assert changes(old, new) == []
+    for field, value in (("batch_size", 1), ("temperature", 0.0)):
+        other = report(a=(1, 1, 1))
+        other["cells"][0][field] = value
+        assert changes(old, other) == []
+
+
+def test_a_report_from_before_several_temperatures_can_be_read(tmp_path):
+    old = report(a=(1, 1, 1))
+    del old["cells"][0]["temperature"]
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(old | {"settings": {"temperature": "0.5"}}))
+    assert len(changes(load_report(file), report(a=(1, 1, 1)))) == 1
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"cells": [{}]}', '{"cells": 3}'])

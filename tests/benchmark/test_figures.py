@@ -6,7 +6,13 @@ from collections import Counter
 import pytest
 
 from draftwise.benchmark.contest import compete, make_cell
-from draftwise.benchmark.figures import Parameters, figures_of_cell, flops_per_token, spread
+from draftwise.benchmark.figures import (
+    Parameters,
+    figures_of_cell,
+    flops_per_token,
+    spread,
+    title_of,
+)
 from draftwise.params import SamplingParams
 
 from .fakes import Fake, records
@@ -33,13 +39,14 @@ def figures(**fakes):
     everybody = [Fake("none", seconds=2.0), *fakes.values()]
     params = SamplingParams(max_tokens=5, temperature=0)
     results = compete(CELL, everybody, params)
-    return figures_of_cell(CELL, results, Parameters(100, 10), True, {"b": "is too slow"})
+    return figures_of_cell(CELL, results, Parameters(100, 10), 0.0, {"b": "is too slow"})
 
 
 def test_figures_of_a_cell_are_json_compatible():
     cell = figures(a=Fake("a", records=STEPS))
     assert json.loads(json.dumps(cell)) == cell
     assert (cell["workload"], cell["batch_size"], cell["rounds"]) == ("work", 2, 3)
+    assert title_of(cell) == "work, temperature 0, batch 2"
 
 
 def test_reasons_of_contenders_that_did_not_run():

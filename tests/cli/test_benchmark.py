@@ -58,7 +58,7 @@ def test_files_and_tables_are_written(command, tmp_path):
             assert own["num_tokens"] == 6 * own["answers"]
             assert own["tokens_per_second"]["median"] > 0
             assert sum(own["share_of_time"].values()) == pytest.approx(1.0)
-        assert "questions, batch" in out
+        assert "questions, temperature 0, batch" in out
     assert report["contenders"]["fixed:2"]["num_speculative_tokens"] == 2
     assert report["models"]["draft"]["parameters"] > 0
     assert report["settings"]["workload"] == ["questions.jsonl"]
@@ -73,7 +73,7 @@ def test_the_page_loads_no_external_resources(command, tmp_path):
     assert page.open == []
     assert page.pictures == 4
     assert page.fetched == []
-    assert "questions, batch 3" in text
+    assert "questions, temperature 0, batch 3" in text
     assert "3 of 3" not in text
     assert "6 of 6" in text
 
@@ -82,9 +82,9 @@ def test_answers_in_the_format_of_spec_bench(command, tmp_path):
     command("--policies", "fixed")
     folder = tmp_path / "out" / "answers"
     assert {file.name for file in folder.iterdir()} == {
-        f"questions-{size}-{name}.jsonl" for size in (1, 3) for name in ("none", "fixed")
+        f"questions-T0-{size}-{name}.jsonl" for size in (1, 3) for name in ("none", "fixed")
     }
-    lines = (folder / "questions-3-fixed.jsonl").read_text().splitlines()
+    lines = (folder / "questions-T0-3-fixed.jsonl").read_text().splitlines()
     answers = [json.loads(line) for line in lines]
     assert [each["question_id"] for each in answers] == [0, 1, 2, 3, 0, 1]
     for each in answers:
@@ -110,6 +110,58 @@ def test_sampled_workload_with_a_companion(command, models, tmp_path):
     assert "same" in out
 
 
+def test_several_temperatures(command, tmp_path):
+    status, out, _ = command("--policies", "fixed", "--temperature", "0,0.5", "--batch-sizes", "1")
+    assert status == 0
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    greedy, sampled = report["cells"]
+    assert (greedy["temperature"], sampled["temperature"]) == (0, 0.5)
+    assert "identical_answers" in greedy["contenders"]["fixed"]
+    assert "identical_answers" not in sampled["contenders"]["fixed"]
+    assert "questions, temperature 0.5, batch 1" in out
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "at temperature 0 and 0.5" in page
+    assert page.count("<th>T 0.5, batch 1</th>") == 1
+    files = {file.name for file in (tmp_path / "out" / "answers").iterdir()}
+    assert "questions-T0.5-1-fixed.jsonl" in files
+
+
+def test_a_preset_sets_what_is_not_given(command, tmp_path):
+    ending = replace(TARGET, config={"eos_token_id": list(range(0, 300, 3))})
+    status, _, err = command(
+        *("--preset", "gemma", "--draft", "suffix", "--max-model-len", "128"), target=ending
+    )
+    assert (status, err) == (0, "")
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    settings = report["settings"]
+    # What the command line says counts more.
+    assert (settings["rounds"], settings["max_tokens"], settings["batch_sizes"]) == (2, 6, "1,3")
+    assert (settings["policies"], settings["temperature"]) == ("adaptive", "0,0.8")
+    assert settings["num_speculative_tokens"] == 8
+    assert settings["stop_at_eos"] is True
+    assert list(report["contenders"]) == ["none", "adaptive"]
+
+
+def test_a_head_is_trained_first(command, prompt_file, tmp_path):
+    arguments = ("--draft", "suffix", "--policies", "fixed:2", "--batch-sizes", "1")
+    training = ("--train-on", str(prompt_file), "--train-minutes", "0.05", "--max-model-len", "600")
+    target = replace(TARGET, context=1024)
+    status, _, err = command(*arguments, *training, target=target)
+    assert status == 0
+    head = tmp_path / "out" / "head"
+    assert "training an EAGLE-3 head of" in err
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert report["settings"]["draft"] == f"suffix,{head}"
+    own = report["cells"][0]["contenders"]["fixed:2"]
+    assert own["identical_answers"] == own["answers"]
+    written = (head / "model.safetensors").stat().st_mtime_ns
+    # A second run measures with the same head.
+    status, _, err = command(*arguments, *training, target=target)
+    assert status == 0
+    assert "using the head in" in err
+    assert (head / "model.safetensors").stat().st_mtime_ns == written
+
+
 def test_changes_since_an_earlier_report_are_shown(command, tmp_path):
     command("--policies", "fixed")
     old = tmp_path / "out" / "results.json"
@@ -120,7 +172,7 @@ def test_changes_since_an_earlier_report_are_shown(command, tmp_path):
     kept.write_text(json.dumps(report))
     status, out, _ = command("--policies", "fixed", "--compare", str(kept))
     assert status == 0
-    assert "-100% fixed, questions, batch 1: 1000.00 →" in out
+    assert "-100% fixed, questions, temperature 0, batch 1: 1000.00 →" in out
     assert "measurements are slower" in out
 
 
@@ -218,6 +270,10 @@ def test_conversations_of_several_turns(command, tmp_path):
         (["--threads", "0"], "--threads"),
         (["--longest-prompt", "200"], "--longest-prompt"),
         (["--temperature", "-1"], "--temperature"),
+        (["--temperature", "0,-1"], "--temperature"),
+        (["--temperature", "0,cold"], "--temperature"),
+        (["--preset", "llama"], "--preset"),
+        (["--train-on", "/nowhere/prompts.jsonl"], "--train-on"),
         (["--output", "/proc/here"], "--output"),
         (["--stop-at-eos"], "--stop-at-eos"),
         (["--multi-turn"], "--workload"),

@@ -14,15 +14,17 @@ from draftwise.benchmark.contest import Cell, Result
 def write_answers(
     folder: Path,
     cell: Cell,
+    temperature: float,
     results: dict[str, Result],
     categories: Sequence[str],
     decode: Callable[[list[int]], str],
 ) -> None:
-    """Write one file per contender: ``answers/WORKLOAD-BATCH-CONTENDER.jsonl``.
+    """Write one file per contender: ``answers/WORKLOAD-TTEMPERATURE-BATCH-CONTENDER.jsonl``.
 
     Args:
         folder: folder of the report.
         cell: the cell that was run.
+        temperature: temperature of all prompts.
         results: results by contender.
         categories: category of each prompt of the workload, by index.
         decode: function from token ids to text.
@@ -32,7 +34,8 @@ def write_answers(
     for name, result in results.items():
         if not result.turns:
             continue
-        file_name = f"{cell.workload}-{cell.batch_size}-{name.replace(':', '')}.jsonl"
+        run = f"{cell.workload}-T{temperature:g}-{cell.batch_size}"
+        file_name = f"{run}-{name.replace(':', '')}.jsonl"
         lines = (
             json.dumps(record | {"model_id": name})
             for record in _records(cell, result, categories, decode)

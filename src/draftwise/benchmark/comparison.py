@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftwise.benchmark.figures import title_of
 from draftwise.errors import InvalidParameterError
 
 
@@ -16,16 +17,14 @@ class Change:
     """Change of one contender's result between two reports.
 
     Attributes:
-        workload: name of the workload.
-        batch_size: batch size.
+        cell: workload, temperature and batch size.
         contender: name of the contender.
         before: median in the older report.
         after: median in the newer report.
         is_clear: whether the interquartile ranges do not overlap.
     """
 
-    workload: str
-    batch_size: int
+    cell: str
     contender: str
     before: float
     after: float
@@ -47,7 +46,10 @@ def load_report(path: Path) -> dict[str, Any]:
         report = json.loads(path.read_text(encoding="utf-8"))
         for cell in report["cells"]:
             cell["workload"], cell["batch_size"], cell["contenders"]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+            if "temperature" not in cell:
+                # Older reports have the same temperature everywhere.
+                cell["temperature"] = float(report["settings"]["temperature"])
+    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
         raise InvalidParameterError(
             "compare", f"{str(path)!r} is not a report of `draftwise benchmark`: {error!r}"
         ) from error
@@ -61,10 +63,10 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     Contenders are compared by their ratio to target-only decoding, which does not depend on the
     speed of the machine. Target-only decoding itself is compared by tokens per second.
     """
-    before = {(c["workload"], c["batch_size"]): c["contenders"] for c in old["cells"]}
+    before = {title_of(cell): cell["contenders"] for cell in old["cells"]}
     found = []
     for cell in new["cells"]:
-        others = before.get((cell["workload"], cell["batch_size"]), {})
+        others = before.get(title_of(cell), {})
         for name, own in cell["contenders"].items():
             other = others.get(name, {})
             key = "tokens_per_second" if name == "none" else "ratio"
@@ -72,7 +74,5 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
                 continue
             a, b = other[key], own[key]
             clear = b["high"] < a["low"] or b["low"] > a["high"]
-            found.append(
-                Change(cell["workload"], cell["batch_size"], name, a["median"], b["median"], clear)
-            )
+            found.append(Change(title_of(cell), name, a["median"], b["median"], clear))
     return sorted(found, key=lambda change: change.ratio)

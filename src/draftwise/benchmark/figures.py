@@ -33,16 +33,17 @@ def figures_of_cell(
     cell: Cell,
     results: Mapping[str, Result],
     sizes: Parameters,
-    greedy: bool,
+    temperature: float,
     left_out: Mapping[str, str],
 ) -> dict[str, Any]:
-    """All figures of one workload at one batch size.
+    """All figures of one workload at one temperature and batch size.
 
     Args:
         cell: the cell that was run.
         results: results by contender.
         sizes: sizes of Draftwise's models.
-        greedy: whether decoding was greedy. Answers are then compared with target-only decoding.
+        temperature: temperature of all prompts. At 0 the answers are compared with those of
+            target-only decoding.
         left_out: reasons of the contenders that did not run in this cell, by name.
     """
     contenders = {}
@@ -50,14 +51,25 @@ def figures_of_cell(
         if not result.turns:
             contenders[name] = {"error": result.error or "did not run"}
             continue
-        contenders[name] = _figures(dict(results), name, sizes, greedy)
+        contenders[name] = _figures(dict(results), name, sizes, temperature == 0)
     return {
         "workload": cell.workload,
+        "temperature": temperature,
         "batch_size": cell.batch_size,
         "rounds": len(cell.rounds),
         "contenders": contenders,
         "left_out": dict(left_out),
     }
+
+
+def series_of(cell: Mapping[str, Any]) -> str:
+    """Name of the workload and temperature of a cell, which it shares with other batch sizes."""
+    return f"{cell['workload']}, temperature {cell['temperature']:g}"
+
+
+def title_of(cell: Mapping[str, Any]) -> str:
+    """Name of a cell in tables and pages."""
+    return f"{series_of(cell)}, batch {cell['batch_size']}"
 
 
 def _figures(

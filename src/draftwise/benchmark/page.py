@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from draftwise.benchmark.contenders import BASELINE
+from draftwise.benchmark.figures import series_of, title_of
 from draftwise.benchmark.plots import (
     acceptance_figure,
     goodput_figure,
@@ -32,19 +35,63 @@ def write_page(path: Path, report: Mapping[str, Any]) -> None:
         lstrip_blocks=True,
     )
     cells = report["cells"]
+    first = [cell for cell in cells if series_of(cell) == series_of(cells[0])]
     page = environment.get_template("report.html").render(
         report=report,
+        title_of=title_of,
+        temperatures=list(dict.fromkeys(cell["temperature"] for cell in cells)),
+        summary=summary(cells),
         findings=findings(report),
         plots={
             "Goodput": goodput_figure(cells),
-            "Time by part of a step": time_figure(cells),
+            f"Time by part of a step: {series_of(cells[0])}": time_figure(first),
             "Acceptance by position": acceptance_figure(cells),
-            "Verified lengths": lengths_figure(cells),
+            f"Verified lengths: {series_of(cells[0])}": lengths_figure(first),
         },
         baseline=BASELINE,
         ngram_tokens=NGRAM_TOKENS,
     )
     path.write_text(page, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Average:
+    """Speed of a contender relative to target-only decoding, over the workloads of a load.
+
+    Attributes:
+        mean: geometric mean of the medians.
+        lowest: lowest median.
+        num_workloads: number of workloads that the contender completed.
+        is_best: whether no other contender of this load has a higher mean.
+    """
+
+    mean: float
+    lowest: float
+    num_workloads: int
+    is_best: bool = False
+
+
+def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Average]]:
+    """Averages over workloads, by contender and by load, which is a temperature and batch size."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell in cells:
+        load = f"T {cell['temperature']:g}, batch {cell['batch_size']}"
+        for name, figures in cell["contenders"].items():
+            if figures.get("ratio"):
+                by_load = found.setdefault(name, {})
+                by_load.setdefault(load, []).append(figures["ratio"]["median"])
+    averages = {
+        name: {
+            load: Average(geometric_mean(ratios), min(ratios), len(ratios))
+            for load, ratios in by_load.items()
+        }
+        for name, by_load in found.items()
+    }
+    for load in {load for by_load in averages.values() for load in by_load}:
+        means = {name: own[load].mean for name, own in averages.items() if load in own}
+        best = max(means, key=lambda name: means[name])
+        averages[best][load] = replace(averages[best][load], is_best=True)
+    return averages
 
 
 def findings(report: Mapping[str, Any]) -> list[str]:
@@ -57,7 +104,7 @@ def findings(report: Mapping[str, Any]) -> list[str]:
             if figures.get("ratio")
         }
         best = max(ratios, key=lambda name: ratios[name])
-        where = f"{cell['workload']}, batch {cell['batch_size']}"
+        where = title_of(cell)
         if best == BASELINE:
             sentences.append(f"{where}: no policy was faster than target-only decoding.")
             continue

@@ -10,29 +10,40 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from draftwise.benchmark.contenders import BASELINE
+from draftwise.benchmark.figures import series_of
 from draftwise.benchmark.style import COLOURS, HATCHES, STYLE, legend_below, look, svg
 from draftwise.core.types import PARTS
+
+_MAX_COLUMNS = 3
 
 Cells = Sequence[Mapping[str, Any]]
 
 
 def goodput_figure(cells: Cells) -> str:
-    """Tokens per second relative to target-only decoding by batch size, one panel per workload."""
-    workloads = list(dict.fromkeys(cell["workload"] for cell in cells))
+    """Tokens per second relative to target-only decoding by batch size.
+
+    There is one panel per workload and temperature. Panels of one workload share a row.
+    """
+    series = list(dict.fromkeys(series_of(cell) for cell in cells))
+    temperatures = {cell["temperature"] for cell in cells}
+    columns = len(temperatures) if len(temperatures) > 1 else min(len(series), _MAX_COLUMNS)
+    rows = -(-len(series) // columns)
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
-            1,
-            len(workloads),
-            figsize=(4.2 * len(workloads), 3.4),
+            rows,
+            columns,
+            figsize=(4.2 * columns, 3.1 * rows + 0.3),
             sharey=True,
             squeeze=False,
             layout="constrained",
         )
-        for axes, workload in zip(panels[0], workloads, strict=True):
-            own = [cell for cell in cells if cell["workload"] == workload]
-            _goodput_panel(axes, own)
-            axes.set_title(workload)
-        panels[0][0].set_ylabel("tokens per second, × target only")
+        for axes, name in zip(panels.flat, series, strict=False):
+            _goodput_panel(axes, [cell for cell in cells if series_of(cell) == name])
+            axes.set_title(name)
+        for axes in panels.flat[len(series) :]:
+            axes.set_visible(False)
+        for axes in panels[:, 0]:
+            axes.set_ylabel("tokens per second, × target only")
         legend_below(figure, panels[0][0])
         return svg(figure)
 

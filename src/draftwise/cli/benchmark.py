@@ -34,16 +34,18 @@ from draftwise.cli.option_values import (
     check_max_tokens,
     make_folder,
     parse_numbers,
+    parse_temperatures,
     read_chat_template,
     set_chat_template,
     set_threads,
 )
+from draftwise.cli.presets import use_preset
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from draftwise.benchmark.contenders import Contender
 
-_WORKLOAD, _PEERS = "Workload", "Other engines"
+_WORKLOAD, _TRAINING, _PEERS = "Workload", "A head of the target", "Other engines"
 
 
 def benchmark(
@@ -56,6 +58,15 @@ def benchmark(
             rich_help_panel=_WORKLOAD,
         ),
     ],
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="Set of defaults for options that are not given: gemma.",
+            metavar="NAME",
+            callback=use_preset,
+            is_eager=True,
+        ),
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for the report.", metavar="DIR")
     ] = Path("benchmark"),
@@ -136,8 +147,9 @@ def benchmark(
         ),
     ] = False,
     temperature: Annotated[
-        float, typer.Option(help="0 for greedy decoding.", rich_help_panel=_WORKLOAD)
-    ] = 0.0,
+        str,
+        typer.Option(help="Separated by commas; 0 for greedy decoding.", rich_help_panel=_WORKLOAD),
+    ] = "0",
     top_p: TopP = 1.0,
     top_k: TopK = 0,
     seed: Annotated[int | None, typer.Option(help="Seed of the first prompt.")] = 0,
@@ -158,6 +170,18 @@ def benchmark(
         typer.Option(help="Maximum number of tokens drafted per step.", rich_help_panel=_WORKLOAD),
     ] = 5,
     tree_width: TreeWidth = 1,
+    train_on: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Prompts for `draftwise train eagle3`: a head of the target is trained on them "
+            "first, and drafts beside the other drafts. May be repeated.",
+            metavar="FILE",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None,
+    train_minutes: Annotated[
+        float, typer.Option(help="Time for this training.", rich_help_panel=_TRAINING)
+    ] = 60.0,
     profile: Annotated[
         Path | None,
         typer.Option(help="Acceptance profile written by `draftwise profile`.", metavar="FILE"),
@@ -200,12 +224,31 @@ def benchmark(
     Examples:
       draftwise benchmark --workload gsm8k.jsonl --chat --policies fixed:3,fixed:5,adaptive
       draftwise benchmark --workload gsm8k.jsonl --peers transformers --compare old/results.json
+      draftwise benchmark --preset gemma --workload gsm8k_test.jsonl --train-on gsm8k_train.jsonl
     """
     settings = {name: value for name, value in locals().items() if name != "context"}
     started = time.strftime("%Y-%m-%d")
     console = Console(highlight=False)
     sizes = _sizes(batch_sizes)
+    temperatures = parse_temperatures("temperature", temperature)
+    make_folder(output)
     models = choose_models(Zoo("zoo:target@200m"), target, draft, companion)
+    if train_on:
+        from draftwise.cli.benchmark_head import with_trained_head
+
+        models = with_trained_head(
+            models,
+            train_on,
+            train_minutes,
+            output,
+            {
+                "temperatures": temperature,
+                "threads": threads,
+                "dtype": dtype,
+                "device": device,
+                "trust_remote_code": trust_remote_code,
+            },
+        )
     if models.draft is None:
         refuse_without_draft(context)
         policies = ""
@@ -216,7 +259,6 @@ def benchmark(
             "no draft: only target-only decoding is measured; name a draft with --draft DRAFT",
             err=True,
         )
-    make_folder(output)
     if threads is not None:
         set_threads(threads)
 
@@ -241,14 +283,17 @@ def benchmark(
     if chat_template is not None and not (chat or multi_turn):
         raise InvalidParameterError("chat_template", "requires --chat or --multi-turn")
     template = read_chat_template(chat_template)
-    params = SamplingParams(
-        max_tokens=check_max_tokens(max_tokens),
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        ignore_eos=not stop_at_eos,
-    )
+    sampling = [
+        SamplingParams(
+            max_tokens=check_max_tokens(max_tokens),
+            temperature=each,
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            ignore_eos=not stop_at_eos,
+        )
+        for each in temperatures
+    ]
     speculation = None
     if models.draft is not None:
         speculation = SpeculationConfig(
@@ -302,7 +347,7 @@ def benchmark(
             contenders += make_peers(_names(peers), loaded, output / "logs", looked_up)
     try:
         cells = run_cells(
-            console, contenders, workloads, sizes, rounds, learning_turns, params, llm, output
+            console, contenders, workloads, sampling, sizes, rounds, learning_turns, llm, output
         )
         report = report_of(started, settings, llm, contenders) | {"cells": cells}
     finally:

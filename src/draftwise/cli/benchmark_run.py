@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -32,28 +33,28 @@ def run_cells(
     console: Console,
     contenders: Sequence[Contender],
     workloads: Sequence[Workload],
+    sampling: Sequence[SamplingParams],
     sizes: Sequence[int],
     rounds: int,
     learning_turns: int,
-    params: SamplingParams,
     llm: LLM,
     output: Path,
 ) -> list[dict[str, Any]]:
-    """Measure all workloads at all batch sizes, and print the results of each.
+    """Measure all workloads at all temperatures and batch sizes, and print the results of each.
 
     Args:
         console: console to print to.
         contenders: policies and other engines.
         workloads: workloads with their prompts.
+        sampling: sampling parameters of all prompts, for one temperature each.
         sizes: batch sizes.
         rounds: number of timed runs per contender.
         learning_turns: number of untimed runs before, for contenders that adapt.
-        params: sampling parameters of all prompts.
         llm: the loaded target.
         output: folder for the answers.
 
     Returns:
-        The results of each workload and batch size.
+        The results of each workload, temperature and batch size.
     """
     cells = []
     models = models_of(llm, contenders)
@@ -63,33 +64,30 @@ def run_cells(
     def decode(tokens: list[int]) -> str:
         return "" if tokenizer is None else str(tokenizer.decode(tokens))
 
-    for each in workloads:
-        for size in sizes:
-            cell = make_cell(each.name, each.prompts, size, rounds)
-            refusals = {c.name: c.refusal(size, params) for c in contenders}
-            left_out = {name: why for name, why in refusals.items() if why is not None}
-            able = [c for c in contenders if c.name not in left_out]
-            turns = len(able) * (rounds + 1) + learning_turns * sum(c.learns for c in able)
-            with Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("turns"),
-                TimeElapsedColumn(),
-                console=console,
-                transient=True,
-                disable=not console.is_terminal,
-            ) as bar:
-                task = bar.add_task(each.name, total=turns)
-
-                title = f"{each.name}, batch {size}"
-                on_turn = partial(_advance, bar, task, title)
-                results = compete(cell, contenders, params, learning_turns, on_turn)
-            greedy = params.temperature == 0
-            figures = figures_of_cell(cell, results, sizes_of_models, greedy, left_out)
-            show_cell(console, figures)
-            write_answers(output, cell, results, each.categories, decode)
-            cells.append(figures)
+    for each, params, size in itertools.product(workloads, sampling, sizes):
+        cell = make_cell(each.name, each.prompts, size, rounds)
+        refusals = {c.name: c.refusal(size, params) for c in contenders}
+        left_out = {name: why for name, why in refusals.items() if why is not None}
+        able = [c for c in contenders if c.name not in left_out]
+        turns = len(able) * (rounds + 1) + learning_turns * sum(c.learns for c in able)
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("turns"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        ) as bar:
+            task = bar.add_task(each.name, total=turns)
+            title = f"{each.name}, T {params.temperature:g}, batch {size}"
+            on_turn = partial(_advance, bar, task, title)
+            results = compete(cell, contenders, params, learning_turns, on_turn)
+        figures = figures_of_cell(cell, results, sizes_of_models, params.temperature, left_out)
+        show_cell(console, figures)
+        write_answers(output, cell, params.temperature, results, each.categories, decode)
+        cells.append(figures)
     return cells
 
 

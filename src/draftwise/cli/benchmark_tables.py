@@ -8,14 +8,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from draftwise.benchmark.figures import title_of
+
 if TYPE_CHECKING:
     from draftwise.benchmark.comparison import Change
 
 
 def show_cell(console: Console, cell: dict[str, Any]) -> None:
     """Print the results of one workload and batch size, with a row for each contender."""
-    title = f"{cell['workload']}, batch {cell['batch_size']}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title_of(cell), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("contender", no_wrap=True)
     for head in ("tokens/s", "× none", "range", "per step", "step ms", "repeated", "same"):
         table.add_column(head, justify="right", no_wrap=True)
@@ -56,6 +57,6 @@ def show_changes(console: Console, found: list[Change]) -> None:
     for change in clear:
         colour = "red" if change.ratio < 1 else "green"
         console.print(
-            f"  [{colour}]{change.ratio - 1:+.0%}[/] {change.contender}, {change.workload}, batch "
-            f"{change.batch_size}: {change.before:.2f} → {change.after:.2f}"
+            f"  [{colour}]{change.ratio - 1:+.0%}[/] {change.contender}, {change.cell}: "
+            f"{change.before:.2f} → {change.after:.2f}"
         )

@@ -31,6 +31,18 @@ _NAME_OR_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![-/.\w])[a-z]+(?:_[a-z]+)+
 class FlaggingCommand(TyperCommand):
     """A command whose errors name options as they are typed, such as ``--max-model-len``."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options.
+
+        Raises:
+            DraftwiseError: the error of an option's callback, with flags in place of parameters.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except DraftwiseError as error:
+            name_flags(self, error)
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command.
 

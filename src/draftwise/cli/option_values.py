@@ -72,6 +72,20 @@ def parse_numbers(field: str, text: str) -> list[int]:
         ) from None
 
 
+def parse_temperatures(field: str, text: str) -> list[float]:
+    """Parse different temperatures such as ``"0,0.8"``.
+
+    Raises:
+        InvalidParameterError: a part is not a number.
+    """
+    try:
+        return list(dict.fromkeys(float(number) for number in text.split(",")))
+    except ValueError:
+        raise InvalidParameterError(
+            field, f"must be numbers separated by commas, got {text!r}"
+        ) from None
+
+
 def set_threads(threads: int) -> None:
     """Set the number of threads that PyTorch computes with.
 

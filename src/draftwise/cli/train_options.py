@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from draftwise.cli.common_options import MODELS, RUNNING, Device, Dtype, TrustRemoteCode
-from draftwise.cli.option_values import make_folder, set_threads
+from draftwise.cli.option_values import make_folder, parse_temperatures, set_threads
 from draftwise.errors import InvalidParameterError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class CommonOptions:
             chat=self.chat,
             minutes=default if self.minutes is None else self.minutes,
             tokens=self.tokens,
-            temperatures=_temperatures(self.temperatures),
+            temperatures=tuple(parse_temperatures("temperatures", self.temperatures)),
             max_tokens=self.max_tokens,
             length=self.length,
             num_held_out=self.held_out,
@@ -229,12 +229,3 @@ class CommonOptions:
                 raise typer.Exit(EXIT_STATUS) from None
         curve.end(values)
         console.print(f"written to {self.output}", soft_wrap=True)
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(dict.fromkeys(float(each) for each in text.split(",")))
-    except ValueError:
-        raise InvalidParameterError(
-            "temperatures", f"must be numbers separated by commas, got {text!r}"
-        ) from None

@@ -1,0 +1,32 @@
+"""Averages over workloads in the page of a benchmark."""
+
+import pytest
+
+from draftwise.benchmark.page import summary
+
+
+def cell(workload, temperature, **ratios):
+    contenders = {name: {"ratio": {"median": ratio}} for name, ratio in ratios.items()}
+    return {
+        "workload": workload,
+        "temperature": temperature,
+        "batch_size": 8,
+        "contenders": contenders | {"broken": {"error": "fell over"}},
+    }
+
+
+def test_geometric_means_over_workloads_by_load():
+    found = summary(
+        [
+            cell("a", 0.0, none=1.0, fast=2.0, odd=5.0),
+            cell("b", 0.0, none=1.0, fast=0.5),
+            cell("a", 0.8, none=1.0, fast=1.5),
+        ]
+    )
+    assert set(found) == {"none", "fast", "odd"}
+    both = found["fast"]["T 0, batch 8"]
+    assert both.mean == pytest.approx(1.0)
+    assert (both.lowest, both.num_workloads) == (0.5, 2)
+    assert found["odd"]["T 0, batch 8"].num_workloads == 1
+    assert found["fast"]["T 0.8, batch 8"].is_best
+    assert not found["none"]["T 0.8, batch 8"].is_best
