@@ -102,7 +102,7 @@ def join(folder: Path) -> dict[str, Any]:
             "started": results["started"],
             "revision": results["revision"],
             "command": results["command"],
-            "temperature": results["settings"]["temperature"],
+            "temperature": float(results["settings"]["temperature"]),
             "cells": results["cells"],
         }
     joined["geometric_means"] = geometric_means(joined["runs"])
