@@ -31,7 +31,6 @@ from draftwise.models.loading import LoadedModel, load_model
 from draftwise.models.native import suitability
 from draftwise.models.native.library import kernel_in_use
 
-BATCH_SIZES = (1, 8)
 CONTEXT = 160
 CPU = torch.device("cpu")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
@@ -89,6 +88,7 @@ def passes(model: LoadedModel, how: str, batch_size: int) -> Callable[[], None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["zoo:draft", "zoo:target@200m"])
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--output", type=Path)
@@ -99,7 +99,7 @@ def main() -> None:
     rows = []
     for name in arguments.models:
         models = {(how, dtype): load(name, how, dtype) for how, dtype in CASES}
-        for batch_size in BATCH_SIZES:
+        for batch_size in arguments.batch_sizes:
             runs = {case: passes(model, case[0], batch_size) for case, model in models.items()}
             names = {"/".join(case): run for case, run in runs.items()}
             times = take_turns(names, arguments.repeats)

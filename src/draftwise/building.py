@@ -37,6 +37,7 @@ from draftwise.models.heads.model import HeadModel
 from draftwise.models.imports import quiet_import
 from draftwise.models.loading import (
     LoadedModel,
+    WeightTypes,
     load_model,
     loaded_name,
     match_vocabulary,
@@ -61,7 +62,7 @@ class BuildSettings:
     """Settings shared by all engines of one target.
 
     Attributes:
-        dtype: data type of the weights.
+        dtypes: data types of the weights.
         device: device of the weights.
         trust_remote_code: allow models to run code from their repositories.
         options: sizes of an engine.
@@ -72,7 +73,7 @@ class BuildSettings:
         on_status: called with a description of each operation that takes seconds.
     """
 
-    dtype: torch.dtype
+    dtypes: WeightTypes
     device: torch.device
     trust_remote_code: bool
     options: EngineOptions
@@ -251,7 +252,7 @@ class EngineBuilder:
             loaded = load_model(
                 name,
                 role,
-                settings.dtype,
+                settings.dtypes,
                 settings.device,
                 context,
                 settings.trust_remote_code,
@@ -268,7 +269,7 @@ class EngineBuilder:
             return None
         self._settings.on_status(f"loading {name}")
         with _LOADING, quiet_import():
-            head = load_head(name, folder, self.target, self._settings.dtype)
+            head = load_head(name, folder, self.target, self.target.model.dtype)
         _warn_of_slow_path(head, "draft")
         return head
 
@@ -330,11 +331,13 @@ class EngineBuilder:
         draft_name = draft_model_name(speculation)
         assert draft_name is not None
 
-        def spec(name: str, role: str, quantization: str | None = None) -> ModelSpec:
+        def spec(
+            name: str, loaded: LoadedModel, role: str, quantization: str | None = None
+        ) -> ModelSpec:
             return ModelSpec(
                 name,
                 role,
-                settings.dtype,
+                loaded.model.dtype,
                 self.target.max_model_len,
                 settings.trust_remote_code,
                 quantization,
@@ -345,12 +348,12 @@ class EngineBuilder:
             quantization = speculation.companion_quantization
             name = draft_name if quantization else speculation.companion
             assert name is not None
-            companion = spec(name, "companion", quantization)
+            companion = spec(name, models.companion, "companion", quantization)
         count, kind = settings.draft_replicas, settings.device.type
         settings.on_status(f"starting {count - 1} replicas of the draft")
         specs = [
             ReplicaSpec(
-                spec(draft_name, "draft"),
+                spec(draft_name, draft, "draft"),
                 companion,
                 kind if kind == "cpu" else f"{kind}:{rank}",
                 settings.options.max_batch_size,

@@ -23,7 +23,7 @@ from draftwise.engine.request import Request
 from draftwise.engine.suffix.loading import tokenizer_fingerprint
 from draftwise.errors import ClosedError, DraftwiseError, InvalidParameterError
 from draftwise.models.host_memory import return_free_memory
-from draftwise.models.loading import LoadedModel, resolve_dtype
+from draftwise.models.loading import LoadedModel, weight_types
 from draftwise.outputs import FinishReason, RequestOutput, StreamPiece
 from draftwise.params import SamplingParams
 from draftwise.prompts import Prompt, as_list, one_per_prompt, tokenize
@@ -86,7 +86,7 @@ class LLM:
             speculation: speculation settings; ``None`` for target-only decoding. A mapping may use
                 vLLM's key names.
             dtype: ``"auto"``, ``"bfloat16"``, ``"float16"`` or ``"float32"``, or a
-                :class:`torch.dtype`.
+                :class:`torch.dtype`. ``"auto"`` is bfloat16, or float32 where that is faster.
             device: ``"auto"``, ``"cpu"`` or ``"cuda"``, or a :class:`torch.device`.
             max_batch_size: maximum number of requests that run at once; further requests wait.
             max_model_len: maximum number of tokens of a prompt and its output together; ``None``
@@ -132,13 +132,12 @@ class LLM:
         if on_status is not None and not callable(on_status):
             raise InvalidParameterError("on_status", f"must be callable, got {shown(on_status)}")
         resolved_device = resolve_device(device)
-        resolved_dtype = resolve_dtype(dtype, resolved_device)
 
         builder = EngineBuilder(
             target,
             max_model_len,
             BuildSettings(
-                resolved_dtype,
+                weight_types(dtype, resolved_device),
                 resolved_device,
                 trust_remote_code,
                 EngineOptions(

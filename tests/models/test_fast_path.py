@@ -86,7 +86,7 @@ def test_without_kernels_the_reason_is_the_missing_compiler(models, monkeypatch)
 
 
 class TestLargeModels:
-    """Large models need bfloat16 and a processor that multiplies it fast."""
+    """Large models need the vectors of AVX2, and bfloat16 with a matrix unit."""
 
     @pytest.fixture(autouse=True)
     def _everything_is_large(self, monkeypatch):
@@ -96,7 +96,7 @@ class TestLargeModels:
     def test_float32_weights(self, models, monkeypatch):
         """With a matrix unit, which the kernels use for bfloat16 only."""
         monkeypatch.setattr(suitability, "_why_slower", lambda *_: None)
-        monkeypatch.setattr(fast_path, "multiplies_large_models", lambda: True)
+        monkeypatch.setattr(fast_path, "lacks_instructions", lambda: False)
         monkeypatch.setattr(native_library(), "multiplies_tiles", True)
         model = load(models, Recipe("llama", 32))
         assert model.native is None
@@ -105,7 +105,7 @@ class TestLargeModels:
 
     @needs_kernel
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    def test_vectors_of_avx512_suffice_without_a_matrix_unit(self, models, monkeypatch, dtype):
+    def test_vectors_suffice_without_a_matrix_unit(self, models, monkeypatch, dtype):
         monkeypatch.setattr(suitability, "_missing_instructions", lambda _: None)
         monkeypatch.setattr(native_library(), "multiplies_tiles", False)
         model = load(models, Recipe("llama", 32), dtype)
@@ -113,9 +113,9 @@ class TestLargeModels:
         assert model.slow_path is None
 
     @needs_kernel
-    def test_a_processor_without_avx512(self, models, monkeypatch):
+    def test_a_processor_without_avx2(self, models, monkeypatch):
         """The loss of speed was not measured for this processor."""
-        missing = "a processor with AVX-512"
+        missing = "a processor with AVX2"
         monkeypatch.setattr(suitability, "_missing_instructions", lambda _: missing)
         library = native_library()
         monkeypatch.setattr(library, "multiplies_tiles", False)
@@ -124,6 +124,15 @@ class TestLargeModels:
             assert model.native is None
             assert model.slow_path.reason.endswith(missing)
             assert str(model.slow_path).endswith("what that costs was not measured")
+
+    @pytest.mark.parametrize(
+        ("lanes", "missing"), [(4, "a processor with AVX2"), (8, None), (16, None)]
+    )
+    def test_the_size_of_the_vectors_decides(self, monkeypatch, tmp_path, lanes, missing):
+        (tmp_path / "cpuinfo").write_text("flags : fma avx avx2")
+        monkeypatch.setattr(suitability, "Path", lambda _: tmp_path / "cpuinfo")
+        library = SimpleNamespace(multiplies_tiles=False, lanes=lanes)
+        assert suitability._missing_instructions(library) == missing
 
     @needs_kernel
     def test_sizes_that_are_not_multiples_of_a_tile(self, models, monkeypatch):

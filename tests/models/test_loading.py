@@ -16,7 +16,8 @@ from draftwise.errors import (
     VocabularyWarning,
 )
 from draftwise.models import loading
-from draftwise.models.loading import load_model, resolve_dtype
+from draftwise.models.loading import WeightTypes, load_model, resolve_dtype, weight_types
+from draftwise.models.native.library import native_library
 
 from ..tiny_models import FAMILIES, Recipe, byte_tokenizer, edit_config
 from .loading_tools import CPU, load, refused
@@ -168,6 +169,38 @@ class TestDeviceAndDtype:
         assert resolve_dtype("float16", CPU) is torch.float16
         assert resolve_dtype("auto", CPU) in (torch.bfloat16, torch.float32)
         assert resolve_dtype("auto", torch.device("cuda")) is torch.bfloat16
+
+    @pytest.mark.parametrize("lacks", [False, True])
+    def test_types_where_pytorch_emulates_bfloat16(self, monkeypatch, lacks):
+        """The native kernels read it fast if they run at all."""
+        monkeypatch.setattr(loading, "has_fast_bfloat16", lambda device: False)
+        monkeypatch.setattr(loading, "library_for", lambda device: object())
+        monkeypatch.setattr(loading, "lacks_instructions", lambda: lacks)
+        native = torch.float32 if lacks else torch.bfloat16
+        assert weight_types("auto", CPU) == WeightTypes(native, torch.float32)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            assert weight_types(dtype, CPU) == WeightTypes(dtype, dtype)
+        monkeypatch.setattr(loading, "library_for", lambda device: None)
+        assert weight_types("auto", CPU) == WeightTypes(torch.float32, torch.float32)
+
+    @pytest.mark.skipif(native_library() is None, reason="no kernels on this machine")
+    @pytest.mark.parametrize(
+        ("recipe", "dtype"),
+        [
+            (Recipe("llama", 32), torch.bfloat16),
+            (Recipe("llama", 32, config={"hidden_act": "gelu"}), torch.float32),
+            (Recipe("gpt2", 32), torch.float32),
+        ],
+        ids=["native", "written out", "modules"],
+    )
+    def test_what_computes_a_model_decides_its_type(self, models, recipe, dtype):
+        types = WeightTypes(torch.bfloat16, torch.float32)
+        model = load_model(models.folder(recipe), "target", types, CPU).model
+        assert model.dtype == dtype
+        assert (model.native is not None) == (dtype == torch.bfloat16)
+        plain = load_model(models.folder(recipe), "target", dtype, CPU).model
+        # No weight went through bfloat16 on its way to float32.
+        assert torch.equal(model.embedding, plain.embedding)
 
     @pytest.mark.parametrize("dtype", ["int8", "", "float64", "BFLOAT16"])
     def test_unknown_dtypes_are_refused(self, dtype):

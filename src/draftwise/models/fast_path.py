@@ -14,7 +14,7 @@ from torch import nn
 from draftwise.models.decoder_spec import why_not_described
 from draftwise.models.native.suitability import (
     is_large,
-    multiplies_large_models,
+    lacks_instructions,
     why_not_native,
 )
 from draftwise.models.quantization import has_quantized_weights
@@ -24,7 +24,7 @@ from draftwise.models.quantization import has_quantized_weights
 # Combinations without an entry were not measured.
 _SLOWDOWNS = {
     # (with PyTorch's operations written out, with Hugging Face's modules)
-    torch.bfloat16: {"small": ("4", "6"), "large": ("1.5 to 3", "2.5 to 3")},
+    torch.bfloat16: {"small": ("4", "6"), "large": ("1.5 to 6", "2.5 to 6")},
     torch.float32: {"small": ("4", "6"), "large": ("4", "4")},
     torch.float16: {"small": ("3 to 7", ""), "large": ("2 to 10", "")},
 }
@@ -66,7 +66,7 @@ def slow_path(model: nn.Module) -> SlowPath | None:
     reason = modules or why_not_native(model)
     if reason is None:
         return None
-    if modules is None and is_large(model) and not multiplies_large_models():
+    if modules is None and is_large(model) and lacks_instructions():
         return SlowPath(reason, "")
     slowdowns = _SLOWDOWNS.get(next(model.parameters()).dtype, {})
     size = "large" if is_large(model) else "small"

@@ -26,9 +26,12 @@ from draftwise.errors import (
     VocabularyWarning,
 )
 from draftwise.models.attention_interface import ATTENTION_NAME
+from draftwise.models.fast_path import slow_path
 from draftwise.models.fingerprint import model_fingerprint
 from draftwise.models.gguf import GgufFile, is_gguf
 from draftwise.models.hub import find_on_hub
+from draftwise.models.native.library import library_for
+from draftwise.models.native.suitability import lacks_instructions
 from draftwise.models.packed_model import PackedModel, PretrainedModel
 from draftwise.models.packing import limit_kernel_cache
 from draftwise.models.quantization import expand_weights, quantize_linear_layers
@@ -67,8 +70,37 @@ class LoadedModel:
     translator: TokenTranslator | None = None
 
 
+@dataclass(frozen=True)
+class WeightTypes:
+    """The data type that a model's weights are converted to, by what computes the model.
+
+    Attributes:
+        native: with the native kernels.
+        other: with PyTorch's operations.
+    """
+
+    native: torch.dtype
+    other: torch.dtype
+
+
+def weight_types(dtype: str | torch.dtype, device: torch.device) -> WeightTypes:
+    """Resolve a dtype for models that an engine runs.
+
+    ``"auto"`` is bfloat16 where that is fast. On a processor without instructions for it, the
+    native kernels read it faster than float32 and compute in float32, while PyTorch emulates it.
+
+    Raises:
+        InvalidParameterError: not a supported dtype.
+    """
+    other = resolve_dtype(dtype, device)
+    is_native = library_for(device) is not None and not lacks_instructions()
+    return WeightTypes(torch.bfloat16 if dtype == "auto" and is_native else other, other)
+
+
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Resolve a dtype. ``"auto"`` is bfloat16 where the device supports it, otherwise float32.
+    """Resolve a dtype for PyTorch's operations.
+
+    ``"auto"`` is bfloat16 where the device multiplies it fast, otherwise float32.
 
     Raises:
         InvalidParameterError: not a supported dtype.
@@ -85,7 +117,7 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
 def load_model(
     name: str,
     role: str,
-    dtype: torch.dtype,
+    dtype: torch.dtype | WeightTypes,
     device: torch.device,
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
@@ -98,7 +130,7 @@ def load_model(
         name: ``zoo:NAME``, a folder, a GGUF file, or a hub id. A suffix ``:int8`` or ``:int4`` sets
             ``quantization``.
         role: ``"target"`` or ``"draft"``; named in errors.
-        dtype: dtype that the weights are converted to.
+        dtype: dtype that the weights are converted to, or one for each way to compute the model.
         device: device that the weights are moved to.
         max_model_len: longest context to serve; ``None`` for the model's own.
         trust_remote_code: whether to run code that comes with the model.
@@ -119,7 +151,10 @@ def load_model(
         config = _load_config(source)
         context = context_length(config, role, max_model_len, may_be_shorter)
         check_config(config, role, context)
-        model = _load_weights(source, config, dtype)
+        types = dtype if isinstance(dtype, WeightTypes) else WeightTypes(dtype, dtype)
+        model = _load_weights(source, config, types.native)
+        if types.other != types.native and slow_path(model) is not None:
+            model = _load_weights(source, config, types.other)
         tokenizer = _load_tokenizer(source)
         end_tokens = _eos_token_ids(model)
         if source.gguf is not None:

@@ -26,8 +26,8 @@ _MIB = 2**20
 # Maximum number of bytes of a small model, which stays in the processor's caches. For larger
 # models, the native kernels are used only if they read memory faster than PyTorch's.
 _SMALL_MODEL = 32 * _MIB
-# float32 lanes of a vector. The kernels were compared with oneDNN on vectors of this size only.
-_AVX512_LANES = 16
+# float32 lanes of the vectors of AVX2. The kernels were not compared with oneDNN on shorter ones.
+_LEAST_LANES = 8
 # Depth of a tile of the matrix unit (``tiles.h``).
 _TILE_DEPTH = 32
 # Types of rotary embeddings whose angles depend on the length of the text.
@@ -132,13 +132,10 @@ def is_large(model: nn.Module) -> bool:
     return sum(each.nbytes for each in model.parameters()) > _SMALL_MODEL
 
 
-def multiplies_large_models() -> bool:
-    """Whether the kernels multiply weights of bfloat16 as fast as oneDNN on this machine.
-
-    Also true if the kernels are not available, as it is not known in that case.
-    """
+def lacks_instructions() -> bool:
+    """Whether the kernels would multiply large models slower than oneDNN on this processor."""
     library = native_library()
-    return library is None or _missing_instructions(library) is None
+    return library is not None and _missing_instructions(library) is not None
 
 
 def _weight(model: Any) -> torch.Tensor:
@@ -203,7 +200,8 @@ def _why_slower(spec: DecoderSpec, library: NativeLibrary) -> str | None:
     """What the kernels need to multiply bfloat16 as fast as oneDNN; ``None`` if they do so.
 
     oneDNN uses a matrix unit for all sizes, the kernels only for multiples of a tile. Without a
-    matrix unit, the kernels are faster with AVX-512, with or without instructions for bfloat16.
+    matrix unit, the kernels are faster with AVX2 and AVX-512, with or without instructions for
+    bfloat16.
     """
     if library.multiplies_tiles:
         first = spec.layers[0]
@@ -223,4 +221,4 @@ def _missing_instructions(library: NativeLibrary) -> str | None:
         return None
     if "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         return "the right to use the processor's matrix unit (AMX)"
-    return None if library.lanes == _AVX512_LANES else "a processor with AVX-512"
+    return None if library.lanes >= _LEAST_LANES else "a processor with AVX2"
