@@ -18,6 +18,7 @@ from turns import take_turns
 from draftwise.benchmark.report import write_report
 from draftwise.models import attention
 from draftwise.models.attention import PackedBatch, Segment, attend, pack
+from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
 from draftwise.models.native.library import kernel_in_use
@@ -69,7 +70,7 @@ def measure(
     def layers(packed: PackedBatch) -> Callable[[], None]:
         def run() -> None:
             for layer in range(arguments.layers):
-                attend(packed, layer, q, k, v, None)
+                attend(packed, layer, q, k, v, Scores())
 
         return run
 
