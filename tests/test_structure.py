@@ -26,10 +26,10 @@ MAY_IMPORT = {
     "token_bytes": set(),
     "estimators": {"core", "errors"},
     "policies": {"core", "errors", "estimators", "values"},
-    "training": {"errors"},
+    "training": {"devices", "errors"},
     "devices": {"errors"},
     "zoo": {"devices", "errors", "training"},
-    "models": {"core", "errors", "token_bytes", "values", "zoo"},
+    "models": {"core", "devices", "errors", "token_bytes", "values", "zoo"},
     "engine": {
         "core",
         "errors",

@@ -11,8 +11,8 @@ from draftwise.benchmark.figures import (
     figures_of_cell,
     flops_per_token,
     spread,
-    title_of,
 )
+from draftwise.benchmark.titles import title_of
 from draftwise.params import SamplingParams
 
 from .fakes import Fake, records

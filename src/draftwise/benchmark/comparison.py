@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwise.benchmark.figures import title_of
+from draftwise.benchmark.titles import title_of
 from draftwise.errors import InvalidParameterError
 
 

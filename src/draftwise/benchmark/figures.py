@@ -62,16 +62,6 @@ def figures_of_cell(
     }
 
 
-def series_of(cell: Mapping[str, Any]) -> str:
-    """Name of the workload and temperature of a cell, which it shares with other batch sizes."""
-    return f"{cell['workload']}, temperature {cell['temperature']:g}"
-
-
-def title_of(cell: Mapping[str, Any]) -> str:
-    """Name of a cell in tables and pages."""
-    return f"{series_of(cell)}, batch {cell['batch_size']}"
-
-
 def _figures(
     results: dict[str, Result], name: str, sizes: Parameters, greedy: bool
 ) -> dict[str, Any]:

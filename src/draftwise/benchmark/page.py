@@ -11,7 +11,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from draftwise.benchmark.contenders import BASELINE
-from draftwise.benchmark.figures import series_of, title_of
 from draftwise.benchmark.plots import (
     acceptance_figure,
     goodput_figure,
@@ -19,6 +18,7 @@ from draftwise.benchmark.plots import (
     time_figure,
 )
 from draftwise.benchmark.repetition import NGRAM_TOKENS
+from draftwise.benchmark.titles import series_of, title_of
 
 
 def write_page(path: Path, report: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from draftwise.benchmark.figures import title_of
+from draftwise.benchmark.titles import title_of
 
 if TYPE_CHECKING:
     from draftwise.benchmark.comparison import Change
