@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,6 +33,7 @@ from draftwise.studies import (
     verification_cost,
 )
 from draftwise.studies.positions import Passage, Positions, positions_of, repeated
+from draftwise.studies.settings import StudySettings
 from draftwise.studies.sustained import Contender, Counts, begin, best_static, summary
 
 from ..estimators.synthetic import records_of, smooth_law, smooth_records
@@ -273,6 +275,24 @@ def test_triples_are_ordered_and_of_different_models():
     found = information_gain.triples(["t", "a"], ["a", "b", "c", "d"])
     assert len(found) == len(set(found)) == 12 + 6
     assert all(len(set(each)) == 3 for each in found)
+
+
+def test_a_draft_that_is_no_model_has_all_models_as_its_companion():
+    settings = StudySettings(
+        prompts=(Path("p.jsonl"),),
+        target="zoo:target@200m",
+        draft="zoo:eagle3@200m",
+        companion="target:exit=3",
+        models=("zoo:draft", "zoo:mid"),
+    )
+    found = information_gain.triples_of_settings(settings, "zoo:mid")
+    assert found == [
+        ("zoo:target", "zoo:draft", "zoo:mid"),
+        ("zoo:target", "zoo:mid", "zoo:draft"),
+        ("zoo:target", "zoo:eagle3", "zoo:draft"),
+        ("zoo:target", "zoo:eagle3", "zoo:mid"),
+        ("zoo:target", "zoo:eagle3", "target:exit=3"),
+    ]
 
 
 def test_correlation_of_two_companions():

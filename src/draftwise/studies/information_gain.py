@@ -23,6 +23,7 @@ from draftwise.benchmark.style import COLOURS
 from draftwise.estimators.information import information_gains, pearson
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import panels, styled
+from draftwise.studies.settings import StudySettings
 from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.workbench import Workbench, same_distribution
 
@@ -71,6 +72,25 @@ def triples(targets: Sequence[str], small: Sequence[str]) -> list[tuple[str, str
     ]
 
 
+def triples_of_settings(settings: StudySettings, largest: str) -> list[tuple[str, str, str]]:
+    """The triples that are measured.
+
+    These are all triples of ``settings.models`` with the target, and with the largest of them as
+    the target. A draft that is not among them, such as a head or an exit of the target, has each of
+    them and the companion of the settings as its companion.
+
+    Args:
+        settings: settings of the study.
+        largest: the largest of ``settings.models``.
+    """
+    target, draft = same_distribution(settings.target), same_distribution(settings.draft)
+    found = triples([target, largest], settings.models)
+    if draft not in settings.models:
+        companions = [*settings.models, *([settings.companion] if settings.companion else [])]
+        found += [(target, draft, each) for each in map(same_distribution, companions)]
+    return list(dict.fromkeys(each for each in found if each[0] != each[2]))
+
+
 class InformationGain(Study):
     """H(X) and H(X | S, A) in all binnings, over triples."""
 
@@ -80,12 +100,10 @@ class InformationGain(Study):
     min_models = 2
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
-        """Measure all triples with the target, and with the largest other model as target."""
-        s = bench.settings
-        target = same_distribution(s.target)
-        others = sorted(s.models, key=lambda name: -_size(bench, name))
+        """Measure all triples of the settings."""
+        largest = max(bench.settings.models, key=lambda name: _size(bench, name))
         results = []
-        for each in triples([target, *others[:1]], s.models):
+        for each in triples_of_settings(bench.settings, largest):
             records = bench.collection(each[1], each[2], each[0]).records
             target_records = bench.collection(each[1], each[0], each[0]).records
             names = dict(zip(("target", "draft", "companion"), each, strict=True))

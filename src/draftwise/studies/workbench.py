@@ -232,9 +232,9 @@ class Workbench:
             scored = "" if companion is None else f", companion {companion}"
             self.status(f"recording drafts: target {target}, draft {draft}{scored}")
             is_target = companion == target
-            config = SpeculationConfig(
-                draft, companion=draft if is_target else companion, policy="sv"
-            )
+            config = SpeculationConfig(draft, policy="fixed")
+            if not is_target:
+                config = SpeculationConfig(draft, companion=companion, policy="sv")
             models = self.quick(target).load_models(config)
             if is_target:
                 models = replace(models, companion=models.target)
