@@ -12,7 +12,10 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
     Processors without AVX-512 only emulate it.
     """
-    return device.type == "cuda" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if device.type == "cuda":
+        return True
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

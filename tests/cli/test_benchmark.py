@@ -142,24 +142,65 @@ def test_a_preset_sets_what_is_not_given(command, tmp_path):
     assert list(report["contenders"]) == ["none", "adaptive"]
 
 
-def test_a_head_is_trained_first(command, prompt_file, tmp_path):
-    arguments = ("--draft", "suffix", "--policies", "fixed:2", "--batch-sizes", "1")
-    training = ("--train-on", str(prompt_file), "--train-minutes", "0.05", "--max-model-len", "600")
-    target = replace(TARGET, context=1024)
-    status, _, err = command(*arguments, *training, target=target)
-    assert status == 0
-    head = tmp_path / "out" / "head"
-    assert "training an EAGLE-3 head of" in err
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert report["settings"]["draft"] == f"suffix,{head}"
-    own = report["cells"][0]["contenders"]["fixed:2"]
-    assert own["identical_answers"] == own["answers"]
-    written = (head / "model.safetensors").stat().st_mtime_ns
-    # A second run measures with the same head.
-    status, _, err = command(*arguments, *training, target=target)
-    assert status == 0
-    assert "using the head in" in err
-    assert (head / "model.safetensors").stat().st_mtime_ns == written
+class TestTrainedHead:
+    """A head that is trained before the measurement."""
+
+    TARGET = replace(TARGET, context=1024)
+
+    @pytest.fixture
+    def arguments(self, prompt_file):
+        training = ["--train-on", str(prompt_file), "--train-minutes", "0.05"]
+        return [*training, "--policies", "fixed:2", "--batch-sizes", "1", "--max-model-len", "600"]
+
+    def test_it_drafts_beside_copied_text(self, command, arguments, tmp_path):
+        status, _, err = command(*arguments, "--draft", "suffix", target=self.TARGET)
+        assert status == 0
+        head = tmp_path / "out" / "head"
+        assert "training an EAGLE-3 head of" in err
+        report = json.loads((tmp_path / "out" / "results.json").read_text())
+        assert report["settings"]["draft"] == f"suffix,{head}"
+        assert report["peak_memory_gib"] is None
+        own = report["cells"][0]["contenders"]["fixed:2"]
+        assert own["identical_answers"] == own["answers"]
+        written = (head / "model.safetensors").stat().st_mtime_ns
+        # A second run measures with the same head, also alone and by its name.
+        by_name = ("--draft", "suffix", "--policies", f"fixed:2@{head}")
+        status, _, err = command(*arguments, *by_name, target=self.TARGET)
+        assert status == 0, err
+        assert "using the head in" in err
+        assert (head / "model.safetensors").stat().st_mtime_ns == written
+        status, _, err = command(*arguments, "--draft", "none", target=self.TARGET)
+        assert status == 0
+        report = json.loads((tmp_path / "out" / "results.json").read_text())
+        assert report["settings"]["draft"] == str(head)
+
+    @pytest.mark.parametrize(
+        ("more", "field"),
+        [
+            ([], "--draft"),  # the fixture's draft is a model
+            (["--draft", "ngram"], "--draft"),
+            (["--draft", "suffix", "--companion", "draft:int8"], "--companion"),
+            (["--draft", "suffix", "--policies", "nonsense"], "--policies"),
+            (["--draft", "suffix", "--peers", "llama"], "--peers"),
+            (["--draft", "suffix", "--compare", "/nowhere/results.json"], "--compare"),
+            (["--draft", "suffix", "--temperature", "-1"], "--temperature"),
+            (["--draft", "suffix", "--train-on", "/nowhere.jsonl"], "--train-on"),
+            (["--draft", "suffix", "--workload", "/nowhere.jsonl"], "--workload"),
+        ],
+    )
+    def test_errors_come_before_the_training(self, command, arguments, more, field, tmp_path):
+        status, _, err = command(*arguments, *more, target=self.TARGET)
+        assert status == 2
+        assert err.startswith(f"error {field}: ")
+        assert not (tmp_path / "out" / "head" / "config.json").exists()
+
+    def test_a_head_of_another_target_is_not_used(self, command, arguments, tmp_path):
+        head = tmp_path / "out" / "head"
+        head.mkdir(parents=True)
+        (head / "training.json").write_text('{"run": {"target": "other"}}')
+        status, _, err = command(*arguments, "--draft", "suffix", target=self.TARGET)
+        assert status == 2
+        assert err.startswith("error --output: ")
 
 
 def test_changes_since_an_earlier_report_are_shown(command, tmp_path):
@@ -273,7 +314,6 @@ def test_conversations_of_several_turns(command, tmp_path):
         (["--temperature", "0,-1"], "--temperature"),
         (["--temperature", "0,cold"], "--temperature"),
         (["--preset", "llama"], "--preset"),
-        (["--train-on", "/nowhere/prompts.jsonl"], "--train-on"),
         (["--output", "/proc/here"], "--output"),
         (["--stop-at-eos"], "--stop-at-eos"),
         (["--multi-turn"], "--workload"),

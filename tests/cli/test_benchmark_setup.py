@@ -10,6 +10,7 @@ from draftwise.benchmark.peers import peers
 from draftwise.cli.benchmark_setup import peer_models
 from draftwise.cli.defaults import ChosenModels
 from draftwise.errors import InvalidParameterError
+from draftwise.models import loading
 
 from ..engine.exits import AdapterRecipe
 from ..tiny_heads import HeadRecipe
@@ -19,14 +20,14 @@ from ..tiny_heads import HeadRecipe
 class Loaded:
     """A loaded target."""
 
-    model = SimpleNamespace(dtype=torch.bfloat16)
+    model = SimpleNamespace(dtype=torch.bfloat16, device=torch.device("cpu"))
     max_model_len = 128
     eos_token_ids = frozenset({4, 3})
 
 
-def made(draft, companion=None):
+def made(draft, companion=None, dtype="bfloat16"):
     models = ChosenModels("org/target", draft, companion, (), False)
-    return peer_models(models, SimpleNamespace(target=Loaded()), 2, 8)
+    return peer_models(models, SimpleNamespace(target=Loaded()), dtype, 2, 8)
 
 
 @pytest.fixture(params=["name", "folder"])
@@ -44,6 +45,13 @@ def test_models_are_handed_on():
         "org/companion",
     )
     assert (given.dtype, given.max_model_len, given.stop_token_ids) == ("bfloat16", 128, (3, 4))
+
+
+@pytest.mark.parametrize(("is_fast", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_other_engines_do_not_emulate_bfloat16(monkeypatch, is_fast, dtype):
+    monkeypatch.setattr(loading, "has_fast_bfloat16", lambda device: is_fast)
+    assert made("org/draft", dtype="auto").dtype == dtype
+    assert made("org/draft", dtype="bfloat16").dtype == "bfloat16"
 
 
 def test_other_engines_get_no_exit(exit_name):

@@ -35,7 +35,7 @@ def write_answers(
         if not result.turns:
             continue
         run = f"{cell.workload}-T{temperature:g}-{cell.batch_size}"
-        file_name = f"{run}-{name.replace(':', '')}.jsonl"
+        file_name = f"{run}-{name.replace(':', '').replace('/', '_')}.jsonl"
         lines = (
             json.dumps(record | {"model_id": name})
             for record in _records(cell, result, categories, decode)

@@ -41,11 +41,12 @@ def write_page(path: Path, report: Mapping[str, Any]) -> None:
         title_of=title_of,
         temperatures=list(dict.fromkeys(cell["temperature"] for cell in cells)),
         summary=summary(cells),
+        num_workloads=len({cell["workload"] for cell in cells}),
         findings=findings(report),
         plots={
             "Goodput": goodput_figure(cells),
             f"Time by part of a step: {series_of(cells[0])}": time_figure(first),
-            "Acceptance by position": acceptance_figure(cells),
+            f"Acceptance by position: {series_of(cells[0])}": acceptance_figure(first),
             f"Verified lengths: {series_of(cells[0])}": lengths_figure(first),
         },
         baseline=BASELINE,
@@ -62,7 +63,7 @@ class Average:
         mean: geometric mean of the medians.
         lowest: lowest median.
         num_workloads: number of workloads that the contender completed.
-        is_best: whether no other contender of this load has a higher mean.
+        is_best: whether no other contender that completed all workloads has a higher mean.
     """
 
     mean: float
@@ -88,7 +89,12 @@ def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Average]]
         for name, by_load in found.items()
     }
     for load in {load for by_load in averages.values() for load in by_load}:
-        means = {name: own[load].mean for name, own in averages.items() if load in own}
+        most = averages[BASELINE][load].num_workloads
+        means = {
+            name: own[load].mean
+            for name, own in averages.items()
+            if load in own and own[load].num_workloads == most
+        }
         best = max(means, key=lambda name: means[name])
         averages[best][load] = replace(averages[best][load], is_best=True)
     return averages

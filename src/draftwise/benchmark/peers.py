@@ -136,8 +136,9 @@ class Peer:
             raise self._error(f"sent an invalid reply: {error!r}") from error
 
     def describe(self) -> dict[str, Any]:
-        """Versions reported at its start, and settings of its mode."""
-        return self._info | {"drafts": self._mode.drafts, **self._mode.settings}
+        """Versions reported at its start, the data type of its weights, and its settings."""
+        own = {"dtype": self._models.dtype, "drafts": self._mode.drafts}
+        return {**self._info, **own, **self._mode.settings}
 
     def close(self) -> None:
         """Stop its process."""

@@ -28,6 +28,7 @@ def goodput_figure(cells: Cells) -> str:
     temperatures = {cell["temperature"] for cell in cells}
     columns = len(temperatures) if len(temperatures) > 1 else min(len(series), _MAX_COLUMNS)
     rows = -(-len(series) // columns)
+    names = _names(cells)
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
             rows,
@@ -38,7 +39,7 @@ def goodput_figure(cells: Cells) -> str:
             layout="constrained",
         )
         for axes, name in zip(panels.flat, series, strict=False):
-            _goodput_panel(axes, [cell for cell in cells if series_of(cell) == name])
+            _goodput_panel(axes, [cell for cell in cells if series_of(cell) == name], names)
             axes.set_title(name)
         for axes in panels.flat[len(series) :]:
             axes.set_visible(False)
@@ -48,9 +49,9 @@ def goodput_figure(cells: Cells) -> str:
         return svg(figure)
 
 
-def _goodput_panel(axes: Axes, cells: Cells) -> None:
+def _goodput_panel(axes: Axes, cells: Cells, names: Sequence[str]) -> None:
     sizes = sorted({cell["batch_size"] for cell in cells})
-    for number, name in enumerate(_names(cells)):
+    for number, name in enumerate(names):
         points = [
             (cell["batch_size"], cell["contenders"][name]["ratio"])
             for cell in cells

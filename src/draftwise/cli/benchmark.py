@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from draftwise.cli.benchmark_files import report_of, write_files
+from draftwise.cli.benchmark_head import train_head, with_head
 from draftwise.cli.benchmark_tables import show_changes
 from draftwise.cli.common_options import (
     COMPANION_HELP,
@@ -231,24 +232,15 @@ def benchmark(
     console = Console(highlight=False)
     sizes = _sizes(batch_sizes)
     temperatures = parse_temperatures("temperature", temperature)
+    for path in workload:
+        if not path.exists():
+            raise InvalidParameterError("workload", f"there is no file {str(path)!r}")
     make_folder(output)
     models = choose_models(Zoo("zoo:target@200m"), target, draft, companion)
     if train_on:
-        from draftwise.cli.benchmark_head import with_trained_head
-
-        models = with_trained_head(
-            models,
-            train_on,
-            train_minutes,
-            output,
-            {
-                "temperatures": temperature,
-                "threads": threads,
-                "dtype": dtype,
-                "device": device,
-                "trust_remote_code": trust_remote_code,
-            },
-        )
+        if chat_template is not None:
+            raise InvalidParameterError("chat_template", "cannot be used together with --train-on")
+        models = with_head(models, draft, output)
     if models.draft is None:
         refuse_without_draft(context)
         policies = ""
@@ -271,6 +263,7 @@ def benchmark(
     from draftwise.benchmark.workload import load_workload
     from draftwise.cli.benchmark_run import run_cells
     from draftwise.cli.benchmark_setup import (
+        check_names,
         context_lengths,
         load_target,
         lookup_lengths,
@@ -308,6 +301,17 @@ def benchmark(
     lengths = context_lengths(
         longest_prompt, max_tokens + 2 * num_speculative_tokens, max_model_len
     )
+    check_names(_names(policies), _names(peers or ""))
+    if train_on:
+        training: dict[str, Any] = {
+            "chat": chat or multi_turn,
+            "temperatures": temperature,
+            "threads": threads,
+            "dtype": dtype,
+            "device": device,
+            "trust_remote_code": trust_remote_code,
+        }
+        train_head(models.target, train_on, train_minutes, output, training)
     with console.status("loading") as status:
         llm, longest = load_target(
             models.target,
@@ -342,7 +346,7 @@ def benchmark(
         workloads = [load(llm, path, num_prompts, longest) for path in workload]
         contenders: list[Contender] = [*policy_contenders(llm, _names(policies), speculation)]
         if peers:
-            loaded = peer_models(models, llm, settings["threads"], max(sizes))
+            loaded = peer_models(models, llm, dtype, settings["threads"], max(sizes))
             looked_up = lookup_lengths(models.draft, _names(policies), num_speculative_tokens)
             contenders += make_peers(_names(peers), loaded, output / "logs", looked_up)
     try:

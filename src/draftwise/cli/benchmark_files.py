@@ -61,7 +61,8 @@ def report_of(
             for role, model in models_of(llm, contenders).items()
         },
         "contenders": {each.name: each.describe() for each in contenders},
-        "peak_memory_gib": peak / _GIB,
+        # A training in the same process would count too.
+        "peak_memory_gib": None if settings.get("train_on") else peak / _GIB,
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from draftwise import zoo
 from draftwise.benchmark.contenders import parsed_contender
+from draftwise.benchmark.peer_modes import peer_engine
 from draftwise.benchmark.peers import PeerModels
 from draftwise.cli.defaults import ChosenModels
 from draftwise.core.formats import MODEL_FREE_DRAFTS, draft_parts
@@ -15,7 +16,8 @@ from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.models.exits.files import names_exit
 from draftwise.models.heads.loading import names_head
-from draftwise.models.loading import split_name
+from draftwise.models.loading import resolve_dtype, split_name
+from draftwise.policies import policy_class
 
 _LONGEST_PROMPT = 256
 
@@ -102,12 +104,28 @@ def load_target(name: str, lengths: Lengths, options: Mapping[str, Any]) -> tupl
     return llm, min(lengths.prompt, room)
 
 
-def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: int) -> PeerModels:
+def check_names(policies: Sequence[str], peers: Sequence[str]) -> None:
+    """Check the names of contenders before anything is loaded or trained.
+
+    Raises:
+        InvalidParameterError: there is no such policy or engine.
+    """
+    for text in policies:
+        policy_class(parsed_contender(text)[0])
+    for text in peers:
+        peer_engine(text.partition("=")[0])
+
+
+def peer_models(
+    models: ChosenModels, llm: LLM, dtype: str, threads: int, max_batch_size: int
+) -> PeerModels:
     """Determine the models that other engines load: no quantised companion, exit or head.
 
     Args:
         models: names of the models.
         llm: the loaded target.
+        dtype: the dtype that the user asked for. ``auto`` is what PyTorch computes fast, as other
+            engines do not have the native kernels.
         threads: number of CPU threads.
         max_batch_size: maximum number of prompts that run at once.
 
@@ -128,7 +146,7 @@ def peer_models(models: ChosenModels, llm: LLM, threads: int, max_batch_size: in
     return PeerModels(
         _folder(models.target),
         None if draft is None else _folder(draft),
-        str(llm.target.model.dtype).removeprefix("torch."),
+        str(resolve_dtype(dtype, llm.target.model.device)).removeprefix("torch."),
         threads,
         llm.target.max_model_len,
         max_batch_size,

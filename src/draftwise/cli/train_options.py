@@ -184,11 +184,14 @@ class CommonOptions:
             **own,
         )
 
-    def run(self, kind: str, **own: Any) -> None:
+    def run(
+        self, kind: str, to_go_on: str = "repeat the command with [bold]--resume[/]", **own: Any
+    ) -> None:
         """Train, and show the learning curve.
 
         Args:
             kind: see :meth:`settings`.
+            to_go_on: what to do after an interruption.
             own: see :meth:`settings`.
 
         Raises:
@@ -224,7 +227,7 @@ class CommonOptions:
             except KeyboardInterrupt:
                 hint = "run the command again; answers are kept"
                 if is_unfinished(self.output):
-                    hint = "to go on, repeat the command with [bold]--resume[/]"
+                    hint = f"to go on, {to_go_on}"
                 console.print(f"interrupted; {hint}", soft_wrap=True)
                 raise typer.Exit(EXIT_STATUS) from None
         curve.end(values)

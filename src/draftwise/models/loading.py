@@ -154,6 +154,7 @@ def load_model(
         types = dtype if isinstance(dtype, WeightTypes) else WeightTypes(dtype, dtype)
         model = _load_weights(source, config, types.native)
         if types.other != types.native and slow_path(model) is not None:
+            del model
             model = _load_weights(source, config, types.other)
         tokenizer = _load_tokenizer(source)
         end_tokens = _eos_token_ids(model)

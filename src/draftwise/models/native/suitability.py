@@ -219,6 +219,7 @@ def _missing_instructions(library: NativeLibrary) -> str | None:
     """The missing requirement on the processor; ``None`` if none is missing."""
     if library.multiplies_tiles:
         return None
-    if "amx_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    if "amx_bf16" in flags:
         return "the right to use the processor's matrix unit (AMX)"
-    return None if library.lanes >= _LEAST_LANES else "a processor with AVX2"
+    return None if "avx2" in flags and library.lanes >= _LEAST_LANES else "a processor with AVX2"
