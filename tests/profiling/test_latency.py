@@ -387,6 +387,8 @@ class TestStaleness:
         )
         alone = replace(profile, models={"target": models["target"]})
         assert " --draft none " in alone.command("out.json")
+        models["draft"]["dtype"] = "bfloat16"
+        assert " --dtype auto " in replace(profile, models=models).command("out.json")
 
     @pytest.mark.parametrize(("off", "warned"), [(1.4, 0), (0.7, 0), (1.6, 1), (0.6, 1)])
     def test_warns_above_the_maximum_deviation(self, saved, triple, monkeypatch, off, warned):

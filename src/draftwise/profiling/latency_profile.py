@@ -175,7 +175,10 @@ class LatencyProfile:
             names["companion"] = "draft" + names["companion"].removeprefix(names["draft"])
         for role, name in {"draft": "none", **names}.items():
             words += [f"--{role}", name]
-        for name in ("dtype", "device", "threads"):
+        # Models of different data types were loaded with "auto".
+        dtypes = {str(model["dtype"]) for model in self.models.values()}
+        words += ["--dtype", dtypes.pop() if len(dtypes) == 1 else "auto"]
+        for name in ("device", "threads"):
             words += [f"--{name}", str(self.machine[name])]
         shapes = [point.shape for point in self.points if point.stage is Stage.TARGET]
         contexts = sorted({shape.context for shape in shapes})
