@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -31,8 +30,11 @@ from draftwise.errors import (
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.exits.files import find_exit
 from draftwise.models.exits.loading import check_exits, load_exit
-from draftwise.models.heads import find_head
-from draftwise.models.heads.loading import find_named_head, load_head
+from draftwise.models.heads.loading import (
+    find_named_head,
+    is_bundled_or_local_head,
+    load_head,
+)
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.imports import quiet_import
 from draftwise.models.loading import (
@@ -242,10 +244,10 @@ class EngineBuilder:
         self, name: str, role: str, context: int | None, quantization: str | None = None
     ) -> LoadedModel:
         settings = self._settings
-        folder = Path(split_name(name)[0]).expanduser()
-        if folder.is_dir() and find_head(str(folder)) is not None:
+        plain = split_name(name)[0]
+        if is_bundled_or_local_head(plain, role):
             raise _is_a_head(name, role)
-        if find_exit(str(folder)) is not None:
+        if find_exit(plain) is not None:
             raise UnsupportedModelError(role, f"{name!r} is an exit of a target; use it as a draft")
         settings.on_status(f"loading {name}")
         with _LOADING, quiet_import():

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from draftwise import zoo
 from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
 from draftwise.models.fingerprint import tensors_fingerprint
 from draftwise.models.gguf import is_gguf
@@ -40,6 +41,20 @@ def find_named_head(name: str) -> Path | None:
     if folder is not None and quantization is not None:
         raise InvalidParameterError("draft", f"{plain!r} is a head, which is not quantised")
     return folder
+
+
+def is_bundled_or_local_head(name: str, role: str) -> bool:
+    """Whether a zoo name or a folder is that of a head.
+
+    Args:
+        name: the name of a model, without a quantisation.
+        role: the model's role; named in errors.
+
+    Raises:
+        ModelNotFoundError: there is no such bundled model, or the folder contains none.
+    """
+    is_known = name.startswith(zoo.PREFIX) or Path(name).expanduser().is_dir()
+    return is_known and find_head(locate(name, role)) is not None
 
 
 def names_head(name: str) -> bool:

@@ -1,0 +1,59 @@
+"""The bundled head and exits of the bundled target."""
+
+import pytest
+
+from draftwise import LLM, SamplingParams, SpeculationConfig, zoo
+from draftwise.errors import UnsupportedModelError
+
+PROMPTS = [
+    "def is_prime(n):",
+    "class Stack:\n    def __init__(self):",
+    "Question: Tom has 3 boxes with 12 pens each. He gives away 7. How many are left?\nAnswer:",
+    "import os\n\ndef files(folder):",
+]
+GREEDY = SamplingParams(max_tokens=48, temperature=0, ignore_eos=True)
+# The least share of the drafted tokens that is accepted, at four tokens per draft.
+ACCEPTANCE = {"eagle3": 0.3}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return LLM("zoo:target", dtype="float32", max_batch_size=4, max_model_len=256)
+
+
+@pytest.fixture(scope="module")
+def expected(target):
+    return [output.token_ids for output in target.generate(PROMPTS, GREEDY)]
+
+
+@pytest.mark.parametrize("name", ACCEPTANCE)
+def test_drafts_are_accepted_and_texts_stay_the_same(target, expected, name):
+    assert name in zoo.names()
+    config = SpeculationConfig(f"zoo:{name}", policy="fixed", num_speculative_tokens=4)
+    outputs = target.with_speculation(config).generate(PROMPTS, GREEDY)
+    assert [output.token_ids for output in outputs] == expected
+    drafted = sum(output.speculation.num_drafted for output in outputs)
+    accepted = sum(output.speculation.num_accepted for output in outputs)
+    assert drafted > 4 * len(PROMPTS)
+    assert accepted >= ACCEPTANCE[name] * drafted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ACCEPTANCE)
+def test_drafts_of_the_inflated_target_are_the_same(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("DRAFTWISE_CACHE", str(tmp_path))
+    counts = []
+    for size in ("", "@40m"):
+        config = SpeculationConfig(f"zoo:{name}{size}", policy="fixed", num_speculative_tokens=4)
+        llm = LLM(f"zoo:target{size}", config, dtype="float32", max_batch_size=4, max_model_len=256)
+        outputs = llm.generate(PROMPTS, GREEDY)
+        counts.append(
+            [(o.token_ids, o.speculation.num_drafted, o.speculation.num_accepted) for o in outputs]
+        )
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("name", ACCEPTANCE)
+def test_a_part_of_the_target_is_no_target(name):
+    with pytest.raises(UnsupportedModelError, match=r"use it as (the|a) draft"):
+        LLM(f"zoo:{name}")
