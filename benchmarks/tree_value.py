@@ -239,7 +239,12 @@ def record(arguments: argparse.Namespace) -> None:
     """Write trees, acceptance and times of passes to a file."""
     llm = LLM(arguments.target, dtype=arguments.dtype, max_batch_size=8, max_model_len=MOST_CONTEXT)
     models = llm.load_models(SpeculationConfig(arguments.draft, policy="fixed"))
-    arrays = cost_arrays(measure_latency(models, 64, num_speculative_tokens=DEPTH))
+    priced = models
+    if arguments.costs_of:
+        target, draft = arguments.costs_of
+        larger = LLM(target, dtype=arguments.dtype, max_batch_size=8, max_model_len=MOST_CONTEXT)
+        priced = larger.load_models(SpeculationConfig(draft, policy="fixed"))
+    arrays = cost_arrays(measure_latency(priced, 64, num_speculative_tokens=DEPTH))
     for path in arguments.prompts:
         has_template = llm.target.tokenizer.chat_template is not None
         workload = load_workload(
@@ -620,6 +625,12 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     recording = commands.add_parser("record")
     add_recording_options(recording, num_prompts=16, longest_prompt=1000, max_tokens=96)
+    recording.add_argument(
+        "--costs-of",
+        nargs=2,
+        metavar=("TARGET", "DRAFT"),
+        help="measure the passes of these models, such as the inflated ones, with the same texts",
+    )
     recording.set_defaults(run=record)
     replaying = commands.add_parser("replay")
     replaying.add_argument("texts", type=Path)
