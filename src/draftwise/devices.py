@@ -18,6 +18,11 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def fast_dtype(device: torch.device) -> torch.dtype:
+    """Bfloat16 where PyTorch's operations multiply it fast on the device, otherwise float32."""
+    return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
+
+
 def resolve_device(device: str | torch.device) -> torch.device:
     """Resolve a device. ``"auto"`` is CUDA where it is available, otherwise the CPU.
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from draftwise import devices
 from draftwise.benchmark.peers import peers
 from draftwise.cli.benchmark_setup import peer_models
 from draftwise.cli.defaults import ChosenModels
 from draftwise.errors import InvalidParameterError
-from draftwise.models import loading
 
 from ..engine.exits import AdapterRecipe
 from ..tiny_heads import HeadRecipe
@@ -49,7 +49,7 @@ def test_models_are_handed_on():
 
 @pytest.mark.parametrize(("is_fast", "dtype"), [(True, "bfloat16"), (False, "float32")])
 def test_other_engines_do_not_emulate_bfloat16(monkeypatch, is_fast, dtype):
-    monkeypatch.setattr(loading, "has_fast_bfloat16", lambda device: is_fast)
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda device: is_fast)
     assert made("org/draft", dtype="auto").dtype == dtype
     assert made("org/draft", dtype="bfloat16").dtype == "bfloat16"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from draftwise import LLM, SpeculationConfig
+from draftwise import LLM, SpeculationConfig, devices
 from draftwise.devices import resolve_device
 from draftwise.errors import (
     DraftwiseError,
@@ -173,7 +173,7 @@ class TestDeviceAndDtype:
     @pytest.mark.parametrize("lacks", [False, True])
     def test_types_where_pytorch_emulates_bfloat16(self, monkeypatch, lacks):
         """The native kernels read it fast if they run at all."""
-        monkeypatch.setattr(loading, "has_fast_bfloat16", lambda device: False)
+        monkeypatch.setattr(devices, "has_fast_bfloat16", lambda device: False)
         monkeypatch.setattr(loading, "library_for", lambda device: object())
         monkeypatch.setattr(loading, "lacks_instructions", lambda: lacks)
         native = torch.float32 if lacks else torch.bfloat16

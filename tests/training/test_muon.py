@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from draftwise.training import muon
+from draftwise import devices
 from draftwise.training.muon import Muon, orthogonalized
 
 SHAPES = (8, 8), (6, 20), (20, 6)
@@ -38,7 +38,7 @@ def _trained(optimizer_of, num_steps=5):
 
 
 def test_the_steps_are_those_of_pytorch(monkeypatch):
-    monkeypatch.setattr(muon, "has_fast_bfloat16", lambda device: True)
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda device: True)
     parameters, state = _trained(lambda model: Muon(model, 0.02, 0.1))
     expected, expected_state = _trained(
         lambda model: torch.optim.Muon(
@@ -57,7 +57,7 @@ def test_the_steps_are_those_of_pytorch(monkeypatch):
 def test_float32_and_bfloat16_take_nearly_the_same_steps(monkeypatch):
     results = []
     for is_fast in (True, False):
-        monkeypatch.setattr(muon, "has_fast_bfloat16", lambda device, fast=is_fast: fast)
+        monkeypatch.setattr(devices, "has_fast_bfloat16", lambda device, fast=is_fast: fast)
         results.append(_trained(lambda model: Muon(model, 0.02, 0.0), 1)[0])
     for narrow, wide in zip(*results, strict=True):
         moved = 0.02 * 0.2 * max(wide.shape) ** 0.5

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from draftwise import zoo
 from draftwise.core.formats import QUANTIZATIONS
-from draftwise.devices import has_fast_bfloat16
+from draftwise.devices import fast_dtype
 from draftwise.errors import (
     InvalidParameterError,
     ModelNotFoundError,
@@ -108,7 +108,7 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
     if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
         return dtype
     if dtype == "auto":
-        return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
+        return fast_dtype(device)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise InvalidParameterError("dtype", f"must be auto, {', '.join(_DTYPES)}; got {dtype!r}")
     return _DTYPES[dtype]

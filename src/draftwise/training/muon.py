@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from draftwise.devices import has_fast_bfloat16
+from draftwise.devices import fast_dtype
 
 # Coefficients of the iteration, and the length below which a gradient is not scaled further.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -81,10 +81,8 @@ def orthogonalized(matrix: torch.Tensor, dtype: torch.dtype | None = None) -> to
     Returns:
         ``[rows, columns]`` in ``dtype``, with singular values between about 0.7 and 1.2.
     """
-    if dtype is None:
-        dtype = torch.bfloat16 if has_fast_bfloat16(matrix.device) else torch.float32
     is_tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.T if is_tall else matrix).to(dtype)
+    x = (matrix.T if is_tall else matrix).to(dtype or fast_dtype(matrix.device))
     x = x / x.norm().clamp(min=_SMALLEST_NORM)
     for _ in range(_NUM_ITERATIONS):
         gram = x @ x.T

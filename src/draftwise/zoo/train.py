@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from draftwise.devices import has_fast_bfloat16, resolve_device
+from draftwise.devices import fast_dtype, resolve_device
 from draftwise.training.loop import Runtime, Trainer
 from draftwise.training.schedule import Schedule
 from draftwise.zoo.distill import distillation_trainer
@@ -171,9 +171,8 @@ def train_stage(
     trainer.run()
     trainers = [trainer]
     if stage.distillation is not None:
-        dtype = torch.bfloat16 if has_fast_bfloat16(runtime.device) else torch.float32
         teacher = LlamaForCausalLM.from_pretrained(
-            str(runs / stage.distillation.teacher / "model"), dtype=dtype
+            str(runs / stage.distillation.teacher / "model"), dtype=fast_dtype(runtime.device)
         )
         second = distillation_trainer(
             model, teacher, stage, corpus, folder / "distillation", runtime, evaluate
