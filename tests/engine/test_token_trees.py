@@ -8,7 +8,7 @@ from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.core.trees import accept_drawn_path
 from draftwise.core.types import Plan
 from draftwise.engine import acceptance, tree_paths
-from draftwise.engine.suffix.branching import SuffixTree, find_tree, known_nodes
+from draftwise.engine.suffix.branching import find_tree
 from draftwise.engine.suffix.search import find_continuation
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.matches import MatchAcceptance
@@ -233,21 +233,24 @@ class TestSearch:
         assert not self.tree([1, 1], max_nodes=0).tokens
 
     def test_the_nodes_next_to_the_gained_path_are_known(self):
-        tree = SuffixTree([4, 5, 6, 7, 8, 9], [-1, -1, 1, 1, 2, 0])
-        assert known_nodes(tree, [5, 7, 1]) == ([0, 1, 2, 3], [False, True, False, True])
-        assert known_nodes(tree, [5, 6, 8, 3]) == (
+        tree = [4, 5, 6, 7, 8, 9], [-1, -1, 1, 1, 2, 0]
+        assert tree_paths.known_nodes(*tree, [5, 7, 1]) == (
+            [0, 1, 2, 3],
+            [False, True, False, True],
+        )
+        assert tree_paths.known_nodes(*tree, [5, 6, 8, 3]) == (
             [0, 1, 2, 3, 4],
             [False, True, True, False, True],
         )
-        assert known_nodes(tree, [1]) == ([0, 1], [False, False])
-        assert known_nodes(tree, []) == ([], [])
+        assert tree_paths.known_nodes(*tree, [1]) == ([0, 1], [False, False])
+        assert tree_paths.known_nodes(*tree, []) == ([], [])
 
     def test_estimates_follow_what_is_accepted(self):
         text = [7, 1, 2, 8, 1, 2, 9, 1, 2]
         learnt = MatchAcceptance()
         before = self.tree(text, acceptance=learnt)
         for _ in range(200):
-            known, accepted = known_nodes(before, [8, 1, 2])
+            known, accepted = tree_paths.known_nodes(before.tokens, before.parents, [8, 1, 2])
             learnt.learn_nodes(False, before.nodes(known), np.array(accepted))
         after = self.tree(text, acceptance=learnt)
         assert sum(after.values) > sum(before.values)
@@ -302,9 +305,7 @@ def test_what_cannot_be_combined_with_trees_is_refused(models):
         return LLM(folder, SpeculationConfig(draft, **settings), dtype="float32")
 
     for settings, field, words in (
-        ({"draft": "ngram"}, "tree_width", "only the draft 'suffix' makes token trees"),
-        ({"draft": models.folder(RECIPE.draft())}, "tree_width", "only the draft 'suffix'"),
-        ({"draft": ["suffix", models.folder(RECIPE.draft())]}, "tree_width", "without other"),
+        ({"draft": "ngram"}, "tree_width", "token trees come from one draft"),
         ({"policy": "svip"}, "tree_width", "policy 'svip' verifies chains only"),
         ({"tree_width": 0}, "tree_width", "at least 1 and at most 8"),
         ({"tree_width": 9}, "tree_width", "at least 1 and at most 8"),

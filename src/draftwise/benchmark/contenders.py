@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from draftwise.benchmark.recorder import Recorder, StepRecords
 from draftwise.engine.request import Request
@@ -80,7 +81,7 @@ class PolicyContender:
     Attributes:
         name: name of the policy, with the draft length if one was given.
         llm: LLM with the engine.
-        learns: whether the policy adapts to observations while it runs.
+        learns: whether the policy, or the order of a tree's nodes, adapts to observations.
     """
 
     def __init__(self, name: str, llm: LLM) -> None:
@@ -93,7 +94,8 @@ class PolicyContender:
         self.name = name
         self.llm = llm
         self._policy = BASELINE if llm.speculation is None else llm.speculation.policy_name
-        self.learns = policy_class(self._policy).needs_latency
+        branches = llm.speculation is not None and llm.speculation.tree_width > 1
+        self.learns = policy_class(self._policy).needs_latency or branches
 
     def refusal(self, batch_size: int, params: SamplingParams) -> None:
         """Supports everything."""
@@ -130,12 +132,47 @@ class PolicyContender:
             "engine": "draftwise",
             "policy": self._policy,
             "num_speculative_tokens": speculation.num_speculative_tokens if speculation else 0,
+            "tree_width": speculation.tree_width if speculation else 1,
             "lossless": policy_class(self._policy).lossless,
         }
 
     def close(self) -> None:
         """Release the engine's resources; the shared weights remain loaded."""
         self.llm.close()
+
+
+class Setting(NamedTuple):
+    """A policy and its settings, written as ``fixed:3``, ``adaptive@suffix`` or ``eagle2:16x4``.
+
+    Attributes:
+        policy: name of the policy.
+        length: maximum draft length, or number of nodes of a token tree; ``None`` if not given.
+        width: maximum number of alternatives for each token of a tree; ``None`` if not given.
+        draft: the draft; ``None`` if not given.
+    """
+
+    policy: str
+    length: int | None = None
+    width: int | None = None
+    draft: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``POLICY[:LENGTH[xWIDTH]][@DRAFT]``.
+
+        Raises:
+            InvalidParameterError: a number is not an integer.
+        """
+        setting, _, draft = text.partition("@")
+        name, _, numbers = setting.partition(":")
+        found = re.fullmatch(r"([0-9]*)(?:x([0-9]+))?", numbers)
+        if found is None:
+            raise InvalidParameterError(
+                "policies",
+                f"a draft length and a tree width must be non-negative integers, got {numbers!r}",
+            )
+        length, width = (int(number) if number else None for number in found.groups())
+        return cls(name, length, width, draft or None)
 
 
 def policy_contenders(
@@ -145,10 +182,10 @@ def policy_contenders(
 
     Args:
         llm: LLM with the target.
-        names: names of policies, with an optional maximum draft length and an optional draft:
-            ``fixed:3``, ``adaptive@suffix``. The draft is one of those of ``speculation``.
-        speculation: models, profiles, and the maximum draft length of the other policies; ``None``
-            without a draft, which only permits target-only decoding.
+        names: names of policies, with optional settings; see :class:`Setting`. The draft is one of
+            those of ``speculation``.
+        speculation: models, profiles, and the settings that a name leaves out; ``None`` without a
+            draft, which only permits target-only decoding.
 
     Raises:
         InvalidParameterError: a policy is unknown, or a model that it requires is missing.
@@ -158,7 +195,7 @@ def policy_contenders(
     contenders = []
     source = llm
     for text in dict.fromkeys([BASELINE, *names]):
-        name, length, draft = parsed_contender(text)
+        name, length, width, draft = Setting.parse(text)
         if draft is not None and draft not in speculation.draft_names:
             known = ", ".join(speculation.draft_names)
             raise InvalidParameterError("policies", f"{text!r}: the drafts are {known}")
@@ -169,6 +206,7 @@ def policy_contenders(
             draft=speculation.draft if draft is None else draft,
             companion=speculation.companion if uses_companion else None,
             num_speculative_tokens=speculation.num_speculative_tokens if length is None else length,
+            tree_width=speculation.tree_width if width is None else width,
         )
         contender = PolicyContender(text, source.with_speculation(own))
         contenders.append(contender)
@@ -179,25 +217,10 @@ def policy_contenders(
 
 
 def _target_only(llm: LLM, name: str) -> PolicyContender:
-    if policy_class(parsed_contender(name)[0]).needs_draft:
+    if policy_class(Setting.parse(name).policy).needs_draft:
         raise InvalidParameterError("draft", f"missing: policy {name!r} requires a draft model")
     return PolicyContender(name, llm.with_speculation(None))
 
 
 def _num_small_models(llm: LLM) -> int:
     return (llm.draft is not None) + (llm.companion is not None)
-
-
-def parsed_contender(text: str) -> tuple[str, int | None, str | None]:
-    """Policy, draft length and draft of a contender such as ``fixed:3@suffix``.
-
-    Raises:
-        InvalidParameterError: the draft length is not an integer.
-    """
-    setting, _, draft = text.partition("@")
-    name, _, length = setting.partition(":")
-    if length and not length.isdecimal():
-        raise InvalidParameterError(
-            "policies", f"a draft length must be a non-negative integer, got {length!r}"
-        )
-    return name, int(length) if length else None, draft or None

@@ -74,8 +74,9 @@ def benchmark(
     policies: Annotated[
         str | None,
         typer.Option(
-            help="Names separated by commas, each optionally with a maximum draft length and one "
-            "of the drafts: fixed:3,fixed:5@suffix,sv. Target-only decoding is always measured.",
+            help="Names separated by commas, each optionally with a maximum draft length, a tree "
+            "width and one of the drafts: fixed:3,fixed:5@suffix,adaptive:16x4. Target-only "
+            "decoding is always measured.",
             show_default="fixed,adaptive, and sv with a companion",
             rich_help_panel=_WORKLOAD,
         ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise import zoo
-from draftwise.benchmark.contenders import parsed_contender
+from draftwise.benchmark.contenders import Setting
 from draftwise.benchmark.peer_modes import peer_engine
 from draftwise.benchmark.peers import PeerModels
 from draftwise.cli.defaults import ChosenModels
@@ -111,7 +111,7 @@ def check_names(policies: Sequence[str], peers: Sequence[str]) -> None:
         InvalidParameterError: there is no such policy or engine.
     """
     for text in policies:
-        policy_class(parsed_contender(text)[0])
+        policy_class(Setting.parse(text).policy)
     for text in peers:
         peer_engine(text.partition("=")[0])
 
@@ -173,11 +173,11 @@ def lookup_lengths(
     """
     if draft is None or not set(draft_parts(draft)) & set(MODEL_FREE_DRAFTS):
         return []
-    parsed = [parsed_contender(text) for text in policies]
+    fixed = [each for each in map(Setting.parse, policies) if each.policy == "fixed"]
     lengths = [
-        num_speculative_tokens if length is None else length
-        for name, length, _ in parsed
-        if name == "fixed"
+        num_speculative_tokens if each.length is None else each.length
+        for each in fixed
+        if (each.width or 1) == 1
     ]
     return list(dict.fromkeys(filter(None, lengths))) or [num_speculative_tokens]
 

@@ -96,8 +96,8 @@ NumSpeculativeTokens = Annotated[
 TreeWidth = Annotated[
     int,
     typer.Option(
-        help="Maximum number of alternatives for each drafted token; with more than 1, suffix "
-        "drafts are token trees.",
+        help="Maximum number of alternatives for each drafted token; with more than 1, drafts are "
+        "token trees.",
         rich_help_panel=SPECULATION,
     ),
 ]

@@ -27,12 +27,14 @@ class Draft:
         stage_uniforms: random numbers of a stage between draft and target, at least
             ``num_tokens`` for each request; ``None`` if every request is decoded greedily.
         is_one_hot: the requests whose tokens were proposed with certainty, ``[batch]``, instead of
-            drawn by a draft model; ``None`` if there are none. Their rows of ``probs`` are
+            drawn from a distribution; ``None`` if there are none. Their rows of ``probs`` are
             undefined, unless the policy reads them (``Policy.reads_offers``).
         parents: ``[batch, num_tokens]`` int64, the index of the drafted token that each drafted
             token follows, -1 for the request's last token; ``None`` if every draft is a chain.
             Parents come before their children, so the first tokens of a tree are a tree. All
             proposals are then one-hot.
+        passes: number of tokens in each pass of the draft model that proposed one-hot tokens;
+            ``None`` if no model did.
     """
 
     tokens: Tensor
@@ -42,6 +44,7 @@ class Draft:
     stage_uniforms: StageUniforms | None = None
     is_one_hot: tuple[bool, ...] | None = None
     parents: Tensor | None = None
+    passes: tuple[int, ...] | None = None
 
     @classmethod
     def empty(cls, num_requests: int, device: torch.device) -> Draft:
@@ -74,6 +77,11 @@ class Draft:
         stage = None if uniforms is None else uniforms.stage
         is_one_hot = tuple(length > 0 for length in lengths)
         return cls(tokens, tuple(lengths), None, signals, stage, is_one_hot)
+
+    @property
+    def is_copied(self) -> tuple[bool, ...] | None:
+        """The requests whose tokens were copied from a known text; ``None`` if there are none."""
+        return self.is_one_hot if self.passes is None else None
 
     @cached_property
     def host_tokens(self) -> list[list[int]]:
@@ -234,6 +242,8 @@ class Outcome:
         is_one_hot: as in :class:`Draft`.
         paths: accepted nodes of each request's tree, from the root on; ``None`` if every draft is a
             chain. Acceptance of trees is not reported: ``num_known`` is then 0.
+        is_copied: the requests whose tokens were copied from a known text, ``[batch]``; ``None`` if
+            there are none.
     """
 
     num_drafted: tuple[int, ...]
@@ -246,6 +256,7 @@ class Outcome:
     num_known: tuple[int, ...] | None = None
     is_one_hot: tuple[bool, ...] | None = None
     paths: tuple[tuple[int, ...], ...] | None = None
+    is_copied: tuple[bool, ...] | None = None
 
     @property
     def known_lengths(self) -> tuple[int, ...]:

@@ -86,6 +86,7 @@ class Acceptance:
             prefix_acceptance_prob=prefix_acceptance_prob,
             failed=failed,
             is_one_hot=draft.is_one_hot,
+            is_copied=draft.is_copied,
         )
 
     def _accept_trees(self, batch: Batch, draft: Draft, plan: Plan, logits: Tensor) -> Outcome:
@@ -119,6 +120,7 @@ class Acceptance:
             failed=frozenset(failed),
             num_known=(0,) * len(nodes),
             is_one_hot=draft.is_one_hot,
+            is_copied=draft.is_copied,
             paths=tuple(tuple(own) for own in nodes),
         )
 

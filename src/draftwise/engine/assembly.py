@@ -222,12 +222,13 @@ class Assembly:
             return False
         if self.models.companion is not None:
             raise InvalidParameterError("tree_width", "a companion scores chains only; set it to 1")
-        able = [name for name, each in PROPOSERS.items() if each.drafts_trees]
-        if len(proposers) > 1 or proposers[0] not in able:
+        draft = self.models.draft
+        translates = draft is not None and draft.translator is not None
+        if len(proposers) > 1 or not PROPOSERS[proposers[0]].drafts_trees or translates:
             raise InvalidParameterError(
                 "tree_width",
-                f"only the draft {' or '.join(map(repr, able))} makes token trees, without other "
-                "drafts; set it to 1",
+                "token trees come from one draft: 'suffix', a head, or a draft model with the "
+                "target's tokens; set it to 1",
             )
         return True
 

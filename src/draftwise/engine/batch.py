@@ -83,6 +83,11 @@ class Batch:
         """Whether the next token of any request is restricted."""
         return any(request.is_masked for request in self.generating)
 
+    @property
+    def may_branch(self) -> bool:
+        """Whether token trees may be verified: grammars and lenience apply to chains only."""
+        return not self.has_masks and all(lenience == 1.0 for lenience in self.lenience)
+
     def any_is_masked(self, indices: Iterable[int]) -> bool:
         """Whether the next token of any of the given requests is restricted."""
         return any(self.generating[index].is_masked for index in indices)

@@ -8,7 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwise.engine.cached_model import CachedModel, ForwardInput, PackedInput
+from draftwise.engine.cached_model import (
+    CachedModel,
+    ForwardInput,
+    NodeInput,
+    PackedInput,
+    packed_nodes,
+)
 from draftwise.engine.lifecycle import Commit, StateRows
 from draftwise.engine.request import Request
 from draftwise.models.attention import Segment
@@ -174,6 +180,11 @@ class CachedHead(CachedModel):
 
     def read(self, inputs: Iterable[ForwardInput]) -> tuple[Tensor | None, int]:
         """Read waiting states in one packed pass; see :meth:`CachedModel.read`."""
+        logits, num_tokens = self._read(inputs)
+        return None if logits is None else self.fit_vocabulary(logits), num_tokens
+
+    def _read(self, inputs: Iterable[ForwardInput]) -> tuple[Tensor | None, int]:
+        """:meth:`read` with logits over the head's vocabulary."""
         packed = self.gather(inputs)
         if not packed.segments:
             return None, 0
@@ -185,7 +196,7 @@ class CachedHead(CachedModel):
             return None, len(packed.tokens)
         slots = _slots_of_rows(packed)
         self._carried = _Carried(output.carried, {slot: at for at, slot in enumerate(slots)})
-        return self.fit_vocabulary(output.logits), len(packed.tokens)
+        return output.logits, len(packed.tokens)
 
     def gather(self, inputs: Iterable[ForwardInput]) -> PackedInput:
         """Packed tokens with the target's states at the position before each.
@@ -252,6 +263,34 @@ class CachedHead(CachedModel):
         )
         self._carried = _Carried(output.carried, {row: at for at, row in enumerate(rows)})
         return self.fit_vocabulary(output.logits)
+
+    def read_roots(self, inputs: Iterable[ForwardInput]) -> Tensor:
+        """Read waiting states before token trees are drafted."""
+        logits, _ = self._read(inputs)
+        assert logits is not None
+        return logits
+
+    def read_nodes(self, inputs: Sequence[NodeInput]) -> Tensor:
+        """Read the next nodes of token trees with what was returned for their parents."""
+        before = self._carried
+        assert before is not None
+        tokens, segments, trees, rows = packed_nodes(self.cache, inputs)
+        output = self.head.read(
+            self.cache,
+            tokens,
+            segments,
+            range(len(tokens)),
+            carried=before.rows[torch.tensor(rows, device=self.device)],
+            trees=trees,
+        )
+        # No place is kept: nothing but a tree may follow.
+        self._carried = _Carried(output.carried, {})
+        return output.logits
+
+    def target_tokens(self, tokens: Tensor) -> Tensor:
+        """The target's ids of the head's tokens."""
+        ids = self.head.target_ids
+        return tokens if ids is None else ids[tokens]
 
     def has_static_steps(self, num_tokens: int) -> bool:
         """False: recorded steps draft with a model that reads tokens only."""

@@ -15,6 +15,7 @@ from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.static_steps import Decoder, StaticSteps
+from draftwise.models.tree_tokens import SegmentTree
 
 
 class ForwardInput(NamedTuple):
@@ -48,6 +49,22 @@ class PackedInput(NamedTuple):
     segments: list[Segment]
     logit_rows: list[int]
     states: Tensor | None = None
+
+
+class NodeInput(NamedTuple):
+    """Nodes of one request's token tree that a model reads in one pass.
+
+    Attributes:
+        cache_slot: the request's cache slot.
+        tokens: ``[nodes]`` ids of the target.
+        tree: their places in the tree.
+        rows: ``[nodes]`` the row of the pass before from whose distribution each was taken.
+    """
+
+    cache_slot: int
+    tokens: Sequence[int]
+    tree: SegmentTree
+    rows: Sequence[int]
 
 
 class CachedModel:
@@ -218,6 +235,35 @@ class CachedModel:
         assert logits is not None
         return self.fit_vocabulary(logits)
 
+    def read_roots(self, inputs: Iterable[ForwardInput]) -> Tensor:
+        """Read new tokens, as :meth:`read` does, before token trees are drafted.
+
+        Returns:
+            ``[rows, own vocab]`` logits; see :meth:`target_tokens`.
+        """
+        logits, _ = self.read(inputs)
+        assert logits is not None
+        return logits
+
+    def read_nodes(self, inputs: Sequence[NodeInput]) -> Tensor:
+        """Read the next nodes of token trees. They may be read once after the pass before.
+
+        Args:
+            inputs: in order of cache slot.
+
+        Returns:
+            ``[nodes, own vocab]`` logits; see :meth:`target_tokens`.
+        """
+        tokens, segments, trees, _ = packed_nodes(self.cache, inputs)
+        rows = range(len(tokens))
+        logits = self.model.forward(self.cache, self._readable(tokens), segments, rows, trees=trees)
+        assert logits is not None
+        return self.fit_vocabulary(logits)
+
+    def target_tokens(self, tokens: Tensor) -> Tensor:
+        """The target's ids of tokens over which :meth:`read_roots` returns logits."""
+        return tokens
+
     def has_static_steps(self, num_tokens: int) -> bool:
         """Whether :meth:`static_steps` supports steps of this many tokens."""
         return self.model.decoder(self.cache, num_tokens) is not None
@@ -241,3 +287,30 @@ class CachedModel:
         if missing <= 0:
             return logits[:, : self.vocab_size]
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+
+
+class PackedNodes(NamedTuple):
+    """The inputs of one packed pass over nodes of token trees.
+
+    Attributes:
+        tokens: ``[nodes]`` ids of the target, segment after segment.
+        segments: ordered by cache slot.
+        trees: ``[segments]``.
+        rows: ``[nodes]`` as in :class:`NodeInput`.
+    """
+
+    tokens: list[int]
+    segments: list[Segment]
+    trees: list[SegmentTree]
+    rows: list[int]
+
+
+def packed_nodes(cache: KVCache, inputs: Sequence[NodeInput]) -> PackedNodes:
+    """Pack nodes of token trees, which follow the tokens in the cache."""
+    packed = PackedNodes([], [], [], [])
+    for slot, tokens, tree, rows in inputs:
+        packed.tokens.extend(tokens)
+        packed.segments.append(Segment(slot, cache.lengths[slot], len(tokens)))
+        packed.trees.append(tree)
+        packed.rows.extend(rows)
+    return packed

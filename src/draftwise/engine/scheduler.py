@@ -319,7 +319,7 @@ class Scheduler:
         if not verified:
             last = TokenSource.TARGET
         tokens = [*planned[:accepted], outcome.next_tokens[index]]
-        is_copied = outcome.is_one_hot is not None and outcome.is_one_hot[index]
+        is_copied = outcome.is_copied is not None and outcome.is_copied[index]
         of_draft = TokenSource.COPY if is_copied else TokenSource.DRAFT
         for place, token in enumerate(tokens):
             source = of_draft if place < accepted else last

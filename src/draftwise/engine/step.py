@@ -151,10 +151,13 @@ class CostLearner:
                 for length, is_copied in zip(lengths, step.draft.is_one_hot, strict=True)
             )
         depths = range(max(lengths, default=0))
+        drafting = [sum(length > depth for length in lengths) for depth in depths]
+        if step.draft.passes is not None:
+            drafting = list(step.draft.passes)
         self._latency.observe_step(
             num_target_tokens=step.num_target_tokens,
             context=step.context,
-            drafting=[sum(length > depth for length in lengths) for depth in depths],
+            drafting=drafting,
             num_scored=0 if step.companion_scores is None else sum(lengths),
             # One-hot proposals have signals without any computation.
             has_signals=not isinstance(step.draft.signals, OneHotSignals | None),

@@ -81,6 +81,30 @@ def accepted_nodes(plan: Plan, drawn: Sequence[int]) -> tuple[list[list[int]], l
     return nodes, next_tokens
 
 
+def known_nodes(
+    tokens: Sequence[int], parents: Sequence[int], gained: Sequence[int]
+) -> tuple[list[int], list[bool]]:
+    """The nodes whose parents a request's new tokens go through, and whether they do too.
+
+    Args:
+        tokens: ``[nodes]`` of the drafted tree.
+        parents: ``[nodes]`` parents, -1 for the root.
+        gained: the tokens that the request gained.
+    """
+    known: list[int] = []
+    accepted: list[bool] = []
+    at = ROOT
+    for token in gained:
+        children = [node for node, parent in enumerate(parents) if parent == at]
+        right = [tokens[node] == token for node in children]
+        known += children
+        accepted += right
+        if not any(right):
+            break
+        at = children[right.index(True)]
+    return known, accepted
+
+
 def as_chains(plan: Plan, nodes: Sequence[Sequence[int]]) -> Plan:
     """A plan with only the accepted path of each tree.
 

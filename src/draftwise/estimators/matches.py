@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwise.estimators.ratios import GroupRatio
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
@@ -62,9 +64,9 @@ class MatchAcceptance:
 
     def __init__(self) -> None:
         """Start from the initial values."""
-        self._by_length = _Ratio(_START * _START_WEIGHT, np.full(_START.shape, _START_WEIGHT))
+        self._by_length = GroupRatio(_START * _START_WEIGHT, np.full(_START.shape, _START_WEIGHT))
         shape = 2, len(_LENGTHS), 2, len(_VOTES)
-        self._by_group = _Ratio(np.zeros(shape), np.zeros(shape))
+        self._by_group = GroupRatio(np.zeros(shape), np.zeros(shape))
 
     @property
     def sums(self) -> tuple[Floats, Floats, Floats, Floats]:
@@ -147,32 +149,6 @@ class MatchAcceptance:
             return
         self._by_length.add(at[:2], accepted, expected, _MEMORY)
         self._by_group.add(at, accepted, expected, _MEMORY)
-
-
-class _Ratio:
-    """Accepted over expected tokens of several groups, with forgetting.
-
-    Attributes:
-        accepted, expected: ``[groups]`` sums.
-    """
-
-    def __init__(self, accepted: Floats, expected: Floats) -> None:
-        self.accepted, self.expected = accepted, expected
-
-    def mean(self, at: tuple[Integers, ...], prior: Floats | float, weight: float) -> Floats:
-        """The ratio at some groups, pulled towards a prior with the weight of expected tokens."""
-        found: Floats = (self.accepted[at] + weight * prior) / (self.expected[at] + weight)
-        return found
-
-    def add(
-        self, at: tuple[Integers, ...], accepted: Floats, expected: Floats, memory: float
-    ) -> None:
-        """Add tokens. ``memory`` is the factor on older observations of a group per token."""
-        counts = np.zeros(self.accepted.shape)
-        np.add.at(counts, at, 1.0)
-        for total, added in ((self.accepted, accepted), (self.expected, expected)):
-            total *= memory**counts
-            np.add.at(total, at, added)
 
 
 def _chain_groups(

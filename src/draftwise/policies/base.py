@@ -4,7 +4,8 @@ In every step the engine calls a policy's methods in this order:
 
 1. :meth:`Policy.draft_lengths`: returns the maximum draft length of each request. A proposer that
    knows continuations before anything is drafted calls :meth:`Policy.plan_drafts` instead.
-2. :meth:`Policy.keep_drafting`: decides after each drafted token which requests continue.
+2. :meth:`Policy.keep_drafting`: decides after each drafted token which requests continue. For token
+   trees of a draft model, :meth:`Policy.grow_trees` decides which nodes get children.
 3. :meth:`Policy.wants_companion`: decides whether the companion scores the draft.
 4. :meth:`Policy.select`: selects the drafted tokens to verify, and their proposals q′.
 5. :meth:`Policy.observe`: learns from the acceptance decisions and the step's times.
@@ -27,6 +28,8 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.goodput import expected_accepted
@@ -130,6 +133,26 @@ class DraftChoice(NamedTuple):
 
     length: int
     uses_offer: bool
+
+
+class TreeLevel(NamedTuple):
+    """Nodes of token trees whose children the draft model may propose next.
+
+    Attributes:
+        depth: number of tokens on the path to each node, itself included.
+        requests: ``[nodes]`` index of each node's request in the step's batch.
+        values: ``[nodes]`` estimated probability that the path to each node is accepted.
+        entropy: ``[nodes]`` entropy in nats of the draft's distribution that each node's token was
+            taken from; ``None`` if the policy uses no signals of the draft.
+        coverage: estimated probability that the target's token is among the children of a node that
+            it reaches, from the level before.
+    """
+
+    depth: int
+    requests: Sequence[int]
+    values: NDArray[np.float64]
+    entropy: NDArray[np.float64] | None
+    coverage: float
 
 
 @dataclass(frozen=True)
@@ -354,6 +377,14 @@ class Policy(ABC):
 
     def keep_drafting(self, position: DraftPosition) -> Tensor | None:
         """Which requests continue drafting: ``[active]`` bool, or ``None`` for all."""
+        return None
+
+    def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_] | None:
+        """Which nodes of token trees get children: ``[nodes]``, or ``None`` for all of them.
+
+        It is asked before each pass of the draft model after the first one. The tokens of a tree
+        are proposed with certainty. So the answer may depend on all that was drafted.
+        """
         return None
 
     def wants_companion(self) -> bool:

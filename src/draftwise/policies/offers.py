@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from draftwise.core.goodput import OperatingPoint, StepEstimate
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
-from draftwise.policies.base import RequestState
+from draftwise.policies.base import RequestState, TreeLevel
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -257,6 +257,28 @@ class OfferPricing:
         for _, row in tokens[: gains.index(max(gains))]:
             lengths[row] += 1
         return np.array(lengths, dtype=np.int64)
+
+    def grow_trees(self, level: TreeLevel, num_requests: int, context: int) -> NDArray[np.bool_]:
+        """``[nodes]`` which nodes of token trees get children, by another pass of the draft model.
+
+        A node is worth its value times the probability that one of its children is right, times the
+        time that an accepted token saves, minus what one more token adds to the target's pass. The
+        pass is made if together the nodes are worth more than it costs.
+
+        Args:
+            level: the nodes.
+            num_requests: number of requests that gain tokens in the step.
+            context: tokens of context, summed over the requests.
+        """
+        latency, count = self._latency, num_requests + len(level.values)
+        added = latency.marginal_seconds(count, context) * self._record(num_requests).excess
+        gained = level.values * level.coverage / self.goodput(num_requests, context)
+        worth = np.maximum(gained - added, 0.0)
+        # A pass takes nearly as long with fewer nodes. So they are left out only if worthless.
+        grows: NDArray[np.bool_] = worth > 0
+        if float(worth.sum()) <= latency.draft_seconds(int(grows.sum())):
+            grows[:] = False
+        return grows
 
     def prefers_model(
         self,

@@ -22,6 +22,7 @@ from draftwise.policies.base import (
     Policy,
     PolicyContext,
     RequestState,
+    TreeLevel,
 )
 from draftwise.policies.exploration import Exploration
 from draftwise.policies.filtering import Integers, Scorer, keep_in_range, keep_likely
@@ -69,7 +70,7 @@ class PricedPolicy(Policy):
         self._num_steps = 0
         self.exploration = Exploration(self.options.explore_every)
         self._requests: Sequence[RequestState] = ()
-        self._num_context_tokens = 0
+        self._num_context_tokens = self._num_growing = 0
         self._greedy: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._history: Floats = np.zeros(0)
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
@@ -136,7 +137,13 @@ class PricedPolicy(Policy):
 
     def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether looking for offers pays, or the time without or with them is to be measured."""
+        self._num_context_tokens = sum(request.num_tokens for request in requests)
+        self._num_growing = len(requests)
         return self.offers.looks(len(requests))
+
+    def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_]:
+        """Give children to the nodes whose children are worth another pass of the draft model."""
+        return self.offers.grow_trees(level, self._num_growing, self._num_context_tokens)
 
     def skip_drafts(self, requests: Sequence[RequestState]) -> None:
         """Begin a step that is only timed."""

@@ -16,6 +16,7 @@ from draftwise.policies.base import Policy, PolicyContext
 from draftwise.policies.confidence import Confidence
 from draftwise.policies.disco import Disco
 from draftwise.policies.dyspec import DySpec
+from draftwise.policies.eagle2 import Eagle2, SvipTree
 from draftwise.policies.fixed import FixedLength
 from draftwise.policies.heuristic import Heuristic
 from draftwise.policies.none import NoSpeculation
@@ -43,6 +44,8 @@ _ALL: tuple[type[Policy], ...] = (
     Disco,
     SpecDecPlusPlus,
     DySpec,
+    Eagle2,
+    SvipTree,
     SmartSpec,
     Tetris,
     TetrisPublished,

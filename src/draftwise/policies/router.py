@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.random import StageUniforms
@@ -19,6 +21,7 @@ from draftwise.policies.base import (
     Policy,
     PolicyContext,
     RequestState,
+    TreeLevel,
 )
 from draftwise.policies.registry import POLICIES, check_needs, create_policy, policy_class
 
@@ -177,6 +180,26 @@ class PolicyRouter(Policy):
             if wanted is not None:
                 continues[active] = wanted.cpu()
         return continues
+
+    def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_] | None:
+        """Each policy decides for its own requests."""
+        if len(self._parts) == 1:
+            return self._parts[0][0].grow_trees(level)
+        grows = np.ones(len(level.requests), dtype=bool)
+        for policy, indices in self._parts:
+            place = {request: at for at, request in enumerate(indices)}
+            nodes = [at for at, request in enumerate(level.requests) if request in place]
+            if not nodes:
+                continue
+            part = level._replace(
+                requests=[place[level.requests[at]] for at in nodes],
+                values=level.values[nodes],
+                entropy=None if level.entropy is None else level.entropy[nodes],
+            )
+            wanted = policy.grow_trees(part)
+            if wanted is not None:
+                grows[nodes] = wanted
+        return grows
 
     def wants_companion(self) -> bool:
         """Whether any policy of the step wants the companion."""

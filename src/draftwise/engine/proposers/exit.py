@@ -22,6 +22,7 @@ class ExitProposer(ModelProposer):
 
     name = "exit"
     summary = "the target's first layers draft tokens"
+    drafts_trees = False
 
     def _new_backends(self) -> list[DraftingBackend]:
         """Native kernels where there are any, and passes that support every step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
@@ -13,7 +14,9 @@ from draftwise.engine.drafting.native import NativeBackend
 from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import Proposer, ProposerContext
+from draftwise.engine.proposers.proposals import planned_lengths
 from draftwise.engine.proposers.registry import register
+from draftwise.engine.proposers.token_trees import TreeDrafting
 from draftwise.engine.request import Request
 from draftwise.policies.base import Policy
 
@@ -28,6 +31,7 @@ class ModelProposer(Proposer):
     name = "model"
     summary = "a smaller language model drafts tokens"
     needs_model = True
+    drafts_trees = True
 
     def __init__(self, context: ProposerContext) -> None:
         """Set up.
@@ -40,6 +44,9 @@ class ModelProposer(Proposer):
         self.cached_model = context.draft_model
         self.max_context = self.cached_model.capacity
         self._backends = self._new_backends()
+        self._trees: TreeDrafting | None = None
+        if context.tree_width > 1:
+            self._trees = TreeDrafting(self.cached_model, context.tree_width)
 
     def _new_backends(self) -> list[DraftingBackend]:
         """The backends, the fastest first. The last one supports every step."""
@@ -52,7 +59,26 @@ class ModelProposer(Proposer):
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Draft as many tokens as the policy wants, up to each request's limit."""
-        return self.draft(batch, policy, self.draft_limits(batch, policy))
+        # The draft of a tree knows no penalties.
+        if self._trees is None or not batch.may_branch or batch.controls.changes_tokens:
+            return self.draft(batch, policy, self.draft_limits(batch, policy))
+        return self._draft_trees(self._trees, batch, policy)
+
+    def _draft_trees(self, trees: TreeDrafting, batch: Batch, policy: Policy) -> Draft:
+        """Draft token trees. The policy chooses their nodes by their estimated acceptance."""
+        context, states = self.context, batch.states(self.room)
+        limits = [min(state.draft_limit, policy.num_speculative_tokens) for state in states]
+        drafts = policy.looks_for_offers(states)
+        step = self._step(batch, limits if drafts else [0] * len(limits), False)
+        made, passes = trees.draft(step, policy)
+        lengths = [0] * len(limits)
+        if drafts:
+            lengths = planned_lengths(made, states, policy)
+        else:
+            policy.skip_drafts(states)
+        signals = policy.uses_draft_signals()
+        draft = made.draft(lengths, context.vocab_size, context.device, batch.uniforms, signals)
+        return replace(draft, passes=passes)
 
     def num_behind(self, request: Request) -> int:
         """Number of a request's tokens that the model has not read yet, besides the newest."""
@@ -76,19 +102,26 @@ class ModelProposer(Proposer):
             The draft. The next draft overwrites the memory of its distributions.
         """
         model, context = self.cached_model, self.context
-        signals = policy.uses_draft_signals()
-        step = DraftingStep(batch, limits, signals, context.vocab_size, model.device, min_width)
-        step.inputs += [
-            ForwardInput(request, len(request.tokens))
-            for request, limit in zip(batch.generating, limits, strict=True)
-            if not limit and model.is_overdue(request)
-        ]
+        step = self._step(batch, limits, policy.uses_draft_signals(), min_width)
         if context.oracle is not None:
             context.oracle.begin(batch, step.active)
         if not step.active:
             model.read(step.inputs)
             return Draft.empty(len(limits), model.device)
         return run_drafting(self._backend_for(step), step, policy, context.oracle)
+
+    def _step(
+        self, batch: Batch, limits: list[int], signals: bool, min_width: int = 0
+    ) -> DraftingStep:
+        """A step in which the model also reads what it is overdue to read."""
+        model, vocab_size = self.cached_model, self.context.vocab_size
+        step = DraftingStep(batch, limits, signals, vocab_size, model.device, min_width)
+        step.inputs += [
+            ForwardInput(request, len(request.tokens))
+            for request, limit in zip(batch.generating, limits, strict=True)
+            if not limit and model.is_overdue(request)
+        ]
+        return step
 
     def _backend_for(self, step: DraftingStep) -> DraftingBackend:
         """The first backend that serves a step; the last one serves every step."""
@@ -105,7 +138,11 @@ class ModelProposer(Proposer):
     def commit(self, commit: Commit) -> None:
         """Roll the cache back to the accepted tokens."""
         self.cached_model.commit(commit)
+        if self._trees is not None:
+            self._trees.learn(commit)
 
     def recover(self, requests: Iterable[Request]) -> None:
         """Roll the cache back to the last commit."""
         self.cached_model.recover(requests)
+        if self._trees is not None:
+            self._trees.forget()

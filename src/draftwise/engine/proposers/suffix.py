@@ -69,7 +69,7 @@ class SuffixProposer(TokenProposer):
         requests = batch.generating
         self._read(requests)
         slots = [request.cache_slot for request in requests]
-        if self.context.tree_width > 1 and _may_branch(batch):
+        if self.context.tree_width > 1 and batch.may_branch:
             return self._trees(requests, slots, limits)
         found = self._matcher.continuations(slots, limits)
         lengths = found.lengths.tolist()
@@ -153,11 +153,6 @@ class SuffixProposer(TokenProposer):
         self._proposed = None
         for request in requests:
             self._matcher.truncate(request.cache_slot, len(request.tokens))
-
-
-def _may_branch(batch: Batch) -> bool:
-    """Whether trees may be verified: they know no lenience, and grammars restrict chains."""
-    return not batch.has_masks and all(lenience == 1.0 for lenience in batch.lenience)
 
 
 def _common_length(proposed: Sequence[int], gained: Sequence[int]) -> int:

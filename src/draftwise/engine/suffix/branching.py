@@ -149,27 +149,6 @@ def _children(
     return branches
 
 
-def known_nodes(tree: SuffixTree, gained: Sequence[int]) -> tuple[list[int], list[bool]]:
-    """The nodes whose parents the request's new tokens go through, and whether they do too.
-
-    Args:
-        tree: the proposed tree.
-        gained: the tokens that the request gained.
-    """
-    known: list[int] = []
-    accepted: list[bool] = []
-    at = ROOT
-    for token in gained:
-        children = [node for node, parent in enumerate(tree.parents) if parent == at]
-        right = [tree.tokens[node] == token for node in children]
-        known += children
-        accepted += right
-        if not any(right):
-            break
-        at = children[right.index(True)]
-    return known, accepted
-
-
 def _matched(evidence: Sequence[tuple[float, int, int, bool]]) -> MatchedNodes:
     shares, votes, lengths, from_corpus = zip(*evidence, strict=True)
     return MatchedNodes(

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.engine.suffix.branching import SuffixTree, find_tree, known_nodes
+from draftwise.engine.suffix.branching import SuffixTree, find_tree
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.search import find_continuation
+from draftwise.engine.tree_paths import known_nodes
 from draftwise.estimators.matches import MatchAcceptance
 from draftwise.models.native.library import native_library
 from draftwise.models.native.suffix import (
@@ -97,7 +98,7 @@ class TextContinuations:
             tree: a tree of :meth:`find_trees`.
             gained: the tokens that the text gained.
         """
-        known, accepted = known_nodes(tree, gained)
+        known, accepted = known_nodes(tree.tokens, tree.parents, gained)
         if known:
             greedy = bool(self.texts.greedy[slot])
             self.acceptance.learn_nodes(greedy, tree.nodes(known), np.array(accepted))

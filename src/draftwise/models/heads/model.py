@@ -20,7 +20,7 @@ from draftwise.models.native.head import NativeHead
 from draftwise.models.native.suitability import native_head, why_no_native_head
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.transfer import upload
-from draftwise.models.tree_tokens import SegmentTree
+from draftwise.models.tree_tokens import SegmentTree, tree_tokens
 
 _NO_KERNELS = "it is of EAGLE-1 or EAGLE-2, and the native kernels compute heads of EAGLE-3"
 
@@ -111,6 +111,7 @@ class HeadModel(PackedModel):
         logit_rows: Sequence[int],
         states: Tensor | None = None,
         carried: Tensor | None = None,
+        trees: Sequence[SegmentTree | None] | None = None,
     ) -> HeadOutput:
         """Compute packed tokens, write their keys and values, and advance the cache's lengths.
 
@@ -122,14 +123,17 @@ class HeadModel(PackedModel):
             states: ``[tokens, state_size]`` the target's states at the position before each token;
                 ``None`` within a draft.
             carried: ``[tokens, hidden]`` what the pass before returned; ``None`` with ``states``.
+            trees: ``[segments]`` the token tree that each segment is part of; ``None`` without
+                trees.
         """
         if self.native_head is not None:
+            tree = None if trees is None else tree_tokens(segments, trees)
             output = HeadOutput(
-                *self.native_head.read(cache, tokens, segments, logit_rows, states, carried)
+                *self.native_head.read(cache, tokens, segments, logit_rows, states, carried, tree)
             )
         else:
             assert self._head_forward is not None
-            ids, packed = self._pack(cache, tokens, segments)
+            ids, packed = self._pack(cache, tokens, segments, trees)
             rows = upload(logit_rows, torch.long, self.device)
             output = self._head_forward(ids, packed, states, carried, rows)
         cache.advance_all(segments)

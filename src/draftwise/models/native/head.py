@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.models.decoder_spec import DecoderSpec
@@ -62,6 +63,7 @@ class NativeHead(NativeDecoder):
         logit_rows: Sequence[int],
         states: Tensor | None,
         carried: Tensor | None,
+        tree: NDArray[np.void] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute packed tokens and write their keys and values.
 
@@ -75,6 +77,7 @@ class NativeHead(NativeDecoder):
                 within a draft.
             carried: ``[tokens, hidden]`` float32, what the pass before returned; ``None`` with
                 ``states``.
+            tree: ``[tokens]`` of ``TREE_TOKEN``; ``None`` if no segment is part of a token tree.
 
         Returns:
             Logits ``[rows, draft_vocab]`` float32, and what the next token of each draft reads in
@@ -91,5 +94,7 @@ class NativeHead(NativeDecoder):
         if states is not None:
             states = states.contiguous()
             call.states = states.data_ptr()
+        if tree is not None:
+            call.tree = tree.ctypes.data
         self._library.decode(ctypes.byref(call))
         return logits, out

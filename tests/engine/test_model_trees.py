@@ -1,0 +1,305 @@
+"""Token trees of a draft model and of heads: lossless, and the same text for a seed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.engine.cached_model import ForwardInput, NodeInput
+from draftwise.errors import InvalidParameterError
+from draftwise.models.native import library
+from draftwise.models.tree_tokens import SegmentTree
+from draftwise.policies import create_policy
+from draftwise.policies.base import PolicyContext, RequestState, TreeLevel
+
+from ..core.statistics_tools import chi_square_p_value, sequence_counts
+from ..stand_ins import fixed_latency
+from ..tiny_eagle_heads import EagleRecipe
+from ..tiny_heads import HeadRecipe
+from ..tiny_models import Recipe
+from .assembly import assemble_recipe, generate, token_ids, varied_work
+from .exact import exact_distribution
+from .heads import engine_with_head
+from .test_text_proposers import CONTROLS
+
+NOT_UNLIKELY = 1e-4
+RECIPE = Recipe(vocab=8, seed=3, config={"num_hidden_layers": 2})
+VARIED = Recipe(vocab=16, seed=6, config={"num_hidden_layers": 2})
+HEAD = HeadRecipe(layers=(0, 1), draft_vocab=6, settings={"norm_before_residual": True})
+KINDS = ["model", "head", "eagle"]
+POLICIES = ["fixed", "adaptive", "eagle2", "svip-tree"]
+
+
+def branching(models, kind, policy="fixed", max_batch_size=8, recipe=RECIPE, width=3, **settings):
+    """An engine that drafts trees with a model, or with a head of EAGLE-3 or of EAGLE-1."""
+    settings = {"policy": policy, "tree_width": width, "num_speculative_tokens": 8} | settings
+    if kind == "model":
+        return assemble_recipe(models, recipe, max_batch_size, **settings)
+    vocab = recipe.vocab
+    heads = {
+        "head": HEAD.changed(vocab=vocab, draft_vocab=vocab * 3 // 4),
+        "eagle": EagleRecipe(vocab=vocab, bias=True),
+    }
+    return engine_with_head(models, recipe, heads[kind], max_batch_size=max_batch_size, **settings)
+
+
+def alone(models, recipe=RECIPE, max_batch_size=8):
+    return assemble_recipe(models, recipe, max_batch_size, policy="none")
+
+
+def p_value(models, engine, controls, count):
+    """Of the texts of one prompt, if they follow the target's distribution."""
+    prompt, params = [1, 2, 3], SamplingParams(max_tokens=3, **controls)
+    each = [SamplingParams(max_tokens=3, seed=seed, **controls) for seed in range(count)]
+    outputs = generate(engine, [prompt] * count, each)
+    assert sum(output.speculation.num_accepted for output in outputs) > count / 20
+    expected = exact_distribution(models.reference(RECIPE), prompt, params, 3)
+    counts = sequence_counts(torch.tensor(token_ids(outputs)), RECIPE.vocab)
+    return chi_square_p_value(counts, expected.joint())
+
+
+@pytest.mark.covering("kind", "policy", "max_batch_size")
+@pytest.mark.slow
+@pytest.mark.parametrize("max_batch_size", [1, 16])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_follow_the_target(models, kind, policy, max_batch_size):
+    engine = branching(models, kind, policy, max_batch_size)
+    assert p_value(models, engine, {}, 3000) > NOT_UNLIKELY
+
+
+@pytest.mark.covering("kind", "controls", "max_batch_size")
+@pytest.mark.slow
+@pytest.mark.parametrize("max_batch_size", [1, 16])
+@pytest.mark.parametrize("controls", CONTROLS)
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_texts_follow_the_target_with_every_control(models, kind, controls, max_batch_size):
+    engine = branching(models, kind, "fixed", max_batch_size)
+    assert p_value(models, engine, CONTROLS[controls], 2000) > NOT_UNLIKELY
+
+
+@pytest.mark.slow
+def test_a_tree_that_is_chosen_after_the_draw_is_noticed(models):
+    """Replacing the target's token by a drafted one, where it is none of them, is biased."""
+    engine = branching(models, "model", max_batch_size=64)
+    accept = engine._acceptance.accept
+
+    def biased(batch, draft, plan, logits):
+        outcome = accept(batch, draft, plan, logits)
+        rows = zip(
+            plan.host_tokens,
+            plan.lengths,
+            outcome.num_accepted,
+            outcome.next_tokens,
+            strict=True,
+        )
+        tokens = tuple(
+            drafted[0] if length and not accepted and token > 4 else token
+            for drafted, length, accepted, token in rows
+        )
+        return replace(outcome, next_tokens=tokens)
+
+    engine._acceptance.accept = biased
+    assert p_value(models, engine, {}, 4000) < 1e-6
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_gives_the_same_text_as_without_drafts(models, kind, policy):
+    """Sampled and greedy, at any batch size and number of nodes, with penalties as chains."""
+    prompts, params = varied_work(24)
+    if kind != "model":
+        # The first token of a prompt has no state before it.
+        prompts = [[7, *prompt] for prompt in prompts]
+    plain = [each for each in params if not each.presence_penalty]
+    prompts = prompts[: len(plain)]
+    expected = generate(alone(models, VARIED), prompts, plain)
+    for max_batch_size, nodes in ((1, 3), (4, 12), (16, 40)):
+        engine = branching(
+            models, kind, policy, max_batch_size, VARIED, num_speculative_tokens=nodes
+        )
+        outputs = generate(engine, prompts, plain)
+        assert token_ids(outputs) == token_ids(expected)
+        assert sum(output.speculation.num_accepted for output in outputs) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_texts_are_the_targets_on_100_prompts(models, kind):
+    recipe = Recipe(vocab=32, seed=9, context=96, config={"num_hidden_layers": 2})
+    prompts = [[(7 * i + j * j * (1 + i % 3)) % 31 for j in range(2 + i % 40)] for i in range(100)]
+    params = [SamplingParams(max_tokens=40, temperature=0)] * len(prompts)
+    expected = generate(alone(models, recipe), prompts, params)
+    for policy in ("eagle2", "adaptive"):
+        engine = branching(models, kind, policy, 16, recipe, 4, num_speculative_tokens=16)
+        outputs = generate(engine, prompts, params)
+        assert token_ids(outputs) == token_ids(expected)
+
+
+def logits_along(model, request, path):
+    """The logits after each token of a path that is read as a chain, over the own vocabulary."""
+    slot = request.cache_slot
+    model.cache.truncate(slot, model.text_end(request, len(request.tokens) - 1))
+    model.read_roots([ForwardInput(request, len(request.tokens), num_logits=1)])
+    found, start = [], model.cache.lengths[slot]
+    for place, token in enumerate(path, 1):
+        tree = SegmentTree(start - 1, [place], [(2 << place) - 1])
+        found.append(model.read_nodes([NodeInput(slot, [token], tree, [0])])[0].clone())
+    return found
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_node_reads_its_own_path(models, kind, kernels, monkeypatch):
+    """The distribution at a node is that of a chain with the same tokens."""
+    if not kernels:
+        monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
+    engine = branching(models, kind, recipe=VARIED)
+    request = engine.add(None, [3, 1, 2, 5, 4], SamplingParams(max_tokens=8, temperature=0))
+    for _ in range(2):
+        engine.step()
+    model = engine._pipeline.proposer.cached_model
+    slot = request.cache_slot
+    model.cache.truncate(slot, model.text_end(request, len(request.tokens) - 1))
+    model.read_roots([ForwardInput(request, len(request.tokens), num_logits=1)])
+    root = model.cache.lengths[slot] - 1
+    first = SegmentTree(root, [1, 1], [0b11, 0b101])
+    above = model.read_nodes([NodeInput(slot, [3, 6], first, [0, 0])]).clone()
+    second = SegmentTree(root, [2, 2, 2], [0b1101, 0b10011, 0b100101])
+    below = model.read_nodes([NodeInput(slot, [1, 2, 6], second, [1, 0, 1])]).clone()
+    paths = {(3,): above[0], (6,): above[1], (6, 1): below[0], (3, 2): below[1], (6, 6): below[2]}
+    for path, logits in paths.items():
+        expected = logits_along(model, request, path)[-1]
+        assert torch.allclose(logits, expected, atol=1e-4), path
+
+
+def test_a_tree_accepts_more_than_a_chain_of_as_many_passes(models):
+    """At temperature 0. Chains that are drawn accept more than trees where the draft is good."""
+    prompts = [[1 + i % 3, 2, 3 + i % 5] for i in range(40)]
+    params = [SamplingParams(max_tokens=20, temperature=0)] * 40
+    chain = branching(models, "model", "fixed", 16, VARIED, width=1, num_speculative_tokens=4)
+    options = {"policy_options": {"depth": 4}, "num_speculative_tokens": 40}
+    tree = branching(models, "model", "eagle2", 16, VARIED, **options)
+    outputs = [generate(engine, prompts, params) for engine in (chain, tree)]
+    assert token_ids(outputs[0]) == token_ids(outputs[1])
+    steps = [sum(output.speculation.num_steps for output in each) for each in outputs]
+    assert steps[1] < 0.9 * steps[0]
+
+
+def recorded(engine):
+    """A list to which every draft of an engine is added."""
+    found, right = [], engine._pipeline.proposer.propose
+
+    def propose(batch, policy):
+        draft = right(batch, policy)
+        found.append(draft)
+        return draft
+
+    engine._pipeline.proposer.propose = propose
+    return found
+
+
+def test_trees_are_bounded_and_the_most_valuable_nodes_come_first(models):
+    engine = branching(models, "model", "eagle2", 4, VARIED, num_speculative_tokens=10)
+    drafts = recorded(engine)
+    prompts = [[1, 2, 3]] * 4
+    generate(engine, prompts, [SamplingParams(max_tokens=20, seed=i) for i in range(4)])
+    trees = [draft for draft in drafts if draft.parents is not None]
+    assert trees
+    for draft in trees:
+        assert max(draft.lengths) <= 10
+        assert draft.passes is not None
+        assert len(draft.passes) <= 6
+        for parents, length in zip(draft.parents.tolist(), draft.lengths, strict=True):
+            assert all(-1 <= parent < node for node, parent in enumerate(parents[:length]))
+            for node in range(length):
+                siblings = [at for at in range(length) if parents[at] == parents[node]]
+                assert len(siblings) <= 3
+    assert any(len(set(draft.parents[0].tolist())) < draft.lengths[0] for draft in trees)
+
+
+@pytest.mark.parametrize("params", [{"repetition_penalty": 1.2}, {"logit_bias": {3: 1.0}}])
+def test_requests_whose_tokens_are_controlled_get_chains(models, params):
+    engine = branching(models, "head", "svip-tree", 4, VARIED)
+    drafts = recorded(engine)
+    prompts = [[1, 2, 3]] * 4
+    outputs = generate(engine, prompts, [SamplingParams(max_tokens=3, **params)] * 4)
+    assert sum(output.speculation.num_drafted for output in outputs) > 0
+    assert all(draft.parents is None for draft in drafts)
+
+
+def test_accepted_tokens_are_the_drafts(models):
+    """They are not marked as copied, although they are proposed with certainty."""
+    engine = branching(models, "model", "fixed", 4, VARIED)
+    request = engine.add(None, [1, 2, 3], SamplingParams(max_tokens=20, temperature=0))
+    while engine.num_unfinished:
+        engine.step()
+    sources = {str(source) for source in request.output().token_sources}
+    assert "draft" in sources
+    assert "copy" not in sources
+
+
+def test_a_request_goes_on_after_a_step_that_failed(models):
+    prompts = [[1, 2, 3], [4, 2], [7, 3, 3, 1]]
+    params = [SamplingParams(max_tokens=12, seed=seed) for seed in range(3)]
+    expected = generate(alone(models, VARIED), prompts, params)
+    engine = branching(models, "model", "fixed", 4, VARIED)
+    verify, plans = engine._verifier.verify, []
+
+    def failing(batch, plan):
+        plans.append(plan)
+        if len(plans) == 4:
+            raise KeyboardInterrupt
+        return verify(batch, plan)
+
+    engine._verifier.verify = failing
+    requests = [
+        engine.add(None, prompt, each) for prompt, each in zip(prompts, params, strict=True)
+    ]
+    for _ in range(3):
+        engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    while engine.num_unfinished:
+        engine.step()
+    assert token_ids([request.output() for request in requests]) == token_ids(expected)
+    assert len(plans) > 4
+
+
+def test_what_cannot_draft_trees_is_refused(models):
+    folder = models.folder(RECIPE)
+    for draft in (["suffix", models.folder(RECIPE.draft())], "target:exit=1", "ngram"):
+        with pytest.raises(InvalidParameterError, match="token trees come from one draft") as error:
+            LLM(folder, SpeculationConfig(draft, policy="fixed", tree_width=2), dtype="float32")
+        assert error.value.field == "tree_width"
+
+
+class TestPolicies:
+    def level(self, values, depth=1, entropy=None, coverage=0.8):
+        return TreeLevel(
+            depth,
+            [0] * len(values),
+            np.array(values),
+            None if entropy is None else np.array(entropy),
+            coverage,
+        )
+
+    def test_eagle2_stops_at_its_depth(self):
+        policy = create_policy("eagle2", PolicyContext(8), {"depth": 3})
+        assert policy.grow_trees(self.level([0.5, 0.1], 2)).tolist() == [True, True]
+        assert policy.grow_trees(self.level([0.5, 0.1], 3)).tolist() == [False, False]
+
+    def test_svip_tree_stops_where_the_draft_is_unsure(self):
+        policy = create_policy("svip-tree", PolicyContext(8), {"threshold": 1.0})
+        level = self.level([0.5, 0.5, 0.5], entropy=[0.2, 1.5, 1.0])
+        assert policy.grow_trees(level).tolist() == [True, False, True]
+
+    def test_adaptive_weighs_a_pass_against_what_its_nodes_save(self):
+        states = [RequestState(20, 4, 8, index) for index in range(2)]
+        policy = create_policy("adaptive", PolicyContext(8, fixed_latency(), drafts_trees=True), {})
+        assert policy.looks_for_offers(states)
+        assert policy.grow_trees(self.level([0.9, 0.8])).tolist() == [True, True]
+        assert not policy.grow_trees(self.level([0.01, 0.005])).any()
+        assert not policy.grow_trees(self.level([0.9, 0.8], coverage=0.001)).any()
