@@ -302,3 +302,18 @@ def test_the_companions_price_is_its_seconds_times_goodput():
     latency = FixedLatency(LINEAR, DRAFT, StageCost((1, 11), (0.001, 0.011)))
     price = Price(OperatingPoint(3), 200.0, 0.0)
     assert Pricing(latency, 3).companion_price(price, 6) == pytest.approx(200 * 0.006)
+
+
+def test_a_trial_of_a_point_that_is_much_worse_ends_early():
+    """A few steps show it. A point that is not worse has the whole trial."""
+
+    def tried(share):
+        reality = Reality(lambda point: share if point.threshold == 0 else 1.0, noise=0.02)
+        options = reality.pricing.options
+        reality.run(options.trial_steps - 1)
+        challenger = reality.run(1)[0]
+        assert challenger.threshold == 0
+        return 1 + reality.run(options.trial_steps - 1).count(challenger)
+
+    assert tried(0.3) == 3
+    assert tried(2.0) == PricingOptions().trial_steps // 2

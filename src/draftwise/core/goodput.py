@@ -289,6 +289,19 @@ class StepTimeCorrections:
         """Factor by which the computed seconds of a point are multiplied."""
         return math.exp(median(self._paces) + self._corrections.get(point, 0.0))
 
+    def recent_factor(self, point: OperatingPoint, since: int, least: int) -> float | None:
+        """The factor of a point by its latest steps alone.
+
+        Args:
+            point: the point.
+            since: number of the first step that counts.
+            least: minimum number of such steps. With fewer, the result is ``None``.
+        """
+        values = [excess for step, excess in self._excess.get(point, ()) if step >= since]
+        if len(values) < least:
+            return None
+        return math.exp(median(self._paces) + median(values))
+
     def _shrunk(self, points: Sequence[OperatingPoint], prior: float) -> float:
         """Median excess of the steps at some points, shrunk towards a prior."""
         values = [excess for p in points for _, excess in self._excess.get(p, ())]

@@ -32,6 +32,10 @@ from draftwise.core.goodput import (
 from draftwise.core.latency import LatencyModel
 from draftwise.policies.options import integer_option, number_option
 
+# A trial ends early once the challenger's goodput over a few steps is below this share of the
+# incumbent's.
+_HOPELESS, _FEW_STEPS = 0.9, 3
+
 
 @dataclass(frozen=True)
 class PricingOptions:
@@ -216,6 +220,8 @@ class Pricing:
         ratio = seconds / self.work_seconds(num_drafted, num_verified)
         is_incumbent = price is choice.incumbent
         choice.corrections.observe(choice.num_steps, price.point, ratio, is_incumbent)
+        if price is choice.challenger and self._is_hopeless(choice, price.point):
+            choice.challenger = None
 
     def work_seconds(self, num_drafted: Sequence[int], num_verified: Sequence[int]) -> float:
         """Total cost of the passes in the step that was priced last, by the latency model.
@@ -248,6 +254,17 @@ class Pricing:
     def companion_price(self, price: Price, num_tokens: int) -> float:
         """Price of the companion's pass over ``num_tokens`` drafted tokens, in tokens."""
         return price.goodput * self._latency.companion_seconds(num_tokens)
+
+    def _is_hopeless(self, choice: _Choice, challenger: OperatingPoint) -> bool:
+        """Whether the first steps of a trial show that the challenger is much worse."""
+        corrections, incumbent = choice.corrections, choice.incumbent.point
+        began = choice.next_review - self.options.trial_steps
+        factor = corrections.recent_factor(challenger, began, _FEW_STEPS)
+        if factor is None:
+            return False
+        goodput = choice.estimates[challenger].goodput / factor
+        needed = choice.estimates[incumbent].goodput / corrections.factor(incumbent)
+        return goodput < _HOPELESS * needed
 
     def _review(self, choice: _Choice, num_requests: int, context: int) -> None:
         """Select the best operating point, and a challenger that may be better."""
