@@ -36,6 +36,8 @@ _OWN_SETTINGS = (
     "top_p",
     "chat_template",
     "multi_turn",
+    "chat",
+    "longest_prompt",
     "compare",
     "rounds",
 )

@@ -17,6 +17,7 @@ from draftwise.core.trees import (
     child_acceptance,
     depths,
     draw_children,
+    follow_drawn_children,
 )
 
 property_test = settings(deadline=None, derandomize=True, max_examples=40)
@@ -318,3 +319,55 @@ def test_children_are_drawn_without_replacement():
     for first, second in itertools.permutations((0, 2, 3), 2):
         expected[second] += q[0, first] * q[0, second] / (1 - q[0, first])
     assert torch.allclose(counts / num_draws, expected, atol=0.05)
+
+
+@property_test
+@given(parent_lists(), st.integers(0, 10_000))
+def test_one_tree_is_followed_like_a_batch_of_them(parents, seed):
+    generator = torch.Generator().manual_seed(seed)
+    count = len(parents)
+    tokens = torch.randint(VOCAB, (1, count), generator=generator)
+    probs = torch.stack([random_distribution(generator) for _ in range(count + 1)])
+    by_parent = torch.stack([random_distribution(generator) for _ in range(count + 1)])
+    uniforms = torch.rand(1, count, generator=generator, dtype=torch.float64)
+    final = torch.rand(1, generator=generator, dtype=torch.float64)
+    expected = accept_sampled_path(
+        tokens,
+        torch.tensor([parents], dtype=torch.long).view(1, -1),
+        torch.tensor([count]),
+        probs.unsqueeze(0),
+        by_parent.unsqueeze(0),
+        uniforms,
+        final,
+    )
+    path, following = follow_drawn_children(
+        tokens[0].tolist(),
+        parents,
+        lambda node: probs[node + 1],
+        lambda node: by_parent[parents[node] + 1],
+        uniforms[0].tolist(),
+        float(final),
+    )
+    assert path == expected.nodes[0, : len(path)].tolist()
+    assert len(path) == int(expected.num_accepted)
+    assert following == int(expected.next_tokens)
+
+
+def test_what_is_left_of_a_sure_draft_is_normalised():
+    """Also where its other tokens have less mass than float32 has normal numbers."""
+    q = torch.tensor([[1.0, 1e-33, 3e-33, 0.0], [1.0, 1e-42, 3e-42, 0.0]])
+    p = torch.tensor([[0.1, 0.3, 0.6, 0.0]]).repeat(2, 1)
+    none = torch.zeros(2, dtype=torch.bool)
+    acceptance, left, rest = child_acceptance(p, q, torch.tensor([0, 0]), none)
+    assert acceptance.tolist() == pytest.approx([0.1, 0.1])
+    assert torch.allclose(rest[0], torch.tensor([0.0, 0.25, 0.75, 0.0]))
+    assert torch.allclose(rest.sum(dim=1), torch.ones(2))
+    second, _, _ = child_acceptance(left, rest, torch.tensor([1, 1]), none)
+    assert second.tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_a_residual_that_rounding_empties_is_the_target():
+    p = torch.tensor([[0.0, 0.25, 0.75]])
+    one_hot = torch.zeros(1, dtype=torch.bool)
+    _, left, _ = child_acceptance(p, p.clone(), torch.tensor([1]), one_hot)
+    assert torch.equal(left, p)

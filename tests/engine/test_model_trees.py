@@ -1,4 +1,4 @@
-"""Token trees of a draft model and of heads: lossless, and the same text for a seed."""
+"""Token trees of a draft model and of heads are lossless, likely ones and drawn ones."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.engine.cached_model import ForwardInput, NodeInput
+from draftwise.engine.proposers import token_trees
 from draftwise.errors import InvalidParameterError
 from draftwise.models.native import library
 from draftwise.models.tree_tokens import SegmentTree
@@ -49,12 +50,13 @@ def alone(models, recipe=RECIPE, max_batch_size=8):
     return assemble_recipe(models, recipe, max_batch_size, policy="none")
 
 
-def p_value(models, engine, controls, count):
+def p_value(models, engine, controls, count, least_accepted=0.05):
     """Of the texts of one prompt, if they follow the target's distribution."""
     prompt, params = [1, 2, 3], SamplingParams(max_tokens=3, **controls)
     each = [SamplingParams(max_tokens=3, seed=seed, **controls) for seed in range(count)]
     outputs = generate(engine, [prompt] * count, each)
-    assert sum(output.speculation.num_accepted for output in outputs) > count / 20
+    accepted = sum(output.speculation.num_accepted for output in outputs)
+    assert accepted > least_accepted * count
     expected = exact_distribution(models.reference(RECIPE), prompt, params, 3)
     counts = sequence_counts(torch.tensor(token_ids(outputs)), RECIPE.vocab)
     return chi_square_p_value(counts, expected.joint())
@@ -67,7 +69,9 @@ def p_value(models, engine, controls, count):
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_follow_the_target(models, kind, policy, max_batch_size):
     engine = branching(models, kind, policy, max_batch_size)
-    assert p_value(models, engine, {}, 3000) > NOT_UNLIKELY
+    # This policy drafts less where drafts are often rejected.
+    least_accepted = 0.01 if policy == "adaptive" else 0.05
+    assert p_value(models, engine, {}, 3000, least_accepted) > NOT_UNLIKELY
 
 
 @pytest.mark.covering("kind", "controls", "max_batch_size")
@@ -81,48 +85,54 @@ def test_texts_follow_the_target_with_every_control(models, kind, controls, max_
 
 
 @pytest.mark.slow
-def test_a_tree_that_is_chosen_after_the_draw_is_noticed(models):
-    """Replacing the target's token by a drafted one, where it is none of them, is biased."""
+def test_verifying_only_likely_children_is_noticed(models, monkeypatch):
+    """Whether a drawn child is verified must not depend on its token."""
+    right = token_trees.DraftedTrees.draft
+
+    def biased(self, lengths, *arguments):
+        draft = right(self, lengths, *arguments)
+        kept = [
+            next((at for at, token in enumerate(tokens[:length]) if token > 4), length)
+            for tokens, length in zip(draft.host_tokens, draft.lengths, strict=True)
+        ]
+        return replace(draft, lengths=tuple(kept))
+
+    monkeypatch.setattr(token_trees.DraftedTrees, "draft", biased)
     engine = branching(models, "model", max_batch_size=64)
-    accept = engine._acceptance.accept
-
-    def biased(batch, draft, plan, logits):
-        outcome = accept(batch, draft, plan, logits)
-        rows = zip(
-            plan.host_tokens,
-            plan.lengths,
-            outcome.num_accepted,
-            outcome.next_tokens,
-            strict=True,
-        )
-        tokens = tuple(
-            drafted[0] if length and not accepted and token > 4 else token
-            for drafted, length, accepted, token in rows
-        )
-        return replace(outcome, next_tokens=tokens)
-
-    engine._acceptance.accept = biased
-    assert p_value(models, engine, {}, 4000) < 1e-6
+    assert p_value(models, engine, {}, 6000) < 1e-6
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_seed_gives_the_same_text_as_without_drafts(models, kind, policy):
-    """Sampled and greedy, at any batch size and number of nodes, with penalties as chains."""
-    prompts, params = varied_work(24)
-    if kind != "model":
-        # The first token of a prompt has no state before it.
-        prompts = [[7, *prompt] for prompt in prompts]
-    plain = [each for each in params if not each.presence_penalty]
-    prompts = prompts[: len(plain)]
-    expected = generate(alone(models, VARIED), prompts, plain)
+def test_greedy_texts_are_those_without_drafts(models, kind, policy):
+    """At any batch size and number of nodes, also beside requests whose trees are drawn."""
+    prompts = [[7, *prompt] for prompt in varied_work(24)[0]]
+    params = [
+        SamplingParams(max_tokens=4 + i % 9, temperature=float(i % 3 == 0), seed=i)
+        for i in range(24)
+    ]
+    expected = generate(alone(models, VARIED), prompts, params)
     for max_batch_size, nodes in ((1, 3), (4, 12), (16, 40)):
         engine = branching(
             models, kind, policy, max_batch_size, VARIED, num_speculative_tokens=nodes
         )
-        outputs = generate(engine, prompts, plain)
-        assert token_ids(outputs) == token_ids(expected)
+        outputs = generate(engine, prompts, params)
+        for each, output, other in zip(params, outputs, expected, strict=True):
+            if each.temperature == 0:
+                assert output.token_ids == other.token_ids
         assert sum(output.speculation.num_accepted for output in outputs) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["fixed", "eagle2", "svip-tree"])
+def test_a_seed_reproduces_its_text_at_any_batch_size(models, kind, policy):
+    prompts = [[7, *prompt] for prompt in varied_work(24)[0]]
+    params = [SamplingParams(max_tokens=4 + i % 9, seed=i) for i in range(24)]
+    texts = []
+    for max_batch_size in (1, 5, 16):
+        engine = branching(models, kind, policy, max_batch_size, VARIED, num_speculative_tokens=12)
+        texts.append(token_ids(generate(engine, prompts, params)))
+    assert texts[0] == texts[1] == texts[2]
 
 
 @pytest.mark.slow
@@ -244,7 +254,7 @@ def test_accepted_tokens_are_the_drafts(models):
 def test_a_request_goes_on_after_a_step_that_failed(models):
     prompts = [[1, 2, 3], [4, 2], [7, 3, 3, 1]]
     params = [SamplingParams(max_tokens=12, seed=seed) for seed in range(3)]
-    expected = generate(alone(models, VARIED), prompts, params)
+    expected = generate(branching(models, "model", "fixed", 4, VARIED), prompts, params)
     engine = branching(models, "model", "fixed", 4, VARIED)
     verify, plans = engine._verifier.verify, []
 

@@ -186,8 +186,9 @@ class TestDecision:
     def overlap(self, target, draft, interference, lengths=(4,) * 16, tokens_each=5):
         latency = LatencyModel(target, StageCost((1, 4096), (draft, draft)))
         made = OverlapDecision(latency, interference)
+        drafting = [sum(length > place for length in lengths) for place in range(max(lengths))]
         for _ in range(100):
-            made.observe(tokens_each * len(lengths), 0, lengths)
+            made.observe(tokens_each * len(lengths), 0, len(lengths), drafting)
         return made
 
     LINEAR = StageCost((1, 4096), (0.0001, 0.4096))
@@ -212,7 +213,7 @@ class TestDecision:
         made = self.overlap(self.LINEAR, 0.001, Interference(1.05, 1.2), lengths=(0,) * 16)
         assert not made.is_faster(16)
         for _ in range(100):
-            made.observe(80, 0, (4,) * 16)
+            made.observe(80, 0, 16, [16] * 4)
         assert made.is_faster(16)
 
 

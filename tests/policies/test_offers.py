@@ -316,8 +316,17 @@ class TestSources:
         pricing = OfferPricing(latency(0.003))
         low, high = offering((), history=0.2)[0], offering((), history=0.9)[0]
         for _ in range(100):
-            pricing.observe_model(np.array([0.2, 0.9]), np.array([0.0, 3.0]))
+            pricing.observe_model([low, high], np.array([0.0, 3.0]))
         assert self.prefers([low, high], 0.003, pricing=pricing) == [False, True]
+
+    def test_the_model_gains_more_where_offers_are_good(self):
+        """If that was so before. Then an offer that would beat the model's mean does not."""
+        pricing = OfferPricing(latency(0.003))
+        good, none = offering((0.9, 0.9))[0], offering(())[0]
+        assert self.prefers([good], 0.0002, pricing=pricing) == [False]
+        for _ in range(100):
+            pricing.observe_model([good, none], np.array([3.5, 0.5]))
+        assert self.prefers([good], 0.0002, pricing=pricing) == [True]
 
 
 def test_a_policy_without_prices_takes_the_source_that_gains_more():

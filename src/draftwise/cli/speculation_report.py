@@ -32,7 +32,7 @@ def findings(llm: LLM, stats: SpeculationStats) -> dict[str, str]:
     if speculation is None or speculation.policy_name == "none" or not stats.num_steps:
         return {}
     if speculation.policy_name == "fixed":
-        if not stats.num_drafted:
+        if not stats.num_drafted or speculation.tree_width > 1:
             return {}
         return {"advice": _advice(stats, speculation.num_speculative_tokens)}
     drafted, verified, accepted = (

@@ -26,7 +26,7 @@ before their children, and children of one parent in the order in which they wer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -165,13 +165,15 @@ def child_acceptance(
         is_one_hot: ``[batch]`` whether the child was proposed with certainty instead of drawn.
 
     Returns:
-        ``[batch]``, ``[batch, vocab]`` and ``[batch, vocab]``. A distribution without mass, which
-        cannot be reached, is returned as zeros.
+        ``[batch]``, ``[batch, vocab]`` and ``[batch, vocab]``. What is left of q is zeros if it has
+        no mass.
     """
     at = child.unsqueeze(1)
     proposed = torch.where(is_one_hot.unsqueeze(1), torch.zeros_like(q).scatter(1, at, 1.0), q)
     ratio = p.gather(1, at) / proposed.gather(1, at).clamp(min=torch.finfo(q.dtype).tiny)
     left = _normalized((p - proposed).clamp(min=0))
+    # A residual without mass comes from rounding, as then p and the proposal are the same.
+    left = torch.where(left.sum(dim=1, keepdim=True) > 0, left, p)
     remaining = torch.where(is_one_hot.unsqueeze(1), q, _normalized(q.scatter(1, at, 0.0)))
     return ratio.squeeze(1).clamp(max=1.0), left, remaining
 
@@ -195,6 +197,49 @@ def draw_children(q: Tensor, uniforms: Tensor) -> Tensor:
         found[:, rank] = torch.where(has_mass, drawn, found[:, rank])
         left.scatter_(1, drawn.unsqueeze(1), 0.0)
     return found
+
+
+def follow_drawn_children(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    probs: Callable[[int], Tensor],
+    draft_probs: Callable[[int], Tensor],
+    accept_uniforms: Sequence[float],
+    final_uniform: float,
+) -> tuple[list[int], int]:
+    """Test the drawn children of one tree, as :func:`accept_sampled_path` does.
+
+    Only the distributions at nodes that are reached are read.
+
+    Args:
+        tokens: ``[nodes]`` drafted tokens.
+        parents: ``[nodes]`` parents, -1 for the root.
+        probs: from a node, or the root, to the target's distribution p there, ``[vocab]``.
+        draft_probs: from a node to the distribution q that it and its siblings were drawn from.
+        accept_uniforms: ``[nodes]`` in [0, 1), one for each node.
+        final_uniform: in [0, 1).
+
+    Returns:
+        The accepted nodes from the root on, and the token after them.
+    """
+    at, path = ROOT, list[int]()
+    p, q = probs(ROOT).unsqueeze(0), None
+    is_one_hot = torch.zeros(1, dtype=torch.bool, device=p.device)
+    for node, token in enumerate(tokens):
+        if parents[node] != at:
+            continue
+        if q is None:
+            q = draft_probs(node).unsqueeze(0)
+        child = torch.tensor([token], device=p.device)
+        acceptance, left, rest = child_acceptance(p, q, child, is_one_hot)
+        if accept_uniforms[node] < float(acceptance):
+            at, q = node, None
+            path.append(node)
+            p = probs(node).unsqueeze(0)
+        else:
+            p, q = left, rest
+    final = torch.tensor([final_uniform], dtype=torch.float64, device=p.device)
+    return path, int(sample(p, final))
 
 
 class _Walk:
@@ -224,4 +269,6 @@ class _Walk:
 def _normalized(weights: Tensor) -> Tensor:
     """Rows divided by their sum; zeros where the sum is 0."""
     total = weights.sum(dim=1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp(min=1e-30), torch.zeros_like(weights))
+    # In two steps, as a denormal sum has no finite reciprocal.
+    scaled = weights / torch.where(total > 0, weights.amax(dim=1, keepdim=True), 1.0)
+    return scaled / torch.where(total > 0, scaled.sum(dim=1, keepdim=True), 1.0)

@@ -13,6 +13,30 @@ from draftwise.core.random import StageUniforms, StepUniforms
 
 
 @dataclass(frozen=True)
+class TreeProbs:
+    """The distributions that nodes of token trees were drawn from.
+
+    Attributes:
+        probs: ``[rows, own vocab]`` float32 distributions of the draft.
+        rows: ``[batch]`` the row of each node of a request; empty for a tree that was not drawn.
+        ids: ``[own vocab]`` int64 ids of the target; ``None`` if they are 0, 1, 2, …
+        vocab_size: the target's vocabulary size.
+    """
+
+    probs: Tensor
+    rows: Sequence[Sequence[int]]
+    ids: Tensor | None
+    vocab_size: int
+
+    def of(self, request: int, node: int) -> Tensor:
+        """``[vocab]`` the distribution that a node and its siblings were drawn from."""
+        own = self.probs[self.rows[request][node]]
+        if self.ids is None:
+            return own
+        return own.new_zeros(self.vocab_size).index_copy_(0, self.ids, own)
+
+
+@dataclass(frozen=True)
 class Draft:
     """The tokens that a proposer proposed for each request of a step.
 
@@ -31,10 +55,12 @@ class Draft:
             undefined, unless the policy reads them (``Policy.reads_offers``).
         parents: ``[batch, num_tokens]`` int64, the index of the drafted token that each drafted
             token follows, -1 for the request's last token; ``None`` if every draft is a chain.
-            Parents come before their children, so the first tokens of a tree are a tree. All
-            proposals are then one-hot.
-        passes: number of tokens in each pass of the draft model that proposed one-hot tokens;
-            ``None`` if no model did.
+            Parents come before their children, so the first tokens of a tree are a tree. Its
+            tokens are proposed with certainty, or drawn without replacement.
+        passes: number of nodes, roots included, of which each pass of the draft model proposed the
+            children; ``None`` for chains and if no model proposed the trees.
+        tree_probs: what drawn trees were drawn from; ``None`` if all tokens of trees are proposed
+            with certainty. All nodes of a drawn tree are verified.
     """
 
     tokens: Tensor
@@ -45,6 +71,7 @@ class Draft:
     is_one_hot: tuple[bool, ...] | None = None
     parents: Tensor | None = None
     passes: tuple[int, ...] | None = None
+    tree_probs: TreeProbs | None = None
 
     @classmethod
     def empty(cls, num_requests: int, device: torch.device) -> Draft:
@@ -77,6 +104,18 @@ class Draft:
         stage = None if uniforms is None else uniforms.stage
         is_one_hot = tuple(length > 0 for length in lengths)
         return cls(tokens, tuple(lengths), None, signals, stage, is_one_hot)
+
+    @property
+    def drafting(self) -> list[int]:
+        """For each pass of the draft model, at how many places it proposed the next tokens."""
+        if self.passes is not None:
+            return list(self.passes)
+        lengths = self.lengths
+        if self.is_one_hot is not None:
+            pairs = zip(lengths, self.is_one_hot, strict=True)
+            lengths = tuple(0 if is_copied else length for length, is_copied in pairs)
+        depths = range(max(lengths, default=0))
+        return [sum(length > depth for length in lengths) for depth in depths]
 
     @property
     def is_copied(self) -> tuple[bool, ...] | None:

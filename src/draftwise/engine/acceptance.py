@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -14,11 +16,13 @@ from draftwise.core.rejection import (
     sample,
 )
 from draftwise.core.sampling import (
+    LogitControls,
     TokenHistory,
     control_packed_logits,
     probabilities,
 )
-from draftwise.core.types import Draft, Outcome, Plan
+from draftwise.core.trees import follow_drawn_children
+from draftwise.core.types import Draft, Outcome, Plan, TreeProbs
 from draftwise.engine.batch import Batch, token_history_along
 from draftwise.engine.masks import masks_along, next_masks
 from draftwise.engine.tree_paths import accepted_nodes, path_rows
@@ -90,7 +94,11 @@ class Acceptance:
         )
 
     def _accept_trees(self, batch: Batch, draft: Draft, plan: Plan, logits: Tensor) -> Outcome:
-        """Draw a token from the target at each node, and follow them from the root."""
+        """Follow the tokens that are drawn from the target, or test the children that were drawn.
+
+        The first law of :mod:`draftwise.core.trees` applies to trees that are proposed with
+        certainty, and the second one to drawn trees.
+        """
         device = logits.device
         owners, paths = path_rows(plan)
         owner = upload(owners, torch.long, device)
@@ -108,6 +116,8 @@ class Acceptance:
         is_nan, drawn = self._draw(batch, logits, owner, depths, token_history, mask)
         is_nan, drawn = fetch(is_nan, drawn)
         nodes, next_tokens = accepted_nodes(plan, drawn.tolist())
+        if draft.tree_probs is not None:
+            self._test_drawn(batch, plan, draft.tree_probs, logits, nodes, next_tokens)
         unknown = torch.zeros(len(nodes), max(plan.lengths, default=0))
         failed = {index for index, bad in zip(owners, is_nan.tolist(), strict=True) if bad}
         return Outcome(
@@ -123,6 +133,38 @@ class Acceptance:
             is_copied=draft.is_copied,
             paths=tuple(tuple(own) for own in nodes),
         )
+
+    @staticmethod
+    def _test_drawn(
+        batch: Batch,
+        plan: Plan,
+        tree_probs: TreeProbs,
+        logits: Tensor,
+        nodes: list[list[int]],
+        next_tokens: list[int],
+    ) -> None:
+        """Replace the paths of drawn trees in ``nodes``, and the tokens after them."""
+        uniforms = batch.uniforms
+        assert uniforms is not None
+        first = 0
+        for request, length in enumerate(plan.lengths):
+            if length and tree_probs.rows[request]:
+                own = batch.controls.rows(torch.tensor([request], device=logits.device))
+                start = first
+
+                def probs(node: int, start: int = start, own: LogitControls = own) -> Tensor:
+                    row = start + 1 + node
+                    return probabilities(logits[row : row + 1], own)[0]
+
+                nodes[request], next_tokens[request] = follow_drawn_children(
+                    plan.host_tokens[request][:length],
+                    plan.host_parents[request],
+                    probs,
+                    partial(tree_probs.of, request),
+                    uniforms.accept[request].tolist(),
+                    float(uniforms.final[request]),
+                )
+            first += length + 1
 
     def _draw(
         self,

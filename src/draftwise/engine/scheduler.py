@@ -262,8 +262,9 @@ class Scheduler:
                     NumericalError("target", "its logits for this request are not numbers"),
                 )
             else:
-                if outcome.is_one_hot is None or not outcome.is_one_hot[index]:
-                    # The history is about tokens that a draft model drew.
+                is_one_hot = outcome.is_one_hot is not None and outcome.is_one_hot[index]
+                if not is_one_hot and outcome.paths is None:
+                    # The history is about the tokens of chains that a draft model drew.
                     request.history.learn(acceptance[index][: outcome.num_verified[index]])
                 self._append(request, index, planned[index], outcome, logprobs.get(index))
             self._changing = None

@@ -143,24 +143,14 @@ class CostLearner:
         self._num_timed += 1
         if self._num_timed > _WARM_UP and self._num_timed % _LEARN_EVERY:
             return
-        lengths = step.draft.lengths
-        if step.draft.is_one_hot is not None:
-            # The draft model did not draw these tokens.
-            lengths = tuple(
-                0 if is_copied else length
-                for length, is_copied in zip(lengths, step.draft.is_one_hot, strict=True)
-            )
-        depths = range(max(lengths, default=0))
-        drafting = [sum(length > depth for length in lengths) for depth in depths]
-        if step.draft.passes is not None:
-            drafting = list(step.draft.passes)
+        draft = step.draft
         self._latency.observe_step(
             num_target_tokens=step.num_target_tokens,
             context=step.context,
-            drafting=drafting,
-            num_scored=0 if step.companion_scores is None else sum(lengths),
+            drafting=draft.drafting,
+            num_scored=0 if step.companion_scores is None else sum(draft.lengths),
             # One-hot proposals have signals without any computation.
-            has_signals=not isinstance(step.draft.signals, OneHotSignals | None),
+            has_signals=not isinstance(draft.signals, OneHotSignals | None),
             target_seconds=times.total - times.draft - times.companion - times.select,
             draft_seconds=times.draft,
             companion_seconds=times.companion,

@@ -379,11 +379,33 @@ class Policy(ABC):
         """Which requests continue drafting: ``[active]`` bool, or ``None`` for all."""
         return None
 
+    def is_reproducible(self, request: int) -> bool:
+        """Whether the decisions about a request of the step depend on that request alone."""
+        return not self.needs_latency
+
+    def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
+        """Maximum number of nodes of each request's token tree, before anything is drafted.
+
+        It is asked after :meth:`looks_for_offers`.
+        """
+        return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
+
+    def least_node_value(self, request: int, num_nodes: int) -> float:
+        """The probability to be accepted below which a node of a token tree is not worth verifying.
+
+        It is asked before tokens are drawn, and only about trees of drawn tokens.
+
+        Args:
+            request: index of the tree's request in the step's batch.
+            num_nodes: number of nodes of the whole batch so far.
+        """
+        return 0.0
+
     def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_] | None:
         """Which nodes of token trees get children: ``[nodes]``, or ``None`` for all of them.
 
-        It is asked before each pass of the draft model after the first one. The tokens of a tree
-        are proposed with certainty. So the answer may depend on all that was drafted.
+        It is asked before each pass of the draft model after the first one. The answer may depend
+        on all that was drafted, as the children are not drawn yet.
         """
         return None
 

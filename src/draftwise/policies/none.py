@@ -18,3 +18,7 @@ class NoSpeculation(Policy):
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """Zero for every request."""
         return [0] * len(requests)
+
+    def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
+        """Zero for every request."""
+        return [0] * len(requests)

@@ -56,9 +56,10 @@ _MOST_UNUSUAL = 3.0
 _EXCESS_RANGE = (0.5, 2.0)
 # The cost of one more token in a draft pass is measured over this many tokens beyond the batch.
 _SLOPE_TOKENS = 8
-# Weight of a draft relative to the one after it, and a ridge that pulls the slope towards 0.
+# Weight of a draft relative to the one after it, and ridges that pull the slopes over a request's
+# history and over its offer towards 0.
 _REGRESSION_FORGETTING = 0.998
-_REGRESSION_PRIOR = 0.2
+_REGRESSION_PRIORS = np.array([0.2, 10.0])
 
 
 class OfferPricing:
@@ -71,7 +72,7 @@ class OfferPricing:
             latency: costs of passes.
         """
         self._latency = latency
-        self._by_history = _Regression()
+        self._model_gains = _Regression()
         self._records: dict[int, _Record] = {}
         self._rates: dict[int, float] = {}
         self._looks = self._is_second = True
@@ -270,8 +271,8 @@ class OfferPricing:
             num_requests: number of requests that gain tokens in the step.
             context: tokens of context, summed over the requests.
         """
-        latency, count = self._latency, num_requests + len(level.values)
-        added = latency.marginal_seconds(count, context) * self._record(num_requests).excess
+        latency = self._latency
+        added = self._added(num_requests, len(level.values), context)
         gained = level.values * level.coverage / self.goodput(num_requests, context)
         worth = np.maximum(gained - added, 0.0)
         # A pass takes nearly as long with fewer nodes. So they are left out only if worthless.
@@ -279,6 +280,22 @@ class OfferPricing:
         if float(worth.sum()) <= latency.draft_seconds(int(grows.sum())):
             grows[:] = False
         return grows
+
+    def least_node_value(self, num_requests: int, num_nodes: int, context: int) -> float:
+        """Probability to be accepted at which a node saves as much time as it adds.
+
+        Args:
+            num_requests: number of requests that gain tokens in the step.
+            num_nodes: number of nodes so far.
+            context: tokens of context, summed over the requests.
+        """
+        goodput = self.goodput(num_requests, context)
+        return self._added(num_requests, num_nodes, context) * goodput
+
+    def _added(self, num_requests: int, num_nodes: int, context: int) -> float:
+        """Seconds that one more token adds to the target's pass."""
+        seconds = self._latency.marginal_seconds(num_requests + num_nodes, context)
+        return seconds * self._record(num_requests).excess
 
     def prefers_model(
         self,
@@ -295,7 +312,8 @@ class OfferPricing:
         cost, which the requests that use the model share, and a cost for each of them. The model
         drafts for the requests for which it saves more than the offer, if these savings together
         exceed the fixed cost. A request that the model has not followed costs more, because its
-        missing tokens are read first.
+        missing tokens are read first. Where an offer is good, the text is often easy for the model
+        too.
 
         Args:
             requests: the requests of the step, with their offers.
@@ -319,7 +337,7 @@ class OfferPricing:
         prefers, total = [], 0.0
         for request, value, kept in zip(requests, values.tolist(), selected.tolist(), strict=True):
             of_offer = value * sum(accumulate(request.offer[:kept], mul)) - per_row * kept
-            of_model = value * (gained + self._by_history.difference(request.history))
+            of_model = value * (gained + self._model_gains.difference(_traits(request)))
             gain = of_model - own_cost - per_token * request.num_behind - max(of_offer, 0.0)
             prefers.append(gain > 0)
             total += max(gain, 0.0)
@@ -327,15 +345,15 @@ class OfferPricing:
             prefers = [False] * count
         return np.array(prefers, dtype=bool)
 
-    def observe_model(self, history: Floats, gained: Floats) -> None:
-        """Learn how the gain of the draft model depends on a request's history.
+    def observe_model(self, requests: Sequence[RequestState], gained: Floats) -> None:
+        """Learn how the gain of the draft model depends on a request's history and its offer.
 
         Args:
-            history: ``[n]`` mean acceptance of requests for which the model drafted, before the
-                step.
+            requests: ``[n]`` requests for which the model drafted, as before the step.
             gained: ``[n]`` expected number of accepted tokens of their drafts.
         """
-        self._by_history.observe(history, gained)
+        if requests:
+            self._model_gains.observe(np.stack([_traits(each) for each in requests]), gained)
 
 
 @dataclass
@@ -383,29 +401,40 @@ class _Record:
 
 
 class _Regression:
-    """The slope of one quantity over another, by least squares with forgetting."""
+    """The slopes of one quantity over two others, by least squares with forgetting."""
 
     def __init__(self) -> None:
-        """Start with a slope of 0."""
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+        """Start with slopes of 0."""
+        self._weight = self._y = 0.0
+        self._x, self._xy, self._xx = np.zeros(2), np.zeros(2), np.zeros((2, 2))
 
     def observe(self, x: Floats, y: Floats) -> None:
-        """Add ``[n]`` pairs of values."""
-        kept = _REGRESSION_FORGETTING ** len(x)
-        added = float(len(x)), x.sum(), y.sum(), (x * x).sum(), (x * y).sum()
-        old = self._weight, self._x, self._y, self._xx, self._xy
-        self._weight, self._x, self._y, self._xx, self._xy = (
-            kept * before + float(new) for before, new in zip(old, added, strict=True)
-        )
+        """Add observations.
 
-    def difference(self, x: float) -> float:
-        """How much larger y is expected to be than its mean."""
+        Args:
+            x: ``[n, 2]``.
+            y: ``[n]``.
+        """
+        kept = _REGRESSION_FORGETTING ** len(x)
+        self._weight = kept * self._weight + len(x)
+        self._y = kept * self._y + float(y.sum())
+        self._x = kept * self._x + x.sum(axis=0)
+        self._xy = kept * self._xy + x.T @ y
+        self._xx = kept * self._xx + x.T @ x
+
+    def difference(self, x: Floats) -> float:
+        """How much larger y is expected to be than its mean, at ``x`` of ``[2]``."""
         if not self._weight:
             return 0.0
         mean = self._x / self._weight
-        variation = self._xx - self._x * mean
-        slope = (self._xy - self._y * mean) / (variation + _REGRESSION_PRIOR)
-        return slope * (x - mean)
+        variation = self._xx - np.outer(self._x, mean) + np.diag(_REGRESSION_PRIORS)
+        slopes = np.linalg.solve(variation, self._xy - self._y * mean)
+        return float(slopes @ (x - mean))
+
+
+def _traits(request: RequestState) -> Floats:
+    """A request's recent acceptance, and the expected number of accepted tokens of its offer."""
+    return np.array([request.history, sum(accumulate(request.offer, mul))])
 
 
 def _bucket(num_requests: int) -> int:

@@ -141,6 +141,11 @@ class PricedPolicy(Policy):
         self._num_growing = len(requests)
         return self.offers.looks(len(requests))
 
+    def least_node_value(self, request: int, num_nodes: int) -> float:
+        """The value at which a node saves as much time as it adds."""
+        context = self._num_context_tokens
+        return self.offers.least_node_value(self._num_growing, num_nodes, context)
+
     def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_]:
         """Give children to the nodes whose children are worth another pass of the draft model."""
         return self.offers.grow_trees(level, self._num_growing, self._num_context_tokens)
@@ -290,14 +295,14 @@ class PricedPolicy(Policy):
         self.learn(signals, self._greedy[rows], acceptance[known], reach_probability[known])
 
     def _observe_model_gains(self, outcome: Outcome) -> None:
-        """Learn how many tokens the draft model gains for requests with different histories."""
+        """Learn how many tokens the draft model gains for different requests."""
         drafted = np.asarray(outcome.num_drafted) > 0
         drafted &= ~self._is_offered
         drafted[list(outcome.failed)] = False
         assert outcome.prefix_acceptance_prob is not None
         gained = outcome.prefix_acceptance_prob.cpu().double().numpy().sum(axis=1)
-        history = np.array([request.history for request in self._requests])
-        self.offers.observe_model(history[drafted], gained[drafted])
+        requests = [self._requests[index] for index in np.flatnonzero(drafted).tolist()]
+        self.offers.observe_model(requests, gained[drafted])
 
     def forget(self, request_ids: Collection[int]) -> None:
         """Delete the state of ended requests."""

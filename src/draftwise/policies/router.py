@@ -55,6 +55,7 @@ class PolicyRouter(Policy):
         self._named: dict[str, Policy] = {}
         self._parts: list[tuple[Policy, list[int]]] = []
         self._wants_scores: list[bool] = []
+        self._looks: list[bool] = []
         self._size = 0
 
     def usable(self) -> list[str]:
@@ -103,10 +104,12 @@ class PolicyRouter(Policy):
 
     def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether any policy of the step does."""
-        looks: list[bool] = self._joined(
-            requests, lambda policy, own: [policy.looks_for_offers(own)] * len(own), False
-        )
-        return any(looks)
+        self._divide(requests)
+        self._looks = [
+            policy.looks_for_offers([requests[index] for index in indices])
+            for policy, indices in self._parts
+        ]
+        return any(self._looks)
 
     def skip_drafts(self, requests: Sequence[RequestState]) -> None:
         """Each policy begins a step without drafts. The parts are those that were just asked."""
@@ -118,13 +121,8 @@ class PolicyRouter(Policy):
         nothing = DraftChoice(0, False)
         return self._joined(requests, lambda policy, own: policy.plan_drafts(own), nothing)
 
-    def _joined(
-        self,
-        requests: Sequence[RequestState],
-        decide: Callable[[Policy, list[RequestState]], list[Decision]],
-        initial: Decision,
-    ) -> list[Decision]:
-        """Begin a step: divide the requests among the policies, and join their decisions."""
+    def _divide(self, requests: Sequence[RequestState]) -> None:
+        """Begin a step: divide the requests among the policies."""
         # The default policy handles steps that only read prompts.
         members: dict[str | None, list[int]] = {} if requests else {None: []}
         for index, request in enumerate(requests):
@@ -133,6 +131,15 @@ class PolicyRouter(Policy):
         self._parts = [(self.get(name), indices) for name, indices in members.items()]
         self._wants_scores = [policy.uses_target_oracle for policy, _ in self._parts]
         self._size = len(requests)
+
+    def _joined(
+        self,
+        requests: Sequence[RequestState],
+        decide: Callable[[Policy, list[RequestState]], list[Decision]],
+        initial: Decision,
+    ) -> list[Decision]:
+        """Divide the requests among the policies, and join their decisions."""
+        self._divide(requests)
         decisions = [initial] * len(requests)
         for policy, indices in self._parts:
             part = decide(policy, [requests[index] for index in indices])
@@ -180,6 +187,33 @@ class PolicyRouter(Policy):
             if wanted is not None:
                 continues[active] = wanted.cpu()
         return continues
+
+    def is_reproducible(self, request: int) -> bool:
+        """The answer of the request's policy."""
+        policy, own = self._policy_of(request)
+        return policy.is_reproducible(own)
+
+    def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
+        """Each policy decides for its own requests. One that looks for no offers has no nodes."""
+        most = [0] * len(requests)
+        for (policy, indices), looks in zip(self._parts, self._looks, strict=True):
+            if looks:
+                own = policy.max_tree_nodes([requests[index] for index in indices])
+                for index, number in zip(indices, own, strict=True):
+                    most[index] = number
+        return most
+
+    def least_node_value(self, request: int, num_nodes: int) -> float:
+        """The answer of the request's policy."""
+        policy, own = self._policy_of(request)
+        return policy.least_node_value(own, num_nodes)
+
+    def _policy_of(self, request: int) -> tuple[Policy, int]:
+        """The policy of a request, and the request's index among its own."""
+        for policy, indices in self._parts:
+            if request in indices:
+                return policy, indices.index(request)
+        raise IndexError(request)
 
     def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_] | None:
         """Each policy decides for its own requests."""

@@ -76,21 +76,24 @@ class OverlapDecision:
         self._context_each = 0.0
         self._drafting: list[float] = []
 
-    def observe(self, num_tokens: int, context: int, lengths: Sequence[int]) -> None:
+    def observe(
+        self, num_tokens: int, context: int, num_requests: int, drafting: Sequence[int]
+    ) -> None:
         """Update the averages from a step of the whole batch.
 
         Args:
             num_tokens: number of tokens that the target read.
             context: total number of tokens of all requests.
-            lengths: ``[batch]`` draft lengths.
+            num_requests: number of requests.
+            drafting: as in :attr:`Draft.drafting`.
         """
-        count = len(lengths)
+        count = num_requests
         self._tokens_each += _NEWEST * (num_tokens / count - self._tokens_each)
         self._context_each = context / count
-        depth = max(max(lengths, default=0), len(self._drafting))
+        depth = max(len(drafting), len(self._drafting))
         self._drafting += [0.0] * (depth - len(self._drafting))
         for place in range(depth):
-            share = sum(length > place for length in lengths) / count
+            share = drafting[place] / count if place < len(drafting) else 0.0
             self._drafting[place] += _NEWEST * (share - self._drafting[place])
 
     def is_faster(self, num_requests: int) -> bool:
@@ -244,7 +247,8 @@ class OverlappedEngine(Engine):
 
     def _commit(self, step: Step) -> list[Request]:
         if step.is_typical:
-            self.overlap.observe(step.num_target_tokens, step.context, step.draft.lengths)
+            count, drafting = len(step.batch.generating), step.draft.drafting
+            self.overlap.observe(step.num_target_tokens, step.context, count, drafting)
         return super()._commit(step)
 
     def _more_pipelines(self, parts: Assembly) -> list[SpeculationPipeline]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
@@ -67,18 +66,16 @@ class ModelProposer(Proposer):
     def _draft_trees(self, trees: TreeDrafting, batch: Batch, policy: Policy) -> Draft:
         """Draft token trees. The policy chooses their nodes by their estimated acceptance."""
         context, states = self.context, batch.states(self.room)
-        limits = [min(state.draft_limit, policy.num_speculative_tokens) for state in states]
         drafts = policy.looks_for_offers(states)
-        step = self._step(batch, limits if drafts else [0] * len(limits), False)
-        made, passes = trees.draft(step, policy)
+        limits = policy.max_tree_nodes(states) if drafts else [0] * len(states)
+        step = self._step(batch, limits, False)
+        drafted = trees.draft(step, policy)
         lengths = [0] * len(limits)
         if drafts:
-            lengths = planned_lengths(made, states, policy)
+            lengths = planned_lengths(drafted.proposals, states, policy)
         else:
             policy.skip_drafts(states)
-        signals = policy.uses_draft_signals()
-        draft = made.draft(lengths, context.vocab_size, context.device, batch.uniforms, signals)
-        return replace(draft, passes=passes)
+        return drafted.draft(lengths, context, batch.uniforms, policy.uses_draft_signals())
 
     def num_behind(self, request: Request) -> int:
         """Number of a request's tokens that the model has not read yet, besides the newest."""

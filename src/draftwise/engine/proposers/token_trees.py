@@ -1,36 +1,89 @@
-"""Token trees of a draft model: its most likely tokens at each node, one pass per depth.
+"""Token trees of a draft model, one pass per depth.
 
-The children of a node are proposed with certainty. So the text is lossless whichever nodes are
-drafted and verified, as long as this is decided before the target's tokens are drawn (law (a) of
-:mod:`draftwise.core.trees`). The best nodes of each depth get children, as in EAGLE-2 (Li et al.
-2024, arXiv 2406.16858, section 4.1). The value of a node is the estimated probability that its path
-is accepted, and the most valuable nodes come first in the draft (section 4.2).
+The best nodes of each depth get children, as in EAGLE-2 (Li et al. 2024, arXiv 2406.16858, section
+4.1). The value of a node is the estimated probability that its path is accepted.
+
+At temperature 0 the children of a node are the draft's most likely tokens, proposed with certainty.
+The text is then lossless whichever nodes are drafted and verified, as long as this is decided
+before the target's tokens are drawn (the first law of :mod:`draftwise.core.trees`). The most
+valuable nodes are verified.
+
+At other temperatures the children are drawn without replacement, and the second law applies. How
+many children a node has is decided before they are drawn, from the path to it and from the draft's
+distribution. The value of a child is then about its rank and not about its token. All nodes that
+were drawn are verified.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.trees import ROOT
+from draftwise.core.random import StepUniforms
+from draftwise.core.sampling import probabilities
+from draftwise.core.trees import ROOT, draw_children
+from draftwise.core.types import Draft, TreeProbs
 from draftwise.engine.cached_model import CachedModel, NodeInput
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.lifecycle import Commit
+from draftwise.engine.proposers.base import ProposerContext
+from draftwise.engine.proposers.growing_tree import GrowingTree, Node
 from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.request import Request
 from draftwise.engine.tree_paths import known_nodes
-from draftwise.estimators.nodes import NodeAcceptance
+from draftwise.estimators.nodes import NodeAcceptance, RankAcceptance
 from draftwise.models.transfer import fetch, upload
-from draftwise.models.tree_tokens import MAX_TREE_TOKENS, SegmentTree
+from draftwise.models.tree_tokens import MAX_TREE_TOKENS
 from draftwise.policies.base import Policy, TreeLevel
 
 Floats = NDArray[np.float64]
+
+
+class DraftedTrees(NamedTuple):
+    """The token trees of a step.
+
+    Attributes:
+        proposals: the nodes of each request.
+        passes: number of tokens in each pass of the model.
+        tree_probs: what drawn trees were drawn from; ``None`` without any.
+    """
+
+    proposals: Proposals
+    passes: tuple[int, ...] = ()
+    tree_probs: TreeProbs | None = None
+
+    def draft(
+        self,
+        lengths: Sequence[int],
+        context: ProposerContext,
+        uniforms: StepUniforms | None,
+        signals: bool,
+    ) -> Draft:
+        """The draft of the first nodes of each tree.
+
+        Args:
+            lengths: ``[batch]`` number of nodes that are worth verifying. Drawn trees stay whole,
+                as what is verified must not depend on their tokens.
+            context: the context of the proposer.
+            uniforms: random numbers of the step; ``None`` if every request is decoded greedily.
+            signals: whether the draft needs signals.
+        """
+        drawn = [False] * len(lengths)
+        if self.tree_probs is not None:
+            drawn = [bool(rows) for rows in self.tree_probs.rows]
+            every = self.proposals.lengths.tolist()
+            lengths = [
+                all_ if own else n for all_, own, n in zip(every, drawn, lengths, strict=True)
+            ]
+        made = self.proposals.draft(lengths, context.vocab_size, context.device, uniforms, signals)
+        is_one_hot = tuple(n > 0 and not own for n, own in zip(lengths, drawn, strict=True))
+        return replace(made, is_one_hot=is_one_hot, passes=self.passes, tree_probs=self.tree_probs)
 
 
 class _Children(NamedTuple):
@@ -47,138 +100,60 @@ class _Children(NamedTuple):
     entropy: Floats | None
 
 
-class _Node(NamedTuple):
-    """A drafted token in a tree.
+# A tree, and nodes of it that the model has read or reads next.
+_Reading: TypeAlias = tuple[GrowingTree, list[int]]
+
+
+class _Drawing(NamedTuple):
+    """Children of one node that are drawn.
 
     Attributes:
-        token: id of the target.
-        parent: index of its parent; -1 for the root.
-        depth: number of tokens on the path to it, itself included.
-        value: estimated probability that this path is accepted.
-        prob: the draft's probability of the token.
-        is_first: whether it is its parent's most likely child.
-        entropy: entropy in nats of the distribution that it was taken from; 0 if not wanted.
+        tree: the tree.
+        node: the node.
+        row: row of its logits.
+        values: estimated acceptance of each child.
+        largest: largest probability of the distribution.
+        entropy: entropy of the distribution.
     """
 
-    token: int
-    parent: int
-    depth: int
-    value: float
-    prob: float
-    is_first: bool
+    tree: GrowingTree
+    node: int
+    row: int
+    values: list[float]
+    largest: float
     entropy: float
 
 
-class _Tree:
-    """The token tree of one request.
+class _Growth:
+    """The trees of a step while they grow.
 
     Attributes:
-        index: index of the request in the batch.
-        greedy: whether it is decoded at temperature 0.
-        max_nodes: maximum number of nodes that are verified.
-        nodes: the nodes in the order in which they were drafted.
+        step: the step.
+        policy: decides which nodes get children.
+        signals: whether the policy uses the entropy of the draft.
+        trees: all trees.
+        parts: distributions that children were drawn from, ``[rows, own vocab]`` each.
+        num_rows: number of their rows.
+        rows: by request, the row of each node of a drawn tree.
     """
 
-    def __init__(self, index: int, greedy: bool, max_nodes: int, room: int) -> None:
-        """Start with the root.
-
-        Args:
-            index, greedy, max_nodes: see above.
-            room: number of nodes that the draft model may read.
-        """
-        self.index, self.greedy, self.max_nodes = index, greedy, max_nodes
-        self.nodes: list[_Node] = []
-        self._room = room
-        # Index of the first node of the newest depth.
-        self._newest = 0
-        # Of the root and of each node that was read, the tokens that it attends to.
-        self._ancestors = {ROOT: 1}
-        # Rows of the newest pass.
-        self._rows: dict[int, int] = {}
-
-    def value(self, node: int) -> float:
-        """The value of a node; 1 for the root."""
-        return 1.0 if node == ROOT else self.nodes[node].value
-
-    def was_read(self, nodes: Sequence[int], first_row: int) -> None:
-        """Begin a depth: the model has read some nodes.
-
-        Args:
-            nodes: the nodes.
-            first_row: the first row of the pass that belongs to them.
-        """
-        self._rows = {node: row for row, node in enumerate(nodes, first_row)}
-        self._newest = len(self.nodes)
-
-    def add(
-        self,
-        parent: int,
-        tokens: Sequence[int],
-        probs: Sequence[float],
-        estimates: Sequence[float],
-        entropy: float,
+    def __init__(
+        self, step: DraftingStep, policy: Policy, signals: bool, trees: list[GrowingTree]
     ) -> None:
-        """Add the children of a node.
+        self.step, self.policy, self.signals, self.trees = step, policy, signals, trees
+        self.parts: list[Tensor] = []
+        self.num_rows = 0
+        self.rows: dict[int, list[int]] = {}
 
-        Args:
-            parent: the node.
-            tokens: ``[children]``.
-            probs: ``[children]`` the draft's probabilities; 0 for a token that is no child.
-            estimates: ``[children]`` estimated acceptance of each if the parent is accepted.
-            entropy: as in :class:`_Node`.
-        """
-        value = self.value(parent)
-        depth = 1 if parent == ROOT else self.nodes[parent].depth + 1
-        for rank, (token, prob) in enumerate(zip(tokens, probs, strict=True)):
-            if prob > 0:
-                node = _Node(token, parent, depth, value * estimates[rank], prob, not rank, entropy)
-                self.nodes.append(node)
+    def least_value(self, tree: GrowingTree) -> float:
+        """The value below which no node of a tree is drawn."""
+        num_nodes = sum(min(len(tree.nodes), tree.max_nodes) for tree in self.trees)
+        return self.policy.least_node_value(tree.index, num_nodes)
 
-    def best_newest(self, width: int) -> list[int]:
-        """The best nodes of the newest depth, whose children may be worth verifying.
-
-        Args:
-            width: maximum number of nodes.
-        """
-        newest = range(self._newest, len(self.nodes))
-        if not newest or self.nodes[-1].depth >= self.max_nodes:
-            return []
-        # A node has less value than its parent. So no child of a node is verified that is not
-        # among the most valuable nodes itself.
-        least = 0.0
-        if len(self.nodes) > self.max_nodes:
-            least = heapq.nlargest(self.max_nodes, (node.value for node in self.nodes))[-1]
-        best = heapq.nlargest(min(width, self._room), newest, key=self.value)
-        return sorted(node for node in best if self.value(node) >= least)
-
-    def stop(self) -> None:
-        """No node gets children any more."""
-        self._newest = len(self.nodes)
-
-    def read(self, nodes: Sequence[int], cache_slot: int, length: int) -> NodeInput:
-        """What the model reads to propose the children of some nodes of the newest depth.
-
-        Args:
-            nodes: the nodes.
-            cache_slot: cache slot of the request.
-            length: number of tokens in it.
-        """
-        offset, chosen = len(self._ancestors), [self.nodes[node] for node in nodes]
-        for place, node in enumerate(nodes, offset):
-            self._ancestors[node] = self._ancestors[self.nodes[node].parent] | 1 << place
-        self._room -= len(nodes)
-        tree = SegmentTree(
-            length - offset,
-            [node.depth for node in chosen],
-            [self._ancestors[node] for node in nodes],
-        )
-        rows = [self._rows[node.parent] for node in chosen]
-        return NodeInput(cache_slot, [node.token for node in chosen], tree, rows)
-
-    def most_valuable(self) -> list[int]:
-        """The nodes to propose: parents before children, the most valuable ones first."""
-        order = sorted(range(len(self.nodes)), key=lambda node: (-self.nodes[node].value, node))
-        return order[: self.max_nodes]
+    def add(self, q: Tensor) -> None:
+        """Keep distributions that children are drawn from."""
+        self.parts.append(q)
+        self.num_rows += len(q)
 
 
 class TreeDrafting:
@@ -194,96 +169,169 @@ class TreeDrafting:
         """
         self._model, self._width = model, width
         self._acceptance = NodeAcceptance()
-        self._drafted: list[tuple[Request, int, _Tree]] = []
+        self._ranks, self._first_ranks = RankAcceptance(width), RankAcceptance(width)
+        self._drafted: list[tuple[Request, int, GrowingTree]] = []
 
     @torch.inference_mode()
-    def draft(self, step: DraftingStep, policy: Policy) -> tuple[Proposals, tuple[int, ...]]:
+    def draft(self, step: DraftingStep, policy: Policy) -> DraftedTrees:
         """Draft trees.
 
         Args:
             step: the step. Its limits are the maximum numbers of verified nodes.
             policy: decides which nodes get children.
-
-        Returns:
-            The proposed trees, and the number of tokens in each pass of the model.
         """
         model, requests = self._model, step.batch.generating
         self._drafted = []
         if not step.active:
             model.read(step.inputs)
-            return Proposals.nothing(len(step.limits)), ()
-        signals = policy.uses_draft_signals()
+            return DraftedTrees(Proposals.nothing(len(step.limits)))
         trees = []
         for index in step.active:
             request = requests[index]
-            room = min(model.room(request), MAX_TREE_TOKENS - 1, model.cache.max_new_tokens - 1)
+            # A failed step takes back the nodes and what was read before them.
+            most = model.cache.max_new_tokens - 1 - model.num_behind(request)
+            room = max(0, min(model.room(request), MAX_TREE_TOKENS - 1, most))
             greedy = request.params.temperature == 0
-            trees.append(_Tree(index, greedy, step.limits[index], room))
+            trees.append(GrowingTree(index, greedy, step.limits[index], room))
             self._drafted.append((request, len(request.tokens), trees[-1]))
+        growth = _Growth(step, policy, policy.uses_draft_signals(), trees)
         logits = model.read_roots(step.inputs)
         passes = [len(trees)]
-        reading: list[tuple[_Tree, list[int]]] = [(tree, [ROOT]) for tree in trees]
+        reading: list[_Reading] = [(tree, [ROOT]) for tree in trees]
         while True:
-            coverage = self._add_children(step, logits, reading, signals)
-            reading = self._next_nodes(policy, trees, coverage, signals)
+            coverage = self._add_children(growth, logits, reading)
+            reading = self._next_nodes(growth, coverage)
             if not reading:
-                return _proposals(trees, len(step.limits)), tuple(passes)
+                break
             logits = model.read_nodes(self._inputs(step, reading))
             passes.append(len(logits))
+        proposals = _proposals(trees, len(step.limits))
+        return DraftedTrees(proposals, tuple(passes), self._tree_probs(growth))
 
     def learn(self, commit: Commit) -> None:
         """Compare the drafted trees with the tokens that the requests gained.
 
         The gained tokens follow the target's distribution, whatever was verified. So all children
-        of the nodes on their path are learnt from.
+        of the nodes on their path are learnt from, and of drawn ones those that were tested.
         """
         if not self._drafted or not any(r is self._drafted[0][0] for r in commit.requests):
             return
-        greedy, is_first, probs, right = [], [], [], []
+        likely: list[tuple[Node, bool, bool]] = []
+        drawn: list[tuple[Node, bool]] = []
         for request, start, tree in self._drafted:
             nodes = tree.nodes
             tokens, parents = [node.token for node in nodes], [node.parent for node in nodes]
             known, accepted = known_nodes(tokens, parents, request.tokens[start:])
-            greedy += [tree.greedy] * len(known)
-            is_first += [nodes[at].is_first for at in known]
-            probs += [nodes[at].prob for at in known]
-            right += accepted
+            pairs = [(nodes[at], right) for at, right in zip(known, accepted, strict=True)]
+            if tree.greedy:
+                likely += [(node, right, tree.greedy) for node, right in pairs]
+            else:
+                right_ranks = {node.parent: node.rank for node, right in pairs if right}
+                drawn += [
+                    (node, right)
+                    for node, right in pairs
+                    if node.rank <= right_ranks.get(node.parent, node.rank)
+                ]
         self._drafted = []
-        self._acceptance.learn(*map(np.array, (greedy, is_first, probs, right)))
+        self._acceptance.learn(
+            np.array([greedy for *_, greedy in likely]),
+            np.array([node.rank == 0 for node, *_ in likely]),
+            np.array([node.prob for node, *_ in likely]),
+            np.array([right for _, right, _ in likely]),
+        )
+        self._ranks.learn(
+            np.array([node.rank for node, _ in drawn]),
+            np.array([node.prob for node, _ in drawn]),
+            np.array([right for _, right in drawn]),
+        )
 
     def forget(self) -> None:
         """A step failed. Nothing is learnt from it."""
         self._drafted = []
 
-    def _add_children(
-        self,
-        step: DraftingStep,
-        logits: Tensor,
-        reading: Sequence[tuple[_Tree, list[int]]],
-        signals: bool,
-    ) -> float:
+    def _add_children(self, growth: _Growth, logits: Tensor, reading: Sequence[_Reading]) -> float:
         """Add the children of the nodes that were read.
 
         Returns:
-            The mean estimated probability that the target's token is among the children of a node
-            that it reaches.
+            The mean estimated probability that a child of a node that is reached is accepted.
         """
+        step = growth.step
         owners = [tree.index for tree, nodes in reading for _ in nodes]
         temperature = step.batch.controls.temperature[upload(owners, torch.long, logits.device)]
-        found = self._children(logits, temperature, signals)
+        found = self._children(logits, temperature, growth.signals)
         greedy = np.array([tree.greedy for tree, nodes in reading for _ in nodes])
         estimates = self._acceptance.predict(greedy, found.probs)
-        probs, rows = found.probs.tolist(), estimates.tolist()
+        # With policies that do not depend on time, a seed reproduces its text.
+        fixed = {tree.index: growth.policy.is_reproducible(tree.index) for tree, _ in reading}
+        is_fixed = np.array([fixed[owner] for owner in owners])[:, None]
+        largest = found.probs[:, 0]
+        ranks = np.where(is_fixed, self._first_ranks.predict(largest), self._ranks.predict(largest))
+        # A token that has no probability is no child, whichever law applies.
+        ranks[:, : found.probs.shape[1]] *= found.probs > 0
+        ranks[:, found.probs.shape[1] :] = 0.0
+        probs, rows, of_ranks = found.probs.tolist(), estimates.tolist(), ranks.tolist()
         entropy = [0.0] * len(owners) if found.entropy is None else found.entropy.tolist()
+        drawing: list[_Drawing] = []
         row, total, covered = 0, 0.0, 0.0
         for tree, nodes in reading:
             tree.was_read(nodes, row)
-            for node in nodes:
-                tree.add(node, found.tokens[row], probs[row], rows[row], entropy[row])
+            counts: list[int] = []
+            if not tree.greedy:
+                own = of_ranks[row : row + len(nodes)]
+                counts = tree.children_to_draw(nodes, own, growth.least_value(tree))
+            for at, node in enumerate(nodes):
+                if tree.greedy:
+                    tree.add(node, found.tokens[row], probs[row], rows[row], entropy[row])
+                    covered += tree.value(node) * sum(rows[row])
+                else:
+                    values = of_ranks[row][: counts[at]]
+                    if values:
+                        drawing.append(
+                            _Drawing(tree, node, row, values, probs[row][0], entropy[row])
+                        )
+                    covered += tree.value(node) * sum(values)
                 total += tree.value(node)
-                covered += tree.value(node) * sum(rows[row])
                 row += 1
+        if drawing:
+            self._draw(growth, logits, drawing)
         return covered / total if total else 0.0
+
+    def _draw(self, growth: _Growth, logits: Tensor, drawing: Sequence[_Drawing]) -> None:
+        """Draw children without replacement, and add them to their trees."""
+        batch, device = growth.step.batch, logits.device
+        assert batch.uniforms is not None
+        rows = upload([each.row for each in drawing], torch.long, device)
+        owners = upload([each.tree.index for each in drawing], torch.long, device)
+        q = probabilities(logits[rows], batch.controls.rows(owners))
+        width = max(len(each.values) for each in drawing)
+        uniforms = torch.zeros(len(drawing), width, dtype=torch.float64)
+        for at, each in enumerate(drawing):
+            tree, count = each.tree, len(each.values)
+            numbers = batch.uniforms.draft[tree.index, tree.num_drawn : tree.num_drawn + count]
+            uniforms[at, :count] = numbers
+            tree.num_drawn += count
+        drawn = draw_children(q, uniforms.to(device))
+        first_row = growth.num_rows
+        growth.add(q)
+        tokens = self._model.target_tokens(drawn.clamp(min=0))
+        for at, (each, own, there) in enumerate(
+            zip(drawing, tokens.tolist(), (drawn >= 0).tolist(), strict=True)
+        ):
+            count = sum(there[: len(each.values)])
+            probs = [each.largest] * count
+            each.tree.add(each.node, own[:count], probs, each.values[:count], each.entropy)
+            growth.rows.setdefault(each.tree.index, []).extend([first_row + at] * count)
+
+    def _tree_probs(self, growth: _Growth) -> TreeProbs | None:
+        """The distributions of drawn trees."""
+        if not growth.rows:
+            return None
+        rows = [growth.rows.get(index, []) for index in range(len(growth.step.limits))]
+        probs, vocab_size = torch.cat(growth.parts), self._model.vocab_size
+        own = torch.arange(probs.shape[1], device=probs.device)
+        ids = self._model.target_tokens(own)
+        is_whole = len(own) == vocab_size and torch.equal(ids, own)
+        return TreeProbs(probs, rows, None if is_whole else ids, vocab_size)
 
     def _children(self, logits: Tensor, temperature: Tensor, signals: bool) -> _Children:
         """The most likely tokens of each row; greedy rows have temperature 1."""
@@ -301,10 +349,9 @@ class TreeDrafting:
         tokens, probs = fetch(self._model.target_tokens(tokens), probs)
         return _Children(tokens.tolist(), probs.double().numpy(), entropy)
 
-    def _next_nodes(
-        self, policy: Policy, trees: Sequence[_Tree], coverage: float, signals: bool
-    ) -> list[tuple[_Tree, list[int]]]:
+    def _next_nodes(self, growth: _Growth, coverage: float) -> list[_Reading]:
         """The nodes that get children next, in order of cache slot."""
+        trees = growth.trees
         best = [(tree, tree.best_newest(self._width)) for tree in trees]
         found = [(tree, node) for tree, nodes in best for node in nodes]
         if not found:
@@ -314,10 +361,10 @@ class TreeDrafting:
             chosen[0].depth,
             [tree.index for tree, _ in found],
             np.array([node.value for node in chosen]),
-            np.array([node.entropy for node in chosen]) if signals else None,
+            np.array([node.entropy for node in chosen]) if growth.signals else None,
             coverage,
         )
-        grows = policy.grow_trees(level)
+        grows = growth.policy.grow_trees(level)
         if grows is not None:
             kept = iter(grows.tolist())
             best = [(tree, [node for node in nodes if next(kept)]) for tree, nodes in best]
@@ -326,9 +373,7 @@ class TreeDrafting:
                 tree.stop()
         return [(tree, nodes) for tree, nodes in best if nodes]
 
-    def _inputs(
-        self, step: DraftingStep, reading: Sequence[tuple[_Tree, list[int]]]
-    ) -> list[NodeInput]:
+    def _inputs(self, step: DraftingStep, reading: Sequence[_Reading]) -> list[NodeInput]:
         lengths, inputs = self._model.cache.lengths, []
         for tree, nodes in reading:
             slot = step.cache_slots[tree.index]
@@ -336,7 +381,7 @@ class TreeDrafting:
         return inputs
 
 
-def _proposals(trees: Sequence[_Tree], num_requests: int) -> Proposals:
+def _proposals(trees: Sequence[GrowingTree], num_requests: int) -> Proposals:
     """The most valuable nodes of each tree."""
     orders = [tree.most_valuable() for tree in trees]
     width = max(map(len, orders), default=0)
@@ -348,6 +393,8 @@ def _proposals(trees: Sequence[_Tree], num_requests: int) -> Proposals:
         made.lengths[row] = count
         made.tokens[row, :count] = [tree.nodes[node].token for node in order]
         parents[row, :count] = [places[tree.nodes[node].parent] for node in order]
-        values = np.array([1.0, *(tree.nodes[node].value for node in order)])
-        made.acceptance[row, :count] = values[1:] / values[:-1]
+        # Drawn trees are not in the order of their values, and stay whole.
+        ordered = sorted((tree.nodes[node].value for node in order), reverse=True)
+        values = np.array([1.0, *ordered])
+        made.acceptance[row, :count] = values[1:] / np.maximum(values[:-1], 1e-30)
     return made._replace(parents=parents)

@@ -31,15 +31,17 @@ class ReplicaAssembly(Assembly):
         self._shares = Shares(replicas, self._draft_model, self._companion_model)
 
     def check(self, policy: Policy) -> None:
-        """Raise an error for policies that use the target while they draft.
+        """Raise an error for what replicas cannot draft.
 
         Raises:
-            InvalidParameterError: names ``draft_replicas``.
+            InvalidParameterError: names ``draft_replicas``, or ``tree_width`` above 1.
         """
         if policy.uses_target_oracle:
             raise InvalidParameterError(
                 "draft_replicas", f"policy {policy.name!r} uses the target while it drafts"
             )
+        if self.speculation.tree_width > 1:
+            raise InvalidParameterError("tree_width", "replicas draft chains only; set it to 1")
 
     def num_prefix_blocks(self) -> int:
         """None: the caches of replicas are in other processes."""

@@ -1,0 +1,182 @@
+"""One request's token tree while a draft model drafts it; see :mod:`token_trees`."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from draftwise.core.trees import ROOT
+from draftwise.engine.cached_model import NodeInput
+from draftwise.models.tree_tokens import SegmentTree
+
+# Number of depths among which the nodes of a drawn tree are divided.
+_DRAWN_DEPTHS = 6
+
+
+class Node(NamedTuple):
+    """A drafted token in a tree.
+
+    Attributes:
+        token: id of the target.
+        parent: index of its parent; -1 for the root.
+        depth: number of tokens on the path to it, itself included.
+        value: estimated probability that this path is accepted.
+        prob: the draft's probability of the token. Of a drawn token, the largest probability of the
+            distribution that it was drawn from.
+        rank: number of its siblings before it.
+        entropy: entropy in nats of the distribution that it was taken from; 0 if not wanted.
+    """
+
+    token: int
+    parent: int
+    depth: int
+    value: float
+    prob: float
+    rank: int
+    entropy: float
+
+
+class GrowingTree:
+    """The token tree of one request.
+
+    Attributes:
+        index: index of the request in the batch.
+        greedy: whether it is decoded at temperature 0.
+        max_nodes: maximum number of nodes that are verified.
+        nodes: the nodes in the order in which they were drafted.
+        num_drawn: number of children that were drawn, also those that could not be.
+    """
+
+    def __init__(self, index: int, greedy: bool, max_nodes: int, room: int) -> None:
+        """Start with the root.
+
+        Args:
+            index, greedy, max_nodes: see above.
+            room: number of nodes that the draft model may read.
+        """
+        self.index, self.greedy, self.max_nodes = index, greedy, max_nodes
+        self.nodes: list[Node] = []
+        self.num_drawn = 0
+        self._room = room
+        # Index of the first node of the newest depth.
+        self._newest = 0
+        # Of the root and of each node that was read, the tokens that it attends to.
+        self._ancestors = {ROOT: 1}
+        # Rows of the newest pass.
+        self._rows: dict[int, int] = {}
+
+    def value(self, node: int) -> float:
+        """The value of a node; 1 for the root."""
+        return 1.0 if node == ROOT else self.nodes[node].value
+
+    def was_read(self, nodes: Sequence[int], first_row: int) -> None:
+        """Begin a depth: the model has read some nodes.
+
+        Args:
+            nodes: the nodes.
+            first_row: the first row of the pass that belongs to them.
+        """
+        self._rows = {node: row for row, node in enumerate(nodes, first_row)}
+        self._newest = len(self.nodes)
+
+    def add(
+        self,
+        parent: int,
+        tokens: Sequence[int],
+        probs: Sequence[float],
+        estimates: Sequence[float],
+        entropy: float,
+    ) -> None:
+        """Add the children of a node.
+
+        Args:
+            parent: the node.
+            tokens: ``[children]``.
+            probs: ``[children]`` the draft's probabilities; 0 for a token that is no child.
+            estimates: ``[children]`` estimated acceptance of each if the parent is accepted.
+            entropy: as in :class:`Node`.
+        """
+        value = self.value(parent)
+        depth = 1 if parent == ROOT else self.nodes[parent].depth + 1
+        for rank, (token, prob) in enumerate(zip(tokens, probs, strict=True)):
+            if prob > 0:
+                node = Node(token, parent, depth, value * estimates[rank], prob, rank, entropy)
+                self.nodes.append(node)
+
+    def best_newest(self, width: int) -> list[int]:
+        """The best nodes of the newest depth, whose children may be worth verifying.
+
+        Args:
+            width: maximum number of nodes.
+        """
+        newest = range(self._newest, len(self.nodes))
+        if not newest or self.nodes[-1].depth >= self.max_nodes:
+            return []
+        if not self.greedy and self.num_drawn >= self.max_nodes:
+            return []
+        # A node has less value than its parent. So no child of a node is verified that is not
+        # among the most valuable nodes itself.
+        least = 0.0
+        if self.greedy and len(self.nodes) > self.max_nodes:
+            least = heapq.nlargest(self.max_nodes, (node.value for node in self.nodes))[-1]
+        best = heapq.nlargest(min(width, self._room), newest, key=self.value)
+        return sorted(node for node in best if self.value(node) >= least)
+
+    def children_to_draw(
+        self, nodes: Sequence[int], estimates: Sequence[Sequence[float]], least: float
+    ) -> list[int]:
+        """``[nodes]`` how many children each node gets, before they are drawn.
+
+        The nodes that may still be verified are divided among the depths, and those of a depth go
+        to the most valuable children.
+
+        Args:
+            nodes: the nodes.
+            estimates: ``[nodes][rank]`` estimated acceptance of each child.
+            least: minimum value of a child.
+        """
+        depth = 0 if nodes[0] == ROOT else self.nodes[nodes[0]].depth
+        left = self.max_nodes - self.num_drawn
+        quota = -(-left // max(1, _DRAWN_DEPTHS - depth))
+        children = [
+            (self.value(node) * estimate, at)
+            for at, node in enumerate(nodes)
+            for estimate in estimates[at]
+        ]
+        counts = [0] * len(nodes)
+        for value, at in heapq.nlargest(quota, children):
+            if value >= least:
+                counts[at] += 1
+        return counts
+
+    def stop(self) -> None:
+        """No node gets children any more."""
+        self._newest = len(self.nodes)
+
+    def read(self, nodes: Sequence[int], cache_slot: int, length: int) -> NodeInput:
+        """What the model reads to propose the children of some nodes of the newest depth.
+
+        Args:
+            nodes: the nodes.
+            cache_slot: cache slot of the request.
+            length: number of tokens in it.
+        """
+        offset, chosen = len(self._ancestors), [self.nodes[node] for node in nodes]
+        for place, node in enumerate(nodes, offset):
+            self._ancestors[node] = self._ancestors[self.nodes[node].parent] | 1 << place
+        self._room -= len(nodes)
+        tree = SegmentTree(
+            length - offset,
+            [node.depth for node in chosen],
+            [self._ancestors[node] for node in nodes],
+        )
+        rows = [self._rows[node.parent] for node in chosen]
+        return NodeInput(cache_slot, [node.token for node in chosen], tree, rows)
+
+    def most_valuable(self) -> list[int]:
+        """The nodes to propose: parents before children, the most valuable ones first."""
+        if not self.greedy:
+            return list(range(len(self.nodes)))
+        order = sorted(range(len(self.nodes)), key=lambda node: (-self.nodes[node].value, node))
+        return order[: self.max_nodes]
