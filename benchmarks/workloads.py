@@ -38,6 +38,7 @@ _OWN_SETTINGS = (
     "multi_turn",
     "chat",
     "longest_prompt",
+    "max_model_len",
     "compare",
     "rounds",
 )
