@@ -83,7 +83,7 @@ class Step:
     plan: Plan
 
 
-def take_step(policy, world, states=None, scores=None):
+def take_step(policy, world, states=None, scores=None, limits=None):
     """Run one step of a policy, up to the plan.
 
     Args:
@@ -91,9 +91,11 @@ def take_step(policy, world, states=None, scores=None):
         world: the distributions and the drafted tokens.
         states: states of the requests; ``None`` for the world's own.
         scores: whether the companion scores the draft; ``None`` if the policy decides.
+        limits: maximum draft lengths that it has planned already; ``None`` to ask it for them.
     """
     states = states or world.states()
-    limits = policy.draft_lengths(states)
+    if limits is None:
+        limits = policy.draft_lengths(states)
     lengths = [0] * len(limits)
     active = [row for row, limit in enumerate(limits) if limit > 0]
     place = 0

@@ -474,3 +474,48 @@ class TestPricesOfAStep:
             for policy in policies:
                 step = take_step(policy, worlds[0])
                 policy.observe(outcome_of(worlds[0], step), StepTimes(0.01, 0, 0, 0.02, 0, 0))
+
+
+class TestSources:
+    """Offers for some requests of a batch, and a draft model for the others."""
+
+    TARGET = StageCost((1, 4096), (0.010, 0.0101))
+    EXPENSIVE = StageCost((1, 4096), (0.020, 0.020))
+
+    def shares(self, policy, pass_seconds, steps=600):
+        """In each step, the share of the requests for which the model drafts.
+
+        Args:
+            policy: the policy.
+            pass_seconds: how long a pass of the model takes, whatever the cost model says.
+        """
+        random, shares = np.random.default_rng(0), []
+        for number in range(steps):
+            world = World.random(8, 3, seed=number, similarity=8.0)
+            offered = random.permutation(8)[:3]
+            states = [
+                state._replace(offer=(0.5, 0.5) if row in offered else ())
+                for row, state in enumerate(world.states(history=0.9))
+            ]
+            choices = policy.plan_drafts(states)
+            limits = [0 if choice.uses_offer else choice.length for choice in choices]
+            step = take_step(policy, world, states, limits=limits)
+            seconds = pass_seconds * max(step.draft.lengths)
+            verify = self.TARGET(8 + sum(step.plan.lengths))
+            times = StepTimes(seconds, 0.0, 0.0, verify, 0.0, 0.0)
+            policy.observe(outcome_of(world, step), times)
+            shares.append(float(np.mean(np.array(step.draft.lengths) > 0)))
+        return shares
+
+    def policy(self):
+        latency = FixedLatency(self.TARGET, self.EXPENSIVE)
+        return create_policy("adaptive", PolicyContext(3, latency), {"warm_up": 0})
+
+    def test_a_model_that_is_cheaper_than_estimated_is_found(self):
+        shares = self.shares(self.policy(), 0.0003)
+        assert max(shares[:20]) < 0.2
+        assert np.mean(shares[-100:]) > 0.6
+
+    def test_a_model_that_is_as_expensive_as_estimated_is_hardly_tried(self):
+        shares = self.shares(self.policy(), 0.020)
+        assert np.mean(shares) < 0.1

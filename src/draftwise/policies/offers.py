@@ -305,6 +305,7 @@ class OfferPricing:
         context: int,
         point: OperatingPoint,
         estimate: StepEstimate,
+        slowdown: float = 1.0,
     ) -> NDArray[np.bool_]:
         """``[batch]`` for which requests the draft model drafts, instead of using the offer.
 
@@ -322,6 +323,7 @@ class OfferPricing:
             context: tokens of context, summed over the requests.
             point: operating point of the draft model.
             estimate: step estimate at this point, if the model drafts for all requests.
+            slowdown: factor on the duration of such a step, from earlier ones.
         """
         count, latency = len(requests), self._latency
         rows = count + int(selected.sum())
@@ -332,6 +334,7 @@ class OfferPricing:
         per_token = max(0.0, latency.draft_seconds(more) - single) / (more - 1)
         verified = estimate.size / count - 1.0
         own_cost = per_row * verified + per_token * length
+        own_cost += (slowdown - 1.0) * estimate.seconds / count
         # The estimate is about the average request. Requests differ in their recent acceptance.
         gained = estimate.tokens / count - 1.0
         prefers, total = [], 0.0

@@ -66,6 +66,7 @@ class PricedPolicy(Policy):
         self.offers = OfferPricing(context.latency)
         self._is_offered: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._chose_sources = False
+        self._follows_point = True
         self._weights: Floats = np.ones(0)
         self._num_steps = 0
         self.exploration = Exploration(self.options.explore_every)
@@ -180,8 +181,17 @@ class PricedPolicy(Policy):
             for drafts, limit, length in zip(uses_model, limits, selected.tolist(), strict=True)
         ]
         self._is_offered, self._chose_sources = ~uses_model, True
-        if not uses_model.any():
-            self._is_priced = self._uses_signals = False
+        point = self._price.point
+        if uses_model.any():
+            # Requests that cannot draft do not make a step untypical.
+            self._follows_point = not any(
+                choice.uses_offer and (choice.length or limit)
+                for choice, limit in zip(choices, limits, strict=True)
+            )
+        else:
+            self._follows_point = point.max_length == 0 and not selected.any()
+            self._is_priced &= self._follows_point
+            self._uses_signals = False
             self._price = replace(self._price, point=OperatingPoint(0))
         return choices
 
@@ -198,12 +208,19 @@ class PricedPolicy(Policy):
         estimate = self.prices.estimate
         if self._price.point.max_length and estimate is not None:
             uses_model = can_draft & self.offers.prefers_model(
-                requests, values, selected, context, self._price.point, estimate
+                requests,
+                values,
+                selected,
+                context,
+                self._price.point,
+                estimate,
+                self.prices.slowdown,
             )
         else:
             uses_model = np.zeros(len(requests), dtype=bool)
-        if self._num_steps <= self.options.warm_up and self._num_steps % 2:
-            # Nothing is known about the model yet, and nothing would be learnt without it.
+        is_early = self._num_steps <= self.options.warm_up
+        if (is_early or self.prices.in_trial) and self._num_steps % 2:
+            # Nothing would be learnt about the model, or about the point on trial, without it.
             uses_model = can_draft
         if self._explorer is not None:
             uses_model[self._explorer] = can_draft[self._explorer]
@@ -217,6 +234,7 @@ class PricedPolicy(Policy):
         self._draft = self._companion_scores = self._explorer = None
         self._max_lengths = [0] * len(requests)
         self._is_priced = self._uses_signals = self._chose_sources = False
+        self._follows_point = True
         self._is_offered = np.zeros(len(requests), dtype=bool)
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
         self._expected = np.zeros((len(requests), 0))
@@ -253,6 +271,9 @@ class PricedPolicy(Policy):
             num_tokens = num_requests + float(self._weights @ np.asarray(outcome.num_accepted))
             context, verified = self._num_context_tokens, sum(outcome.num_verified)
             self.offers.observe(num_requests, context, verified, num_tokens, times)
+        if times.is_typical and self._runs_as_priced:
+            seconds = times.total - times.companion
+            self.prices.observe(seconds, outcome.num_drafted, outcome.num_verified)
         if self._is_offered.all():
             return
         by_others = (np.asarray(outcome.num_drafted) > 0) & ~self._is_offered
@@ -261,9 +282,6 @@ class PricedPolicy(Policy):
         self.exploration.others_drafted |= bool(by_others.any())
         if self._chose_sources:
             self._observe_model_gains(outcome)
-        if times.is_typical and self._runs_as_priced:
-            seconds = times.total - times.companion
-            self.prices.observe(seconds, outcome.num_drafted, outcome.num_verified)
         if draft is None or draft.signals is None or not self._learns_from_step:
             return
         acceptance = outcome.acceptance.cpu().double().numpy()
@@ -316,8 +334,8 @@ class PricedPolicy(Policy):
         requests used an offer.
         """
         signals_only_for_learning = self._uses_signals and self._price.point.threshold == 0
-        is_exception = signals_only_for_learning or bool(self._is_offered.any())
-        return self._is_priced and not is_exception and self._explorer is None
+        is_typical = self._follows_point and not signals_only_for_learning
+        return self._is_priced and is_typical and self._explorer is None
 
     @property
     def _learns_from_step(self) -> bool:

@@ -248,6 +248,24 @@ class Pricing:
         return choice.estimates[price.point]
 
     @property
+    def in_trial(self) -> bool:
+        """Whether a challenger takes turns with the point in use."""
+        return self._current is not None and self._current[0].challenger is not None
+
+    @property
+    def slowdown(self) -> float:
+        """Correction of the last priced step, relative to that of a step without drafts.
+
+        Without observed steps of that kind, they are taken to be as long as computed.
+        """
+        if self._current is None:
+            return 1.0
+        choice, price, _, _ = self._current
+        corrections, nothing = choice.corrections, OperatingPoint(0)
+        usual = corrections.factor(nothing) if corrections.num_steps(nothing) else 1.0
+        return corrections.factor(price.point) / usual
+
+    @property
     def expected_seconds(self) -> float:
         """Estimated seconds of the step that was priced last, uncorrected; 0 before any step."""
         estimate = self.estimate
