@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from draftwise.core.latency import LatencyModel, StageCost
-from draftwise.core.types import StepTimes
+from draftwise.core.types import Draft, StepTimes
 from draftwise.engine.step import CostLearner, Step
 
 
@@ -20,7 +21,7 @@ def step(num_drafted, num_verified, signals=None, companion_scores=None):
         pipeline=None,
         clock=None,
         batch=SimpleNamespace(chunks=[], generating=requests, can_draft=[True] * len(requests)),
-        draft=SimpleNamespace(lengths=num_drafted, signals=signals, is_one_hot=None),
+        draft=Draft(torch.zeros(0), tuple(num_drafted), None, signals),
         companion_scores=companion_scores,
         plan=SimpleNamespace(lengths=num_verified),
         logits=None,
