@@ -28,6 +28,7 @@ ACTIVATIONS = {
 def norm(size, dtype, adds_one=False, epsilon=1e-3):
     """A norm whose weight has the digits of the dtype, or of 1 + weight."""
     weight = torch.randn(size, device=TRITON_DEVICE).to(dtype).float()
+    weight[0] = 2.0**-12  # 1 + weight then never has the digits of the dtype alone
     made = Norm(NormSpec(weight + 1.0 if adds_one else weight, epsilon), dtype)
     assert made.weight.dtype == (torch.float32 if adds_one else dtype)
     return made
