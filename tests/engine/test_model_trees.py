@@ -15,17 +15,16 @@ from draftwise.models.tree_tokens import SegmentTree
 from draftwise.policies import create_policy
 from draftwise.policies.base import PolicyContext, RequestState, TreeLevel
 
-from ..core.statistics_tools import chi_square_p_value, sequence_counts
 from ..stand_ins import fixed_latency
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
 from .assembly import assemble_recipe, generate, token_ids, varied_work
-from .exact import exact_distribution
 from .heads import engine_with_head
+from .test_proposers import NOT_UNLIKELY
 from .test_text_proposers import CONTROLS
+from .test_text_proposers import p_value as p_value_of_texts
 
-NOT_UNLIKELY = 1e-4
 RECIPE = Recipe(vocab=8, seed=3, config={"num_hidden_layers": 2})
 VARIED = Recipe(vocab=16, seed=6, config={"num_hidden_layers": 2})
 HEAD = HeadRecipe(layers=(0, 1), draft_vocab=6, settings={"norm_before_residual": True})
@@ -52,14 +51,8 @@ def alone(models, recipe=RECIPE, max_batch_size=8):
 
 def p_value(models, engine, controls, count, least_accepted=0.05):
     """Of the texts of one prompt, if they follow the target's distribution."""
-    prompt, params = [1, 2, 3], SamplingParams(max_tokens=3, **controls)
-    each = [SamplingParams(max_tokens=3, seed=seed, **controls) for seed in range(count)]
-    outputs = generate(engine, [prompt] * count, each)
-    accepted = sum(output.speculation.num_accepted for output in outputs)
-    assert accepted > least_accepted * count
-    expected = exact_distribution(models.reference(RECIPE), prompt, params, 3)
-    counts = sequence_counts(torch.tensor(token_ids(outputs)), RECIPE.vocab)
-    return chi_square_p_value(counts, expected.joint())
+    prompt = [1, 2, 3]
+    return p_value_of_texts(models, engine, controls, count, prompt, RECIPE, least_accepted)
 
 
 @pytest.mark.covering("kind", "policy", "max_batch_size")

@@ -45,14 +45,15 @@ CONTROLS = {
 }
 
 
-def p_value(models, engine, controls, count, prompt=PROMPT):
+def p_value(models, engine, controls, count, prompt=PROMPT, recipe=RECIPE, least_accepted=0.05):
     """Of the texts of one prompt, if they follow the target's distribution."""
     params = SamplingParams(max_tokens=3, **controls)
     each = [SamplingParams(max_tokens=3, seed=seed, **controls) for seed in range(count)]
     outputs = generate(engine, [prompt] * count, each)
-    assert sum(output.speculation.num_accepted for output in outputs) > count / 20
-    expected = exact_distribution(models.reference(RECIPE), prompt, params, 3)
-    counts = sequence_counts(torch.tensor(token_ids(outputs)), RECIPE.vocab)
+    accepted = sum(output.speculation.num_accepted for output in outputs)
+    assert accepted > least_accepted * count
+    expected = exact_distribution(models.reference(recipe), prompt, params, 3)
+    counts = sequence_counts(torch.tensor(token_ids(outputs)), recipe.vocab)
     return chi_square_p_value(counts, expected.joint())
 
 

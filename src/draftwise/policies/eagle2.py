@@ -46,18 +46,15 @@ class Eagle2(Policy):
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """γ for every request, capped by its ``draft_limit``. A chain is not longer than a tree."""
-        return [min(self._depth, self._max_nodes(request)) for request in requests]
+        return [min(self._depth, most) for most in self.max_tree_nodes(requests)]
 
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
         """All nodes that were drafted, up to γ."""
-        return [DraftChoice(self._max_nodes(request), True) for request in requests]
+        return [DraftChoice(most, True) for most in self.max_tree_nodes(requests)]
 
     def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_]:
         """All nodes up to the depth before the last."""
         return np.full(len(level.requests), level.depth < self._depth)
-
-    def _max_nodes(self, request: RequestState) -> int:
-        return min(self.num_speculative_tokens, request.draft_limit)
 
 
 class SvipTree(Eagle2):

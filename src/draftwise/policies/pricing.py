@@ -117,7 +117,7 @@ class _Choice:
         pause: number of steps until the next review if there is no trial.
         challenger: price of the point that takes turns with the incumbent; ``None`` without a
             trial.
-        in_trial: whether a trial began at the last review. Its challenger may be given up early.
+        had_trial: whether a trial began at the last review. Its challenger may be given up early.
         num_steps: number of steps so far.
         next_review: step number of the next review.
         tried: kinds of points that were in use or had a trial.
@@ -128,7 +128,7 @@ class _Choice:
     corrections: StepTimeCorrections
     pause: int
     challenger: Price | None = None
-    in_trial: bool = False
+    had_trial: bool = False
     num_steps: int = 0
     next_review: int = field(init=False)
     tried: set[tuple[bool, bool]] = field(init=False)
@@ -306,7 +306,7 @@ class Pricing:
         # A kind that was never tried is tried first, because its step times are unknown.
         untried = [p for p in goodput if point_kind(p) not in choice.tried]
         challenger = max(untried or goodput, key=optimistic_goodput)
-        was_tried, choice.in_trial = choice.in_trial, False
+        was_tried, choice.had_trial = choice.had_trial, False
         prices = [
             self._price(point, estimates[point], corrections.factor(point), context)
             for point in (best, challenger)
@@ -314,7 +314,7 @@ class Pricing:
         choice.incumbent, choice.challenger = prices[0], None
         # Two trials never follow each other directly.
         if challenger != best and not was_tried:
-            choice.challenger, choice.in_trial = prices[1], True
+            choice.challenger, choice.had_trial = prices[1], True
             choice.tried.add(point_kind(challenger))
             choice.next_review = choice.num_steps + options.trial_steps
             return

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from draftwise.core.trees import ROOT
 from draftwise.engine.cached_model import NodeInput
+from draftwise.engine.proposers.proposals import ProposedTree
 from draftwise.models.tree_tokens import SegmentTree
 
 # Number of depths among which the nodes of a drawn tree are divided.
@@ -174,9 +175,19 @@ class GrowingTree:
         rows = [self._rows[node.parent] for node in chosen]
         return NodeInput(cache_slot, [node.token for node in chosen], tree, rows)
 
-    def most_valuable(self) -> list[int]:
-        """The nodes to propose: parents before children, the most valuable ones first."""
-        if not self.greedy:
-            return list(range(len(self.nodes)))
-        order = sorted(range(len(self.nodes)), key=lambda node: (-self.nodes[node].value, node))
-        return order[: self.max_nodes]
+    def proposed(self) -> ProposedTree:
+        """The nodes to propose: parents before children, the most valuable ones first.
+
+        Drawn trees stay whole, in the order in which they were drawn.
+        """
+        order = list(range(len(self.nodes)))
+        if self.greedy:
+            order.sort(key=lambda node: -self.nodes[node].value)
+            order = order[: self.max_nodes]
+        places = {node: place for place, node in enumerate(order)} | {ROOT: ROOT}
+        chosen = [self.nodes[node] for node in order]
+        return ProposedTree(
+            [node.token for node in chosen],
+            [places[node.parent] for node in chosen],
+            sorted((node.value for node in chosen), reverse=True),
+        )

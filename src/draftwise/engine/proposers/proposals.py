@@ -12,9 +12,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.core.random import StepUniforms
+from draftwise.core.trees import ROOT
 from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.drafting.loop import DraftProgress, answer
 from draftwise.policies.base import DraftPosition, Policy, RequestState
+
+
+class ProposedTree(NamedTuple):
+    """The token tree of one request.
+
+    Attributes:
+        tokens: ``[nodes]``.
+        parents: ``[nodes]`` index of each node's parent; -1 for the root.
+        values: ``[nodes]`` estimated probabilities that paths are accepted. They do not increase.
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    values: Sequence[float] = ()
 
 
 class Proposals(NamedTuple):
@@ -41,6 +56,20 @@ class Proposals(NamedTuple):
         shape = num_requests, width
         lengths = np.zeros(num_requests, dtype=np.int64)
         return cls(np.zeros(shape, dtype=np.int64), lengths, np.ones(shape))
+
+    @classmethod
+    def of_trees(cls, trees: Sequence[ProposedTree]) -> Proposals:
+        """``[batch]`` token trees; an empty one where nothing is proposed."""
+        made = cls.nothing(len(trees), max((len(tree.tokens) for tree in trees), default=0))
+        parents = np.full(made.tokens.shape, ROOT, dtype=np.int64)
+        for row, (tokens, own_parents, own_values) in enumerate(trees):
+            count = len(tokens)
+            made.lengths[row] = count
+            made.tokens[row, :count] = tokens
+            parents[row, :count] = own_parents
+            values = np.array([1.0, *own_values])
+            made.acceptance[row, :count] = values[1:] / np.maximum(values[:-1], 1e-30)
+        return made._replace(parents=parents)
 
     def offers(self) -> list[Sequence[float]]:
         """``[batch]`` estimated acceptance of the proposed tokens of each request."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from draftwise.core.trees import ROOT
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import ProposerContext, TokenProposer
-from draftwise.engine.proposers.proposals import Proposals
+from draftwise.engine.proposers.proposals import Proposals, ProposedTree
 from draftwise.engine.proposers.registry import register
 from draftwise.engine.request import Request
 from draftwise.engine.suffix.branching import SuffixTree
@@ -83,19 +80,13 @@ class SuffixProposer(TokenProposer):
     ) -> Proposals:
         """A tree of continuations of each request."""
         trees = self._matcher.continuing.find_trees(slots, limits, self.context.tree_width)
-        made = Proposals.nothing(len(limits), max(limits))
-        parents = np.full(made.tokens.shape, ROOT, dtype=np.int64)
-        for row, tree in enumerate(trees):
-            count = len(tree.tokens)
-            made.lengths[row] = count
-            made.tokens[row, :count] = tree.tokens
-            parents[row, :count] = tree.parents
-            values = np.array([1.0, *tree.values])
-            made.acceptance[row, :count] = values[1:] / values[:-1]
+        made = Proposals.of_trees(
+            [ProposedTree(tree.tokens, tree.parents, tree.values) for tree in trees]
+        )
         if made.lengths.any():
             starts = [len(request.tokens) for request in requests]
             self._proposed = _Proposed(requests, starts, made.lengths.tolist(), trees)
-        return made._replace(parents=parents)
+        return made
 
     def _read(self, requests: Iterable[Request]) -> None:
         """Append the requests' new tokens to their texts."""

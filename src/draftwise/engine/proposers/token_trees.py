@@ -34,7 +34,7 @@ from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.growing_tree import GrowingTree, Node
-from draftwise.engine.proposers.proposals import Proposals
+from draftwise.engine.proposers.proposals import Proposals, ProposedTree
 from draftwise.engine.request import Request
 from draftwise.engine.tree_paths import known_nodes
 from draftwise.estimators.nodes import NodeAcceptance, RankAcceptance
@@ -133,7 +133,6 @@ class _Growth:
         signals: whether the policy uses the entropy of the draft.
         trees: all trees.
         parts: distributions that children were drawn from, ``[rows, own vocab]`` each.
-        num_rows: number of their rows.
         rows: by request, the row of each node of a drawn tree.
     """
 
@@ -142,18 +141,12 @@ class _Growth:
     ) -> None:
         self.step, self.policy, self.signals, self.trees = step, policy, signals, trees
         self.parts: list[Tensor] = []
-        self.num_rows = 0
         self.rows: dict[int, list[int]] = {}
 
     def least_value(self, tree: GrowingTree) -> float:
         """The value below which no node of a tree is drawn."""
         num_nodes = sum(min(len(tree.nodes), tree.max_nodes) for tree in self.trees)
         return self.policy.least_node_value(tree.index, num_nodes)
-
-    def add(self, q: Tensor) -> None:
-        """Keep distributions that children are drawn from."""
-        self.parts.append(q)
-        self.num_rows += len(q)
 
 
 class TreeDrafting:
@@ -205,7 +198,10 @@ class TreeDrafting:
                 break
             logits = model.read_nodes(self._inputs(step, reading))
             passes.append(len(logits))
-        proposals = _proposals(trees, len(step.limits))
+        grown = {tree.index: tree.proposed() for tree in trees}
+        proposals = Proposals.of_trees(
+            [grown.get(index, ProposedTree()) for index in range(len(step.limits))]
+        )
         return DraftedTrees(proposals, tuple(passes), self._tree_probs(growth))
 
     def learn(self, commit: Commit) -> None:
@@ -216,7 +212,7 @@ class TreeDrafting:
         """
         if not self._drafted or not any(r is self._drafted[0][0] for r in commit.requests):
             return
-        likely: list[tuple[Node, bool, bool]] = []
+        likely: list[tuple[Node, bool]] = []
         drawn: list[tuple[Node, bool]] = []
         for request, start, tree in self._drafted:
             nodes = tree.nodes
@@ -224,7 +220,7 @@ class TreeDrafting:
             known, accepted = known_nodes(tokens, parents, request.tokens[start:])
             pairs = [(nodes[at], right) for at, right in zip(known, accepted, strict=True)]
             if tree.greedy:
-                likely += [(node, right, tree.greedy) for node, right in pairs]
+                likely += pairs
             else:
                 right_ranks = {node.parent: node.rank for node, right in pairs if right}
                 drawn += [
@@ -234,10 +230,10 @@ class TreeDrafting:
                 ]
         self._drafted = []
         self._acceptance.learn(
-            np.array([greedy for *_, greedy in likely]),
-            np.array([node.rank == 0 for node, *_ in likely]),
-            np.array([node.prob for node, *_ in likely]),
-            np.array([right for _, right, _ in likely]),
+            np.ones(len(likely), dtype=bool),
+            np.array([node.rank == 0 for node, _ in likely]),
+            np.array([node.prob for node, _ in likely]),
+            np.array([right for _, right in likely]),
         )
         self._ranks.learn(
             np.array([node.rank for node, _ in drawn]),
@@ -311,8 +307,8 @@ class TreeDrafting:
             uniforms[at, :count] = numbers
             tree.num_drawn += count
         drawn = draw_children(q, uniforms.to(device))
-        first_row = growth.num_rows
-        growth.add(q)
+        first_row = sum(map(len, growth.parts))
+        growth.parts.append(q)
         tokens = self._model.target_tokens(drawn.clamp(min=0))
         for at, (each, own, there) in enumerate(
             zip(drawing, tokens.tolist(), (drawn >= 0).tolist(), strict=True)
@@ -379,22 +375,3 @@ class TreeDrafting:
             slot = step.cache_slots[tree.index]
             inputs.append(tree.read(nodes, slot, lengths[slot]))
         return inputs
-
-
-def _proposals(trees: Sequence[GrowingTree], num_requests: int) -> Proposals:
-    """The most valuable nodes of each tree."""
-    orders = [tree.most_valuable() for tree in trees]
-    width = max(map(len, orders), default=0)
-    made = Proposals.nothing(num_requests, width)
-    parents = np.full(made.tokens.shape, ROOT, dtype=np.int64)
-    for tree, order in zip(trees, orders, strict=True):
-        row, count = tree.index, len(order)
-        places = {node: place for place, node in enumerate(order)} | {ROOT: ROOT}
-        made.lengths[row] = count
-        made.tokens[row, :count] = [tree.nodes[node].token for node in order]
-        parents[row, :count] = [places[tree.nodes[node].parent] for node in order]
-        # Drawn trees are not in the order of their values, and stay whole.
-        ordered = sorted((tree.nodes[node].value for node in order), reverse=True)
-        values = np.array([1.0, *ordered])
-        made.acceptance[row, :count] = values[1:] / np.maximum(values[:-1], 1e-30)
-    return made._replace(parents=parents)
