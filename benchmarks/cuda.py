@@ -135,7 +135,12 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32, 64, 128])
     parser.add_argument("--eager-batch-sizes", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--transformers-batch-sizes", type=int, nargs="*", default=[1, 8])
-    parser.add_argument("--policies", nargs="+", default=["fixed", "adaptive", "sv"])
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=["fixed", "adaptive", "sv"],
+        help="names of policies, each with its own drafts where @DRAFT+DRAFT follows",
+    )
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=96)
@@ -160,10 +165,11 @@ def main() -> None:
         enable_prefix_caching=False,
     )
     engines = {"target only": base}
-    for policy in arguments.policies:
-        engines[policy] = base.with_speculation(
+    for contender in arguments.policies:
+        policy, _, draft = contender.partition("@")
+        engines[contender] = base.with_speculation(
             SpeculationConfig(
-                arguments.draft,
+                tuple(draft.split("+")) if draft else arguments.draft,
                 arguments.companion if policy == "sv" else None,
                 policy=policy,
                 num_speculative_tokens=arguments.num_speculative_tokens,

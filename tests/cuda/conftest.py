@@ -3,6 +3,7 @@
 import pytest
 
 from draftwise.models import packed_model
+from draftwise.models.heads import model as head_model
 
 from ..in_vllm.interpreted_triton import patch_language_once
 from .placing import IS_INTERPRETED
@@ -15,4 +16,5 @@ if IS_INTERPRETED:
 def _in_pytorch():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_model, "native_pass", lambda _: None)
+        patch.setattr(head_model, "native_head", lambda *_: None)
         yield

@@ -17,7 +17,7 @@ from draftwise.engine.cached_model import (
 )
 from draftwise.engine.lifecycle import Commit, StateRows
 from draftwise.engine.request import Request
-from draftwise.models.attention import Segment
+from draftwise.models.attention import PackedBatch, Segment
 from draftwise.models.heads.model import HeadModel
 from draftwise.models.kv_cache import KVCache
 
@@ -292,9 +292,16 @@ class CachedHead(CachedModel):
         ids = self.head.target_ids
         return tokens if ids is None else ids[tokens]
 
-    def has_static_steps(self, num_tokens: int) -> bool:
-        """False: recorded steps draft with a model that reads tokens only."""
-        return False
+    def first_carried(self) -> Tensor | None:
+        """``[rows, hidden]`` what the last pass returned; see :meth:`CachedModel.first_carried`."""
+        return None if self._carried is None else self._carried.rows
+
+    def read_next(self, ids: Tensor, packed: PackedBatch, carried: Tensor | None) -> Tensor:
+        """See :meth:`CachedModel.read_next`."""
+        assert carried is not None
+        output = self.head.read_next(ids, packed, carried)
+        carried.copy_(output.carried)
+        return self.fit_vocabulary(output.logits)
 
     def fit_vocabulary(self, logits: Tensor) -> Tensor:
         """The logits over the target's vocabulary."""

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.request import Request
-from draftwise.models.attention import Segment
+from draftwise.models.attention import PackedBatch, Segment
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.packed_model import PackedModel
-from draftwise.models.static_steps import Decoder, StaticSteps
+from draftwise.models.static_steps import StaticSteps
 from draftwise.models.tree_tokens import SegmentTree
 
 
@@ -81,7 +81,7 @@ class CachedModel:
         capacity: tokens that fit in one cache slot.
         device: device of the model.
         own_vocab_size: width of the distributions that the native kernels draw from.
-        carried_size: size of what the native kernels carry from a drafted token to the next one in
+        carried_size: size of what is carried from a drafted token to the next one in
             place of states; 0 for models that read tokens only.
         state_layers: the target's hidden states that it reads; empty for models that read tokens
             only.
@@ -266,13 +266,34 @@ class CachedModel:
 
     def has_static_steps(self, num_tokens: int) -> bool:
         """Whether :meth:`static_steps` supports steps of this many tokens."""
-        return self.model.decoder(self.cache, num_tokens) is not None
+        return self.model.static_steps(self.cache, num_tokens) is not None
 
-    def static_steps(self) -> tuple[Decoder, StaticSteps]:
-        """The model's decoder, and the store of its steps with fixed sizes."""
-        both = self.model.decoder(self.cache, 1)
-        assert both is not None
-        return both
+    def static_steps(self) -> StaticSteps:
+        """The store of the model's steps with fixed sizes."""
+        steps = self.model.static_steps(self.cache, 1)
+        assert steps is not None
+        return steps
+
+    def first_carried(self) -> Tensor | None:
+        """``[rows, carried_size]`` what :meth:`read` returned for the next token of each draft.
+
+        ``None`` if nothing is carried from one drafted token to the next one.
+        """
+        return None
+
+    def read_next(self, ids: Tensor, packed: PackedBatch, carried: Tensor | None) -> Tensor:
+        """Logits of a planned pass within a draft that may be recorded.
+
+        Args:
+            ids: ``[rows]`` the newest token of each draft.
+            packed: plan of the pass.
+            carried: ``[rows, carried_size]`` what is carried to this pass, which is overwritten by
+                what it carries to the next one; ``None`` for nothing.
+
+        Returns:
+            ``[rows, vocab]``.
+        """
+        return self.fit_vocabulary(self.model.next_logits(ids, packed))
 
     def _readable(self, tokens: Sequence[int]) -> Sequence[int]:
         """Replace tokens beyond this model's vocabulary by token 0."""

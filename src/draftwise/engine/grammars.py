@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -107,13 +107,18 @@ class GrammarCompiler:
             if self._tokens is None:
                 try:
                     self._tokens = from_tokenizer(
-                        self._tokenizer, eos_token=sorted(self._eos_token_ids)
+                        self._tokenizer, eos_token=_one_or_all(self._eos_token_ids)
                     )
                 except Exception as error:  # the library raises various types
                     raise InvalidParameterError(
                         _FIELD, f"the target's tokenizer cannot be used: {error}"
                     ) from error
         return self._tokens
+
+
+def _one_or_all(ids: Collection[int]) -> int | list[int]:
+    """The argument of llguidance, which takes a list since version 1.9 only."""
+    return next(iter(ids)) if len(ids) == 1 else sorted(ids)
 
 
 def _key(structure: StructuredOutputs) -> tuple[str, str]:

@@ -56,7 +56,9 @@ class TargetOracle:
         assert position.draft_probs is not None
         with self._off_the_clock():
             p = probabilities(self._logits, controls, token_history)
-            p_drawn = token_probabilities(p, position.tokens)
+            # Drafts that were drawn in a row are judged on the host.
+            p_drawn = token_probabilities(p, position.tokens.to(p.device))
+            p_drawn = p_drawn.to(position.tokens.device)
             q_drawn = token_probabilities(position.draft_probs, position.tokens)
             # At temperature 0, p is one-hot: the result is 1 for the target's token and 0 for
             # others.

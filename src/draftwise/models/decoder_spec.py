@@ -103,6 +103,13 @@ class RotaryTable:
         cos, _ = self._call(torch.zeros(1, 1, dtype=torch.long, device=_device(module)))
         self.size = cos.shape[-1]
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the angles of a pass depend on its last position, which is read on the host."""
+        kind = getattr(self._module, "rope_type", None)
+        kinds = kind.values() if isinstance(kind, dict) else (kind,)
+        return any(each in ("dynamic", "longrope") for each in kinds)
+
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[tokens, size / 2]`` float32 of positions ``[tokens]``."""
         cos, sin = self._call(positions.unsqueeze(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from draftwise.models.layer_shape import LayerShape
 from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.native.projection import NativeProjection
 from draftwise.models.ragged import RaggedKernels, fits_tokenwise
-from draftwise.models.static_steps import LARGEST_STEP, Decoder, StaticSteps, StepMode
+from draftwise.models.static_steps import LARGEST_STEP, StaticSteps, StepMode
 from draftwise.models.step_inputs import StepInputs
 from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import SegmentTree, tree_tokens
@@ -166,7 +166,7 @@ class PackedModel:
         elif (
             trees is None
             and logit_rows is not None
-            and self._fits_static(cache, tokens, segments, tap)
+            and self._fits_static(cache, tokens, segments, None if tap is None else tap.layers)
         ):
             assert self._decoder is not None
             every = self._static_steps(cache).run(self._decoder, cache, tokens, segments, tap)
@@ -196,15 +196,26 @@ class PackedModel:
         ids, packed = self._pack(cache, tokens, segments)
         return self._forward.part(ids, packed, logit_rows, layers, entering, adapter)
 
-    def decoder(self, cache: KVCache, num_tokens: int) -> tuple[Decoder, StaticSteps] | None:
-        """The model and its steps of fixed sizes on a cache, for callers that record graphs.
+    def static_steps(self, cache: KVCache, num_tokens: int) -> StaticSteps | None:
+        """The steps of fixed sizes on a cache, for callers that record graphs.
 
         Returns:
             ``None`` where steps of ``num_tokens`` tokens run eagerly.
         """
-        if self._decoder is None or not self._runs_static(cache, num_tokens):
-            return None
-        return self._decoder, self._static_steps(cache)
+        return self._static_steps(cache) if self._runs_static(cache, num_tokens) else None
+
+    def next_logits(self, ids: Tensor, packed: PackedBatch) -> Tensor:
+        """Logits of a planned pass that may be recorded, without waiting for the device.
+
+        Args:
+            ids: ``[tokens]`` token ids.
+            packed: plan of the pass.
+
+        Returns:
+            ``[tokens, vocab]``.
+        """
+        assert self._decoder is not None
+        return self._decoder.logits(self._decoder.hidden(ids, packed)[: len(packed.positions)])
 
     def _pack(
         self,
@@ -227,16 +238,21 @@ class PackedModel:
         cache: KVCache,
         tokens: Sequence[int] | Tensor,
         segments: Sequence[Segment],
-        tap: StateTap | None,
+        what: Hashable,
     ) -> bool:
         if not self._runs_static(cache, len(tokens)):
             return False
-        return self._static_steps(cache).has_room(len(tokens), segments, cache, tap)
+        return self._static_steps(cache).has_room(len(tokens), segments, cache, what)
+
+    @property
+    def _never_waits(self) -> bool:
+        """Whether its passes can be recorded, as they never wait for the device."""
+        return self._decoder is not None
 
     def _runs_static(self, cache: KVCache, num_tokens: int) -> bool:
         return (
             self.step_mode is not StepMode.EAGER
-            and self._decoder is not None
+            and self._never_waits
             and num_tokens <= LARGEST_STEP
             and (self._kernels.any or fits_tokenwise(num_tokens, cache.capacity, self.layers))
         )
@@ -244,7 +260,7 @@ class PackedModel:
     def _static_steps(self, cache: KVCache) -> StaticSteps:
         records = self.step_mode is StepMode.GRAPHS
         if cache.steps is None or cache.steps.records != records:
-            cache.steps = StaticSteps(self.vocab_size, self.device, self._kernels, records)
+            cache.steps = StaticSteps(self.device, self._kernels, records)
         return cache.steps
 
 

@@ -7,7 +7,7 @@ layers. A size that occurs once is not captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -113,45 +113,54 @@ class GraphPool:
         return graph
 
 
+# What a step computes: (ids [tokens], plan, entering [tokens, size] or None) -> results, each
+# [tokens, ...]. It never synchronises with the host.
+Compute = Callable[[Tensor, PackedBatch, Tensor | None], tuple[Tensor, ...]]
+
+
 class _Key(NamedTuple):
     """A step's size: its tokens, its requests and the tokens of one request, each padded.
 
-    Steps that return different hidden states are kept apart.
+    Steps of the same size that compute different things are kept apart by ``what``.
     """
 
     num_tokens: int
     num_requests: int
     max_queries: int
-    state_layers: tuple[int, ...] = ()
+    what: Hashable = None
 
 
 class _Step:
-    """The buffers of one size, and its CUDA graph once it was captured."""
+    """The buffers of one size, and its CUDA graph once it was captured.
 
-    def __init__(self, key: _Key, vocab_size: int, cache: KVCache) -> None:
+    Attributes:
+        inputs: tokens and their places in the cache.
+        entering: ``[num_tokens, size]`` what the step reads beside its tokens; ``None`` for
+            nothing.
+        results: what it computes, each ``[num_tokens, ...]``.
+    """
+
+    def __init__(self, key: _Key, cache: KVCache, entering: Tensor | None) -> None:
         self.inputs = StepInputs(cache, key.num_tokens, key.num_requests)
-        self.logits = torch.empty(
-            key.num_tokens, vocab_size, dtype=cache.dtype, device=cache.device
-        )
-        self.states: Tensor | None = None
-        self._key = key
+        self.entering: Tensor | None = None
+        if entering is not None:
+            self.entering = entering.new_zeros(key.num_tokens, entering.shape[1])
+        self.results: tuple[Tensor, ...] = ()
+        self._max_queries = key.max_queries
         self._recording = Recording()
 
     def run(
-        self, decoder: Decoder, cache: KVCache, kernels: RaggedKernels, pool: GraphPool | None
+        self, compute: Compute, cache: KVCache, kernels: RaggedKernels, pool: GraphPool | None
     ) -> None:
-        """Compute :attr:`logits` ``[num_tokens, vocab]`` of :attr:`inputs`, and the states."""
-        size, max_queries = self._key.num_tokens, self._key.max_queries
+        """Compute :attr:`results` of :attr:`inputs` and :attr:`entering`."""
 
         def work() -> None:
-            ids, packed = self.inputs.plan(cache, kernels, max_queries)
-            layers = self._key.state_layers
-            tap = StateTap(layers) if layers else None
-            self.logits.copy_(decoder.logits(decoder.hidden(ids, packed, tap)[:size]))
-            if tap is not None:
-                if self.states is None:  # the first run, which is never captured
-                    self.states = torch.empty_like(tap.rows)
-                self.states.copy_(tap.rows)
+            ids, packed = self.inputs.plan(cache, kernels, self._max_queries)
+            results = compute(ids, packed, self.entering)
+            if not self.results:  # the first run, which is never captured
+                self.results = tuple(torch.empty_like(each) for each in results)
+            for kept, each in zip(self.results, results, strict=True):
+                kept.copy_(each)
 
         self._recording.run(work, pool)
 
@@ -165,18 +174,14 @@ class StaticSteps:
         pool: memory pool of the graphs; ``None`` where nothing is captured.
     """
 
-    def __init__(
-        self, vocab_size: int, device: torch.device, kernels: RaggedKernels, graphs: bool
-    ) -> None:
+    def __init__(self, device: torch.device, kernels: RaggedKernels, graphs: bool) -> None:
         """Set up. A size's buffers are allocated when it first occurs.
 
         Args:
-            vocab_size: width of the logits.
             device: device of the model.
             kernels: available attention kernels.
             graphs: whether to capture repeated steps as CUDA graphs.
         """
-        self._vocab_size = vocab_size
         self.kernels = kernels
         self.records = graphs
         self.pool = GraphPool(device) if graphs else None
@@ -208,39 +213,76 @@ class StaticSteps:
         Returns:
             Logits ``[tokens, vocab]``, overwritten by the next step.
         """
-        key = self._key(len(tokens), segments, cache, tap)
+        layers = None if tap is None else tap.layers
+
+        def compute(ids: Tensor, packed: PackedBatch, _: Tensor | None) -> tuple[Tensor, ...]:
+            own = None if layers is None else StateTap(layers)
+            hidden = decoder.hidden(ids, packed, own)[: len(packed.positions)]
+            logits = decoder.logits(hidden)
+            return (logits,) if own is None else (logits, own.rows)
+
+        results = self.run_pass(compute, layers, cache, tokens, segments)
+        if tap is not None:
+            tap.rows = results[1].clone()
+        return results[0]
+
+    @torch.inference_mode()
+    def run_pass(
+        self,
+        compute: Compute,
+        what: Hashable,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[Segment],
+        entering: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Compute anything of packed tokens.
+
+        Args:
+            compute: what is computed.
+            what: names it. Calls with the same name compute the same.
+            cache: the same cache at every call.
+            tokens: ``[tokens]`` token ids, at most :data:`LARGEST_STEP`.
+            segments: ordered by cache slot.
+            entering: ``[tokens, size]`` what is read beside the tokens; ``None`` for nothing.
+
+        Returns:
+            The results, each ``[tokens, ...]``. The next step overwrites them.
+        """
+        count = len(tokens)
+        key = self._key(count, segments, cache, what)
         if key not in self._steps:
-            self._steps[key] = _Step(key, self._vocab_size, cache)
+            self._steps[key] = _Step(key, cache, entering)
         step = self._steps[key]
         step.inputs.fill(tokens, segments)
-        step.run(decoder, cache, self.kernels, self.pool)
-        if tap is not None:
-            assert step.states is not None
-            tap.rows = step.states[: len(tokens)].clone()
-        return step.logits[: len(tokens)]
+        if entering is not None:
+            assert step.entering is not None
+            step.entering[:count].copy_(entering)
+        step.run(compute, cache, self.kernels, self.pool)
+        return tuple(each[:count] for each in step.results)
 
     def has_room(
-        self,
-        num_tokens: int,
-        segments: Sequence[Segment],
-        cache: KVCache,
-        tap: StateTap | None = None,
+        self, num_tokens: int, segments: Sequence[Segment], cache: KVCache, what: Hashable = None
     ) -> bool:
-        """Whether the size of a step is known already, or another size may still be added."""
-        known = self._key(num_tokens, segments, cache, tap) in self._steps
+        """Whether the size of a step is known already, or another size may still be added.
+
+        Args:
+            num_tokens: number of tokens.
+            segments: ordered by cache slot.
+            cache: the same cache at every call.
+            what: see :meth:`run_pass`. For :meth:`run`, the layers of the tap.
+        """
+        known = self._key(num_tokens, segments, cache, what) in self._steps
         return known or len(self._steps) < _MAX_SIZES
 
     @staticmethod
-    def _key(
-        num_tokens: int, segments: Sequence[Segment], cache: KVCache, tap: StateTap | None
-    ) -> _Key:
-        layers = () if tap is None else tap.layers
+    def _key(num_tokens: int, segments: Sequence[Segment], cache: KVCache, what: Hashable) -> _Key:
         longest = max(segment.num_tokens for segment in segments)
         size = step_size(num_tokens)
         if longest == 1:
             # Each padding token is a request of its own, so that there may be more requests than
             # cache slots.
-            return _Key(size, size, 1, layers)
+            return _Key(size, size, 1, what)
         requests = min(step_size(len(segments)), size, cache.num_cache_slots)
         queries = min(_MIN_QUERIES << max(0, (longest - 1).bit_length() - 2), size)
-        return _Key(size, requests, queries, layers)
+        return _Key(size, requests, queries, what)

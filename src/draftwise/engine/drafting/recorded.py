@@ -22,7 +22,7 @@ from draftwise.engine.drafting.sampling import draw
 from draftwise.models.attention import PackedBatch
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.ragged import RaggedAttention, TokenwiseAttention
-from draftwise.models.static_steps import LARGEST_STEP, Decoder, Recording, StaticSteps, step_size
+from draftwise.models.static_steps import LARGEST_STEP, Recording, StaticSteps, step_size
 from draftwise.models.transfer import upload
 from draftwise.policies.base import DraftPosition, LazyPosition
 
@@ -72,6 +72,9 @@ class _Memory:
         self.top_k = zeros(num_rows, dtype=torch.long)
         self.top_p, self.min_p = zeros(num_rows), zeros(num_rows)
         self.report = zeros(num_rows, width, 4)
+        self.carried: Tensor | None = None
+        if model.carried_size:
+            self.carried = zeros(num_rows, model.carried_size, dtype=model.model.dtype)
         self.buffers = DraftBuffers(num_rows, width, model.vocab_size, device)
 
     def controls(self, kind: _Kind) -> LogitControls:
@@ -134,7 +137,7 @@ class RecordedBackend:
         places = np.zeros((3, kind.num_rows), dtype=np.int64)
         for index, limit in enumerate(step.limits):
             first = step.cache_slots[index] * capacity
-            places[:, index] = first, step.text_lengths[index] - 1, limit > 0
+            places[:, index] = first, self._text_end(index) - 1, limit > 0
         memory.places[:, : kind.num_rows].copy_(
             upload(torch.from_numpy(places), torch.long, device), non_blocking=True
         )
@@ -151,10 +154,15 @@ class RecordedBackend:
             memory.temperature[num_requests : kind.num_rows].fill_(1.0)
             memory.top_k[num_requests : kind.num_rows].fill_(1)
             self._controls = controls
-        if len(step.active) == num_requests:
-            memory.logits[:num_requests].copy_(logits)
-        else:
-            memory.logits.index_copy_(0, upload(step.active, torch.long, device), logits)
+        found = [(memory.logits, logits)]
+        carried = self._cached_model.first_carried()
+        if memory.carried is not None and carried is not None:
+            found.append((memory.carried, carried))
+        for kept, rows in found:
+            if len(step.active) == num_requests:
+                kept[:num_requests].copy_(rows)
+            else:
+                kept.index_copy_(0, upload(step.active, torch.long, device), rows)
 
     @torch.inference_mode()
     def draw(self, active: list[int], num_tokens: int) -> int:
@@ -192,7 +200,7 @@ class RecordedBackend:
         step, memory, cache = self._step, self._memory, self._cached_model.cache
         assert memory is not None
         for index in step.active:
-            slot, start = step.cache_slots[index], step.text_lengths[index]
+            slot, start = step.cache_slots[index], self._text_end(index)
             cache.advance(slot, min(start + self._num_tokens - 1, cache.capacity))
             cache.truncate(slot, start + min(lengths[index], self._num_tokens - 1))
         if step.signals:
@@ -202,9 +210,14 @@ class RecordedBackend:
             memory.buffers.token_probs[:count, :num_tokens] = report[:, :, _TOKEN_PROB]
         return step.collect(memory.buffers, lengths, num_tokens)
 
+    def _text_end(self, index: int) -> int:
+        """Number of entries in the cache after a request's text."""
+        request = self._step.batch.generating[index]
+        return self._cached_model.text_end(request, len(request.tokens))
+
     def _memory_for(self, width: int) -> _Memory:
         memory = self._memory
-        records = self._cached_model.static_steps()[1].records
+        records = self._cached_model.static_steps().records
         if memory is None or memory.width < width or self._records != records:
             num_rows = step_size(min(self._cached_model.num_rows, LARGEST_STEP))
             self._memory = memory = _Memory(num_rows, width, self._cached_model)
@@ -215,18 +228,18 @@ class RecordedBackend:
 
     def _advance(self, kind: _Kind, is_first: bool, num_tokens: int) -> None:
         """Draw tokens for every row, each after reading the previous one."""
-        decoder, steps = self._cached_model.static_steps()
+        steps = self._cached_model.static_steps()
 
         def work() -> None:
             for index in range(num_tokens):
                 if index or not is_first:
-                    self._read(decoder, steps, kind.num_rows)
+                    self._read(steps, kind.num_rows)
                 self._draw(kind)
 
         recording = self._recordings.setdefault((kind, is_first, num_tokens), Recording())
         recording.run(work, steps.pool)
 
-    def _read(self, decoder: Decoder, steps: StaticSteps, num_rows: int) -> None:
+    def _read(self, steps: StaticSteps, num_rows: int) -> None:
         """Logits after the most recently drawn token."""
         memory, cache = self._memory, self._cached_model.cache
         assert memory is not None
@@ -249,8 +262,9 @@ class RecordedBackend:
             attention = TokenwiseAttention(first, position + 1, cache.capacity)
         # There is one spare entry. Rows that do not draft or have a full slot write to it.
         packed = PackedBatch(cache, position, first + position, [], attention)
-        hidden = decoder.hidden(memory.ids[:num_rows], packed)[:num_rows]
-        memory.logits[:num_rows].copy_(self._cached_model.fit_vocabulary(decoder.logits(hidden)))
+        carried = None if memory.carried is None else memory.carried[:num_rows]
+        logits = self._cached_model.read_next(memory.ids[:num_rows], packed, carried)
+        memory.logits[:num_rows].copy_(logits)
 
     def _draw(self, kind: _Kind) -> None:
         memory, rows = self._memory, kind.num_rows

@@ -6,6 +6,7 @@ from draftwise.engine.cached_head import CachedHead
 from draftwise.engine.drafting.eager import EagerBackend
 from draftwise.engine.drafting.loop import DraftingBackend
 from draftwise.engine.drafting.native_head import NativeHeadBackend
+from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.proposers.registry import register
@@ -35,6 +36,7 @@ class EagleProposer(ModelProposer):
         self.state_layers = context.draft_model.state_layers
 
     def _new_backends(self) -> list[DraftingBackend]:
-        """Native kernels where there are any, and passes that support every step."""
-        assert isinstance(self.cached_model, CachedHead)
-        return [NativeHeadBackend(self.cached_model), EagerBackend(self.cached_model)]
+        """Native kernels or recorded steps where there are any, and passes that support all."""
+        model = self.cached_model
+        assert isinstance(model, CachedHead)
+        return [NativeHeadBackend(model), RecordedBackend(model), EagerBackend(model)]

@@ -47,13 +47,18 @@ class EagleForward:
         self._norm = Norm.of(spec.norm, dtype)
         self._projection = projection if spec.head is None else join_linear([spec.head])
 
+    @property
+    def never_waits(self) -> bool:
+        """Whether a pass can be recorded, as it never waits for the device."""
+        return not self._spec.rotary.is_dynamic
+
     def __call__(
         self,
         ids: Tensor,
         packed: PackedBatch,
         states: Tensor | None,
         carried: Tensor | None,
-        logit_rows: Tensor,
+        logit_rows: Tensor | None,
     ) -> HeadOutput:
         """Compute a pass.
 
@@ -63,7 +68,8 @@ class EagleForward:
             states: ``[tokens, hidden]`` output of the target's last layer at the position before
                 each token; ``None`` within a draft.
             carried: ``[tokens, hidden]`` the head's own prediction there; ``None`` with ``states``.
-            logit_rows: ``[rows]`` indices of the tokens whose results are returned.
+            logit_rows: ``[rows]`` indices of the tokens whose results are returned; ``None`` for
+                all tokens.
         """
         features = carried if states is None else self._final_norm(states)
         assert features is not None
@@ -75,7 +81,8 @@ class EagleForward:
         angles = cos.to(hidden.dtype).unsqueeze(1), sin.to(hidden.dtype).unsqueeze(1)
         for index, layer in enumerate(self._layers):
             hidden = layer(index, hidden, angles, packed)
-        hidden = hidden[logit_rows]
+        if logit_rows is not None:
+            hidden = hidden[logit_rows]
         logits = self._projection(hidden if self._norm is None else self._norm(hidden))
         if self._spec.logit_scale != 1:
             logits = logits * self._spec.logit_scale

@@ -47,13 +47,18 @@ class HeadForward:
         self._state_norm = Norm(self._reads.state_norm, dtype)
         self._norm, self._head = Norm(spec.norm, dtype), join_linear([spec.head])
 
+    @property
+    def never_waits(self) -> bool:
+        """Whether a pass can be recorded, as it never waits for the device."""
+        return not any(table.is_dynamic for table in self._spec.rotary.values())
+
     def __call__(
         self,
         ids: Tensor,
         packed: PackedBatch,
         states: Tensor | None,
         carried: Tensor | None,
-        logit_rows: Tensor,
+        logit_rows: Tensor | None,
     ) -> HeadOutput:
         """Compute a pass.
 
@@ -63,7 +68,8 @@ class HeadForward:
             states: ``[tokens, states * target_hidden]`` the target's states at the position before
                 each token; ``None`` within a draft.
             carried: ``[tokens, hidden]`` the head's own output there; ``None`` with ``states``.
-            logit_rows: ``[rows]`` indices of the tokens whose results are returned.
+            logit_rows: ``[rows]`` indices of the tokens whose results are returned; ``None`` for
+                all tokens.
         """
         projected = carried if states is None else self._project(states)
         assert projected is not None
@@ -80,7 +86,8 @@ class HeadForward:
                 hidden = layer.after_norm(index, both, hidden, angles, packed)
             else:
                 hidden = layer(index, hidden, angles, packed)
-        hidden = hidden[logit_rows]
+        if logit_rows is not None:
+            hidden = hidden[logit_rows]
         out = self._norm(hidden)
         logits = self._head(out)
         if self._spec.logit_scale != 1:

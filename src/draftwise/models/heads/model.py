@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwise.models.attention import Segment
+from draftwise.models.attention import PackedBatch, Segment
 from draftwise.models.decoder_spec import DecoderSpec
 from draftwise.models.fast_path import SlowPath
 from draftwise.models.heads.eagle_forward import EagleForward
@@ -19,6 +19,7 @@ from draftwise.models.layer_shape import LayerShape
 from draftwise.models.native.head import NativeHead
 from draftwise.models.native.suitability import native_head, why_no_native_head
 from draftwise.models.packed_model import PackedModel
+from draftwise.models.static_steps import StepMode
 from draftwise.models.transfer import upload
 from draftwise.models.tree_tokens import SegmentTree, tree_tokens
 
@@ -86,6 +87,8 @@ class HeadModel(PackedModel):
             self.native_head,
             slow_path=SlowPath(reason or "", "") if is_slow else None,
         )
+        if self.device.type == "cuda" and self._never_waits:
+            self.step_mode = StepMode.GRAPHS
 
     def forward(
         self,
@@ -133,11 +136,44 @@ class HeadModel(PackedModel):
             )
         else:
             assert self._head_forward is not None
-            ids, packed = self._pack(cache, tokens, segments, trees)
             rows = upload(logit_rows, torch.long, self.device)
-            output = self._head_forward(ids, packed, states, carried, rows)
+            what = "states" if carried is None else "carried"
+            if trees is None and self._fits_static(cache, tokens, segments, what):
+                steps, entering = self._static_steps(cache), states if carried is None else carried
+                compute = self._from_states if carried is None else self._from_carried
+                every = steps.run_pass(compute, what, cache, tokens, segments, entering)
+                output = HeadOutput(*(each[rows] for each in every))
+            else:
+                ids, packed = self._pack(cache, tokens, segments, trees)
+                output = self._head_forward(ids, packed, states, carried, rows)
         cache.advance_all(segments)
         return output
+
+    def read_next(self, ids: Tensor, packed: PackedBatch, carried: Tensor) -> HeadOutput:
+        """Compute a planned pass within a draft that may be recorded.
+
+        Args:
+            ids: ``[tokens]`` token ids of the target.
+            packed: plan of the pass.
+            carried: ``[tokens, hidden]`` what the pass before returned.
+
+        Returns:
+            The results of all tokens.
+        """
+        assert self._head_forward is not None
+        return self._head_forward(ids, packed, None, carried, None)
+
+    def _from_states(self, ids: Tensor, packed: PackedBatch, states: Tensor | None) -> HeadOutput:
+        assert self._head_forward is not None
+        return self._head_forward(ids, packed, states, None, None)
+
+    def _from_carried(self, ids: Tensor, packed: PackedBatch, carried: Tensor | None) -> HeadOutput:
+        assert carried is not None
+        return self.read_next(ids, packed, carried)
+
+    @property
+    def _never_waits(self) -> bool:
+        return self._head_forward is not None and self._head_forward.never_waits
 
     def target_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
         """Logits over the target's vocabulary, −∞ for tokens that the head does not propose.
@@ -149,5 +185,4 @@ class HeadModel(PackedModel):
         if self.target_ids is None:
             return logits
         wide = logits.new_full((len(logits), vocab_size), float("-inf"))
-        wide[:, self.target_ids] = logits
-        return wide
+        return wide.index_copy_(1, self.target_ids, logits)
