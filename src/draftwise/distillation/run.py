@@ -124,7 +124,7 @@ class TrainingRun:
             device,
             self._machine.trust_remote_code,
         )
-        schedule = settings.schedule(collected.seconds)
+        schedule = settings.schedule(collected.seconds, device.type)
         rows = pack_documents(collected.training, settings.length)
         self._prepared = prepared = recipe.prepare(self._teacher, collected, rows, schedule)
         self._facts = {

@@ -21,6 +21,8 @@ _NO_LIMIT = 10**15
 # (longest run in minutes, or in tokens; tokens per optimiser step)
 _BATCH_TOKENS = ((15.0, 200_000, 512), (90.0, 2_000_000, 1024))
 _LARGEST_BATCH_TOKENS = 2048
+# Tokens per forward pass. A GPU is badly used by small passes.
+_PASS_TOKENS, _PASS_TOKENS_ON_A_GPU = 2048, 16_384
 
 # What can be trained, and the settings that not all kinds have.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -151,8 +153,13 @@ class TrainingSettings:
         """Names of settings that belong to other kinds only."""
         return frozenset(name for names in KINDS.values() for name in names) - {*KINDS[self.kind]}
 
-    def schedule(self, spent_seconds: float) -> Schedule:
-        """Schedule of the training that follows ``spent_seconds`` of answering."""
+    def schedule(self, spent_seconds: float, device: str = "cpu") -> Schedule:
+        """Schedule of the training.
+
+        Args:
+            spent_seconds: time that answering took.
+            device: type of the device that trains.
+        """
         minutes = self.minutes
         if minutes is not None:
             # At least half of the time trains, however long the answers took.
@@ -161,7 +168,7 @@ class TrainingSettings:
             tokens=self.tokens or _NO_LIMIT,
             minutes=minutes,
             batch_tokens=self.batch_tokens or self._default_batch_tokens(),
-            micro_batch_tokens=2048,
+            micro_batch_tokens=_PASS_TOKENS if device == "cpu" else _PASS_TOKENS_ON_A_GPU,
             length=self.length,
             muon_learning_rate=self.learning_rate,
             adamw_learning_rate=self.learning_rate / 4,
