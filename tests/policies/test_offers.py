@@ -316,7 +316,7 @@ class TestSources:
         pricing = OfferPricing(latency(0.003))
         low, high = offering((), history=0.2)[0], offering((), history=0.9)[0]
         for _ in range(100):
-            pricing.observe_model([low, high], np.array([0.0, 3.0]))
+            pricing.model_gains.observe([low, high], np.array([0.0, 3.0]))
         assert self.prefers([low, high], 0.003, pricing=pricing) == [False, True]
 
     def test_the_model_gains_more_where_offers_are_good(self):
@@ -325,7 +325,7 @@ class TestSources:
         good, none = offering((0.9, 0.9))[0], offering(())[0]
         assert self.prefers([good], 0.0002, pricing=pricing) == [False]
         for _ in range(100):
-            pricing.observe_model([good, none], np.array([3.5, 0.5]))
+            pricing.model_gains.observe([good, none], np.array([3.5, 0.5]))
         assert self.prefers([good], 0.0002, pricing=pricing) == [True]
 
 

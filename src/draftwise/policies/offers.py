@@ -32,6 +32,7 @@ from draftwise.core.goodput import OperatingPoint, StepEstimate
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
 from draftwise.policies.base import RequestState, TreeLevel
+from draftwise.policies.model_gains import ModelGains
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -56,14 +57,14 @@ _MOST_UNUSUAL = 3.0
 _EXCESS_RANGE = (0.5, 2.0)
 # The cost of one more token in a draft pass is measured over this many tokens beyond the batch.
 _SLOPE_TOKENS = 8
-# Weight of a draft relative to the one after it, and ridges that pull the slopes over a request's
-# history and over its offer towards 0.
-_REGRESSION_FORGETTING = 0.998
-_REGRESSION_PRIORS = np.array([0.2, 10.0])
 
 
 class OfferPricing:
-    """Selects offered tokens over the whole batch by prices, and learns the goodput."""
+    """Selects offered tokens over the whole batch by prices, and learns the goodput.
+
+    Attributes:
+        model_gains: what a draft of the model gains, to compare with an offer.
+    """
 
     def __init__(self, latency: LatencyModel) -> None:
         """Set up.
@@ -72,7 +73,7 @@ class OfferPricing:
             latency: costs of passes.
         """
         self._latency = latency
-        self._model_gains = _Regression()
+        self.model_gains = ModelGains()
         self._records: dict[int, _Record] = {}
         self._rates: dict[int, float] = {}
         self._looks = self._is_second = True
@@ -340,23 +341,13 @@ class OfferPricing:
         prefers, total = [], 0.0
         for request, value, kept in zip(requests, values.tolist(), selected.tolist(), strict=True):
             of_offer = value * sum(accumulate(request.offer[:kept], mul)) - per_row * kept
-            of_model = value * (gained + self._model_gains.difference(_traits(request)))
+            of_model = value * (gained + self.model_gains.difference(request))
             gain = of_model - own_cost - per_token * request.num_behind - max(of_offer, 0.0)
             prefers.append(gain > 0)
             total += max(gain, 0.0)
         if total <= length * max(0.0, single - per_token):
             prefers = [False] * count
         return np.array(prefers, dtype=bool)
-
-    def observe_model(self, requests: Sequence[RequestState], gained: Floats) -> None:
-        """Learn how the gain of the draft model depends on a request's history and its offer.
-
-        Args:
-            requests: ``[n]`` requests for which the model drafted, as before the step.
-            gained: ``[n]`` expected number of accepted tokens of their drafts.
-        """
-        if requests:
-            self._model_gains.observe(np.stack([_traits(each) for each in requests]), gained)
 
 
 @dataclass
@@ -401,43 +392,6 @@ class _Record:
     def gain(self) -> float:
         """Goodput of steps that looked for offers, relative to the others; 1 without any."""
         return self.tokens * self.correction / self.tokens_alone if self.tokens_alone else 1.0
-
-
-class _Regression:
-    """The slopes of one quantity over two others, by least squares with forgetting."""
-
-    def __init__(self) -> None:
-        """Start with slopes of 0."""
-        self._weight = self._y = 0.0
-        self._x, self._xy, self._xx = np.zeros(2), np.zeros(2), np.zeros((2, 2))
-
-    def observe(self, x: Floats, y: Floats) -> None:
-        """Add observations.
-
-        Args:
-            x: ``[n, 2]``.
-            y: ``[n]``.
-        """
-        kept = _REGRESSION_FORGETTING ** len(x)
-        self._weight = kept * self._weight + len(x)
-        self._y = kept * self._y + float(y.sum())
-        self._x = kept * self._x + x.sum(axis=0)
-        self._xy = kept * self._xy + x.T @ y
-        self._xx = kept * self._xx + x.T @ x
-
-    def difference(self, x: Floats) -> float:
-        """How much larger y is expected to be than its mean, at ``x`` of ``[2]``."""
-        if not self._weight:
-            return 0.0
-        mean = self._x / self._weight
-        variation = self._xx - np.outer(self._x, mean) + np.diag(_REGRESSION_PRIORS)
-        slopes = np.linalg.solve(variation, self._xy - self._y * mean)
-        return float(slopes @ (x - mean))
-
-
-def _traits(request: RequestState) -> Floats:
-    """A request's recent acceptance, and the expected number of accepted tokens of its offer."""
-    return np.array([request.history, sum(accumulate(request.offer, mul))])
 
 
 def _bucket(num_requests: int) -> int:

@@ -320,7 +320,7 @@ class PricedPolicy(Policy):
         assert outcome.prefix_acceptance_prob is not None
         gained = outcome.prefix_acceptance_prob.cpu().double().numpy().sum(axis=1)
         requests = [self._requests[index] for index in np.flatnonzero(drafted).tolist()]
-        self.offers.observe_model(requests, gained[drafted])
+        self.offers.model_gains.observe(requests, gained[drafted])
 
     def forget(self, request_ids: Collection[int]) -> None:
         """Delete the state of ended requests."""
