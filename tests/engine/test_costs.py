@@ -1,13 +1,19 @@
 """Which steps of an engine update the latency model."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from draftwise import SamplingParams
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.types import Draft, StepTimes
 from draftwise.engine.step import CostLearner, Step
+from draftwise.models.static_steps import Recording
+
+from ..tiny_models import Recipe
+from .assembly import assemble_recipe
 
 
 def latency():
@@ -70,3 +76,48 @@ def test_steps_with_prompts_do_not_update_the_costs():
     for _ in range(60):
         learner.observe(with_prompt, times(draft=0.02, verify=0.2))
     assert model.target_seconds(16) == pytest.approx(before)
+
+
+def test_disturbed_steps_update_nothing():
+    model = latency()
+    learner, before = CostLearner(model), (model.target_seconds(16), model.draft_seconds(4))
+    for _ in range(60):
+        disturbed = replace(times(draft=0.09, verify=0.05), disturbed=True)
+        learner.observe(step((3,) * 4, (3,) * 4), disturbed)
+    assert (model.target_seconds(16), model.draft_seconds(4)) == before
+
+
+def test_steps_that_capture_a_graph_are_disturbed(models, monkeypatch):
+    """A pass of a new size is run and captured, which takes much longer than a replay."""
+    engine = assemble_recipe(models, Recipe(vocab=16), 4, policy="fixed")
+    verify = engine._verifier.verify
+    captures = [False, True, False]
+
+    def verifying(*arguments):
+        Recording.num_prepared += captures[len(found)]
+        return verify(*arguments)
+
+    monkeypatch.setattr(engine._verifier, "verify", verifying)
+    engine.add(None, [1, 2, 3], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
+    found = []
+    for _ in captures:
+        engine.step()
+        found.append(engine.times.disturbed)
+    assert found == captures
+
+
+def test_recordings_count_what_is_not_replayed():
+    class Pool:
+        def record(self, work):
+            work()
+            return SimpleNamespace(replay=lambda: done.append("replayed"))
+
+    done, before = [], Recording.num_prepared
+    recording, in_place = Recording(), Recording()
+    counts = []
+    for _ in range(4):
+        recording.run(lambda: done.append("worked"), Pool())
+        in_place.run(lambda: None, None)
+        counts.append(Recording.num_prepared - before)
+    assert counts == [2, 4, 4, 4]
+    assert done == ["worked", "worked", "replayed", "replayed", "replayed"]

@@ -125,7 +125,10 @@ def operations(monkeypatch):
     monkeypatch.setattr(library, "_load", lambda: (None, "left out"))
 
 
-def test_states_that_an_interrupt_lost_end_the_drafts_of_their_request(models, monkeypatch):
+@pytest.mark.parametrize("interrupted_commit", [1, 3])
+def test_states_that_an_interrupt_lost_end_the_drafts_of_their_request(
+    models, interrupted_commit, monkeypatch
+):
     """The texts stay those of the target, and other requests are drafted for."""
     prompts = [[at, 3, 5] for at in range(4)]
     expected = token_ids(generate(engine_with_head(models), prompts, params(4, temperature=0.0)))
@@ -135,13 +138,13 @@ def test_states_that_an_interrupt_lost_end_the_drafts_of_their_request(models, m
 
     def failing(self, changes):
         count[0] += 1
-        if count[0] == 3:
+        if count[0] == interrupted_commit:
             raise KeyboardInterrupt
         commit(self, changes)
 
     monkeypatch.setattr(CachedHead, "commit", failing)
-    engine.step()
-    engine.step()
+    for _ in range(interrupted_commit - 1):
+        engine.step()
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     while engine.num_unfinished:

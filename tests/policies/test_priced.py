@@ -374,7 +374,7 @@ class TestLearning:
 
     @pytest.mark.parametrize(
         "times",
-        [replace(one_second(), num_prompt_tokens=3), replace(one_second(), shared=True)],
+        [replace(one_second(), num_prompt_tokens=3), replace(one_second(), disturbed=True)],
         ids=["prompts", "shared"],
     )
     def test_steps_with_prompts_or_other_policies_do_not_change_prices(self, times):

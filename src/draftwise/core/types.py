@@ -319,8 +319,8 @@ class StepTimes:
         accept: the acceptance law, including the computation of probabilities.
         rest: scheduling of this step and the commit of the previous one.
         num_prompt_tokens: prompt tokens that the step also processed.
-        shared: whether requests of several policies were in the step, or another step ran at the
-            same time.
+        disturbed: whether requests of several policies were in the step, another step ran at the
+            same time, or passes of new sizes were prepared as CUDA graphs.
     """
 
     draft: float
@@ -330,12 +330,12 @@ class StepTimes:
     accept: float
     rest: float
     num_prompt_tokens: int = 0
-    shared: bool = False
+    disturbed: bool = False
 
     @property
     def is_typical(self) -> bool:
         """Whether a policy can use these times to estimate the cost of its own steps."""
-        return not self.num_prompt_tokens and not self.shared
+        return not self.num_prompt_tokens and not self.disturbed
 
     @property
     def total(self) -> float:

@@ -109,8 +109,12 @@ class CachedHead(CachedModel):
         return end - 1
 
     def room(self, request: Request) -> int:
-        """Maximum number of tokens that it can draft after the request's text."""
-        if request.cache_slot in self._lost:
+        """Maximum number of tokens that it can draft after the request's text.
+
+        It is 0 where states were lost, also those that the next commit would have to follow.
+        """
+        slot = request.cache_slot
+        if slot in self._lost or self._pending[slot].end < len(request.tokens) - 1:
             return 0
         return super().room(request)
 

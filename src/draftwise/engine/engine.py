@@ -195,7 +195,8 @@ class Engine:
         """Learn from a step and append its tokens; returns its requests."""
         batch, outcome, policies = step.batch, step.outcome, step.pipeline.policies
         times = step.clock.times(self._rest, batch.num_prompt_tokens)
-        self.times = step.pipeline.counted(replace(times, shared=not step.ran_alone))
+        disturbed = not step.ran_alone or step.clock.prepared_passes
+        self.times = step.pipeline.counted(replace(times, disturbed=disturbed))
         policies.observe(outcome, self.times)
         self._costs.observe(step, self.times)
         self._take_notes(step)

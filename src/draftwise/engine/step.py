@@ -19,6 +19,7 @@ from draftwise.core.types import (
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import StateRows
 from draftwise.engine.pipeline import SpeculationPipeline
+from draftwise.models.static_steps import Recording
 
 # All of the first steps are learnt from, then one step in a few, because learning takes time.
 _WARM_UP = 64
@@ -31,6 +32,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self._last = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._num_prepared = Recording.num_prepared
 
     def lap(self, part: str) -> None:
         """Add the time since the last lap to a part."""
@@ -41,6 +43,11 @@ class Stopwatch:
     def start_again(self) -> None:
         """Discard the time since the last lap."""
         self._last = time.perf_counter()
+
+    @property
+    def prepared_passes(self) -> bool:
+        """Whether passes of new sizes were run or captured, which takes longer than a replay."""
+        return Recording.num_prepared > self._num_prepared
 
     def since_last_lap(self) -> float:
         """Seconds since the last lap."""
@@ -138,7 +145,7 @@ class CostLearner:
 
     def observe(self, step: Step, times: StepTimes) -> None:
         """Learn from a step if it was typical. Call this before its tokens are appended."""
-        if self._latency is None or not step.is_typical or times.shared:
+        if self._latency is None or not step.is_typical or times.disturbed:
             return
         self._num_timed += 1
         if self._num_timed > _WARM_UP and self._num_timed % _LEARN_EVERY:

@@ -245,14 +245,14 @@ class PackedModel:
         return self._static_steps(cache).has_room(len(tokens), segments, cache, what)
 
     @property
-    def _never_waits(self) -> bool:
+    def never_waits(self) -> bool:
         """Whether its passes can be recorded, as they never wait for the device."""
         return self._decoder is not None
 
     def _runs_static(self, cache: KVCache, num_tokens: int) -> bool:
         return (
             self.step_mode is not StepMode.EAGER
-            and self._never_waits
+            and self.never_waits
             and num_tokens <= LARGEST_STEP
             and (self._kernels.any or fits_tokenwise(num_tokens, cache.capacity, self.layers))
         )

@@ -7,9 +7,10 @@ layers. A size that occurs once is not captured.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -68,7 +69,15 @@ class Decoder(Protocol):
 
 
 class Recording:
-    """Work that is repeated on fixed memory and captured as a CUDA graph on its second run."""
+    """Work that is repeated on fixed memory and captured as a CUDA graph on its second run.
+
+    Attributes:
+        num_prepared: counts up at the start and at the end of each run, of any recording, that
+            takes longer than a replay, because it captures the work or comes before that.
+    """
+
+    num_prepared: ClassVar[int] = 0
+    _counting: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self) -> None:
         self._was_run = False
@@ -84,12 +93,23 @@ class Recording:
         """
         if self._graph is not None:
             self._graph.replay()
-        elif pool is None or not self._was_run:
+            return
+        if pool is None:
             work()
-            self._was_run = True
-        else:
+            return
+        self._count()
+        if self._was_run:
             self._graph = pool.record(work)
             self._graph.replay()
+        else:
+            work()
+            self._was_run = True
+        self._count()
+
+    @classmethod
+    def _count(cls) -> None:
+        with cls._counting:
+            cls.num_prepared += 1
 
 
 class GraphPool:

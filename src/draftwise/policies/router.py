@@ -292,7 +292,7 @@ class PolicyRouter(Policy):
                 else outcome.prefix_acceptance_prob[index],
                 tuple(outcome.known_lengths[i] for i in indices),
             )
-            policy.observe(part, replace(times, shared=True))
+            policy.observe(part, replace(times, disturbed=True))
 
     def forget(self, request_ids: Collection[int]) -> None:
         """Delete the state of ended requests."""

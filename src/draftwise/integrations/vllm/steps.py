@@ -166,7 +166,7 @@ class PendingStep:
             accept=0.0,
             rest=0.0,
             num_prompt_tokens=num_prompt_tokens,
-            shared=shared,
+            disturbed=shared,
         )
 
     def result(self, outcome: Outcome, times: StepTimes) -> StepResult:

@@ -76,6 +76,10 @@ class HeadModel(PackedModel):
             self.native_head = native_head(spec, self.target_ids)
             if self.native_head is None:
                 self._head_forward = HeadForward(spec)
+        forward = self._head_forward
+        self._can_be_recorded = forward is not None and forward.never_waits
+        if isinstance(spec, EagleSpec):  # its passes use the target's norm and projection
+            self._can_be_recorded &= target.never_waits
         is_slow = reason is not None and embedding.device.type == "cpu"
         super().__init__(
             "draft",
@@ -87,7 +91,7 @@ class HeadModel(PackedModel):
             self.native_head,
             slow_path=SlowPath(reason or "", "") if is_slow else None,
         )
-        if self.device.type == "cuda" and self._never_waits:
+        if self.device.type == "cuda" and self.never_waits:
             self.step_mode = StepMode.GRAPHS
 
     def forward(
@@ -138,7 +142,9 @@ class HeadModel(PackedModel):
             assert self._head_forward is not None
             rows = upload(logit_rows, torch.long, self.device)
             what = "states" if carried is None else "carried"
-            if trees is None and self._fits_static(cache, tokens, segments, what):
+            # Without logits, as of prompts, nothing is projected.
+            is_static = len(rows) > 0 and trees is None
+            if is_static and self._fits_static(cache, tokens, segments, what):
                 steps, entering = self._static_steps(cache), states if carried is None else carried
                 compute = self._from_states if carried is None else self._from_carried
                 every = steps.run_pass(compute, what, cache, tokens, segments, entering)
@@ -172,8 +178,9 @@ class HeadModel(PackedModel):
         return self.read_next(ids, packed, carried)
 
     @property
-    def _never_waits(self) -> bool:
-        return self._head_forward is not None and self._head_forward.never_waits
+    def never_waits(self) -> bool:
+        """Whether its passes can be recorded, as they never wait for the device."""
+        return self._can_be_recorded
 
     def target_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
         """Logits over the target's vocabulary, −∞ for tokens that the head does not propose.
