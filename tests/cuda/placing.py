@@ -7,12 +7,13 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from draftwise import LLM, SpeculationConfig
+from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.models.static_steps import StepMode
 from draftwise.policies import policy_class
 
+from ..engine.assembly import generate
 from ..stand_ins import fixed_latency, profile
 
 
@@ -54,6 +55,8 @@ PLACES = [
     pytest.param(Place("cuda", StepMode.GRAPHS), marks=NEEDS_CUDA),
 ]
 RECORDED = [PLACES[0], PLACES[3]]
+# Numbers of tokens of prompts.
+LENGTHS = [1, 2, 3, 5, 7, 8, 11, 40, 13, 16, 17, 20, 23, 29, 31, 34]
 
 
 def load(place, target, speculation=None, dtype="float32", **options):
@@ -62,12 +65,28 @@ def load(place, target, speculation=None, dtype="float32", **options):
 
 
 def assemble(place, models, recipe, max_batch_size, draft_noise=0.1, **speculation):
-    """An engine for the model of a recipe, with what its policy needs."""
+    """An engine for the model of a recipe, whose draft is this model with noise."""
+    draft = models.folder(recipe.draft(draft_noise))
+    return assemble_with(place, models, recipe, draft, max_batch_size, **speculation)
+
+
+def assemble_with(place, models, recipe, draft, max_batch_size, companion=None, **speculation):
+    """An engine for the model of a recipe, with what its policy needs.
+
+    Args:
+        place: where the models are.
+        models: writes the models of recipes.
+        recipe: what the target is made of.
+        draft: names of the draft.
+        max_batch_size: requests at once.
+        companion: name of the companion, if the policy asks one; by default the target with noise.
+        **speculation: of :class:`SpeculationConfig`, the policy at least.
+    """
     policy = policy_class(speculation["policy"])
-    names = {"draft": models.folder(recipe.draft(draft_noise))}
+    names = {"draft": draft}
     simple = "fixed"
     if policy.uses_companion():
-        names["companion"] = models.folder(recipe.draft(noise=0.2, noise_seed=2))
+        names["companion"] = companion or models.folder(recipe.draft(noise=0.2, noise_seed=2))
         simple = "staged"
     llm = load(
         place,
@@ -82,3 +101,20 @@ def assemble(place, models, recipe, max_batch_size, draft_noise=0.1, **speculati
         fixed_latency() if policy.needs_latency else None,
         profile() if policy.needs_profile else None,
     )
+
+
+def varied_outputs(engine):
+    """Outputs of 24 requests with many lengths, temperatures and filters."""
+    count = 24
+    prompts = [[index % 7, 1 + index % 5, 3] for index in range(count)]
+    params = [
+        SamplingParams(
+            max_tokens=6 + index % 12,
+            seed=index,
+            temperature=(0.0, 0.7, 1.3)[index % 3],
+            top_k=(0, 7)[index % 2],
+            min_p=(0.0, 0.02)[index % 2],
+        )
+        for index in range(count)
+    ]
+    return generate(engine, prompts, params)

@@ -5,29 +5,24 @@ The target's hidden states that heads and exits read come from recorded steps to
 
 import pytest
 
-from draftwise import SamplingParams, SpeculationConfig
-from draftwise.engine.assembly import EngineOptions, Models
+from draftwise import SamplingParams
 from draftwise.engine.drafting.recorded import RecordedBackend
-from draftwise.engine.engine import Engine
-from draftwise.policies import policy_class
 
 from ..engine.assembly import generate, token_ids
 from ..engine.exits import AdapterRecipe
 from ..engine.heads import head_folder
 from ..engine.test_lossless import NOT_UNLIKELY
 from ..engine.test_text_proposers import CONTROLS, p_value
-from ..stand_ins import fixed_latency, profile
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
-from .placing import PLACES, RECORDED, load
+from .placing import LENGTHS, PLACES, RECORDED, assemble_with, load, varied_outputs
 
 pytestmark = pytest.mark.slow
 
 SMALL = Recipe(vocab=8, seed=3, config={"num_hidden_layers": 4})
 LARGE = Recipe(vocab=64, seed=3, config={"num_hidden_layers": 4})
 GREEDY = SamplingParams(max_tokens=20, temperature=0)
-LENGTHS = [1, 2, 3, 5, 7, 8, 11, 40, 13, 16, 17, 20, 23, 29, 31, 34]
 
 
 def draft_names(models, kind, recipe):
@@ -55,24 +50,27 @@ def draft_names(models, kind, recipe):
 
 def engine_with(models, place, kind, recipe, policy="fixed", max_batch_size=16, **settings):
     """An engine at a place, with drafts of a kind."""
-    names = tuple(draft_names(models, kind, recipe))
-    needs, parts, simple = policy_class(policy), {"draft": names}, "fixed"
-    if needs.uses_companion():
-        companion = recipe.draft(noise=0.2, noise_seed=2)
-        parts["companion"] = "target:exit=3" if kind == "exit" else models.folder(companion)
-        simple = "staged"
-    llm = load(place, models.folder(recipe), SpeculationConfig(**parts, policy=simple))
-    return Engine(
-        Models(llm.target, llm.draft, llm.companion),
-        SpeculationConfig(**parts, policy=policy, **{"num_speculative_tokens": 4, **settings}),
-        EngineOptions(max_batch_size),
-        fixed_latency() if needs.needs_latency else None,
-        profile() if needs.needs_profile else None,
+    return assemble_with(
+        place,
+        models,
+        recipe,
+        tuple(draft_names(models, kind, recipe)),
+        max_batch_size,
+        companion="target:exit=3" if kind == "exit" else None,
+        policy=policy,
+        **{"num_speculative_tokens": 4, **settings},
     )
 
 
 CHAINS = ["suffix", "ngram", "head", "eagle", "exit", "adapted exit", "suffix and head"]
 TREES = ["suffix", "model", "head", "eagle"]
+# EAGLE-2's rules grow trees of a model or a head.
+TREE_POLICIES = [
+    (kind, policy)
+    for kind in TREES
+    for policy in ("fixed", "adaptive", "eagle2", "svip-tree")
+    if kind != "suffix" or policy in ("fixed", "adaptive")
+]
 
 
 def prompts(vocab):
@@ -101,18 +99,8 @@ def test_greedy_texts_are_the_targets(models, place, kind, policy):
     )
 
 
-def varied_texts(engine, count=24):
-    """Texts of requests with many lengths and temperatures, and how much of them was accepted."""
-    params = [
-        SamplingParams(
-            max_tokens=6 + index % 12,
-            seed=index,
-            temperature=(0.0, 0.7, 1.3)[index % 3],
-            top_k=(0, 7)[index % 2],
-        )
-        for index in range(count)
-    ]
-    outputs = generate(engine, [[index % 7, 1 + index % 5, 3] for index in range(count)], params)
+def texts_and_accepted(outputs):
+    """The texts, and how many of their tokens were drafted and accepted."""
     return token_ids(outputs), sum(output.speculation.num_accepted for output in outputs)
 
 
@@ -128,11 +116,11 @@ def test_heads_draft_in_a_row_what_they_draft_one_by_one(models, monkeypatch, pl
         return served[-1]
 
     monkeypatch.setattr(RecordedBackend, "serves", serves)
-    in_a_row = varied_texts(engine)
+    in_a_row = texts_and_accepted(varied_outputs(engine))
     assert any(served)
     monkeypatch.setattr(RecordedBackend, "serves", lambda *_: False)
     engine = engine_with(models, place, kind, LARGE, policy, 7, num_speculative_tokens=11)
-    one_by_one = varied_texts(engine)
+    one_by_one = texts_and_accepted(varied_outputs(engine))
     assert sum(a != b for a, b in zip(in_a_row[0], one_by_one[0], strict=True)) <= 1
     assert abs(in_a_row[1] - one_by_one[1]) <= 0.05 * one_by_one[1]
 
@@ -145,12 +133,9 @@ def test_greedy_texts_with_a_companion_are_the_targets(models, place, kind):
     )
 
 
-@pytest.mark.parametrize("policy", ["fixed", "adaptive", "eagle2", "svip-tree"])
-@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize(("kind", "policy"), TREE_POLICIES)
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_greedy_texts_with_trees_are_the_targets(models, place, kind, policy):
-    if kind == "suffix" and policy in ("eagle2", "svip-tree"):
-        pytest.skip("these policies grow trees of a model or a head")
     assert_greedy_texts_are_the_targets(
         models,
         place,

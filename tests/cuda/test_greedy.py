@@ -12,13 +12,12 @@ from draftwise.policies import POLICIES
 from ..engine.assembly import generate
 from ..stand_ins import SOURCES_WITH_A_MODEL
 from ..tiny_models import Recipe
-from .placing import PLACES, RECORDED, assemble, load
+from .placing import LENGTHS, PLACES, RECORDED, assemble, load
 
 pytestmark = pytest.mark.slow
 
 VOCAB, NUM_TOKENS = 64, 20
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
-LENGTHS = [1, 2, 3, 5, 7, 8, 11, 40, 13, 16, 17, 20, 23, 29, 31, 34]
 
 
 def prompts():

@@ -13,9 +13,9 @@ from draftwise.models.loading import load_model
 from draftwise.models.static_steps import LARGEST_STEP, StepMode, step_size
 from draftwise.models.transfer import fetch, upload
 
-from ..engine.assembly import generate
+from ..engine.assembly import generate, token_ids
 from ..tiny_models import Recipe
-from .placing import NEEDS_CUDA, PLACES, RECORDED, assemble
+from .placing import NEEDS_CUDA, PLACES, RECORDED, assemble, varied_outputs
 
 pytestmark = pytest.mark.slow
 
@@ -82,21 +82,6 @@ def test_logits_of_all_sorts_of_steps(models, family, place):
 SAMPLED = SamplingParams(max_tokens=12, temperature=1.1)
 
 
-def said(engine, count=24):
-    prompts = [[index % 7, 1 + index % 5, 3] for index in range(count)]
-    params = [
-        SamplingParams(
-            max_tokens=6 + index % 12,
-            seed=index,
-            temperature=(0.0, 0.7, 1.3)[index % 3],
-            top_k=(0, 7)[index % 2],
-            min_p=(0.0, 0.02)[index % 2],
-        )
-        for index in range(count)
-    ]
-    return [output.token_ids for output in generate(engine, prompts, params)]
-
-
 @pytest.mark.parametrize("policy", ["fixed", "svip", "disco", "dyspec", "tetris", "staged"])
 @pytest.mark.parametrize("place", RECORDED, ids=str)
 def test_drafting_in_a_row_says_what_drafting_one_by_one_says(models, monkeypatch, place, policy):
@@ -104,7 +89,7 @@ def test_drafting_in_a_row_says_what_drafting_one_by_one_says(models, monkeypatc
 
     def run():
         engine = assemble(place, models, recipe, 7, policy=policy, num_speculative_tokens=11)
-        return said(engine)
+        return token_ids(varied_outputs(engine))
 
     in_a_row = run()
     monkeypatch.setattr(RecordedBackend, "serves", lambda *_: False)
