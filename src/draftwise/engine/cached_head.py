@@ -111,10 +111,9 @@ class CachedHead(CachedModel):
     def room(self, request: Request) -> int:
         """Maximum number of tokens that it can draft after the request's text.
 
-        It is 0 where states were lost, also those that the next commit would have to follow.
+        It is 0 where states were lost.
         """
-        slot = request.cache_slot
-        if slot in self._lost or self._pending[slot].end < len(request.tokens) - 1:
+        if self._pending[request.cache_slot].end < len(request.tokens) - 1:
             return 0
         return super().room(request)
 

@@ -168,8 +168,7 @@ class PackedModel:
             and logit_rows is not None
             and self._fits_static(cache, tokens, segments, None if tap is None else tap.layers)
         ):
-            assert self._decoder is not None
-            every = self._static_steps(cache).run(self._decoder, cache, tokens, segments, tap)
+            every = self._run_static(cache, tokens, segments, tap)
             logits = every[upload(logit_rows, torch.long, self.device)]
         else:
             assert self._forward is not None
@@ -204,18 +203,40 @@ class PackedModel:
         """
         return self._static_steps(cache) if self._runs_static(cache, num_tokens) else None
 
-    def next_logits(self, ids: Tensor, packed: PackedBatch) -> Tensor:
+    def next_logits(self, ids: Tensor, packed: PackedBatch, tap: StateTap | None = None) -> Tensor:
         """Logits of a planned pass that may be recorded, without waiting for the device.
 
         Args:
             ids: ``[tokens]`` token ids.
             packed: plan of the pass.
+            tap: collects hidden states; ``None`` for none.
 
         Returns:
             ``[tokens, vocab]``.
         """
         assert self._decoder is not None
-        return self._decoder.logits(self._decoder.hidden(ids, packed)[: len(packed.positions)])
+        hidden = self._decoder.hidden(ids, packed, tap)[: len(packed.positions)]
+        return self._decoder.logits(hidden)
+
+    def _run_static(
+        self,
+        cache: KVCache,
+        tokens: Sequence[int] | Tensor,
+        segments: Sequence[Segment],
+        tap: StateTap | None,
+    ) -> Tensor:
+        """Logits ``[tokens, vocab]`` of a step of a fixed size, overwritten by the next step."""
+        layers = None if tap is None else tap.layers
+
+        def compute(ids: Tensor, packed: PackedBatch, _: Tensor | None) -> tuple[Tensor, ...]:
+            own = None if layers is None else StateTap(layers)
+            logits = self.next_logits(ids, packed, own)
+            return (logits,) if own is None else (logits, own.rows)
+
+        results = self._static_steps(cache).run(compute, layers, cache, tokens, segments)
+        if tap is not None:
+            tap.rows = results[1].clone()
+        return results[0]
 
     def _pack(
         self,

@@ -215,40 +215,6 @@ class StaticSteps:
     @torch.inference_mode()
     def run(
         self,
-        decoder: Decoder,
-        cache: KVCache,
-        tokens: Sequence[int] | Tensor,
-        segments: Sequence[Segment],
-        tap: StateTap | None = None,
-    ) -> Tensor:
-        """Compute packed tokens and write their keys and values.
-
-        Args:
-            decoder: the model.
-            cache: the same cache at every call.
-            tokens: ``[tokens]`` token ids, at most :data:`LARGEST_STEP`.
-            segments: ordered by cache slot.
-            tap: collects a copy of the hidden states; ``None`` for none.
-
-        Returns:
-            Logits ``[tokens, vocab]``, overwritten by the next step.
-        """
-        layers = None if tap is None else tap.layers
-
-        def compute(ids: Tensor, packed: PackedBatch, _: Tensor | None) -> tuple[Tensor, ...]:
-            own = None if layers is None else StateTap(layers)
-            hidden = decoder.hidden(ids, packed, own)[: len(packed.positions)]
-            logits = decoder.logits(hidden)
-            return (logits,) if own is None else (logits, own.rows)
-
-        results = self.run_pass(compute, layers, cache, tokens, segments)
-        if tap is not None:
-            tap.rows = results[1].clone()
-        return results[0]
-
-    @torch.inference_mode()
-    def run_pass(
-        self,
         compute: Compute,
         what: Hashable,
         cache: KVCache,
@@ -256,7 +222,7 @@ class StaticSteps:
         segments: Sequence[Segment],
         entering: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Compute anything of packed tokens.
+        """Compute packed tokens and write their keys and values.
 
         Args:
             compute: what is computed.
@@ -290,7 +256,7 @@ class StaticSteps:
             num_tokens: number of tokens.
             segments: ordered by cache slot.
             cache: the same cache at every call.
-            what: see :meth:`run_pass`. For :meth:`run`, the layers of the tap.
+            what: see :meth:`run`.
         """
         known = self._key(num_tokens, segments, cache, what) in self._steps
         return known or len(self._steps) < _MAX_SIZES

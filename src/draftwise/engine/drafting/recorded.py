@@ -158,11 +158,14 @@ class RecordedBackend:
         carried = self._cached_model.first_carried()
         if memory.carried is not None and carried is not None:
             found.append((memory.carried, carried))
+        drafting = None
+        if len(step.active) < num_requests:
+            drafting = upload(step.active, torch.long, device)
         for kept, rows in found:
-            if len(step.active) == num_requests:
+            if drafting is None:
                 kept[:num_requests].copy_(rows)
             else:
-                kept.index_copy_(0, upload(step.active, torch.long, device), rows)
+                kept.index_copy_(0, drafting, rows)
 
     @torch.inference_mode()
     def draw(self, active: list[int], num_tokens: int) -> int:

@@ -147,7 +147,7 @@ class HeadModel(PackedModel):
             if is_static and self._fits_static(cache, tokens, segments, what):
                 steps, entering = self._static_steps(cache), states if carried is None else carried
                 compute = self._from_states if carried is None else self._from_carried
-                every = steps.run_pass(compute, what, cache, tokens, segments, entering)
+                every = steps.run(compute, what, cache, tokens, segments, entering)
                 output = HeadOutput(*(each[rows] for each in every))
             else:
                 ids, packed = self._pack(cache, tokens, segments, trees)
