@@ -7,8 +7,9 @@ Ainslie et al. 2023) into one small block. It computes the softmax block by bloc
 Gimelshein 2018, "Online normalizer calculation for softmax", algorithm 3). Where there are too few
 requests to occupy the device, the keys are split between programs and the partial results are
 merged afterwards. In layers with a window or chunks, a block reads only the keys that its tokens
-attend to, from a ring if the layer has one. The kernel needs Triton, which is part of PyTorch's
-CUDA builds.
+attend to, from a ring if the layer has one. In a token tree, the bits of an integer per token tell
+which of the new tokens it attends to. The kernel needs Triton, which is part of PyTorch's CUDA
+builds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache
+from draftwise.models.tree_tokens import MAX_TREE_TOKENS, TreePlaces
 
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 64
 # Heads of more bytes than this get half as large blocks, to fit in a multiprocessor's memory.
@@ -57,6 +59,9 @@ def _attend(  # type: ignore[no-untyped-def]
     first_keys,
     num_keys,
     sinks,
+    positions,
+    roots,
+    ancestors,
     scale,
     softcap,
     window,
@@ -75,6 +80,8 @@ def _attend(  # type: ignore[no-untyped-def]
     is_limited: tl.constexpr,
     has_softcap: tl.constexpr,
     has_sinks: tl.constexpr,
+    has_trees: tl.constexpr,
+    last_bit: tl.constexpr,
     precision: tl.constexpr,
 ):
     request = tl.program_id(0)
@@ -96,12 +103,20 @@ def _attend(  # type: ignore[no-untyped-def]
     mask = real[:, None] & inside[None, :]
     q = tl.load(queries + entry[:, None] * size + column[None, :], mask=mask, other=0.0)
     last = total - count + token
+    if has_trees:
+        root = tl.load(roots + begin + token, mask=real, other=0)
+        tree = tl.load(ancestors + begin + token, mask=real, other=0)
     begins_at = 0
     if is_limited:
         # The first key of each token, the first one of the block, and the block of keys with it.
-        visible = tl.maximum(last - (window - 1), last - last % chunk)
-        least = total - count + block * query_block // repeat
-        least = tl.maximum(0, tl.maximum(least - (window - 1), least - least % chunk))
+        if has_trees:
+            position = tl.load(positions + begin + token, mask=real, other=0)
+            visible = tl.maximum(position - (window - 1), position - position % chunk)
+            least = tl.maximum(0, tl.min(tl.where(real, visible, total), 0))
+        else:
+            visible = tl.maximum(last - (window - 1), last - last % chunk)
+            least = total - count + block * query_block // repeat
+            least = tl.maximum(0, tl.maximum(least - (window - 1), least - least % chunk))
         begins_at = least // key_block * key_block
         first = first // capacity * ring
     share = tl.cdiv(tl.cdiv(total - begins_at, splits), key_block) * key_block
@@ -134,6 +149,11 @@ def _attend(  # type: ignore[no-untyped-def]
             # tanh(x) = 1 - 2 / (1 + exp(2x)), also where the exponential is infinite.
             score = softcap - 2.0 * softcap / (1.0 + tl.exp(2.0 * score / softcap))
         seen = (key[None, :] <= last[:, None]) & present[None, :]
+        if has_trees:
+            bit = key[None, :] - root[:, None]
+            shift = tl.minimum(tl.maximum(bit, 0), last_bit).to(tl.int64)
+            on_path = (tree[:, None] >> shift) & 1
+            seen = seen & ((bit < 0) | (tree[:, None] == 0) | (on_path != 0))
         if is_limited:
             seen = seen & (key[None, :] >= visible[:, None])
         score = tl.where(seen, score, float("-inf"))
@@ -198,6 +218,7 @@ def attend(
     max_queries: int,
     max_keys: int,
     scores: Scores,
+    trees: TreePlaces | None = None,
 ) -> Tensor:
     """Causal attention of each request's new tokens to all that a layer lets them attend to.
 
@@ -212,6 +233,7 @@ def attend(
         max_queries: upper bound of the tokens of one request.
         max_keys: upper bound of ``num_keys``.
         scores: how scores are computed.
+        trees: places of the tokens in token trees; ``None`` without trees.
 
     Returns:
         ``[tokens, heads, size]``. Tokens that belong to no request are not written.
@@ -249,6 +271,9 @@ def attend(
         first_keys,
         num_keys,
         out if scores.sinks is None else scores.sinks,
+        query_ends if trees is None else trees.positions,
+        query_ends if trees is None else trees.roots,
+        query_ends if trees is None else trees.ancestors,
         size**-0.5 if scores.scaling is None else scores.scaling,
         1.0 if scores.softcap is None else scores.softcap,
         _NO_LIMIT if shape.window is None else shape.window,
@@ -267,6 +292,8 @@ def attend(
         shape.span is not None,
         scores.softcap is not None,
         scores.sinks is not None,
+        trees is not None,
+        MAX_TREE_TOKENS - 1,
         "ieee" if queries.dtype == torch.float32 else "tf32",
         num_warps=4,
         num_stages=2,
@@ -278,7 +305,7 @@ def attend(
     return out
 
 
-def compile_for(heads: int, cache: KVCache, scores: Scores) -> None:
+def compile_for(heads: int, cache: KVCache, scores: Scores, trees: bool = False) -> None:
     """Compile all kernels that a model's layers may need, so that none is compiled while serving.
 
     Triton caches them on disk for later processes.
@@ -287,6 +314,7 @@ def compile_for(heads: int, cache: KVCache, scores: Scores) -> None:
         heads: query heads.
         cache: any cache of the model. It is only read.
         scores: how its layers compute scores.
+        trees: whether the kernels are those of passes over token trees.
     """
     for layer in {shape: index for index, shape in enumerate(cache.layers)}.values():
         keys, _ = cache.token_slots(layer)
@@ -299,7 +327,11 @@ def compile_for(heads: int, cache: KVCache, scores: Scores) -> None:
                 first = torch.zeros_like(ends)
                 queries = torch.zeros(1, heads, keys.shape[2], dtype=keys.dtype, device=keys.device)
                 most = max(1, block // repeat)
-                attend(queries, cache, layer, ends, first, first[1:] + 1, most, max_keys, scores)
+                places = TreePlaces(first, first, first.long()) if trees else None
+                attend(
+                    *(queries, cache, layer, ends, first, first[1:] + 1, most, max_keys, scores),
+                    places,
+                )
             block *= 2
 
 

@@ -127,10 +127,10 @@ class DecoderForward:
             tap.offer(layers.stop, hidden, num_tokens)
         return hidden
 
-    def compile(self, cache: KVCache) -> None:
-        """Compile the kernels that steps may need."""
+    def compile(self, cache: KVCache, trees: bool = False) -> None:
+        """Compile the kernels that steps may need, or those that passes over token trees need."""
         if self._fused is not None:
-            self._fused.compile(cache)
+            self._fused.compile(cache, trees)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[tokens, vocab]`` of hidden states ``[tokens, hidden]``."""

@@ -58,9 +58,9 @@ class FusedLayers:
             tap.offer(len(self._layers), result, len(packed.positions))
         return result
 
-    def compile(self, cache: KVCache) -> None:
+    def compile(self, cache: KVCache, trees: bool) -> None:
         """Compile the attention kernels. The others are compiled by the first pass."""
-        compile_for(self._spec.num_heads, cache, self._layers[0].scores)
+        compile_for(self._spec.num_heads, cache, self._layers[0].scores, trees)
 
     def _layer(
         self,

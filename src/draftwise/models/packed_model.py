@@ -6,7 +6,9 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from draftwise.errors import DraftwiseError, NumericalError, UnsupportedModelError
@@ -111,6 +113,14 @@ class PackedModel:
         assert self._forward is not None
         return self._forward.project
 
+    def compile_for_trees(self) -> None:
+        """Compile the kernels of passes over token trees, so that none is compiled while serving.
+
+        Kernels of heads are compiled by their first pass.
+        """
+        if self._decoder is not None and self._kernels.fused:
+            self._decoder.compile(self.new_cache(1, 1), trees=True)
+
     def new_cache(
         self, num_cache_slots: int, capacity: int, max_new_tokens: int | None = None
     ) -> KVCache:
@@ -160,15 +170,14 @@ class PackedModel:
         if cache.has_rings and max(each[2] for each in segments) > cache.max_new_tokens:
             raise ValueError(f"a pass has more than {cache.max_new_tokens} new tokens of a request")
         logits: Tensor | None
+        tree = None if trees is None else tree_tokens(segments, trees)
+        layers = None if tap is None else tap.layers
         if self.native is not None:
-            tree = None if trees is None else tree_tokens(segments, trees)
             logits = self.native(cache, tokens, segments, logit_rows or None, tap, tree)
-        elif (
-            trees is None
-            and logit_rows is not None
-            and self._fits_static(cache, tokens, segments, None if tap is None else tap.layers)
+        elif logit_rows is not None and self._fits_static(
+            cache, tokens, segments, layers, trees is not None
         ):
-            every = self._run_static(cache, tokens, segments, tap)
+            every = self._run_static(cache, tokens, segments, tap, tree)
             logits = every[upload(logit_rows, torch.long, self.device)]
         else:
             assert self._forward is not None
@@ -224,6 +233,7 @@ class PackedModel:
         tokens: Sequence[int] | Tensor,
         segments: Sequence[Segment],
         tap: StateTap | None,
+        tree: NDArray[np.void] | None,
     ) -> Tensor:
         """Logits ``[tokens, vocab]`` of a step of a fixed size, overwritten by the next step."""
         layers = None if tap is None else tap.layers
@@ -233,7 +243,8 @@ class PackedModel:
             logits = self.next_logits(ids, packed, own)
             return (logits,) if own is None else (logits, own.rows)
 
-        results = self._static_steps(cache).run(compute, layers, cache, tokens, segments)
+        steps = self._static_steps(cache)
+        results = steps.run(compute, layers, cache, tokens, segments, trees=tree)
         if tap is not None:
             tap.rows = results[1].clone()
         return results[0]
@@ -246,11 +257,12 @@ class PackedModel:
         trees: Sequence[SegmentTree | None] | None = None,
     ) -> tuple[Tensor, PackedBatch]:
         """Token ids and the plan of a pass without padding."""
-        if not self._kernels.any or trees is not None:
+        has_trees = trees is not None
+        if not self._kernels.any or (has_trees and not self._kernels.fused):
             packed = pack(cache, segments, self.dtype, self.device, trees)
             return upload(tokens, torch.long, self.device), packed
-        inputs = StepInputs(cache, len(tokens), len(segments))
-        inputs.fill(tokens, segments)
+        inputs = StepInputs(cache, len(tokens), len(segments), has_trees)
+        inputs.fill(tokens, segments, None if trees is None else tree_tokens(segments, trees))
         longest = max(segment.num_tokens for segment in segments)
         return inputs.plan(cache, self._kernels, longest)
 
@@ -260,10 +272,11 @@ class PackedModel:
         tokens: Sequence[int] | Tensor,
         segments: Sequence[Segment],
         what: Hashable,
+        has_trees: bool,
     ) -> bool:
-        if not self._runs_static(cache, len(tokens)):
+        if not self._runs_static(cache, len(tokens)) or (has_trees and not self._kernels.fused):
             return False
-        return self._static_steps(cache).has_room(len(tokens), segments, cache, what)
+        return self._static_steps(cache).has_room(len(tokens), segments, cache, what, has_trees)
 
     @property
     def never_waits(self) -> bool:

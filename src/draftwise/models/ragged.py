@@ -18,6 +18,7 @@ from torch import Tensor
 from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
+from draftwise.models.tree_tokens import TreePlaces
 
 # With more queries per request than this, the flash kernels fill their large blocks and are faster.
 _MANY_QUERIES = 32
@@ -99,6 +100,7 @@ class FusedAttention:
         num_keys: ``[requests]`` int32, tokens of each request so far, the new ones included.
         max_queries: upper bound of the tokens of one request.
         max_keys: upper bound of ``num_keys``.
+        trees: places of the tokens in token trees; ``None`` without trees.
     """
 
     query_ends: Tensor
@@ -106,6 +108,7 @@ class FusedAttention:
     num_keys: Tensor
     max_queries: int
     max_keys: int
+    trees: TreePlaces | None = None
 
     def attend(self, cache: KVCache, layer: int, q: Tensor, scores: Scores) -> Tensor:
         """See :class:`RaggedAttention`."""
@@ -121,6 +124,7 @@ class FusedAttention:
             self.max_queries,
             self.max_keys,
             scores,
+            self.trees,
         )
 
 
@@ -196,8 +200,14 @@ class RaggedKernels:
         num_keys: Tensor,
         max_queries: int,
         max_keys: int,
+        trees: TreePlaces | None = None,
     ) -> RaggedAttention:
-        """Attention by the faster kernel. The arguments are those of :class:`FusedAttention`."""
+        """Attention by the faster kernel. The arguments are those of :class:`FusedAttention`.
+
+        Token trees need :attr:`fused`.
+        """
+        if trees is not None:
+            return FusedAttention(query_ends, first_keys, num_keys, max_queries, max_keys, trees)
         if self.flash and (max_queries > _MANY_QUERIES or not self.fused):
             return FlashAttention(query_ends, first_keys, num_keys, max_queries, max_keys)
         return FusedAttention(query_ends, first_keys, num_keys, max_queries, max_keys)

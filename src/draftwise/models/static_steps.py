@@ -12,7 +12,9 @@ from collections.abc import Callable, Hashable, Sequence
 from enum import StrEnum
 from typing import ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwise.models.attention import PackedBatch, Segment
@@ -141,13 +143,15 @@ Compute = Callable[[Tensor, PackedBatch, Tensor | None], tuple[Tensor, ...]]
 class _Key(NamedTuple):
     """A step's size: its tokens, its requests and the tokens of one request, each padded.
 
-    Steps of the same size that compute different things are kept apart by ``what``.
+    Steps of the same size that compute different things are kept apart by ``what``, and steps with
+    token trees from others.
     """
 
     num_tokens: int
     num_requests: int
     max_queries: int
     what: Hashable = None
+    has_trees: bool = False
 
 
 class _Step:
@@ -161,7 +165,7 @@ class _Step:
     """
 
     def __init__(self, key: _Key, cache: KVCache, entering: Tensor | None) -> None:
-        self.inputs = StepInputs(cache, key.num_tokens, key.num_requests)
+        self.inputs = StepInputs(cache, key.num_tokens, key.num_requests, key.has_trees)
         self.entering: Tensor | None = None
         if entering is not None:
             self.entering = entering.new_zeros(key.num_tokens, entering.shape[1])
@@ -221,6 +225,7 @@ class StaticSteps:
         tokens: Sequence[int] | Tensor,
         segments: Sequence[Segment],
         entering: Tensor | None = None,
+        trees: NDArray[np.void] | None = None,
     ) -> tuple[Tensor, ...]:
         """Compute packed tokens and write their keys and values.
 
@@ -231,16 +236,18 @@ class StaticSteps:
             tokens: ``[tokens]`` token ids, at most :data:`LARGEST_STEP`.
             segments: ordered by cache slot.
             entering: ``[tokens, size]`` what is read beside the tokens; ``None`` for nothing.
+            trees: ``[tokens]`` of ``TREE_TOKEN``; ``None`` without token trees, which need the
+                fused kernel.
 
         Returns:
             The results, each ``[tokens, ...]``. The next step overwrites them.
         """
         count = len(tokens)
-        key = self._key(count, segments, cache, what)
+        key = self._key(count, segments, cache, what, trees is not None)
         if key not in self._steps:
             self._steps[key] = _Step(key, cache, entering)
         step = self._steps[key]
-        step.inputs.fill(tokens, segments)
+        step.inputs.fill(tokens, segments, trees)
         if entering is not None:
             assert step.entering is not None
             step.entering[:count].copy_(entering)
@@ -248,7 +255,12 @@ class StaticSteps:
         return tuple(each[:count] for each in step.results)
 
     def has_room(
-        self, num_tokens: int, segments: Sequence[Segment], cache: KVCache, what: Hashable = None
+        self,
+        num_tokens: int,
+        segments: Sequence[Segment],
+        cache: KVCache,
+        what: Hashable = None,
+        has_trees: bool = False,
     ) -> bool:
         """Whether the size of a step is known already, or another size may still be added.
 
@@ -257,18 +269,25 @@ class StaticSteps:
             segments: ordered by cache slot.
             cache: the same cache at every call.
             what: see :meth:`run`.
+            has_trees: whether any of the tokens is in a token tree.
         """
-        known = self._key(num_tokens, segments, cache, what) in self._steps
+        known = self._key(num_tokens, segments, cache, what, has_trees) in self._steps
         return known or len(self._steps) < _MAX_SIZES
 
     @staticmethod
-    def _key(num_tokens: int, segments: Sequence[Segment], cache: KVCache, what: Hashable) -> _Key:
+    def _key(
+        num_tokens: int,
+        segments: Sequence[Segment],
+        cache: KVCache,
+        what: Hashable,
+        has_trees: bool,
+    ) -> _Key:
         longest = max(segment.num_tokens for segment in segments)
         size = step_size(num_tokens)
         if longest == 1:
             # Each padding token is a request of its own, so that there may be more requests than
             # cache slots.
-            return _Key(size, size, 1, what)
+            return _Key(size, size, 1, what, has_trees)
         requests = min(step_size(len(segments)), size, cache.num_cache_slots)
         queries = min(_MIN_QUERIES << max(0, (longest - 1).bit_length() - 2), size)
-        return _Key(size, requests, queries, what)
+        return _Key(size, requests, queries, what, has_trees)

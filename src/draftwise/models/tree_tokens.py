@@ -41,6 +41,20 @@ class SegmentTree(NamedTuple):
     ancestors: Sequence[int]
 
 
+class TreePlaces(NamedTuple):
+    """Places of the packed tokens of a pass in token trees, on the device.
+
+    Attributes:
+        positions: ``[tokens]`` int32, position of each token in its text.
+        roots: ``[tokens]`` int32, place in the cache slot of the first token of its tree.
+        ancestors: ``[tokens]`` int64, as in :class:`SegmentTree`; 0 for a token in no tree.
+    """
+
+    positions: Tensor
+    roots: Tensor
+    ancestors: Tensor
+
+
 def whole_tree(start: int, parents: Sequence[int]) -> SegmentTree:
     """The tree of a segment that begins with its root.
 

@@ -58,7 +58,8 @@ def main():
 def attention(heads, shape, scores, norm):
     """The kernels of a layer's attention, with a rotation of three quarters of the heads."""
     cache = KVCache([shape], 2, 4096, DTYPE, CPU, 64)
-    attention_kernel.compile_for(heads, cache, scores)
+    for trees in (False, True):
+        attention_kernel.compile_for(heads, cache, scores, trees)
     width = (heads + 2 * shape.num_heads) * shape.key_size
     angles = torch.zeros(4, shape.key_size * 3 // 8, dtype=DTYPE)
     qkv, slots = torch.zeros(4, width, dtype=DTYPE), torch.zeros(4, dtype=torch.long)

@@ -8,6 +8,7 @@ from draftwise.models.attention import Segment
 from draftwise.models.loading import load_model
 from draftwise.models.ragged import RaggedKernels
 from draftwise.models.static_steps import StepMode
+from draftwise.models.tree_tokens import whole_tree
 
 from ...architectures import CONTEXT, DESCRIBED, WITH_WINDOWS
 from ..placing import IS_INTERPRETED
@@ -62,3 +63,40 @@ def test_logits_of_steps_past_the_window(models, on_kernels, family):
                 cache.truncate(row, len(text))
     assert cache.steps.num_sizes > 0
     assert len(texts[0]) > 64
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("mode", [StepMode.EAGER, StepMode.STATIC])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mistral"])
+def test_nodes_of_trees_read_their_paths(models, on_kernels, family, mode):
+    """Beside a chain, in one pass; in layers with a window after it is full."""
+    recipe = DESCRIBED[family]
+    reference = models.reference(recipe)
+    reference.set_attn_implementation("eager")
+    model = load_model(models.folder(recipe), "target", torch.float32, torch.device("cpu")).model
+    model.step_mode = mode
+    cache = model.new_cache(2, CONTEXT, 40)
+    generator = torch.Generator().manual_seed(1)
+
+    def random_tokens(count):
+        return torch.randint(0, recipe.vocab, (count,), generator=generator).tolist()
+
+    texts = [random_tokens(50), random_tokens(40)]
+    for slot, text in enumerate(texts):
+        for start in range(0, len(text) - 1, 25):
+            part = text[start : min(start + 25, len(text) - 1)]
+            model.forward(cache, part, [Segment(slot, start, len(part))], None)
+    parents, drafted, chain = [-1, -1, 0, 0, 1, 2, 4, 5, 5, 3, 9], random_tokens(11), [3, 1, 2]
+    tokens = [texts[0][-1], *drafted, texts[1][-1], *chain]
+    segments = [Segment(0, 49, 12), Segment(1, 39, 4)]
+    logits = model.forward(
+        cache, tokens, segments, range(16), trees=[whole_tree(49, parents), None]
+    )
+    paths = [[]]
+    for node, parent in enumerate(parents):
+        paths.append([*paths[parent + 1], drafted[node]])
+    every = [[*texts[0], *path] for path in paths]
+    every += [[*texts[1], *chain[:count]] for count in range(4)]
+    expected = [reference(input_ids=torch.tensor([ids])).logits[0, -1] for ids in every]
+    torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-3, atol=1e-3)
+    assert (cache.steps is not None) == (mode is StepMode.STATIC)

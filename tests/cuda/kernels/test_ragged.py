@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from draftwise.models.attention import Segment
 from draftwise.models.attention_scores import Scores
 from draftwise.models.kv_cache import KVCache
 from draftwise.models.layer_shape import LayerShape
@@ -12,6 +13,8 @@ from draftwise.models.ragged import (
     RaggedKernels,
     TokenwiseAttention,
 )
+from draftwise.models.step_inputs import StepInputs
+from draftwise.models.tree_tokens import SegmentTree, tree_tokens, whole_tree
 
 from ..placing import NEEDS_CUDA, NEEDS_TRITON, TRITON_DEVICE
 
@@ -151,6 +154,91 @@ def test_padding_requests_read_the_spare_slot():
     out = FusedAttention(ends, first, keys, 1, CAPACITY).attend(cache, 0, q, Scores())
     spare = cache.token_slots(0)[1][-1].repeat_interleave(3, 0)
     torch.testing.assert_close(out, spare.expand(2, 6, 16), rtol=1e-5, atol=1e-5)
+
+
+# Requests with a tree of several sizes, one with a chain, and one whose tree goes on after tokens
+# that are in the cache.
+TREES = {
+    0: (3, [-1, -1, 0, 0, 1, 2, 2, 6, 5]),
+    1: (60, [-1, 0, 0, -1, 3, 3, 3, 1, 1, 8, 9, 10, 2, 12, 13, 14]),
+    3: (75, [*[-1] * 20, *range(20), *range(20), 0, 1, 2]),
+}
+CHAIN = Segment(2, 100, 3)
+GOES_ON = 7
+
+
+def placed_trees():
+    """Segments, and the tree of each."""
+    segments, trees = [], []
+    for row, (start, parents) in TREES.items():
+        whole, first = whole_tree(start, parents), GOES_ON if row == 1 else 0
+        segments.append(Segment(row, start + first, len(parents) + 1 - first))
+        trees.append(SegmentTree(start, whole.depths[first:], whole.ancestors[first:]))
+    segments.insert(2, CHAIN)
+    trees.insert(2, None)
+    return segments, trees
+
+
+def planned_attention(cache, segments, trees):
+    """The attention of a pass of these segments, padded as steps of fixed sizes are."""
+    total = sum(segment.num_tokens for segment in segments)
+    inputs = StepInputs(cache, total + 5, len(segments) + 1, has_trees=True)
+    inputs.fill([0] * total, segments, tree_tokens(segments, trees))
+    longest = max(segment.num_tokens for segment in segments)
+    return inputs.plan(cache, RaggedKernels(True, True), longest)[1]
+
+
+def trees_by_hand(cache, segments, trees, q, scores):
+    """Token by token: the text, the ancestors and the token itself, in float32."""
+    keys, values = (each.float() for each in cache.token_slots(0))
+    shape, size, repeat = cache.layers[0], cache.sizes[0], q.shape[1] // keys.shape[1]
+    out = []
+    for (row, start, count), tree in zip(segments, trees, strict=True):
+        for at in range(count):
+            place = position = start + at
+            seen = list(range(place + 1))
+            if tree is not None:
+                position = tree.root + tree.depths[at]
+                path = [tree.root + bit for bit in range(64) if tree.ancestors[at] >> bit & 1]
+                seen = [*range(tree.root), *path]
+            seen = [each for each in seen if each >= shape.first_visible(position)]
+            slots = row * size + torch.tensor(seen, device=q.device) % size
+            k, v = (each[slots].repeat_interleave(repeat, 1) for each in (keys, values))
+            logits = torch.einsum("hd,khd->hk", q[len(out)].float(), k) * q.shape[2] ** -0.5
+            if scores.softcap is not None:
+                logits = scores.softcap * torch.tanh(logits / scores.softcap)
+            out.append(torch.einsum("hk,khd->hd", logits.softmax(dim=1), v))
+    return torch.stack(out)
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize("scores", [Scores(), Scores(softcap=2.0)], ids=["plain", "capped"])
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS.keys())
+def test_tokens_of_trees_attend_to_their_paths(limits, scores):
+    shape = LayerShape(2, 16, 16, **limits)
+    cache = filled_cache(TRITON_DEVICE, torch.float32, shape, max_new_tokens=64)
+    segments, trees = placed_trees()
+    packed = planned_attention(cache, segments, trees)
+    q = torch.randn(len(packed.positions), 6, 16, device=TRITON_DEVICE)
+    out = packed.ragged.attend(cache, 0, q, scores)
+    expected = trees_by_hand(cache, segments, trees, q, scores)
+    torch.testing.assert_close(out[: len(expected)], expected, rtol=1e-4, atol=1e-4)
+    positions = tree_tokens(segments, trees)["position"].tolist()
+    assert packed.positions[: len(expected)].tolist() == positions
+
+
+@NEEDS_TRITON
+def test_many_trees_fill_the_device():
+    """The keys of many requests are not split."""
+    parents = [-1, 0, 0, 1, 1, 2]
+    cache = filled_cache(TRITON_DEVICE, torch.float32, LayerShape(2, 16, 16), 20, 120)
+    segments = [Segment(row, 5 * row, len(parents) + 1) for row in range(20)]
+    trees = [whole_tree(segment.start, parents) for segment in segments]
+    packed = planned_attention(cache, segments, trees)
+    q = torch.randn(len(packed.positions), 2, 16, device=TRITON_DEVICE)
+    out = packed.ragged.attend(cache, 0, q, Scores())
+    expected = trees_by_hand(cache, segments, trees, q, Scores())
+    torch.testing.assert_close(out[: len(expected)], expected, rtol=1e-4, atol=1e-4)
 
 
 @NEEDS_CUDA

@@ -133,8 +133,8 @@ class HeadModel(PackedModel):
             trees: ``[segments]`` the token tree that each segment is part of; ``None`` without
                 trees.
         """
+        tree = None if trees is None else tree_tokens(segments, trees)
         if self.native_head is not None:
-            tree = None if trees is None else tree_tokens(segments, trees)
             output = HeadOutput(
                 *self.native_head.read(cache, tokens, segments, logit_rows, states, carried, tree)
             )
@@ -143,11 +143,10 @@ class HeadModel(PackedModel):
             rows = upload(logit_rows, torch.long, self.device)
             what = "states" if carried is None else "carried"
             # Without logits, as of prompts, nothing is projected.
-            is_static = len(rows) > 0 and trees is None
-            if is_static and self._fits_static(cache, tokens, segments, what):
+            if len(rows) and self._fits_static(cache, tokens, segments, what, trees is not None):
                 steps, entering = self._static_steps(cache), states if carried is None else carried
                 compute = self._from_states if carried is None else self._from_carried
-                every = steps.run(compute, what, cache, tokens, segments, entering)
+                every = steps.run(compute, what, cache, tokens, segments, entering, tree)
                 output = HeadOutput(*(each[rows] for each in every))
             else:
                 ids, packed = self._pack(cache, tokens, segments, trees)
