@@ -3,7 +3,8 @@
 In every step the engine calls a policy's methods in this order:
 
 1. :meth:`Policy.draft_lengths`: returns the maximum draft length of each request. A proposer that
-   knows continuations before anything is drafted calls :meth:`Policy.plan_drafts` instead.
+   knows continuations before anything is drafted calls :meth:`Policy.plan_drafts` instead. One that
+   can draft token trees asks :meth:`Policy.branches` first.
 2. :meth:`Policy.keep_drafting`: decides after each drafted token which requests continue. For token
    trees of a draft model, :meth:`Policy.grow_trees` decides which nodes get children.
 3. :meth:`Policy.wants_companion`: decides whether the companion scores the draft.
@@ -382,6 +383,17 @@ class Policy(ABC):
     def is_reproducible(self, request: int) -> bool:
         """Whether the decisions about a request of the step depend on that request alone."""
         return not self.needs_latency
+
+    def branches(self, requests: Sequence[RequestState]) -> bool:
+        """Whether the drafts of the coming step are token trees. Otherwise they are chains.
+
+        It is asked before all else where trees can be drafted and verified. The answer must depend
+        on earlier steps only.
+
+        Args:
+            requests: the requests of the step.
+        """
+        return True
 
     def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
         """Maximum number of nodes of each request's token tree, before anything is drafted.

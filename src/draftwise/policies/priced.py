@@ -28,6 +28,7 @@ from draftwise.policies.exploration import Exploration
 from draftwise.policies.filtering import Integers, Scorer, keep_in_range, keep_likely
 from draftwise.policies.offers import OfferPricing
 from draftwise.policies.pricing import Price, Pricing, PricingOptions
+from draftwise.policies.shapes import ShapeChoice
 
 Floats = NDArray[np.float64]
 
@@ -64,6 +65,7 @@ class PricedPolicy(Policy):
         self.options = PricingOptions(**options)  # type: ignore[arg-type]
         self.prices = Pricing(context.latency, context.num_speculative_tokens, self.options)
         self.offers = OfferPricing(context.latency)
+        self.shapes = ShapeChoice()
         self._is_offered: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._chose_sources = False
         self._follows_point = True
@@ -141,6 +143,10 @@ class PricedPolicy(Policy):
         self._num_context_tokens = sum(request.num_tokens for request in requests)
         self._num_growing = len(requests)
         return self.offers.looks(len(requests))
+
+    def branches(self, requests: Sequence[RequestState]) -> bool:
+        """Whether trees have had the better goodput, or have their turn to be measured."""
+        return self.shapes.branches(len(requests))
 
     def least_node_value(self, request: int, num_nodes: int) -> float:
         """The value at which a node saves as much time as it adds."""
@@ -266,6 +272,8 @@ class PricedPolicy(Policy):
         num_requests = len(self._requests)
         if not num_requests or outcome.acceptance is None or outcome.prefix_acceptance_prob is None:
             return
+        if times.is_typical:
+            self.shapes.observe(num_requests + sum(outcome.num_accepted), times.total)
         if self._chose_sources and times.is_typical:
             # In a batch that nobody joins, tokens count by what they take off its end.
             num_tokens = num_requests + float(self._weights @ np.asarray(outcome.num_accepted))

@@ -193,6 +193,16 @@ class PolicyRouter(Policy):
         policy, own = self._policy_of(request)
         return policy.is_reproducible(own)
 
+    def branches(self, requests: Sequence[RequestState]) -> bool:
+        """Whether any policy of the step wants trees: all drafts of a step have one shape."""
+        self._divide(requests)
+        # Call every policy, because some policies count their steps.
+        wanted = [
+            policy.branches([requests[index] for index in indices])
+            for policy, indices in self._parts
+        ]
+        return any(wanted)
+
     def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
         """Each policy decides for its own requests. One that looks for no offers has no nodes."""
         most = [0] * len(requests)
