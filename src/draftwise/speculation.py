@@ -114,7 +114,7 @@ class SpeculationConfig:
         tree_width: maximum number of alternatives for each drafted token (1 … 8). With more than 1,
             drafts are token trees instead of chains: ``"suffix"`` makes them from all matches, and
             a draft model or a head from its most likely tokens, or at temperatures above 0 from
-            several that are drawn.
+            several that are drawn. With both, a continuation is a branch of the model's tree.
         lenience: factor on the denominator of the acceptance ratio, in (0, 1]. A value below 1
             accepts more tokens, and the output no longer has the target's distribution. A mapping
             such as ``{0: 1.0, 16: 0.8}`` makes it depend on the load: each key is a number of

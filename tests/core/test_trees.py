@@ -322,8 +322,8 @@ def test_children_are_drawn_without_replacement():
 
 
 @property_test
-@given(parent_lists(), st.integers(0, 10_000))
-def test_one_tree_is_followed_like_a_batch_of_them(parents, seed):
+@given(parent_lists(), st.integers(0, 10_000), st.booleans())
+def test_one_tree_is_followed_like_a_batch_of_them(parents, seed, with_copied):
     generator = torch.Generator().manual_seed(seed)
     count = len(parents)
     tokens = torch.randint(VOCAB, (1, count), generator=generator)
@@ -331,6 +331,9 @@ def test_one_tree_is_followed_like_a_batch_of_them(parents, seed):
     by_parent = torch.stack([random_distribution(generator) for _ in range(count + 1)])
     uniforms = torch.rand(1, count, generator=generator, dtype=torch.float64)
     final = torch.rand(1, generator=generator, dtype=torch.float64)
+    # First children may be copied.
+    copied = [with_copied and parents.index(each) == node for node, each in enumerate(parents)]
+    copied = [own and float(u) < 0.7 for own, u in zip(copied, uniforms[0].flip(0), strict=True)]
     expected = accept_sampled_path(
         tokens,
         torch.tensor([parents], dtype=torch.long).view(1, -1),
@@ -339,12 +342,13 @@ def test_one_tree_is_followed_like_a_batch_of_them(parents, seed):
         by_parent.unsqueeze(0),
         uniforms,
         final,
+        torch.tensor([copied]).view(1, -1),
     )
     path, following = follow_drawn_children(
         tokens[0].tolist(),
         parents,
         lambda node: probs[node + 1],
-        lambda node: by_parent[parents[node] + 1],
+        lambda node: None if copied[node] else by_parent[parents[node] + 1],
         uniforms[0].tolist(),
         float(final),
     )

@@ -63,8 +63,8 @@ def engine_with(models, place, kind, recipe, policy="fixed", max_batch_size=16, 
 
 
 CHAINS = ["suffix", "ngram", "head", "eagle", "exit", "adapted exit", "suffix and head"]
-TREES = ["suffix", "model", "head", "eagle"]
-# EAGLE-2's rules grow trees of a model or a head.
+TREES = ["suffix", "model", "head", "eagle", "suffix and head"]
+# The rules of EAGLE-2 grow trees of a model or a head.
 TREE_POLICIES = [
     (kind, policy)
     for kind in TREES
@@ -164,5 +164,6 @@ def test_texts_follow_the_target(models, place, kind, controls):
 def test_texts_with_trees_follow_the_target(models, place, kind, controls):
     settings = {"tree_width": 3, "num_speculative_tokens": 8}
     engine = engine_with(models, place, kind, SMALL, max_batch_size=64, **settings)
-    found = p_value(models, engine, CONTROLS[controls], 2400, [1, 2, 3, 1, 2], SMALL, 0.01)
+    prompt = [1, 2, 3, 1, 2]
+    found = p_value(models, engine, CONTROLS[controls], 2400, prompt, SMALL, 0.01, max_tokens=7)
     assert found > NOT_UNLIKELY

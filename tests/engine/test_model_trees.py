@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
+from draftwise.core.types import TreeProbs
 from draftwise.engine.cached_model import ForwardInput, NodeInput
 from draftwise.engine.proposers import token_trees
+from draftwise.engine.proposers.growing_tree import CopiedToken, GrowingTree
 from draftwise.errors import InvalidParameterError
 from draftwise.models.native import library
 from draftwise.models.tree_tokens import SegmentTree
@@ -19,7 +21,7 @@ from ..stand_ins import fixed_latency
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
-from .assembly import assemble_recipe, generate, token_ids, varied_work
+from .assembly import assemble, assemble_recipe, generate, token_ids, varied_work
 from .heads import engine_with_head
 from .test_proposers import NOT_UNLIKELY
 from .test_text_proposers import CONTROLS
@@ -28,7 +30,10 @@ from .test_text_proposers import p_value as p_value_of_texts
 RECIPE = Recipe(vocab=8, seed=3, config={"num_hidden_layers": 2})
 VARIED = Recipe(vocab=16, seed=6, config={"num_hidden_layers": 2})
 HEAD = HeadRecipe(layers=(0, 1), draft_vocab=6, settings={"norm_before_residual": True})
-KINDS = ["model", "head", "eagle"]
+# Trees of a draft model and of heads, and of two of them with copied tokens as a branch.
+KINDS = ["model", "head", "eagle", "copies and model", "copies and head"]
+# Its last three tokens occur earlier.
+REPEATING = [4, 3, 1, 5, 7, 4, 3, 1, 7, 6, 4, 3, 1]
 POLICIES = ["fixed", "adaptive", "eagle2", "svip-tree"]
 
 
@@ -37,22 +42,31 @@ def branching(models, kind, policy="fixed", max_batch_size=8, recipe=RECIPE, wid
     settings = {"policy": policy, "tree_width": width, "num_speculative_tokens": 8} | settings
     if kind == "model":
         return assemble_recipe(models, recipe, max_batch_size, **settings)
+    if kind == "copies and model":
+        draft = ["suffix", models.folder(recipe.draft(0.1))]
+        return assemble(models.folder(recipe), draft, None, max_batch_size, **settings)
+    if kind == "copies and head":
+        settings["drafts"] = ("suffix",)
     vocab = recipe.vocab
     heads = {
         "head": HEAD.changed(vocab=vocab, draft_vocab=vocab * 3 // 4),
         "eagle": EagleRecipe(vocab=vocab, bias=True),
     }
-    return engine_with_head(models, recipe, heads[kind], max_batch_size=max_batch_size, **settings)
+    head = heads[kind.removeprefix("copies and ")]
+    return engine_with_head(models, recipe, head, max_batch_size=max_batch_size, **settings)
 
 
 def alone(models, recipe=RECIPE, max_batch_size=8):
     return assemble_recipe(models, recipe, max_batch_size, policy="none")
 
 
-def p_value(models, engine, controls, count, least_accepted=0.05):
-    """Of the texts of one prompt, if they follow the target's distribution."""
-    prompt = [1, 2, 3]
-    return p_value_of_texts(models, engine, controls, count, prompt, RECIPE, least_accepted)
+def p_value(models, engine, controls, count, least_accepted=0.05, prompt=(1, 2, 3)):
+    """Of the first tokens of texts of one prompt, if they follow the target's distribution.
+
+    The texts are longer, as drafts have fewer nodes than the request has tokens left.
+    """
+    settings = count, list(prompt), RECIPE, least_accepted, 7
+    return p_value_of_texts(models, engine, controls, *settings)
 
 
 @pytest.mark.covering("kind", "policy", "max_batch_size")
@@ -64,17 +78,21 @@ def test_texts_follow_the_target(models, kind, policy, max_batch_size):
     engine = branching(models, kind, policy, max_batch_size)
     # This policy drafts less where drafts are often rejected.
     least_accepted = 0.01 if policy == "adaptive" else 0.05
-    assert p_value(models, engine, {}, 3000, least_accepted) > NOT_UNLIKELY
+    prompt = REPEATING if kind.startswith("copies") else (1, 2, 3)
+    count = 1500 if max_batch_size == 1 else 3000
+    assert p_value(models, engine, {}, count, least_accepted, prompt) > NOT_UNLIKELY
 
 
 @pytest.mark.covering("kind", "controls", "max_batch_size")
 @pytest.mark.slow
 @pytest.mark.parametrize("max_batch_size", [1, 16])
 @pytest.mark.parametrize("controls", CONTROLS)
-@pytest.mark.parametrize("kind", ["model", "head"])
+@pytest.mark.parametrize("kind", ["model", "head", "copies and head"])
 def test_texts_follow_the_target_with_every_control(models, kind, controls, max_batch_size):
     engine = branching(models, kind, "fixed", max_batch_size)
-    assert p_value(models, engine, CONTROLS[controls], 2000) > NOT_UNLIKELY
+    prompt = REPEATING if kind.startswith("copies") else (1, 2, 3)
+    count = 1200 if max_batch_size == 1 else 2000
+    assert p_value(models, engine, CONTROLS[controls], count, prompt=prompt) > NOT_UNLIKELY
 
 
 @pytest.mark.slow
@@ -93,6 +111,21 @@ def test_verifying_only_likely_children_is_noticed(models, monkeypatch):
     monkeypatch.setattr(token_trees.DraftedTrees, "draft", biased)
     engine = branching(models, "model", max_batch_size=64)
     assert p_value(models, engine, {}, 6000) < 1e-6
+
+
+@pytest.mark.slow
+def test_testing_a_copied_token_like_a_drawn_one_is_noticed(models, monkeypatch):
+    right = TreeProbs.of
+
+    def biased(self, request, node):
+        rows = self.rows[request]
+        return right(
+            replace(self, rows=[[max(row, 0) for row in rows]] * (request + 1)), request, node
+        )
+
+    monkeypatch.setattr(TreeProbs, "of", biased)
+    engine = branching(models, "copies and model", max_batch_size=64)
+    assert p_value(models, engine, {}, 6000, prompt=REPEATING) < 1e-6
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -116,7 +149,7 @@ def test_greedy_texts_are_those_without_drafts(models, kind, policy):
         assert sum(output.speculation.num_accepted for output in outputs) > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["model", "head", "eagle"])
 @pytest.mark.parametrize("policy", ["fixed", "eagle2", "svip-tree"])
 def test_a_seed_reproduces_its_text_at_any_batch_size(models, kind, policy):
     prompts = [[7, *prompt] for prompt in varied_work(24)[0]]
@@ -154,7 +187,7 @@ def logits_along(model, request, path):
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["model", "head", "eagle"])
 def test_each_node_reads_its_own_path(models, kind, kernels, monkeypatch):
     """The distribution at a node is that of a chain with the same tokens."""
     if not kernels:
@@ -273,10 +306,102 @@ def test_a_request_goes_on_after_a_step_that_failed(models):
 
 def test_what_cannot_draft_trees_is_refused(models):
     folder = models.folder(RECIPE)
-    for draft in (["suffix", models.folder(RECIPE.draft())], "target:exit=1", "ngram"):
-        with pytest.raises(InvalidParameterError, match="token trees come from one draft") as error:
+    for draft in (["suffix", "target:exit=1"], "target:exit=1", "ngram"):
+        with pytest.raises(InvalidParameterError, match="token trees come from 'suffix'") as error:
             LLM(folder, SpeculationConfig(draft, policy="fixed", tree_width=2), dtype="float32")
         assert error.value.field == "tree_width"
+
+
+def test_a_copied_branch_and_the_trees_of_the_model_are_one_tree(models):
+    engine = branching(models, "copies and model", "eagle2", 4, VARIED, num_speculative_tokens=24)
+    drafts = recorded(engine)
+    prompts = [[*range(16), *range(i, 16)] for i in range(4)]  # each token occurs
+    params = [SamplingParams(max_tokens=30, temperature=i % 2, seed=i) for i in range(4)]
+    generate(engine, prompts, params)
+    first = next(draft for draft in drafts if any(draft.lengths))
+    assert first.tree_probs is not None
+    rows = zip(first.host_tokens, first.parents.tolist(), first.lengths, strict=True)
+    for request, (tokens, parents, length) in enumerate(rows):
+        own = first.tree_probs.rows[request]
+        assert bool(own) == bool(request % 2)
+        if own:
+            copied = [node for node, row in enumerate(own) if row < 0]
+            assert len(copied) > 1
+            # The branch is a path from the root, and each of its tokens is a first child.
+            assert [parents[node] for node in copied] == [-1, *copied[:-1]]
+            assert all(parents.index(parents[node]) == node for node in copied)
+            for node in copied:
+                siblings = [at for at in range(length) if parents[at] == parents[node]]
+                assert sum(tokens[at] == tokens[node] for at in siblings) == 1
+
+
+def test_a_request_may_ask_for_copies_alone(models):
+    engine = branching(models, "copies and model", "eagle2", 4, VARIED)
+    drafts = recorded(engine)
+    request = engine.add(
+        None,
+        [1, 5, 2, 8, 1, 5, 2],
+        SamplingParams(max_tokens=12, temperature=0),
+        RequestSpeculation(draft="suffix"),
+    )
+    while engine.num_unfinished:
+        engine.step()
+    trees = [draft for draft in drafts if any(draft.lengths)]
+    assert trees
+    assert all(not draft.drafting for draft in trees)
+    sources = {str(source) for source in request.output().token_sources}
+    assert "draft" not in sources
+
+
+def test_copied_tokens_and_those_of_the_model_are_told_apart(models):
+    engine = branching(models, "copies and model", "eagle2", 4, VARIED, num_speculative_tokens=24)
+    drafts, requests = recorded(engine), []
+    for seed in range(8):
+        params = SamplingParams(max_tokens=30, temperature=seed % 2, seed=seed)
+        requests.append(engine.add(None, [*range(16), *range(seed, 16)], params))
+    while engine.num_unfinished:
+        engine.step()
+    assert any(draft.passes and any(draft.copied_nodes) for draft in drafts)
+    sources = {str(each) for request in requests for each in request.output().token_sources}
+    assert {"copy", "draft"} <= sources
+
+
+class TestGrowingTree:
+    COPIED = (CopiedToken(7, 0.5), CopiedToken(8, 0.4), CopiedToken(9, 0.5))
+
+    def grown(self, greedy=True, copied=COPIED, max_nodes=8):
+        tree = GrowingTree(0, greedy, max_nodes, 16, copied)
+        tree.was_read([-1], 0)
+        return tree
+
+    def test_a_copied_token_is_the_first_child_of_the_one_before(self):
+        tree = self.grown()
+        tree.add(-1, [3, 4], [0.6, 0.2], [0.35, 0.1], 0.0)
+        assert [node.token for node in tree.nodes] == [7, 3, 4]
+        # After the copied token the model adds something only where the next copied one is wrong.
+        assert tree.best_newest(1) == [1]
+        assert tree.best_newest(2) == [0, 1]
+        tree.was_read([1], 5)
+        tree.add(1, [6], [0.9], [0.8], 0.0)
+        assert [(n.token, n.parent, n.depth) for n in tree.nodes[3:]] == [(8, 0, 2), (6, 1, 2)]
+
+    def test_the_rest_of_the_copy_is_added_at_the_end(self):
+        tree = self.grown()
+        tree.add(-1, [3], [0.6], [0.3], 0.0)
+        proposed = tree.proposed()
+        assert proposed.tokens == [7, 3, 8, 9]
+        assert proposed.parents == [-1, -1, 0, 2]
+        assert list(proposed.values) == pytest.approx([0.5, 0.3, 0.2, 0.1])
+
+    def test_a_token_that_the_model_proposes_too_is_one_node(self):
+        tree = self.grown()
+        tree.add(-1, [7, 3], [0.8, 0.1], [0.7, 0.1], 0.0)
+        assert [(node.token, node.value) for node in tree.nodes] == [(7, 0.7), (3, 0.1)]
+
+    def test_drawn_nodes_leave_room_for_the_copy(self):
+        tree = self.grown(greedy=False, max_nodes=4)
+        assert sum(tree.children_to_draw([-1], [[0.5, 0.2, 0.1]], 0.0)) == 1
+        assert sum(self.grown(False, (), 24).children_to_draw([-1], [[0.5, 0.2]], 0.0)) == 2
 
 
 class TestPolicies:

@@ -45,15 +45,25 @@ CONTROLS = {
 }
 
 
-def p_value(models, engine, controls, count, prompt=PROMPT, recipe=RECIPE, least_accepted=0.05):
-    """Of the texts of one prompt, if they follow the target's distribution."""
+def p_value(
+    models,
+    engine,
+    controls,
+    count,
+    prompt=PROMPT,
+    recipe=RECIPE,
+    least_accepted=0.05,
+    max_tokens=3,
+):
+    """Of the first tokens of texts of one prompt, if they follow the target's distribution."""
     params = SamplingParams(max_tokens=3, **controls)
-    each = [SamplingParams(max_tokens=3, seed=seed, **controls) for seed in range(count)]
+    each = [SamplingParams(max_tokens=max_tokens, seed=seed, **controls) for seed in range(count)]
     outputs = generate(engine, [prompt] * count, each)
     accepted = sum(output.speculation.num_accepted for output in outputs)
     assert accepted > least_accepted * count
     expected = exact_distribution(models.reference(recipe), prompt, params, 3)
-    counts = sequence_counts(torch.tensor(token_ids(outputs)), recipe.vocab)
+    beginnings = [tokens[:3] for tokens in token_ids(outputs)]
+    counts = sequence_counts(torch.tensor(beginnings), recipe.vocab)
     return chi_square_p_value(counts, expected.joint())
 
 

@@ -34,7 +34,7 @@ def branching(models, recipe, policy, max_batch_size, **settings):
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])
 def test_texts_follow_the_target(models, policy, max_batch_size):
     engine = branching(models, RECIPE, policy, max_batch_size)
-    assert p_value(models, engine, {}, 3000, BRANCHING) > NOT_UNLIKELY
+    assert p_value(models, engine, {}, 3000, BRANCHING, max_tokens=7) > NOT_UNLIKELY
 
 
 @pytest.mark.covering("controls", "max_batch_size")
@@ -43,7 +43,7 @@ def test_texts_follow_the_target(models, policy, max_batch_size):
 @pytest.mark.parametrize("controls", CONTROLS)
 def test_texts_follow_the_target_with_every_control(models, controls, max_batch_size):
     engine = branching(models, RECIPE, "fixed", max_batch_size)
-    assert p_value(models, engine, CONTROLS[controls], 2000, BRANCHING) > NOT_UNLIKELY
+    assert p_value(models, engine, CONTROLS[controls], 2000, BRANCHING, max_tokens=7) > NOT_UNLIKELY
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_walk_that_prefers_children_is_noticed(models, monkeypatch):
 
     monkeypatch.setattr(acceptance, "accepted_nodes", biased)
     engine = branching(models, RECIPE, "fixed", 64)
-    assert p_value(models, engine, {}, 6000, BRANCHING) < 1e-6
+    assert p_value(models, engine, {}, 6000, BRANCHING, max_tokens=7) < 1e-6
 
 
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])
@@ -305,7 +305,7 @@ def test_what_cannot_be_combined_with_trees_is_refused(models):
         return LLM(folder, SpeculationConfig(draft, **settings), dtype="float32")
 
     for settings, field, words in (
-        ({"draft": "ngram"}, "tree_width", "token trees come from one draft"),
+        ({"draft": "ngram"}, "tree_width", "token trees come from 'suffix'"),
         ({"policy": "svip"}, "tree_width", "policy 'svip' verifies chains only"),
         ({"tree_width": 0}, "tree_width", "at least 1 and at most 8"),
         ({"tree_width": 9}, "tree_width", "at least 1 and at most 8"),

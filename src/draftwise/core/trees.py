@@ -203,7 +203,7 @@ def follow_drawn_children(
     tokens: Sequence[int],
     parents: Sequence[int],
     probs: Callable[[int], Tensor],
-    draft_probs: Callable[[int], Tensor],
+    draft_probs: Callable[[int], Tensor | None],
     accept_uniforms: Sequence[float],
     final_uniform: float,
 ) -> tuple[list[int], int]:
@@ -215,7 +215,9 @@ def follow_drawn_children(
         tokens: ``[nodes]`` drafted tokens.
         parents: ``[nodes]`` parents, -1 for the root.
         probs: from a node, or the root, to the target's distribution p there, ``[vocab]``.
-        draft_probs: from a node to the distribution q that it and its siblings were drawn from.
+        draft_probs: from a node to the distribution q that it and its later siblings were drawn
+            from; ``None`` for a node that was proposed with certainty. Such a node comes before its
+            drawn siblings.
         accept_uniforms: ``[nodes]`` in [0, 1), one for each node.
         final_uniform: in [0, 1).
 
@@ -224,20 +226,22 @@ def follow_drawn_children(
     """
     at, path = ROOT, list[int]()
     p, q = probs(ROOT).unsqueeze(0), None
-    is_one_hot = torch.zeros(1, dtype=torch.bool, device=p.device)
     for node, token in enumerate(tokens):
         if parents[node] != at:
             continue
         if q is None:
-            q = draft_probs(node).unsqueeze(0)
+            drawn_from = draft_probs(node)
+            q = None if drawn_from is None else drawn_from.unsqueeze(0)
         child = torch.tensor([token], device=p.device)
-        acceptance, left, rest = child_acceptance(p, q, child, is_one_hot)
+        is_one_hot = torch.tensor([q is None], device=p.device)
+        own = torch.zeros_like(p) if q is None else q
+        acceptance, left, rest = child_acceptance(p, own, child, is_one_hot)
         if accept_uniforms[node] < float(acceptance):
             at, q = node, None
             path.append(node)
             p = probs(node).unsqueeze(0)
         else:
-            p, q = left, rest
+            p, q = left, None if q is None else rest
     final = torch.tensor([final_uniform], dtype=torch.float64, device=p.device)
     return path, int(sample(p, final))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,7 +18,8 @@ class TreeProbs:
 
     Attributes:
         probs: ``[rows, own vocab]`` float32 distributions of the draft.
-        rows: ``[batch]`` the row of each node of a request; empty for a tree that was not drawn.
+        rows: ``[batch]`` the row of each node of a request, -1 for a node that was proposed with
+            certainty; empty for a tree without drawn nodes.
         ids: ``[own vocab]`` int64 ids of the target; ``None`` if they are 0, 1, 2, …
         vocab_size: the target's vocabulary size.
     """
@@ -28,9 +29,15 @@ class TreeProbs:
     ids: Tensor | None
     vocab_size: int
 
-    def of(self, request: int, node: int) -> Tensor:
-        """``[vocab]`` the distribution that a node and its siblings were drawn from."""
-        own = self.probs[self.rows[request][node]]
+    def of(self, request: int, node: int) -> Tensor | None:
+        """``[vocab]`` the distribution that a node and its later siblings were drawn from.
+
+        ``None`` if the node was proposed with certainty.
+        """
+        row = self.rows[request][node]
+        if row < 0:
+            return None
+        own = self.probs[row]
         if self.ids is None:
             return own
         return own.new_zeros(self.vocab_size).index_copy_(0, self.ids, own)
@@ -61,6 +68,8 @@ class Draft:
             children; ``None`` for chains and if no model proposed the trees.
         tree_probs: what drawn trees were drawn from; ``None`` if all tokens of trees are proposed
             with certainty. All nodes of a drawn tree are verified.
+        copied_nodes: ``[batch]`` the copied tokens of each request's tree, where a model proposed
+            the others; ``None`` if there are none.
     """
 
     tokens: Tensor
@@ -72,6 +81,7 @@ class Draft:
     parents: Tensor | None = None
     passes: tuple[int, ...] | None = None
     tree_probs: TreeProbs | None = None
+    copied_nodes: tuple[frozenset[int], ...] | None = None
 
     @classmethod
     def empty(cls, num_requests: int, device: torch.device) -> Draft:
@@ -118,9 +128,12 @@ class Draft:
         return [sum(length > depth for length in lengths) for depth in depths]
 
     @property
-    def is_copied(self) -> tuple[bool, ...] | None:
-        """The requests whose tokens were copied from a known text; ``None`` if there are none."""
-        return self.is_one_hot if self.passes is None else None
+    def copied(self) -> tuple[Collection[int], ...] | None:
+        """``[batch]`` tokens that were copied from a known text; ``None`` if there are none."""
+        if self.passes is not None or self.is_one_hot is None:
+            return self.copied_nodes
+        pairs = zip(self.lengths, self.is_one_hot, strict=True)
+        return tuple(range(length) if is_copied else () for length, is_copied in pairs)
 
     @cached_property
     def host_tokens(self) -> list[list[int]]:
@@ -281,8 +294,8 @@ class Outcome:
         is_one_hot: as in :class:`Draft`.
         paths: accepted nodes of each request's tree, from the root on; ``None`` if every draft is a
             chain. Acceptance of trees is not reported: ``num_known`` is then 0.
-        is_copied: the requests whose tokens were copied from a known text, ``[batch]``; ``None`` if
-            there are none.
+        copied: ``[batch]`` drafted tokens that were copied from a known text; ``None`` if there are
+            none.
     """
 
     num_drafted: tuple[int, ...]
@@ -295,7 +308,7 @@ class Outcome:
     num_known: tuple[int, ...] | None = None
     is_one_hot: tuple[bool, ...] | None = None
     paths: tuple[tuple[int, ...], ...] | None = None
-    is_copied: tuple[bool, ...] | None = None
+    copied: tuple[Collection[int], ...] | None = None
 
     @property
     def known_lengths(self) -> tuple[int, ...]:

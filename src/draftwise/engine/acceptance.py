@@ -90,7 +90,7 @@ class Acceptance:
             prefix_acceptance_prob=prefix_acceptance_prob,
             failed=failed,
             is_one_hot=draft.is_one_hot,
-            is_copied=draft.is_copied,
+            copied=draft.copied,
         )
 
     def _accept_trees(self, batch: Batch, draft: Draft, plan: Plan, logits: Tensor) -> Outcome:
@@ -130,7 +130,7 @@ class Acceptance:
             failed=frozenset(failed),
             num_known=(0,) * len(nodes),
             is_one_hot=draft.is_one_hot,
-            is_copied=draft.is_copied,
+            copied=draft.copied,
             paths=tuple(tuple(own) for own in nodes),
         )
 

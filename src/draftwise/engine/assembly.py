@@ -132,6 +132,8 @@ class Assembly:
             has_draft=bool(proposers),
             drafts_trees=self._drafts_trees(proposers),
         )
+        if self._context.drafts_trees:
+            target.model.compile_for_trees()
         self._first_policy = policy or self.new_policy()
         self.check(self._first_policy)
         if not self._first_policy.needs_draft:
@@ -224,11 +226,11 @@ class Assembly:
             raise InvalidParameterError("tree_width", "a companion scores chains only; set it to 1")
         draft = self.models.draft
         translates = draft is not None and draft.translator is not None
-        if len(proposers) > 1 or not PROPOSERS[proposers[0]].drafts_trees or translates:
+        if not all(PROPOSERS[name].drafts_trees for name in proposers) or translates:
             raise InvalidParameterError(
                 "tree_width",
-                "token trees come from one draft: 'suffix', a head, or a draft model with the "
-                "target's tokens; set it to 1",
+                "token trees come from 'suffix', a head, or a draft model with the target's "
+                "tokens; set it to 1",
             )
         return True
 

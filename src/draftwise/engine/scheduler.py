@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from draftwise.core.sampling import LogitControls
@@ -320,10 +320,10 @@ class Scheduler:
         if not verified:
             last = TokenSource.TARGET
         tokens = [*planned[:accepted], outcome.next_tokens[index]]
-        is_copied = outcome.is_copied is not None and outcome.is_copied[index]
-        of_draft = TokenSource.COPY if is_copied else TokenSource.DRAFT
-        for place, token in enumerate(tokens):
-            source = of_draft if place < accepted else last
+        nodes = range(accepted) if outcome.paths is None else outcome.paths[index]
+        copied: Collection[int] = () if outcome.copied is None else outcome.copied[index]
+        sources = [TokenSource.COPY if node in copied else TokenSource.DRAFT for node in nodes]
+        for place, (token, source) in enumerate(zip(tokens, [*sources, last], strict=True)):
             if request.append(token, source, None if logprobs is None else logprobs[place]):
                 break
         # The newest token was not an input yet, and tokens beyond it were rejected.

@@ -13,6 +13,8 @@ from draftwise.models.tree_tokens import SegmentTree
 
 # Number of depths among which the nodes of a drawn tree are divided.
 _DRAWN_DEPTHS = 6
+# Rank of a node that the draft model did not propose.
+COPIED = -1
 
 
 class Node(NamedTuple):
@@ -25,7 +27,8 @@ class Node(NamedTuple):
         value: estimated probability that this path is accepted.
         prob: the draft's probability of the token. Of a drawn token, the largest probability of the
             distribution that it was drawn from.
-        rank: number of its siblings before it.
+        rank: number of its siblings that the model proposed before it; ``COPIED`` for a copied
+            token.
         entropy: entropy in nats of the distribution that it was taken from; 0 if not wanted.
     """
 
@@ -38,8 +41,23 @@ class Node(NamedTuple):
     entropy: float
 
 
+class CopiedToken(NamedTuple):
+    """A token of a continuation that is known before the draft model runs.
+
+    Attributes:
+        token: id of the target.
+        acceptance: estimated probability that it is accepted if all before it are.
+    """
+
+    token: int
+    acceptance: float
+
+
 class GrowingTree:
     """The token tree of one request.
+
+    A continuation that is known before is a branch of the tree. At each depth its next token is the
+    first child of the one before it, whether the model read that one or not.
 
     Attributes:
         index: index of the request in the batch.
@@ -49,17 +67,28 @@ class GrowingTree:
         num_drawn: number of children that were drawn, also those that could not be.
     """
 
-    def __init__(self, index: int, greedy: bool, max_nodes: int, room: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        greedy: bool,
+        max_nodes: int,
+        room: int,
+        copied: Sequence[CopiedToken] = (),
+    ) -> None:
         """Start with the root.
 
         Args:
             index, greedy, max_nodes: see above.
             room: number of nodes that the draft model may read.
+            copied: the continuation that is a branch of the tree, at most ``max_nodes`` tokens.
         """
         self.index, self.greedy, self.max_nodes = index, greedy, max_nodes
         self.nodes: list[Node] = []
         self.num_drawn = 0
         self._room = room
+        self._copied = copied
+        # Nodes of the copied tokens so far.
+        self._branch: list[int] = []
         # Index of the first node of the newest depth.
         self._newest = 0
         # Of the root and of each node that was read, the tokens that it attends to.
@@ -80,6 +109,39 @@ class GrowingTree:
         """
         self._rows = {node: row for row, node in enumerate(nodes, first_row)}
         self._newest = len(self.nodes)
+        self._copy_next()
+
+    def _copy_next(self) -> bool:
+        """Add the next copied token. Returns whether there is one."""
+        depth = len(self._branch)
+        if depth == len(self._copied):
+            return False
+        token, acceptance = self._copied[depth]
+        parent = self._branch[-1] if self._branch else ROOT
+        value = self.value(parent) * acceptance
+        self._branch.append(len(self.nodes))
+        self.nodes.append(Node(token, parent, depth + 1, value, 1.0, COPIED, 0.0))
+        return True
+
+    def _depth(self, node: int) -> int:
+        return 0 if node == ROOT else self.nodes[node].depth
+
+    def copied_child(self, node: int) -> CopiedToken | None:
+        """The copied token after a node."""
+        depth = self._depth(node)
+        if depth >= len(self._copied):
+            return None
+        last = self._branch[depth - 1] if depth else ROOT
+        return self._copied[depth] if node == last else None
+
+    def open_share(self, node: int) -> float:
+        """Probability that no copied token is right after a node; 1 without one."""
+        copied = self.copied_child(node)
+        return 1.0 if copied is None else 1.0 - copied.acceptance
+
+    def open_value(self, node: int) -> float:
+        """Probability that the path to a node is accepted, and a copied token after it is not."""
+        return self.value(node) * self.open_share(node)
 
     def add(
         self,
@@ -98,12 +160,15 @@ class GrowingTree:
             estimates: ``[children]`` estimated acceptance of each if the parent is accepted.
             entropy: as in :class:`Node`.
         """
-        value = self.value(parent)
-        depth = 1 if parent == ROOT else self.nodes[parent].depth + 1
+        value, depth = self.value(parent), self._depth(parent) + 1
+        copied = self.copied_child(parent)
         for rank, (token, prob) in enumerate(zip(tokens, probs, strict=True)):
-            if prob > 0:
-                node = Node(token, parent, depth, value * estimates[rank], prob, rank, entropy)
-                self.nodes.append(node)
+            own = value * estimates[rank]
+            if copied is not None and token == copied.token:
+                at = self._branch[depth - 1]
+                self.nodes[at] = self.nodes[at]._replace(value=max(self.nodes[at].value, own))
+            elif prob > 0:
+                self.nodes.append(Node(token, parent, depth, own, prob, rank, entropy))
 
     def best_newest(self, width: int) -> list[int]:
         """The best nodes of the newest depth, whose children may be worth verifying.
@@ -111,18 +176,25 @@ class GrowingTree:
         Args:
             width: maximum number of nodes.
         """
-        newest = range(self._newest, len(self.nodes))
+        # A copied token may follow one that the model did not read.
+        every = range(self._newest, len(self.nodes))
+        newest = [node for node in every if self.nodes[node].parent in self._rows]
         if not newest or self.nodes[-1].depth >= self.max_nodes:
             return []
-        if not self.greedy and self.num_drawn >= self.max_nodes:
+        if not self.greedy and not self._num_to_draw:
             return []
         # A node has less value than its parent. So no child of a node is verified that is not
         # among the most valuable nodes itself.
         least = 0.0
         if self.greedy and len(self.nodes) > self.max_nodes:
             least = heapq.nlargest(self.max_nodes, (node.value for node in self.nodes))[-1]
-        best = heapq.nlargest(min(width, self._room), newest, key=self.value)
+        best = heapq.nlargest(min(width, self._room), newest, key=self.open_value)
         return sorted(node for node in best if self.value(node) >= least)
+
+    @property
+    def _num_to_draw(self) -> int:
+        """How many nodes of a drawn tree are left, beside the copied ones."""
+        return max(0, self.max_nodes - len(self._copied) - self.num_drawn)
 
     def children_to_draw(
         self, nodes: Sequence[int], estimates: Sequence[Sequence[float]], least: float
@@ -137,9 +209,8 @@ class GrowingTree:
             estimates: ``[nodes][rank]`` estimated acceptance of each child.
             least: minimum value of a child.
         """
-        depth = 0 if nodes[0] == ROOT else self.nodes[nodes[0]].depth
-        left = self.max_nodes - self.num_drawn
-        quota = -(-left // max(1, _DRAWN_DEPTHS - depth))
+        depth = self._depth(nodes[0])
+        quota = -(-self._num_to_draw // max(1, _DRAWN_DEPTHS - depth))
         children = [
             (self.value(node) * estimate, at)
             for at, node in enumerate(nodes)
@@ -178,8 +249,11 @@ class GrowingTree:
     def proposed(self) -> ProposedTree:
         """The nodes to propose: parents before children, the most valuable ones first.
 
-        Drawn trees stay whole, in the order in which they were drawn.
+        Drawn trees stay whole, in the order in which they were drawn. Copied tokens that the growth
+        did not come to are added.
         """
+        while self._copy_next():
+            pass
         order = list(range(len(self.nodes)))
         if self.greedy:
             order.sort(key=lambda node: -self.nodes[node].value)
@@ -190,4 +264,5 @@ class GrowingTree:
             [node.token for node in chosen],
             [places[node.parent] for node in chosen],
             sorted((node.value for node in chosen), reverse=True),
+            frozenset(place for place, node in enumerate(chosen) if node.rank == COPIED),
         )

@@ -13,10 +13,11 @@ from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import Proposer, ProposerContext, TokenProposer
+from draftwise.engine.proposers.growing_tree import CopiedToken
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.request import Request
-from draftwise.policies.base import Policy
+from draftwise.policies.base import Policy, RequestState
 
 
 class HybridProposer(Proposer):
@@ -26,6 +27,9 @@ class HybridProposer(Proposer):
     the offer's estimated acceptance and from earlier steps. It never sees what the model draws, so
     the choice cannot bias the output. The draft model is not run in a step in which it drafts for
     no request. It reads the tokens that it has missed when it drafts again.
+
+    Where token trees are drafted, a request may have both: the offer is then a branch of the
+    model's tree.
     """
 
     name = "hybrid"
@@ -47,18 +51,49 @@ class HybridProposer(Proposer):
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Let the policy choose for each request, and join both kinds of drafts."""
-        gamma = policy.num_speculative_tokens
-        states = batch.states(self._offers.room)
-        made = self._offers.allowed_proposals(
-            batch, [min(state.draft_limit, gamma) for state in states]
-        )
-        limits = [state.draft_limit for state in batch.states(self._drafter.room)]
+        if self.context.tree_width > 1 and batch.may_branch and not batch.controls.changes_tokens:
+            states = batch.states(self._offers.room)
+            if policy.branches(states):
+                return self._draft_trees(batch, states, policy)
+        return self._draft_chains(batch, policy)
+
+    def _draft_trees(self, batch: Batch, states: Sequence[RequestState], policy: Policy) -> Draft:
+        """Draft trees of the model of which the continuations are branches."""
+        if not policy.looks_for_offers(states):
+            return self._drafter.draft_trees(batch, states, policy, None)
+        most = policy.max_tree_nodes(states)
+        made = self._offers.allowed_proposals(batch, most)
+        limits = [
+            min(limit, state.draft_limit)
+            for limit, state in zip(most, batch.states(self._drafter.room), strict=True)
+        ]
+        self._restrict(batch, made, limits)
+        tokens, offers = made.tokens.tolist(), made.offers()
+        copied = [
+            [CopiedToken(*each) for each in zip(own, offer, strict=False)]
+            for own, offer in zip(tokens, offers, strict=True)
+        ]
+        grown = self._drafter.trees_to_grow(limits, copied, policy)
+        return self._drafter.draft_trees(batch, states, policy, grown, copied)
+
+    def _restrict(self, batch: Batch, made: Proposals, limits: list[int]) -> None:
+        """Leave out the source that a request does not want."""
         for index, request in enumerate(batch.generating):
             wanted = request.speculation.draft
             if wanted == self._offers.name:
                 limits[index] = 0
             elif wanted is not None:
                 made.lengths[index] = 0
+
+    def _draft_chains(self, batch: Batch, policy: Policy) -> Draft:
+        """Draft with one source for each request."""
+        gamma = policy.num_speculative_tokens
+        states = batch.states(self._offers.room)
+        made = self._offers.allowed_proposals(
+            batch, [min(state.draft_limit, gamma) for state in states]
+        )
+        limits = [state.draft_limit for state in batch.states(self._drafter.room)]
+        self._restrict(batch, made, limits)
         offered = [
             state._replace(
                 offer=offer,

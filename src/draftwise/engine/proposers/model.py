@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
@@ -13,11 +13,12 @@ from draftwise.engine.drafting.native import NativeBackend
 from draftwise.engine.drafting.recorded import RecordedBackend
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import Proposer, ProposerContext
+from draftwise.engine.proposers.growing_tree import CopiedToken
 from draftwise.engine.proposers.proposals import planned_lengths
 from draftwise.engine.proposers.registry import register
 from draftwise.engine.proposers.token_trees import TreeDrafting
 from draftwise.engine.request import Request
-from draftwise.policies.base import Policy
+from draftwise.policies.base import Policy, RequestState
 
 
 @register
@@ -45,6 +46,7 @@ class ModelProposer(Proposer):
         self._backends = self._new_backends()
         self._trees: TreeDrafting | None = None
         if context.tree_width > 1:
+            self.cached_model.model.compile_for_trees()
             self._trees = TreeDrafting(self.cached_model, context.tree_width)
 
     def _new_backends(self) -> list[DraftingBackend]:
@@ -59,23 +61,60 @@ class ModelProposer(Proposer):
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Draft as many tokens as the policy wants, up to each request's limit."""
         # The draft of a tree knows no penalties.
-        if self._trees is None or not batch.may_branch or batch.controls.changes_tokens:
-            return self.draft(batch, policy, self.draft_limits(batch, policy))
-        return self._draft_trees(self._trees, batch, policy)
+        if self._trees is not None and batch.may_branch and not batch.controls.changes_tokens:
+            states = batch.states(self.room)
+            if policy.branches(states):
+                return self.draft_trees(batch, states, policy, self._tree_limits(states, policy))
+        return self.draft(batch, policy, self.draft_limits(batch, policy))
 
-    def _draft_trees(self, trees: TreeDrafting, batch: Batch, policy: Policy) -> Draft:
-        """Draft token trees. The policy chooses their nodes by their estimated acceptance."""
-        context, states = self.context, batch.states(self.room)
-        drafts = policy.looks_for_offers(states)
-        limits = policy.max_tree_nodes(states) if drafts else [0] * len(states)
-        step = self._step(batch, limits, False)
-        drafted = trees.draft(step, policy)
-        lengths = [0] * len(limits)
-        if drafts:
-            lengths = planned_lengths(drafted.proposals, states, policy)
-        else:
+    @staticmethod
+    def _tree_limits(states: Sequence[RequestState], policy: Policy) -> list[int] | None:
+        """``[batch]`` maximum numbers of nodes; ``None`` in a step without drafts."""
+        return policy.max_tree_nodes(states) if policy.looks_for_offers(states) else None
+
+    def draft_trees(
+        self,
+        batch: Batch,
+        states: Sequence[RequestState],
+        policy: Policy,
+        limits: Sequence[int] | None,
+        copied: Sequence[Sequence[CopiedToken]] | None = None,
+    ) -> Draft:
+        """Draft token trees. The policy chooses their nodes by their estimated acceptance.
+
+        Args:
+            batch: the step's batch.
+            states: its requests.
+            policy: the policy.
+            limits: ``[batch]`` maximum numbers of nodes of trees that the model grows, 0 where it
+                drafts nothing; ``None`` in a step without any drafts.
+            copied: ``[batch]`` known continuations that are branches of the trees; ``None`` for
+                none.
+        """
+        trees, context, num_requests = self._trees, self.context, len(states)
+        assert trees is not None
+        drafted = trees.draft(
+            self._step(batch, [0] * num_requests if limits is None else limits, False),
+            policy,
+            copied,
+        )
+        lengths = [0] * num_requests
+        if limits is None:
             policy.skip_drafts(states)
+        else:
+            lengths = planned_lengths(drafted.proposals, states, policy)
         return drafted.draft(lengths, context, batch.uniforms, policy.uses_draft_signals())
+
+    def trees_to_grow(
+        self,
+        limits: Sequence[int],
+        copied: Sequence[Sequence[CopiedToken]],
+        policy: Policy,
+    ) -> list[int]:
+        """The limits of trees that the model grows beside known continuations, and 0 for others."""
+        assert self._trees is not None
+        grows = self._trees.growing(limits, copied, policy).tolist()
+        return [limit if own else 0 for limit, own in zip(limits, grows, strict=True)]
 
     def num_behind(self, request: Request) -> int:
         """Number of a request's tokens that the model has not read yet, besides the newest."""
@@ -108,7 +147,7 @@ class ModelProposer(Proposer):
         return run_drafting(self._backend_for(step), step, policy, context.oracle)
 
     def _step(
-        self, batch: Batch, limits: list[int], signals: bool, min_width: int = 0
+        self, batch: Batch, limits: Sequence[int], signals: bool, min_width: int = 0
     ) -> DraftingStep:
         """A step in which the model also reads what it is overdue to read."""
         model, vocab_size = self.cached_model, self.context.vocab_size

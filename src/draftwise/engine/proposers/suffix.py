@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import ProposerContext, TokenProposer
@@ -15,6 +16,7 @@ from draftwise.engine.suffix.branching import SuffixTree
 from draftwise.engine.suffix.corpus import namespace_of
 from draftwise.engine.suffix.matcher import SuffixMatcher
 from draftwise.models.native.suffix import FoundContinuations
+from draftwise.policies.base import Policy
 
 
 class _Proposed(NamedTuple):
@@ -57,6 +59,16 @@ class SuffixProposer(TokenProposer):
         self._corpus = context.corpus
         self._matcher = SuffixMatcher(context.max_batch_size, context.max_model_len, context.corpus)
         self._proposed: _Proposed | None = None
+        self._branches = False
+
+    def propose(self, batch: Batch, policy: Policy) -> Draft:
+        """Propose the continuations that the policy wants, as chains or as trees."""
+        self._branches = (
+            self.context.tree_width > 1
+            and batch.may_branch
+            and policy.branches(batch.states(self.room))
+        )
+        return super().propose(batch, policy)
 
     def proposals(self, batch: Batch, limits: Sequence[int]) -> Proposals:
         """The continuations of all requests, found together."""
@@ -66,7 +78,7 @@ class SuffixProposer(TokenProposer):
         requests = batch.generating
         self._read(requests)
         slots = [request.cache_slot for request in requests]
-        if self.context.tree_width > 1 and batch.may_branch:
+        if self._branches:
             return self._trees(requests, slots, limits)
         found = self._matcher.continuations(slots, limits)
         lengths = found.lengths.tolist()

@@ -12,12 +12,18 @@ At other temperatures the children are drawn without replacement, and the second
 many children a node has is decided before they are drawn, from the path to it and from the draft's
 distribution. The value of a child is then about its rank and not about its token. All nodes that
 were drawn are verified.
+
+A continuation that is known before the model runs may be a branch of the tree. Its tokens are
+proposed with certainty in both cases. Each is its parent's first child, and siblings are drawn from
+what the draft's distribution has beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -33,7 +39,7 @@ from draftwise.engine.cached_model import CachedModel, NodeInput
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.base import ProposerContext
-from draftwise.engine.proposers.growing_tree import GrowingTree, Node
+from draftwise.engine.proposers.growing_tree import COPIED, CopiedToken, GrowingTree, Node
 from draftwise.engine.proposers.proposals import Proposals, ProposedTree
 from draftwise.engine.request import Request
 from draftwise.engine.tree_paths import known_nodes
@@ -44,19 +50,27 @@ from draftwise.policies.base import Policy, TreeLevel
 
 Floats = NDArray[np.float64]
 
+# Probability that a child of a root is accepted, before any tree was drafted, and the weight of a
+# step in its mean.
+_FIRST_COVERAGE, _COVERAGE_WEIGHT = 0.7, 0.05
+# The model grows a tree after so many steps without one, to be measured.
+_LONGEST_REST = 64
+
 
 class DraftedTrees(NamedTuple):
     """The token trees of a step.
 
     Attributes:
         proposals: the nodes of each request.
-        passes: number of tokens in each pass of the model.
+        passes: number of tokens in each pass of the model; ``None`` if all tokens are copied.
         tree_probs: what drawn trees were drawn from; ``None`` without any.
+        copied: ``[batch]`` the copied nodes of each tree; ``None`` if there are none.
     """
 
     proposals: Proposals
-    passes: tuple[int, ...] = ()
+    passes: tuple[int, ...] | None = ()
     tree_probs: TreeProbs | None = None
+    copied: tuple[frozenset[int], ...] | None = None
 
     def draft(
         self,
@@ -83,7 +97,13 @@ class DraftedTrees(NamedTuple):
             ]
         made = self.proposals.draft(lengths, context.vocab_size, context.device, uniforms, signals)
         is_one_hot = tuple(n > 0 and not own for n, own in zip(lengths, drawn, strict=True))
-        return replace(made, is_one_hot=is_one_hot, passes=self.passes, tree_probs=self.tree_probs)
+        return replace(
+            made,
+            is_one_hot=is_one_hot,
+            passes=self.passes,
+            tree_probs=self.tree_probs,
+            copied_nodes=self.copied,
+        )
 
 
 class _Children(NamedTuple):
@@ -133,7 +153,7 @@ class _Growth:
         signals: whether the policy uses the entropy of the draft.
         trees: all trees.
         parts: distributions that children were drawn from, ``[rows, own vocab]`` each.
-        rows: by request, the row of each node of a drawn tree.
+        rows: by request, the row of each drawn node.
     """
 
     def __init__(
@@ -141,7 +161,7 @@ class _Growth:
     ) -> None:
         self.step, self.policy, self.signals, self.trees = step, policy, signals, trees
         self.parts: list[Tensor] = []
-        self.rows: dict[int, list[int]] = {}
+        self.rows: dict[int, dict[int, int]] = {}
 
     def least_value(self, tree: GrowingTree) -> float:
         """The value below which no node of a tree is drawn."""
@@ -164,20 +184,57 @@ class TreeDrafting:
         self._acceptance = NodeAcceptance()
         self._ranks, self._first_ranks = RankAcceptance(width), RankAcceptance(width)
         self._drafted: list[tuple[Request, int, GrowingTree]] = []
+        self._root_coverage, self._num_rests = _FIRST_COVERAGE, 0
+
+    def growing(
+        self, limits: Sequence[int], copied: Sequence[Sequence[CopiedToken]], policy: Policy
+    ) -> NDArray[np.bool_]:
+        """``[batch]`` for which requests the model runs, beside known continuations.
+
+        Args:
+            limits: ``[batch]`` maximum number of nodes; 0 where the model cannot draft.
+            copied: ``[batch]`` the known continuation of each request.
+            policy: decides.
+        """
+        able = [index for index, limit in enumerate(limits) if limit > 0]
+        grows = np.zeros(len(limits), dtype=bool)
+        if not able:
+            return grows
+        # Without a continuation, after its end, and where it is wrong, the model adds tokens.
+        paths = [np.cumprod([1.0, *(token.acceptance for token in copied[i])]) for i in able]
+        values = np.array([1.0 - float(path[:2][-1] - path[-1]) for path in paths])
+        entropy = np.zeros(len(able)) if policy.uses_draft_signals() else None
+        wanted = policy.grow_trees(TreeLevel(0, able, values, entropy, self._root_coverage))
+        if wanted is None or self._num_rests >= _LONGEST_REST:
+            wanted = np.ones(len(able), dtype=bool)
+        grows[able] = wanted
+        self._num_rests = 0 if wanted.any() else self._num_rests + 1
+        return grows
 
     @torch.inference_mode()
-    def draft(self, step: DraftingStep, policy: Policy) -> DraftedTrees:
+    def draft(
+        self,
+        step: DraftingStep,
+        policy: Policy,
+        copied: Sequence[Sequence[CopiedToken]] | None = None,
+    ) -> DraftedTrees:
         """Draft trees.
 
         Args:
-            step: the step. Its limits are the maximum numbers of verified nodes.
+            step: the step. Its limits are the maximum numbers of verified nodes, and 0 where the
+                model does not draft.
             policy: decides which nodes get children.
+            copied: ``[batch]`` known continuations that are branches of the trees; ``None`` for
+                none.
         """
         model, requests = self._model, step.batch.generating
         self._drafted = []
+        branches = copied or [()] * len(step.limits)
+        grown = {index: _chain_of(branch) for index, branch in enumerate(branches) if branch}
         if not step.active:
             model.read(step.inputs)
-            return DraftedTrees(Proposals.nothing(len(step.limits)))
+            proposals = Proposals.of_trees(_every(grown, len(step.limits)))
+            return DraftedTrees(proposals, None if grown else ())
         trees = []
         for index in step.active:
             request = requests[index]
@@ -185,7 +242,13 @@ class TreeDrafting:
             most = model.cache.max_new_tokens - 1 - model.num_behind(request)
             room = max(0, min(model.room(request), MAX_TREE_TOKENS - 1, most))
             greedy = request.params.temperature == 0
-            trees.append(GrowingTree(index, greedy, step.limits[index], room))
+            branch, longest = branches[index], step.limits[index]
+            if not greedy:
+                # All nodes of a drawn tree are verified. Half of them are kept for drawn ones.
+                branch = _worth_verifying(branch, policy.least_node_value(index, 0))
+                longest = -(-longest // 2)
+            branch = branch[:longest]
+            trees.append(GrowingTree(index, greedy, step.limits[index], room, branch))
             self._drafted.append((request, len(request.tokens), trees[-1]))
         growth = _Growth(step, policy, policy.uses_draft_signals(), trees)
         logits = model.read_roots(step.inputs)
@@ -193,16 +256,21 @@ class TreeDrafting:
         reading: list[_Reading] = [(tree, [ROOT]) for tree in trees]
         while True:
             coverage = self._add_children(growth, logits, reading)
+            if len(passes) == 1:
+                self._root_coverage += _COVERAGE_WEIGHT * (coverage - self._root_coverage)
             reading = self._next_nodes(growth, coverage)
             if not reading:
                 break
             logits = model.read_nodes(self._inputs(step, reading))
             passes.append(len(logits))
-        grown = {tree.index: tree.proposed() for tree in trees}
-        proposals = Proposals.of_trees(
-            [grown.get(index, ProposedTree()) for index in range(len(step.limits))]
+        grown |= {tree.index: tree.proposed() for tree in trees}
+        proposed = _every(grown, len(step.limits))
+        return DraftedTrees(
+            Proposals.of_trees(proposed),
+            tuple(passes),
+            self._tree_probs(growth),
+            tuple(tree.copied for tree in proposed) if any(branches) else None,
         )
-        return DraftedTrees(proposals, tuple(passes), self._tree_probs(growth))
 
     def learn(self, commit: Commit) -> None:
         """Compare the drafted trees with the tokens that the requests gained.
@@ -219,10 +287,11 @@ class TreeDrafting:
             tokens, parents = [node.token for node in nodes], [node.parent for node in nodes]
             known, accepted = known_nodes(tokens, parents, request.tokens[start:])
             pairs = [(nodes[at], right) for at, right in zip(known, accepted, strict=True)]
+            right_ranks = {node.parent: node.rank for node, right in pairs if right}
+            pairs = [pair for pair in pairs if pair[0].rank != COPIED]
             if tree.greedy:
                 likely += pairs
             else:
-                right_ranks = {node.parent: node.rank for node, right in pairs if right}
                 drawn += [
                     (node, right)
                     for node, right in pairs
@@ -272,15 +341,20 @@ class TreeDrafting:
         for tree, nodes in reading:
             tree.was_read(nodes, row)
             counts: list[int] = []
+            own = of_ranks[row : row + len(nodes)]
             if not tree.greedy:
-                own = of_ranks[row : row + len(nodes)]
+                # Drawn children are tested after a copied one was rejected.
+                own = [
+                    [tree.open_share(node) * estimate for estimate in ranked]
+                    for node, ranked in zip(nodes, own, strict=True)
+                ]
                 counts = tree.children_to_draw(nodes, own, growth.least_value(tree))
             for at, node in enumerate(nodes):
                 if tree.greedy:
                     tree.add(node, found.tokens[row], probs[row], rows[row], entropy[row])
                     covered += tree.value(node) * sum(rows[row])
                 else:
-                    values = of_ranks[row][: counts[at]]
+                    values = own[at][: counts[at]]
                     if values:
                         drawing.append(
                             _Drawing(tree, node, row, values, probs[row][0], entropy[row])
@@ -299,6 +373,7 @@ class TreeDrafting:
         rows = upload([each.row for each in drawing], torch.long, device)
         owners = upload([each.tree.index for each in drawing], torch.long, device)
         q = probabilities(logits[rows], batch.controls.rows(owners))
+        q = self._without_copied(q, [each.tree.copied_child(each.node) for each in drawing])
         width = max(len(each.values) for each in drawing)
         uniforms = torch.zeros(len(drawing), width, dtype=torch.float64)
         for at, each in enumerate(drawing):
@@ -315,14 +390,36 @@ class TreeDrafting:
         ):
             count = sum(there[: len(each.values)])
             probs = [each.largest] * count
+            first = len(each.tree.nodes)
             each.tree.add(each.node, own[:count], probs, each.values[:count], each.entropy)
-            growth.rows.setdefault(each.tree.index, []).extend([first_row + at] * count)
+            places = growth.rows.setdefault(each.tree.index, {})
+            places |= dict.fromkeys(range(first, first + count), first_row + at)
+
+    def _without_copied(self, q: Tensor, copied: Sequence[CopiedToken | None]) -> Tensor:
+        """Distributions without tokens that are children already; zeros where nothing is left.
+
+        Args:
+            q: ``[rows, own vocab]``.
+            copied: ``[rows]`` the token.
+        """
+        if not any(copied):
+            return q
+        tokens = upload([-1 if c is None else c.token for c in copied], torch.long, q.device)
+        ids = self._model.target_tokens(torch.arange(q.shape[1], device=q.device))
+        left = q.masked_fill(ids == tokens.unsqueeze(1), 0.0)
+        total = left.sum(dim=1, keepdim=True)
+        return left / torch.where(total > 0, total, 1.0)
 
     def _tree_probs(self, growth: _Growth) -> TreeProbs | None:
         """The distributions of drawn trees."""
-        if not growth.rows:
+        drawn = {index: own for index, own in growth.rows.items() if own}
+        if not drawn:
             return None
-        rows = [growth.rows.get(index, []) for index in range(len(growth.step.limits))]
+        rows: list[list[int]] = [[] for _ in growth.step.limits]
+        for tree in growth.trees:
+            if tree.index in drawn:
+                places = drawn[tree.index]
+                rows[tree.index] = [places.get(node, -1) for node in range(len(tree.nodes))]
         probs, vocab_size = torch.cat(growth.parts), self._model.vocab_size
         own = torch.arange(probs.shape[1], device=probs.device)
         ids = self._model.target_tokens(own)
@@ -356,7 +453,7 @@ class TreeDrafting:
         level = TreeLevel(
             chosen[0].depth,
             [tree.index for tree, _ in found],
-            np.array([node.value for node in chosen]),
+            np.array([tree.open_value(node) for tree, node in found]),
             np.array([node.entropy for node in chosen]) if growth.signals else None,
             coverage,
         )
@@ -375,3 +472,21 @@ class TreeDrafting:
             slot = step.cache_slots[tree.index]
             inputs.append(tree.read(nodes, slot, lengths[slot]))
         return inputs
+
+
+def _every(trees: Mapping[int, ProposedTree], num_requests: int) -> list[ProposedTree]:
+    """The trees of all requests, of which some have one."""
+    return [trees.get(index, ProposedTree()) for index in range(num_requests)]
+
+
+def _chain_of(copied: Sequence[CopiedToken]) -> ProposedTree:
+    """A tree of copied tokens alone."""
+    values = list(accumulate((token.acceptance for token in copied), mul))
+    tokens, parents = [token.token for token in copied], range(-1, len(copied) - 1)
+    return ProposedTree(tokens, parents, values, frozenset(range(len(copied))))
+
+
+def _worth_verifying(copied: Sequence[CopiedToken], least: float) -> Sequence[CopiedToken]:
+    """The first copied tokens, as long as the probability that all are accepted is large enough."""
+    values = accumulate((token.acceptance for token in copied), mul)
+    return copied[: sum(value >= least for value in values)]
