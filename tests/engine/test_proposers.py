@@ -108,13 +108,21 @@ def test_texts_follow_the_target_with_every_control(models, params):
     check_law(models, build(models, RECIPE, "fixed", 64), params)
 
 
-def check_law(models, engine, params, count=6000):
+def check_law(models, engine, params, count=6000, policies=(None,)):
+    """Compare the texts of requests, whose policies take turns, with the target's distribution."""
     prompt = [1, 2, 3]
-    outputs = generate(
-        engine,
-        [prompt] * count,
-        [SamplingParams(**{**vars(params), "seed": seed}) for seed in range(count)],
-    )
+    requests = [
+        engine.add(
+            None,
+            prompt,
+            SamplingParams(**{**vars(params), "seed": seed}),
+            RequestSpeculation(policy=policies[seed % len(policies)]),
+        )
+        for seed in range(count)
+    ]
+    while engine.num_unfinished:
+        engine.step()
+    outputs = [request.output() for request in requests]
     expected = exact_distribution(models.reference(RECIPE), prompt, params, 3)
     counts = sequence_counts(torch.tensor(token_ids(outputs)), RECIPE.vocab)
     assert chi_square_p_value(counts, expected.joint()) > NOT_UNLIKELY
@@ -253,6 +261,12 @@ class TestHybrid:
     )
     def test_texts_follow_the_target(self, models, policy):
         check_law(models, self.engine(models, policy, 64), SamplingParams(max_tokens=3))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("other", ["svip", "none", "staged"])
+    def test_texts_follow_the_target_with_several_policies(self, models, other):
+        engine = self.engine(models, "sv" if other == "staged" else "adaptive", 64)
+        check_law(models, engine, SamplingParams(max_tokens=3), policies=(None, "fixed", other))
 
     @pytest.mark.slow
     @pytest.mark.covering("params", "max_batch_size")

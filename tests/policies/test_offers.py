@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.core.goodput import OperatingPoint, StepEstimate
+from draftwise.core.goodput import StepEstimate
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.types import Outcome, StepTimes
 from draftwise.policies import PolicyContext, create_policy
@@ -287,15 +287,13 @@ def test_weights_change_the_selection():
 
 
 class TestSources:
-    point = OperatingPoint(3)
-
-    def prefers(self, requests, draft=0.001, gained=1.5, pricing=None):
+    def prefers(self, requests, draft=0.001, gained=1.5, pricing=None, passes=3.0):
         count = len(requests)
         pricing = pricing or OfferPricing(latency(draft))
         values = np.full(count, 0.010)
         selected = pricing.select(requests, values, 0)
-        estimate = StepEstimate(count * (1 + gained), 0.02, count * 3.0)
-        return pricing.prefers_model(requests, values, selected, 0, self.point, estimate).tolist()
+        estimate = StepEstimate(count * (1 + gained), 0.02, count * 3.0, passes)
+        return pricing.prefers_model(requests, values, selected, 0, estimate).tolist()
 
     def test_the_model_drafts_where_nothing_is_offered(self):
         assert self.prefers(offering((), (0.99,) * 8)) == [True, False]
@@ -305,6 +303,11 @@ class TestSources:
         assert self.prefers(few, draft=0.008) == [False] * 4
         many = offering((), (), (), ())
         assert self.prefers(many, draft=0.008) == [True] * 4
+
+    def test_drafts_that_end_early_have_fewer_passes(self):
+        requests = offering(())
+        assert self.prefers(requests, draft=0.006) == [False]
+        assert self.prefers(requests, draft=0.006, passes=1.2) == [True]
 
     def test_a_model_that_is_behind_costs_more(self):
         requests = offering(())

@@ -14,28 +14,28 @@ from draftwise.policies.shapes import ShapeChoice
 
 from ..stand_ins import NO_TIMES, fixed_latency
 
-CHAIN, TREE = (3.0, 0.010), (4.2, 0.015)  # tokens and seconds of a step
+CHAIN, TREE = (3.0, 1.0), (4.2, 1.5)  # tokens per request and relative duration of a step
 
 
 def run(choice, chain, tree, num_steps, num_requests=1, seed=0):
     """Run steps with given means, and return which had trees and the achieved goodput."""
     random = np.random.default_rng(seed)
-    branches, tokens, seconds = [], 0.0, 0.0
+    branches, tokens, duration = [], 0.0, 0.0
     for _ in range(num_steps):
         branches.append(choice.branches(num_requests))
-        mean, duration = tree if branches[-1] else chain
-        gained = sum(1 + random.binomial(8, (mean - 1) / 8) for _ in range(num_requests))
-        took = duration * random.lognormal(0.0, 0.05)
+        mean, usual = tree if branches[-1] else chain
+        gained = 1 + float(random.binomial(8, (mean - 1) / 8, num_requests).mean())
+        took = usual * random.lognormal(0.0, 0.05)
         choice.observe(gained, took)
-        tokens, seconds = tokens + gained, seconds + took
-    return branches, tokens / seconds
+        tokens, duration = tokens + gained, duration + took
+    return branches, tokens / duration
 
 
 @pytest.mark.parametrize("num_requests", [1, 8])
 @pytest.mark.parametrize("factor", [0.5, 0.8, 0.93, 1.0, 1.07, 1.25, 2.0])
 def test_little_is_lost_to_the_better_shape(factor, num_requests):
     tree = (TREE[0], TREE[0] / (factor * CHAIN[0] / CHAIN[1]))
-    best = num_requests * max(CHAIN[0] / CHAIN[1], tree[0] / tree[1])
+    best = max(CHAIN[0] / CHAIN[1], tree[0] / tree[1])
     goodputs = [
         run(ShapeChoice(), CHAIN, tree, 3000, num_requests, seed)[1] / best for seed in range(5)
     ]
@@ -43,15 +43,15 @@ def test_little_is_lost_to_the_better_shape(factor, num_requests):
 
 
 def test_the_worse_shape_is_rarely_used():
-    for tree, share in (((4.2, 0.030), (0.0, 0.05)), ((4.2, 0.007), (0.95, 1.0))):
+    for tree, share in (((4.2, 3.0), (0.0, 0.05)), ((4.2, 0.7), (0.95, 1.0))):
         branches, _ = run(ShapeChoice(), CHAIN, tree, 2000)
         assert share[0] <= np.mean(branches[200:]) <= share[1]
 
 
 def test_a_change_of_the_workload_is_followed():
     choice = ShapeChoice()
-    run(choice, CHAIN, (4.2, 0.020), 1500)
-    branches, _ = run(choice, CHAIN, (4.2, 0.0105), 2500)
+    run(choice, CHAIN, (4.2, 2.0), 1500)
+    branches, _ = run(choice, CHAIN, (4.2, 1.05), 2500)
     assert np.mean(branches[-1000:]) > 0.8
 
 
@@ -64,19 +64,42 @@ def test_shapes_take_turns_of_several_steps():
 
 def test_another_batch_size_begins_with_what_is_known():
     choice = ShapeChoice()
-    run(choice, CHAIN, (4.2, 0.030), 400, num_requests=4)
-    branches, _ = run(choice, CHAIN, (4.2, 0.030), 100, num_requests=16)
+    run(choice, CHAIN, (4.2, 3.0), 400, num_requests=4)
+    branches, _ = run(choice, CHAIN, (4.2, 3.0), 100, num_requests=16)
     assert np.mean(branches) < 0.1
+
+
+@pytest.mark.parametrize("sizes", [(1, 16), (16, 1)])
+def test_the_better_shape_may_differ_between_batch_sizes(sizes):
+    choice = ShapeChoice()
+    run(choice, CHAIN, (4.2, 1.05), 600, sizes[0])
+    branches, _ = run(choice, CHAIN, (4.2, 2.5), 400, sizes[1])
+    assert np.mean(branches[-200:]) < 0.2
 
 
 def test_a_pause_of_the_machine_decides_nothing():
     choice = ShapeChoice()
-    run(choice, CHAIN, (4.2, 0.011), 400)
+    run(choice, CHAIN, (4.2, 1.1), 400)
     while not choice.branches(1):
-        choice.observe(3, 0.010)
-    choice.observe(4, 60.0)
-    branches, _ = run(choice, CHAIN, (4.2, 0.011), 400)
+        choice.observe(3, 1.0)
+    choice.observe(4, 6000.0)
+    branches, _ = run(choice, CHAIN, (4.2, 1.1), 400)
     assert np.mean(branches) > 0.7
+
+
+def test_the_first_step_may_compile_kernels():
+    choice = ShapeChoice()
+    assert choice.branches(1)
+    choice.observe(4, 500.0)
+    branches, _ = run(choice, CHAIN, (4.2, 1.0), 400)
+    assert np.mean(branches[100:]) > 0.8
+
+
+def test_a_shape_that_is_never_measured_is_given_up():
+    """As where every step also reads prompts."""
+    choice = ShapeChoice()
+    branches = [choice.branches(4) for _ in range(400)]
+    assert not any(branches[100:])
 
 
 STATES = [RequestState(20, 4, 8, index) for index in range(2)]
@@ -95,16 +118,39 @@ class TestAdaptive:
         states = [STATES[0], STATES[1]._replace(policy="eagle2")]
         assert router.branches(states)
 
-    def test_only_typical_steps_count(self):
+    def test_requests_without_speculation_want_no_trees(self):
+        context = PolicyContext(8, fixed_latency(), drafts_trees=True)
+        router = PolicyRouter(context, self.policy())
+        router.default.shapes.branches = lambda num_requests: False
+        assert not router.branches([STATES[0], STATES[1]._replace(policy="none")])
+
+    def test_a_step_that_only_reads_prompts_has_no_shape(self):
+        policy = self.policy()
+        for _ in range(50):
+            assert not policy.branches([])
+
+    def test_only_typical_steps_that_were_asked_about_count(self):
         policy = self.policy()
         seen = []
-        policy.shapes.observe = lambda tokens, seconds: seen.append((tokens, seconds))
-        for disturbed in (True, False):
-            policy.branches(STATES)
+        policy.shapes.observe = lambda *measured: seen.append(measured)
+        offers = [state._replace(offer=[0.5], has_model=False) for state in STATES]
+        for is_asked, disturbed in ((True, True), (False, False), (True, False)):
+            if is_asked:
+                policy.branches(STATES)
             policy.looks_for_offers(STATES)
-            policy.plan_drafts([s._replace(offer=[0.5], has_model=False) for s in STATES])
+            policy.plan_drafts(offers)
             policy.observe(accepted(1, 0), times(disturbed))
-        assert seen == [(3, 0.5)]
+        usual = fixed_latency().target_seconds(2, sum(state.num_tokens for state in STATES))
+        assert seen == [(pytest.approx(1.5), pytest.approx(0.5 / usual))]
+
+    def test_offers_are_looked_for_where_nobody_asks(self):
+        """As in a step with a draft model, after a step with trees that looked for none."""
+        policy = self.policy()
+        offers = [state._replace(offer=[0.99] * 4, has_model=False) for state in STATES]
+        while policy.looks_for_offers(STATES):
+            policy.plan_drafts(offers)
+        policy.skip_drafts(STATES)
+        assert all(choice.length for choice in policy.plan_drafts(offers))
 
 
 def accepted(*numbers):

@@ -94,11 +94,13 @@ class StepEstimate:
         tokens: number of tokens gained over the batch, including the tokens that the target adds.
         seconds: duration of the step.
         size: number of tokens in the target's pass.
+        passes: number of draft passes.
     """
 
     tokens: float
     seconds: float
     size: float
+    passes: float
 
     @property
     def goodput(self) -> float:
@@ -134,12 +136,13 @@ def step_estimates(
         share = verified.mean(axis=0)
         gained = float((kept[:, : point.max_length] * verified).sum(axis=1).mean())
         size = num_requests * (1.0 + float(share.sum()))
-        seconds = costs.target(size)
+        seconds, passes = costs.target(size), 0.0
         for drafting in (1.0, *share[:-1].tolist())[: point.max_length]:
             # The pass runs if at least one request drafts.
             runs = 1.0 - (1.0 - drafting) ** num_requests
+            passes += runs
             seconds += runs * costs.draft(num_requests * drafting / runs) if runs else 0.0
-        result.append(StepEstimate(num_requests * (1.0 + gained), seconds, size))
+        result.append(StepEstimate(num_requests * (1.0 + gained), seconds, size, passes))
     return result
 
 

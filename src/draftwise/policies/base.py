@@ -146,7 +146,7 @@ class TreeLevel(NamedTuple):
         entropy: ``[nodes]`` entropy in nats of the draft's distribution that each node's token was
             taken from; ``None`` if the policy uses no signals of the draft.
         coverage: estimated probability that the target's token is among the children of a node that
-            it reaches, from the level before.
+            it reaches, and is not a copied token there, from the level before.
     """
 
     depth: int
@@ -325,9 +325,9 @@ class Policy(ABC):
     def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether continuations are looked for in this step. It must not depend on them.
 
-        It is asked before :meth:`plan_drafts` where no draft model is used. Looking takes time,
-        which a policy may save. If the answer is no, :meth:`skip_drafts` replaces
-        :meth:`plan_drafts`.
+        It is asked before :meth:`plan_drafts` where no draft model is used, and before token trees
+        are drafted. Looking takes time, which a policy may save. If the answer is no,
+        :meth:`skip_drafts` replaces :meth:`plan_drafts`.
 
         Args:
             requests: the requests of the step, without offers.

@@ -19,6 +19,10 @@ class NoSpeculation(Policy):
         """Zero for every request."""
         return [0] * len(requests)
 
+    def branches(self, requests: Sequence[RequestState]) -> bool:
+        """No shape is wanted."""
+        return False
+
     def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
         """Zero for every request."""
         return [0] * len(requests)

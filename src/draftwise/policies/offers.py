@@ -28,7 +28,7 @@ from operator import itemgetter, mul
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core.goodput import OperatingPoint, StepEstimate
+from draftwise.core.goodput import StepEstimate
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
 from draftwise.policies.base import RequestState, TreeLevel
@@ -102,6 +102,20 @@ class OfferPricing:
         self._is_second = looks == self._looks
         self._looks = looks
         return looks
+
+    def always_look(self) -> None:
+        """Begin a step of which :meth:`looks` is not asked, because a draft model runs anyway."""
+        self._looks = self._is_second = True
+
+    def relative_duration(self, num_requests: int, context: int, seconds: float) -> float:
+        """Duration of a step, relative to that of one without drafts by the cost model.
+
+        Args:
+            num_requests: number of requests that gained tokens.
+            context: tokens of context, summed over the requests.
+            seconds: duration of the step.
+        """
+        return seconds / self._predicted(num_requests, context)
 
     def goodput(self, num_requests: int, context: int) -> float:
         """λ, tokens per second: of recent steps, but at least that of no speculation.
@@ -304,7 +318,6 @@ class OfferPricing:
         values: Floats,
         selected: Integers,
         context: int,
-        point: OperatingPoint,
         estimate: StepEstimate,
         slowdown: float = 1.0,
     ) -> NDArray[np.bool_]:
@@ -322,19 +335,20 @@ class OfferPricing:
             values: ``[batch]`` seconds that an accepted token saves.
             selected: ``[batch]`` number of offered tokens that are worth verifying.
             context: tokens of context, summed over the requests.
-            point: operating point of the draft model.
-            estimate: step estimate at this point, if the model drafts for all requests.
+            estimate: step estimate at the operating point of the draft model, if it drafts for all
+                requests.
             slowdown: factor on the duration of such a step, from earlier ones.
         """
         count, latency = len(requests), self._latency
         rows = count + int(selected.sum())
         more_rows = latency.target_seconds(rows + count, context)
         per_row = max(more_rows - latency.target_seconds(rows, context), 0.0) / count
-        length = point.max_length
+        # A threshold ends drafts early.
+        passes = estimate.passes
         single, more = latency.draft_seconds(1), count + _SLOPE_TOKENS
         per_token = max(0.0, latency.draft_seconds(more) - single) / (more - 1)
         verified = estimate.size / count - 1.0
-        own_cost = per_row * verified + per_token * length
+        own_cost = per_row * verified + per_token * passes
         own_cost += (slowdown - 1.0) * estimate.seconds / count
         # The estimate is about the average request. Requests differ in their recent acceptance.
         gained = estimate.tokens / count - 1.0
@@ -345,7 +359,7 @@ class OfferPricing:
             gain = of_model - own_cost - per_token * request.num_behind - max(of_offer, 0.0)
             prefers.append(gain > 0)
             total += max(gain, 0.0)
-        if total <= length * max(0.0, single - per_token):
+        if total <= passes * max(0.0, single - per_token):
             prefers = [False] * count
         return np.array(prefers, dtype=bool)
 

@@ -66,6 +66,8 @@ class PricedPolicy(Policy):
         self.prices = Pricing(context.latency, context.num_speculative_tokens, self.options)
         self.offers = OfferPricing(context.latency)
         self.shapes = ShapeChoice()
+        # Whether the coming step, and the current one, were asked about.
+        self._is_asked_for_shape = self._has_shape = self._is_asked_to_look = False
         self._is_offered: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._chose_sources = False
         self._follows_point = True
@@ -142,11 +144,18 @@ class PricedPolicy(Policy):
         """Whether looking for offers pays, or the time without or with them is to be measured."""
         self._num_context_tokens = sum(request.num_tokens for request in requests)
         self._num_growing = len(requests)
+        self._is_asked_to_look = True
         return self.offers.looks(len(requests))
 
     def branches(self, requests: Sequence[RequestState]) -> bool:
         """Whether trees have had the better goodput, or have their turn to be measured."""
-        return self.shapes.branches(len(requests))
+        if not requests:
+            return False
+        self._is_asked_for_shape = True
+        branches = self.shapes.branches(len(requests))
+        if branches:
+            self._uses_signals = False
+        return branches
 
     def least_node_value(self, request: int, num_nodes: int) -> float:
         """The value at which a node saves as much time as it adds."""
@@ -169,6 +178,8 @@ class PricedPolicy(Policy):
         The model drafts for the requests for which its draft is worth more than the offer, if
         together they gain more than its passes cost.
         """
+        if not self._is_asked_to_look:
+            self.offers.always_look()
         if any(request.has_model for request in requests):
             limits = self.draft_lengths(requests)
         else:
@@ -218,7 +229,6 @@ class PricedPolicy(Policy):
                 values,
                 selected,
                 context,
-                self._price.point,
                 estimate,
                 self.prices.slowdown,
             )
@@ -236,6 +246,8 @@ class PricedPolicy(Policy):
         """Discard the state of the last step. Nothing is drafted by an operating point yet."""
         self._requests = requests
         self._num_context_tokens = sum(request.num_tokens for request in requests)
+        self._has_shape, self._is_asked_for_shape = self._is_asked_for_shape, False
+        self._is_asked_to_look = False
         self._num_steps += 1
         self._draft = self._companion_scores = self._explorer = None
         self._max_lengths = [0] * len(requests)
@@ -272,8 +284,11 @@ class PricedPolicy(Policy):
         num_requests = len(self._requests)
         if not num_requests or outcome.acceptance is None or outcome.prefix_acceptance_prob is None:
             return
-        if times.is_typical:
-            self.shapes.observe(num_requests + sum(outcome.num_accepted), times.total)
+        if self._has_shape and times.is_typical:
+            self.shapes.observe(
+                1.0 + sum(outcome.num_accepted) / num_requests,
+                self.offers.relative_duration(num_requests, self._num_context_tokens, times.total),
+            )
         if self._chose_sources and times.is_typical:
             # In a batch that nobody joins, tokens count by what they take off its end.
             num_tokens = num_requests + float(self._weights @ np.asarray(outcome.num_accepted))

@@ -259,6 +259,7 @@ class PolicyRouter(Policy):
             )
         lengths = [0] * self._size
         num_own = [0] * self._size
+        replaces = False
         tokens = draft.tokens.clone()
         proposals = None if draft.probs is None else draft.probs.clone()
         for (policy, indices), wants_scores in zip(self._parts, self._wants_scores, strict=True):
@@ -272,6 +273,7 @@ class PolicyRouter(Policy):
                     companion_scores.agreement[index],
                 )
             plan = policy.select(part, scores)
+            replaces |= plan.num_own is not None
             tokens[index, : plan.tokens.shape[1]] = plan.tokens
             own = plan.filtered().proposals
             if proposals is not None and own is not None:
@@ -279,7 +281,8 @@ class PolicyRouter(Policy):
             for at, request in enumerate(indices):
                 lengths[request] = plan.lengths[at]
                 num_own[request] = plan.lengths[at] if plan.num_own is None else plan.num_own[at]
-        return Plan(tokens, tuple(lengths), proposals, tuple(num_own))
+        # Copied tokens are verified as such only if it is known that none was replaced.
+        return Plan(tokens, tuple(lengths), proposals, tuple(num_own) if replaces else None)
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Each policy learns from its own requests."""

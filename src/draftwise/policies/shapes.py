@@ -9,7 +9,7 @@ steps are recent that it may have become the better one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Number of steps of a turn.
 _TURN = 8
@@ -17,10 +17,13 @@ _TURN = 8
 _FORGETTING = 0.998
 # Standard deviation of a step's tokens per request, and of its duration, relative to their means.
 _SPREAD_OF_TOKENS, _SPREAD_OF_SECONDS = 0.6, 0.1
-# A batch size that is new begins with what the nearest known one has measured, as so many steps.
+# A batch size that is new begins with what the nearest known one has measured, as at most so many
+# steps.
 _PRIOR_STEPS = 8.0
 # Durations are clipped to this factor of their mean. A pause of the machine says nothing.
 _MOST_UNUSUAL = 3.0
+# Number of turns after which a shape that was never measured is given up.
+_MOST_TURNS = 3
 
 
 class ShapeChoice:
@@ -29,40 +32,28 @@ class ShapeChoice:
     def __init__(self) -> None:
         """Start with a turn of trees."""
         self._records: dict[int, _Record] = {}
-        self._current: _Record | None = None
+        self._current = _Record(_Shape(), _Shape())
 
     def branches(self, num_requests: int) -> bool:
         """Whether the drafts of the coming step are trees. Call it once per step, or never.
 
         Args:
-            num_requests: number of requests that gain tokens in the step.
+            num_requests: number of requests that gain tokens in the step, at least 1.
         """
-        record = self._record(max(num_requests, 1))
+        self._current = record = self._record(num_requests)
         if not record.steps_left:
-            record.branches = record.may_be_best(num_requests)
-            record.steps_left = _TURN
+            record.begin_turn(num_requests)
         record.steps_left -= 1
-        self._current = record
         return record.branches
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """Record a step that processed no prompts.
+    def observe(self, tokens: float, duration: float) -> None:
+        """Record the step that was asked about last. It must not process prompts.
 
         Args:
-            num_tokens: number of tokens that the requests gained.
-            seconds: its duration.
+            tokens: number of tokens that each request gained, on average.
+            duration: relative to that of a step without drafts, by the cost model.
         """
-        record, self._current = self._current, None
-        if record is None:
-            return
-        for shape in record.shapes:
-            shape.forget()
-        shape = record.shapes[record.branches]
-        if shape.steps:
-            seconds = min(seconds, _MOST_UNUSUAL * shape.seconds / shape.steps)
-        shape.steps += 1
-        shape.tokens += num_tokens
-        shape.seconds += seconds
+        self._current.observe(tokens, duration)
 
     def _record(self, num_requests: int) -> _Record:
         """What is known at a batch size; two groups per doubling share it."""
@@ -71,7 +62,7 @@ class ShapeChoice:
             known = [other for other, record in self._records.items() if record.is_known]
             nearest = min(known, key=lambda other: abs(other - bucket), default=None)
             self._records[bucket] = (
-                _Record((_Shape(), _Shape()))
+                _Record(_Shape(), _Shape())
                 if nearest is None
                 else self._records[nearest].as_prior()
             )
@@ -84,31 +75,48 @@ class _Shape:
 
     Attributes:
         steps: number of steps.
-        tokens: tokens that they gained.
-        seconds: their duration.
+        tokens: tokens per request that they gained.
+        duration: their relative duration.
+        num_turns: number of turns so far.
+        is_warm: whether it had a step. The first one may compile kernels, and is left out.
     """
 
     steps: float = 0.0
     tokens: float = 0.0
-    seconds: float = 0.0
+    duration: float = 0.0
+    num_turns: int = 0
+    is_warm: bool = False
 
     def forget(self) -> None:
         """Give all steps less weight."""
         self.steps *= _FORGETTING
         self.tokens *= _FORGETTING
-        self.seconds *= _FORGETTING
+        self.duration *= _FORGETTING
+
+    def observe(self, tokens: float, duration: float) -> None:
+        """Add a step."""
+        if not self.is_warm:
+            self.is_warm = True
+            return
+        if self.steps:
+            duration = min(duration, _MOST_UNUSUAL * self.duration / self.steps)
+        self.steps += 1
+        self.tokens += tokens
+        self.duration += duration
 
     def as_prior(self) -> _Shape:
-        """The same means, with the weight of a few steps."""
-        share = _PRIOR_STEPS / self.steps
-        return _Shape(_PRIOR_STEPS, share * self.tokens, share * self.seconds)
+        """The same means, with the weight of a few steps at most."""
+        weight = min(1.0, _PRIOR_STEPS / self.steps)
+        return _Shape(
+            weight * self.steps, weight * self.tokens, weight * self.duration, is_warm=True
+        )
 
     def optimistic_goodput(self, num_requests: int) -> float:
-        """The goodput, plus one standard error; infinite without any step."""
-        if not self.seconds:
-            return math.inf
+        """The goodput, plus one standard error; infinite without any step, and 0 if given up."""
+        if not self.duration:
+            return math.inf if self.num_turns < _MOST_TURNS else 0.0
         variance = _SPREAD_OF_TOKENS**2 / num_requests + _SPREAD_OF_SECONDS**2
-        return self.tokens / self.seconds * (1.0 + math.sqrt(variance / self.steps))
+        return self.tokens / self.duration * (1.0 + math.sqrt(variance / self.steps))
 
 
 @dataclass
@@ -116,26 +124,35 @@ class _Record:
     """Both shapes at similar batch sizes.
 
     Attributes:
-        shapes: chains and trees.
+        chains, trees: recent steps of both.
         branches: whether the current turn is that of trees.
         steps_left: number of steps until the turn ends.
     """
 
-    shapes: tuple[_Shape, _Shape]
-    branches: bool = True
-    steps_left: int = 0
+    chains: _Shape
+    trees: _Shape
+    branches: bool = field(default=True, init=False)
+    steps_left: int = field(default=0, init=False)
 
     @property
     def is_known(self) -> bool:
-        """Whether both shapes had a step."""
-        return all(shape.seconds for shape in self.shapes)
+        """Whether both shapes were measured."""
+        return self.chains.duration > 0 and self.trees.duration > 0
 
-    def may_be_best(self, num_requests: int) -> bool:
-        """Whether trees may be better than chains may be."""
-        chains, trees = (shape.optimistic_goodput(num_requests) for shape in self.shapes)
-        return trees >= chains
+    def begin_turn(self, num_requests: int) -> None:
+        """Give the next turn to the shape that may be best; the first one to trees."""
+        chains = self.chains.optimistic_goodput(num_requests)
+        trees = self.trees.optimistic_goodput(num_requests)
+        self.branches = trees > chains or math.isinf(trees)
+        self.steps_left = _TURN
+        (self.trees if self.branches else self.chains).num_turns += 1
+
+    def observe(self, tokens: float, duration: float) -> None:
+        """Add a step of the current turn's shape."""
+        self.chains.forget()
+        self.trees.forget()
+        (self.trees if self.branches else self.chains).observe(tokens, duration)
 
     def as_prior(self) -> _Record:
         """The beginning of another batch size."""
-        chains, trees = self.shapes
-        return _Record((chains.as_prior(), trees.as_prior()))
+        return _Record(self.chains.as_prior(), self.trees.as_prior())

@@ -27,9 +27,10 @@ class Node(NamedTuple):
         value: estimated probability that this path is accepted.
         prob: the draft's probability of the token. Of a drawn token, the largest probability of the
             distribution that it was drawn from.
-        rank: number of its siblings that the model proposed before it; ``COPIED`` for a copied
-            token.
+        rank: number of its siblings that the model proposed before it; ``COPIED`` if the model did
+            not propose it.
         entropy: entropy in nats of the distribution that it was taken from; 0 if not wanted.
+        is_copied: whether it is a token of the known continuation.
     """
 
     token: int
@@ -39,6 +40,7 @@ class Node(NamedTuple):
     prob: float
     rank: int
     entropy: float
+    is_copied: bool = False
 
 
 class CopiedToken(NamedTuple):
@@ -120,7 +122,7 @@ class GrowingTree:
         parent = self._branch[-1] if self._branch else ROOT
         value = self.value(parent) * acceptance
         self._branch.append(len(self.nodes))
-        self.nodes.append(Node(token, parent, depth + 1, value, 1.0, COPIED, 0.0))
+        self.nodes.append(Node(token, parent, depth + 1, value, 1.0, COPIED, 0.0, True))
         return True
 
     def _depth(self, node: int) -> int:
@@ -166,7 +168,9 @@ class GrowingTree:
             own = value * estimates[rank]
             if copied is not None and token == copied.token:
                 at = self._branch[depth - 1]
-                self.nodes[at] = self.nodes[at]._replace(value=max(self.nodes[at].value, own))
+                own = max(self.nodes[at].value, own)
+                merged = self.nodes[at]._replace(value=own, prob=prob, rank=rank, entropy=entropy)
+                self.nodes[at] = merged
             elif prob > 0:
                 self.nodes.append(Node(token, parent, depth, own, prob, rank, entropy))
 
@@ -264,5 +268,5 @@ class GrowingTree:
             [node.token for node in chosen],
             [places[node.parent] for node in chosen],
             sorted((node.value for node in chosen), reverse=True),
-            frozenset(place for place, node in enumerate(chosen) if node.rank == COPIED),
+            frozenset(place for place, node in enumerate(chosen) if node.is_copied),
         )

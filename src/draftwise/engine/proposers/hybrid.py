@@ -68,6 +68,8 @@ class HybridProposer(Proposer):
             for limit, state in zip(most, batch.states(self._drafter.room), strict=True)
         ]
         self._restrict(batch, made, limits)
+        # A single node is left to the continuation.
+        limits = [0 if n == 1 and own else n for n, own in zip(limits, made.lengths, strict=True)]
         tokens, offers = made.tokens.tolist(), made.offers()
         copied = [
             [CopiedToken(*each) for each in zip(own, offer, strict=False)]

@@ -132,7 +132,7 @@ class _Drawing(NamedTuple):
         node: the node.
         row: row of its logits.
         values: estimated acceptance of each child.
-        largest: largest probability of the distribution.
+        largest: largest probability of the distribution, without a copied token.
         entropy: entropy of the distribution.
     """
 
@@ -239,8 +239,10 @@ class TreeDrafting:
         for index in step.active:
             request = requests[index]
             # A failed step takes back the nodes and what was read before them.
-            most = model.cache.max_new_tokens - 1 - model.num_behind(request)
-            room = max(0, min(model.room(request), MAX_TREE_TOKENS - 1, most))
+            room = max(0, min(model.room(request), MAX_TREE_TOKENS - 1))
+            if model.cache.has_rings:
+                most = model.cache.max_new_tokens - 1 - model.num_behind(request)
+                room = max(0, min(room, most))
             greedy = request.params.temperature == 0
             branch, longest = branches[index], step.limits[index]
             if not greedy:
@@ -318,7 +320,8 @@ class TreeDrafting:
         """Add the children of the nodes that were read.
 
         Returns:
-            The mean estimated probability that a child of a node that is reached is accepted.
+            The mean estimated probability that a child of a node is accepted, if the node is
+            reached and no copied token is right there.
         """
         step = growth.step
         owners = [tree.index for tree, nodes in reading for _ in nodes]
@@ -329,7 +332,7 @@ class TreeDrafting:
         # With policies that do not depend on time, a seed reproduces its text.
         fixed = {tree.index: growth.policy.is_reproducible(tree.index) for tree, _ in reading}
         is_fixed = np.array([fixed[owner] for owner in owners])[:, None]
-        largest = found.probs[:, 0]
+        largest = _largest_probs(found, reading)
         ranks = np.where(is_fixed, self._first_ranks.predict(largest), self._ranks.predict(largest))
         # A token that has no probability is no child, whichever law applies.
         ranks[:, : found.probs.shape[1]] *= found.probs > 0
@@ -341,30 +344,34 @@ class TreeDrafting:
         for tree, nodes in reading:
             tree.was_read(nodes, row)
             counts: list[int] = []
-            own = of_ranks[row : row + len(nodes)]
+            # Drawn children are tested after a copied one was rejected.
+            own = [
+                [tree.open_share(node) * estimate for estimate in ranked]
+                for node, ranked in zip(nodes, of_ranks[row : row + len(nodes)], strict=True)
+            ]
             if not tree.greedy:
-                # Drawn children are tested after a copied one was rejected.
-                own = [
-                    [tree.open_share(node) * estimate for estimate in ranked]
-                    for node, ranked in zip(nodes, own, strict=True)
-                ]
                 counts = tree.children_to_draw(nodes, own, growth.least_value(tree))
             for at, node in enumerate(nodes):
                 if tree.greedy:
                     tree.add(node, found.tokens[row], probs[row], rows[row], entropy[row])
-                    covered += tree.value(node) * sum(rows[row])
+                    copied = tree.copied_child(node)
+                    covered += tree.value(node) * sum(
+                        estimate
+                        for token, estimate in zip(found.tokens[row], rows[row], strict=True)
+                        if copied is None or token != copied.token
+                    )
                 else:
                     values = own[at][: counts[at]]
                     if values:
                         drawing.append(
-                            _Drawing(tree, node, row, values, probs[row][0], entropy[row])
+                            _Drawing(tree, node, row, values, float(largest[row]), entropy[row])
                         )
                     covered += tree.value(node) * sum(values)
-                total += tree.value(node)
+                total += tree.open_value(node)
                 row += 1
         if drawing:
             self._draw(growth, logits, drawing)
-        return covered / total if total else 0.0
+        return min(1.0, covered / total) if total else 0.0
 
     def _draw(self, growth: _Growth, logits: Tensor, drawing: Sequence[_Drawing]) -> None:
         """Draw children without replacement, and add them to their trees."""
@@ -490,3 +497,16 @@ def _worth_verifying(copied: Sequence[CopiedToken], least: float) -> Sequence[Co
     """The first copied tokens, as long as the probability that all are accepted is large enough."""
     values = accumulate((token.acceptance for token in copied), mul)
     return copied[: sum(value >= least for value in values)]
+
+
+def _largest_probs(found: _Children, reading: Sequence[_Reading]) -> Floats:
+    """``[rows]`` largest probability of each distribution, of its part beside a copied token."""
+    largest = found.probs[:, 0].copy()
+    nodes = ((tree, node) for tree, nodes in reading for node in nodes)
+    for row, (tree, node) in enumerate(nodes):
+        copied = tree.copied_child(node)
+        if copied is not None and copied.token in found.tokens[row]:
+            at = found.tokens[row].index(copied.token)
+            others, left = np.delete(found.probs[row], at), 1.0 - found.probs[row, at]
+            largest[row] = min(1.0, others.max(initial=0.0) / left) if left > 0 else 0.0
+    return largest
