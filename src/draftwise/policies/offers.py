@@ -179,11 +179,11 @@ class OfferPricing:
             self._rates.pop(request_id, None)
 
     def _record(self, num_requests: int) -> _Record:
-        return self._records.setdefault(_bucket(num_requests), _Record())
+        return self._records.setdefault(batch_bucket(num_requests), _Record())
 
     def _nearest_known(self, num_requests: int) -> _Record:
         """The record of this batch size, or of the nearest one whose gain is known."""
-        bucket = _bucket(num_requests)
+        bucket = batch_bucket(num_requests)
         known = [other for other, record in self._records.items() if record.is_known]
         nearest = min(known, key=lambda other: abs(other - bucket), default=bucket)
         return self._records[nearest]
@@ -408,6 +408,6 @@ class _Record:
         return self.tokens * self.correction / self.tokens_alone if self.tokens_alone else 1.0
 
 
-def _bucket(num_requests: int) -> int:
+def batch_bucket(num_requests: int) -> int:
     """Batch sizes that share a record: two groups per doubling."""
     return round(2 * math.log2(num_requests))

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from draftwise.policies.offers import batch_bucket
+
 # Number of steps of a turn.
 _TURN = 8
 # Weight of a step relative to the step after it.
@@ -56,8 +58,8 @@ class ShapeChoice:
         self._current.observe(tokens, duration)
 
     def _record(self, num_requests: int) -> _Record:
-        """What is known at a batch size; two groups per doubling share it."""
-        bucket = round(2 * math.log2(num_requests))
+        """What is known at a batch size. Similar ones share it."""
+        bucket = batch_bucket(num_requests)
         if bucket not in self._records:
             known = [other for other, record in self._records.items() if record.is_known]
             nearest = min(known, key=lambda other: abs(other - bucket), default=None)

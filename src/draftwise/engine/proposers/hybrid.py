@@ -51,7 +51,7 @@ class HybridProposer(Proposer):
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Let the policy choose for each request, and join both kinds of drafts."""
-        if self.context.tree_width > 1 and batch.may_branch and not batch.controls.changes_tokens:
+        if self._drafter.may_draft_trees(batch):
             states = batch.states(self._offers.room)
             if policy.branches(states):
                 return self._draft_trees(batch, states, policy)

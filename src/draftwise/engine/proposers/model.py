@@ -60,12 +60,16 @@ class ModelProposer(Proposer):
 
     def propose(self, batch: Batch, policy: Policy) -> Draft:
         """Draft as many tokens as the policy wants, up to each request's limit."""
-        # The draft of a tree knows no penalties.
-        if self._trees is not None and batch.may_branch and not batch.controls.changes_tokens:
+        if self.may_draft_trees(batch):
             states = batch.states(self.room)
             if policy.branches(states):
                 return self.draft_trees(batch, states, policy, self._tree_limits(states, policy))
         return self.draft(batch, policy, self.draft_limits(batch, policy))
+
+    def may_draft_trees(self, batch: Batch) -> bool:
+        """Whether it can draft token trees for a batch, which know no penalties."""
+        is_plain = batch.may_branch and not batch.controls.changes_tokens
+        return self._trees is not None and is_plain
 
     @staticmethod
     def _tree_limits(states: Sequence[RequestState], policy: Policy) -> list[int] | None:

@@ -344,12 +344,13 @@ class TreeDrafting:
         for tree, nodes in reading:
             tree.was_read(nodes, row)
             counts: list[int] = []
-            # Drawn children are tested after a copied one was rejected.
-            own = [
-                [tree.open_share(node) * estimate for estimate in ranked]
-                for node, ranked in zip(nodes, of_ranks[row : row + len(nodes)], strict=True)
-            ]
+            own: list[list[float]] = []
             if not tree.greedy:
+                # Drawn children are tested after a copied one was rejected.
+                own = [
+                    [tree.open_share(node) * estimate for estimate in ranked]
+                    for node, ranked in zip(nodes, of_ranks[row : row + len(nodes)], strict=True)
+                ]
                 counts = tree.children_to_draw(nodes, own, growth.least_value(tree))
             for at, node in enumerate(nodes):
                 if tree.greedy:
