@@ -148,6 +148,8 @@ def main() -> None:
     parser.add_argument("--companion", default="zoo:companion")
     parser.add_argument("--policies", nargs="+", default=["fixed", "adaptive", "sv"])
     parser.add_argument("--prompts", default="examples/prompts.jsonl")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=4, help="each with new processes")
     parser.add_argument("--turns", type=int, default=4)
@@ -242,8 +244,8 @@ def compare(arguments: argparse.Namespace) -> None:
     settings = [
         Setting(policy, batch_size, temperature)
         for policy in arguments.policies
-        for temperature in TEMPERATURES
-        for batch_size in BATCH_SIZES
+        for temperature in arguments.temperatures
+        for batch_size in arguments.batch_sizes
     ]
     rates: Rates = {each: ([], []) for each in settings}
     for number in range(arguments.rounds):

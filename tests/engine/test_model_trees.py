@@ -9,7 +9,7 @@ import torch
 from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.core.types import TreeProbs
 from draftwise.engine.cached_model import ForwardInput, NodeInput
-from draftwise.engine.proposers import token_trees
+from draftwise.engine.proposers import drafted_trees
 from draftwise.engine.proposers.growing_tree import CopiedToken, GrowingTree
 from draftwise.errors import InvalidParameterError
 from draftwise.models.native import library
@@ -98,7 +98,7 @@ def test_texts_follow_the_target_with_every_control(models, kind, controls, max_
 @pytest.mark.slow
 def test_verifying_only_likely_children_is_noticed(models, monkeypatch):
     """Whether a drawn child is verified must not depend on its token."""
-    right = token_trees.DraftedTrees.draft
+    right = drafted_trees.DraftedTrees.draft
 
     def biased(self, lengths, *arguments):
         draft = right(self, lengths, *arguments)
@@ -108,7 +108,7 @@ def test_verifying_only_likely_children_is_noticed(models, monkeypatch):
         ]
         return replace(draft, lengths=tuple(kept))
 
-    monkeypatch.setattr(token_trees.DraftedTrees, "draft", biased)
+    monkeypatch.setattr(drafted_trees.DraftedTrees, "draft", biased)
     engine = branching(models, "model", max_batch_size=64)
     assert p_value(models, engine, {}, 6000) < 1e-6
 

@@ -20,10 +20,7 @@ what the draft's distribution has beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate
-from operator import mul
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,16 +28,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.random import StepUniforms
 from draftwise.core.sampling import probabilities
 from draftwise.core.trees import ROOT, draw_children
-from draftwise.core.types import Draft, TreeProbs
+from draftwise.core.types import TreeProbs
 from draftwise.engine.cached_model import CachedModel, NodeInput
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.lifecycle import Commit
-from draftwise.engine.proposers.base import ProposerContext
+from draftwise.engine.proposers.drafted_trees import (
+    DraftedTrees,
+    all_trees,
+    chain_of,
+    worth_verifying,
+)
 from draftwise.engine.proposers.growing_tree import COPIED, CopiedToken, GrowingTree, Node
-from draftwise.engine.proposers.proposals import Proposals, ProposedTree
+from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.request import Request
 from draftwise.engine.tree_paths import known_nodes
 from draftwise.estimators.nodes import NodeAcceptance, RankAcceptance
@@ -55,55 +56,6 @@ Floats = NDArray[np.float64]
 _FIRST_COVERAGE, _COVERAGE_WEIGHT = 0.7, 0.05
 # The model grows a tree after so many steps without one, to be measured.
 _LONGEST_REST = 64
-
-
-class DraftedTrees(NamedTuple):
-    """The token trees of a step.
-
-    Attributes:
-        proposals: the nodes of each request.
-        passes: number of tokens in each pass of the model; ``None`` if all tokens are copied.
-        tree_probs: what drawn trees were drawn from; ``None`` without any.
-        copied: ``[batch]`` the copied nodes of each tree; ``None`` if there are none.
-    """
-
-    proposals: Proposals
-    passes: tuple[int, ...] | None = ()
-    tree_probs: TreeProbs | None = None
-    copied: tuple[frozenset[int], ...] | None = None
-
-    def draft(
-        self,
-        lengths: Sequence[int],
-        context: ProposerContext,
-        uniforms: StepUniforms | None,
-        signals: bool,
-    ) -> Draft:
-        """The draft of the first nodes of each tree.
-
-        Args:
-            lengths: ``[batch]`` number of nodes that are worth verifying. Drawn trees stay whole,
-                as what is verified must not depend on their tokens.
-            context: the context of the proposer.
-            uniforms: random numbers of the step; ``None`` if every request is decoded greedily.
-            signals: whether the draft needs signals.
-        """
-        drawn = [False] * len(lengths)
-        if self.tree_probs is not None:
-            drawn = [bool(rows) for rows in self.tree_probs.rows]
-            every = self.proposals.lengths.tolist()
-            lengths = [
-                all_ if own else n for all_, own, n in zip(every, drawn, lengths, strict=True)
-            ]
-        made = self.proposals.draft(lengths, context.vocab_size, context.device, uniforms, signals)
-        is_one_hot = tuple(n > 0 and not own for n, own in zip(lengths, drawn, strict=True))
-        return replace(
-            made,
-            is_one_hot=is_one_hot,
-            passes=self.passes,
-            tree_probs=self.tree_probs,
-            copied_nodes=self.copied,
-        )
 
 
 class _Children(NamedTuple):
@@ -230,10 +182,10 @@ class TreeDrafting:
         model, requests = self._model, step.batch.generating
         self._drafted = []
         branches = copied or [()] * len(step.limits)
-        grown = {index: _chain_of(branch) for index, branch in enumerate(branches) if branch}
+        grown = {index: chain_of(branch) for index, branch in enumerate(branches) if branch}
         if not step.active:
             model.read(step.inputs)
-            proposals = Proposals.of_trees(_every(grown, len(step.limits)))
+            proposals = Proposals.of_trees(all_trees(grown, len(step.limits)))
             return DraftedTrees(proposals, None if grown else ())
         trees = []
         for index in step.active:
@@ -247,7 +199,7 @@ class TreeDrafting:
             branch, longest = branches[index], step.limits[index]
             if not greedy:
                 # All nodes of a drawn tree are verified. Half of them are kept for drawn ones.
-                branch = _worth_verifying(branch, policy.least_node_value(index, 0))
+                branch = worth_verifying(branch, policy.least_node_value(index, 0))
                 longest = -(-longest // 2)
             branch = branch[:longest]
             trees.append(GrowingTree(index, greedy, step.limits[index], room, branch))
@@ -266,7 +218,7 @@ class TreeDrafting:
             logits = model.read_nodes(self._inputs(step, reading))
             passes.append(len(logits))
         grown |= {tree.index: tree.proposed() for tree in trees}
-        proposed = _every(grown, len(step.limits))
+        proposed = all_trees(grown, len(step.limits))
         return DraftedTrees(
             Proposals.of_trees(proposed),
             tuple(passes),
@@ -480,24 +432,6 @@ class TreeDrafting:
             slot = step.cache_slots[tree.index]
             inputs.append(tree.read(nodes, slot, lengths[slot]))
         return inputs
-
-
-def _every(trees: Mapping[int, ProposedTree], num_requests: int) -> list[ProposedTree]:
-    """The trees of all requests, of which some have one."""
-    return [trees.get(index, ProposedTree()) for index in range(num_requests)]
-
-
-def _chain_of(copied: Sequence[CopiedToken]) -> ProposedTree:
-    """A tree of copied tokens alone."""
-    values = list(accumulate((token.acceptance for token in copied), mul))
-    tokens, parents = [token.token for token in copied], range(-1, len(copied) - 1)
-    return ProposedTree(tokens, parents, values, frozenset(range(len(copied))))
-
-
-def _worth_verifying(copied: Sequence[CopiedToken], least: float) -> Sequence[CopiedToken]:
-    """The first copied tokens, as long as the probability that all are accepted is large enough."""
-    values = accumulate((token.acceptance for token in copied), mul)
-    return copied[: sum(value >= least for value in values)]
 
 
 def _largest_probs(found: _Children, reading: Sequence[_Reading]) -> Floats:
