@@ -34,6 +34,14 @@ def test_errors_name_file_and_line(tmp_path, content, message):
         load_prompts(file)
 
 
+def test_separators_within_strings_are_no_ends_of_lines(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    prompts = ["one\u2028two", "three\u2029\x85four"]
+    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
+    path.write_text("\r\n".join(lines) + "\r\n", encoding="utf-8", newline="")
+    assert load_prompts(path) == prompts
+
+
 def test_unreadable_file(tmp_path):
     with pytest.raises(PromptError, match="cannot read"):
         load_prompts(tmp_path / "missing.jsonl")

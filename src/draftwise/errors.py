@@ -49,7 +49,7 @@ class CacheExhaustedError(DraftwiseError):
 
 
 class NumericalError(DraftwiseError):
-    """A model computed NaN logits."""
+    """A model computed NaN logits, or training computed a gradient that is not finite."""
 
 
 class EngineError(DraftwiseError):

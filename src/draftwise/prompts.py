@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -28,6 +29,17 @@ _CHARACTERS_PER_TOKEN = 8
 _CUT_TOLERANCE_TOKENS = 256
 
 
+def numbered_lines(content: str) -> Iterator[tuple[int, str]]:
+    """The lines of a file of JSON lines that are not blank, with their numbers.
+
+    Unlike ``str.splitlines``, this keeps separators that JSON allows within strings, such as
+    U+2028.
+    """
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
 def load_prompts(path: str | Path, num_prompts: int | None = None) -> list[str]:
     """Read prompts from a file of JSON lines.
 
@@ -40,15 +52,11 @@ def load_prompts(path: str | Path, num_prompts: int | None = None) -> list[str]:
         PromptError: the file cannot be read, or a line has none of the keys.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        content = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError("prompts", f"cannot read {str(path)!r}: {error}") from error
-    prompts: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        if num_prompts is not None and len(prompts) == num_prompts:
-            break
-        if line.strip():
-            prompts.append(_prompt(line, f"{path}:{number}"))
+    lines = islice(numbered_lines(content), num_prompts)
+    prompts = [_prompt(line, f"{path}:{number}") for number, line in lines]
     if not prompts:
         raise PromptError("prompts", f"{str(path)!r} contains no prompts")
     return prompts

@@ -39,3 +39,9 @@ def test_settings_of_other_kinds_are_not_recorded():
     assert {"num_layers", "hidden_size", "loss", "seed"} <= found.keys()
     assert not {"exit", "draft", "num_steps", "start_from"} & found.keys()
     json.dumps(found)
+
+
+def test_a_head_that_is_trained_further_keeps_its_vocabulary_and_layers():
+    assert {"draft_vocab", "layers"} <= settings("eagle3").recorded().keys()
+    continued = settings("eagle3", start_from="head").recorded()
+    assert not {"draft_vocab", "layers"} & continued.keys()

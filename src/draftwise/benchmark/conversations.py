@@ -13,6 +13,7 @@ from draftwise.benchmark.workload import Workload
 from draftwise.errors import PromptError
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams
+from draftwise.prompts import numbered_lines
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,11 @@ def load_conversations(path: Path) -> list[Conversation]:
         PromptError: the file cannot be read, or has no conversation.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PromptError("workload", f"cannot read {str(path)!r}: {error}") from error
     found = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(content):
         try:
             record: Any = json.loads(line)
         except json.JSONDecodeError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from draftwise.errors import PromptError
 from draftwise.llm import LLM
-from draftwise.prompts import load_prompts
+from draftwise.prompts import load_prompts, numbered_lines
 
 
 @dataclass(frozen=True)
@@ -78,5 +78,5 @@ def chat_prompts(
 
 
 def _categories(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [str(json.loads(line).get("category", path.stem)) for line in lines if line.strip()]
+    lines = numbered_lines(path.read_text(encoding="utf-8"))
+    return [str(json.loads(line).get("category", path.stem)) for _, line in lines]

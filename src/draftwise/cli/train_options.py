@@ -63,7 +63,11 @@ Length = Annotated[
     ),
 ]
 HeldOut = Annotated[
-    int, typer.Option(help="Number of prompts kept for evaluation.", rich_help_panel=DATA)
+    int,
+    typer.Option(
+        help="Number of prompts kept for evaluation, at most a tenth of them.",
+        rich_help_panel=DATA,
+    ),
 ]
 Answers = Annotated[
     Path | None,

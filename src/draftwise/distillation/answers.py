@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftwise.engine.request import Request
-from draftwise.errors import InvalidParameterError
+from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.outputs import FinishReason
 from draftwise.params import SamplingParams
@@ -251,12 +251,13 @@ class _Run:
         self._jobs = {id(each): job for each, job in zip(params, batch, strict=True)}
         self._clock.start()
         try:
-            outputs = self._llm.generate([list(job.prompt) for job in batch], params, self._on_step)
+            self._llm.generate([list(job.prompt) for job in batch], params, self._on_step)
         except _TimeIsUpError:
             return
-        errors = [output.error for output in outputs if output.error is not None]
-        if errors and not self.done:
-            raise errors[0]
+        except DraftwiseError:
+            # All prompts of this batch failed. Others may not.
+            if not self.done:
+                raise
 
     def _on_step(self, advanced: list[Request]) -> None:
         self.seconds += self._clock.stop()

@@ -57,7 +57,8 @@ class TrainingSettings:
         temperatures: temperatures at which prompts are answered, in turns.
         max_tokens: largest number of tokens of an answer.
         length: tokens per training row, a prompt and its answer together.
-        num_held_out: prompts that are not trained on.
+        num_held_out: largest number of prompts that are not trained on. It is at most a tenth of
+            them.
         draft_vocab: number of tokens that the head proposes.
         layers: hidden states that the head reads; ``None`` for the default of the target's depth.
         num_steps: tokens that a head drafts in a row during training (training-time test).
@@ -202,8 +203,14 @@ class TrainingSettings:
         }
 
     def recorded(self) -> dict[str, Any]:
-        """The settings of this kind for ``training.json``, with :meth:`public` names."""
-        own = {name: value for name, value in asdict(self).items() if name not in self._foreign()}
+        """The settings of this kind for ``training.json``, with :meth:`public` names.
+
+        A head that is trained further keeps its vocabulary and its layers.
+        """
+        left_out = set(self._foreign())
+        if self.start_from is not None:
+            left_out |= {"draft_vocab", "layers"}
+        own = {name: value for name, value in asdict(self).items() if name not in left_out}
         return {**own, **self.public()}
 
     def save(self, path: Path) -> None:

@@ -63,7 +63,8 @@ class CostRatio(Study):
         assert settings.companion is not None
         size = bench.large.target.num_parameters
         found = []
-        for ratio in settings.cost_ratios:
+        # Small models first: if one cannot be inflated so little, nothing was measured in vain.
+        for ratio in sorted(settings.cost_ratios, reverse=True):
             own = bench.beside(
                 _inflated(settings.draft, size / ratio),
                 _inflated(settings.companion, _COMPANION_SIZE * size / ratio),

@@ -127,6 +127,7 @@ class Trainer:
 
         Raises:
             KeyboardInterrupt: ``check`` raised it; the state is saved.
+            NumericalError: a gradient is not finite; the last checkpoint is kept.
         """
         clock = StepClock()
         last_log = last_save = last_evaluation = time.monotonic()
@@ -187,6 +188,24 @@ class Trainer:
         self.num_steps = state["num_steps"]
         self.num_tokens = state["num_tokens"]
         self.elapsed_seconds = state["elapsed_seconds"]
+        self._forget_later_records()
+
+    def _forget_later_records(self) -> None:
+        """Delete records of steps after the checkpoint, which are repeated, from the log."""
+        path = self.folder / "log.jsonl"
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # the line was cut off
+            if record["step"] <= self.num_steps:
+                kept.append(line + "\n")
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.replace(path)
 
     def _step(self) -> tuple[float, int]:
         progress = self.progress

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from draftwise.errors import NumericalError
 from draftwise.training.muon import Muon
 from draftwise.training.schedule import Schedule
 
@@ -46,9 +48,19 @@ class Optimizers:
             self._each.append((adamw, schedule.adamw_learning_rate))
 
     def step(self, progress: float) -> None:
-        """Clip the gradients, update the parameters and clear the gradients."""
+        """Clip the gradients, update the parameters and clear the gradients.
+
+        Raises:
+            NumericalError: a gradient is not finite. The parameters are unchanged.
+        """
         factor = self._schedule.learning_rate_factor(progress)
-        nn.utils.clip_grad_norm_(self._parameters, self._schedule.gradient_norm)
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._schedule.gradient_norm)
+        if not math.isfinite(norm):
+            raise NumericalError(
+                "gradient",
+                f"its norm is {float(norm)}, so training stopped; the last checkpoint is kept. "
+                "Use float32, or a lower learning rate",
+            )
         for optimizer, peak in self._each:
             optimizer.param_groups[0]["lr"] = peak * factor
             optimizer.step()

@@ -10,6 +10,7 @@ from typing import Any
 
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.errors import InvalidParameterError
+from draftwise.prompts import numbered_lines
 from draftwise.speculation import SpeculationConfig
 
 # Files with other endings are read as plain text.
@@ -74,14 +75,13 @@ def read_texts(path: Path, field: str) -> Iterator[list[str]]:
     if path.suffix != _LINES:
         yield [content]
         return
-    for number, line in enumerate(content.splitlines(), 1):
-        if line.strip():
-            try:
-                yield list(_strings(json.loads(line)))
-            except json.JSONDecodeError as error:
-                raise InvalidParameterError(
-                    field, f"{str(path)!r}, line {number}, is not JSON: {error}"
-                ) from error
+    for number, line in numbered_lines(content):
+        try:
+            yield list(_strings(json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise InvalidParameterError(
+                field, f"{str(path)!r}, line {number}, is not JSON: {error}"
+            ) from error
 
 
 def _strings(value: Any) -> Iterator[str]:
