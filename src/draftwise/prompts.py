@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from draftwise.errors import InvalidParameterError, PromptError
-from draftwise.values import is_integer, shown
+from draftwise.values import is_integer, numbered_lines, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,17 +27,6 @@ _KEYS = ("prompt", "question", "turns", "text")
 # long enough to show that the text is too long.
 _CHARACTERS_PER_TOKEN = 8
 _CUT_TOLERANCE_TOKENS = 256
-
-
-def numbered_lines(content: str) -> Iterator[tuple[int, str]]:
-    """The lines of a file of JSON lines that are not blank, with their numbers.
-
-    Unlike ``str.splitlines``, this keeps separators that JSON allows within strings, such as
-    U+2028.
-    """
-    for number, line in enumerate(content.split("\n"), start=1):
-        if line.strip():
-            yield number, line
 
 
 def load_prompts(path: str | Path, num_prompts: int | None = None) -> list[str]:

@@ -1,11 +1,11 @@
-"""Validation of single values from users, and their conversion to plain Python values."""
+"""Values from users: validation, conversion to plain Python values, and lines of files."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
@@ -191,3 +191,14 @@ def _parts(value: object) -> Iterable[object]:
 def _rebuild(cls: type[Any], values: dict[str, Any]) -> Any:
     """Construct parameters for pickle and copy, which cannot handle a mapping proxy."""
     return cls(**values)
+
+
+def numbered_lines(content: str) -> Iterator[tuple[int, str]]:
+    """The lines of a file of JSON lines that are not blank, with their numbers.
+
+    Unlike ``str.splitlines``, this keeps separators that JSON allows within strings, such as
+    U+2028.
+    """
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            yield number, line

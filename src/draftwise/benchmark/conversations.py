@@ -13,7 +13,7 @@ from draftwise.benchmark.workload import Workload
 from draftwise.errors import PromptError
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams
-from draftwise.prompts import numbered_lines
+from draftwise.values import numbered_lines
 
 
 @dataclass(frozen=True)

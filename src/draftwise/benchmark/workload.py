@@ -9,7 +9,8 @@ from pathlib import Path
 
 from draftwise.errors import PromptError
 from draftwise.llm import LLM
-from draftwise.prompts import load_prompts, numbered_lines
+from draftwise.prompts import load_prompts
+from draftwise.values import numbered_lines
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.errors import InvalidParameterError
-from draftwise.prompts import numbered_lines
 from draftwise.speculation import SpeculationConfig
+from draftwise.values import numbered_lines
 
 # Files with other endings are read as plain text.
 _SAVED, _LINES = ".safetensors", ".jsonl"
