@@ -85,7 +85,8 @@ class Version:
 
 def _model_flags(arguments: argparse.Namespace) -> list[str]:
     names = ("target", "draft", "companion", "dtype", "prompts", "max_tokens")
-    return [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in names]
+    flags = [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in names]
+    return [*flags, "--batch-sizes", *map(str, arguments.batch_sizes)]
 
 
 def generate(arguments: argparse.Namespace, answers: IO[str]) -> None:
@@ -111,7 +112,7 @@ def generate(arguments: argparse.Namespace, answers: IO[str]) -> None:
                 arguments.target,
                 speculation,
                 dtype=arguments.dtype,
-                max_batch_size=max(BATCH_SIZES),
+                max_batch_size=max(arguments.batch_sizes),
                 **({"enable_prefix_caching": False} if has_prefixes else {}),
             )
         return llms[contender]
