@@ -9,6 +9,8 @@ import pytest
 from draftwise.cli import main
 from draftwise.cli.speculation_report import _advice
 from draftwise.core.goodput import advised_draft_length
+from draftwise.core.types import StepTimes
+from draftwise.engine.step import Stopwatch
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
 from draftwise.profiling import latency
@@ -84,7 +86,10 @@ def test_the_summary_names_the_policy(command, arguments, companion, policy):
     assert summary["output"].startswith("lossless")
 
 
-def test_the_summary_has_counts_and_calibration_error(command):
+def test_the_summary_has_counts_and_calibration_error(command, monkeypatch):
+    # With these times drafts pay, so enough tokens are verified on a machine of any speed.
+    times = StepTimes(0.0005, 0.0005, 0, 0.0105, 0, 0)
+    monkeypatch.setattr(Stopwatch, "times", lambda self, rest, num_prompt_tokens: times)
     often = ["--policy-option", "explore_every=2", "--max-tokens", "48"]
     _, out, _ = command(*often, companion=True)
     summary = rows(out)
