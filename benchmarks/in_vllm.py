@@ -105,12 +105,13 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up-rounds", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--logs", type=Path, default=Path("logs"))
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     console = Console(width=110)
-    llm = LLM(arguments.target, dtype="bfloat16", max_batch_size=1, max_model_len=64)
+    llm = LLM(arguments.target, dtype=arguments.dtype, max_batch_size=1, max_model_len=64)
     has_template = getattr(llm.target.tokenizer, "chat_template", None) is not None
     workload = load_workload(
         llm, arguments.prompts, 1_000_000, arguments.longest_prompt, chat=has_template
@@ -122,7 +123,7 @@ def main() -> None:
     models = PeerModels(
         locate(arguments.target, "target"),
         locate(arguments.draft, "draft"),
-        "bfloat16",
+        arguments.dtype,
         arguments.threads,
         arguments.longest_prompt + arguments.max_tokens,
         max(arguments.batch_sizes),
