@@ -254,6 +254,8 @@ class TestSpeculation:
         assert TokenSource.COPY in output.token_sources
         with pytest.raises(InvalidParameterError, match="must end with"):
             first.save_corpus(tmp_path / "corpus.bin")
+        with pytest.raises(InvalidParameterError, match="cannot be written"):
+            first.save_corpus(tmp_path / "missing" / "corpus.safetensors")
         with pytest.raises(InvalidParameterError, match="there is none"):
             build(models).save_corpus(tmp_path / "corpus.safetensors")
 

@@ -12,6 +12,7 @@ from os import PathLike
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from draftwise.building import BuildSettings, EngineBuilder
 from draftwise.devices import resolve_device
@@ -220,7 +221,8 @@ class LLM:
             path: the file; its name must end with ``.safetensors``.
 
         Raises:
-            InvalidParameterError: there is no corpus, or the name ends differently.
+            InvalidParameterError: there is no corpus, the target has no tokenizer, the name ends
+                differently, or the file cannot be written.
         """
         corpus = self.engine.corpus
         if corpus is None:
@@ -229,7 +231,15 @@ class LLM:
             )
         if not os.fspath(path).endswith(".safetensors"):
             raise InvalidParameterError("path", f"must end with .safetensors, got {str(path)!r}")
-        corpus.save(path, tokenizer_fingerprint(self.target.tokenizer))
+        tokenizer = self.target.tokenizer
+        if tokenizer is None:
+            raise InvalidParameterError(
+                "corpus", "the target has no tokenizer, so a saved corpus could not be loaded again"
+            )
+        try:
+            corpus.save(path, tokenizer_fingerprint(tokenizer))
+        except (OSError, SafetensorError) as error:
+            raise InvalidParameterError("path", f"cannot be written: {error}") from error
 
     @property
     def engine(self) -> Engine:

@@ -242,9 +242,11 @@ class TestCorpus:
 
     def test_unusable_settings_are_refused(self, models, tmp_path):
         (tmp_path / "bad.jsonl").write_text('{"text": "1 2"}\n{')
+        (tmp_path / "surrogate.jsonl").write_text('"1 2"\n["1", "\\ud800"]')
         (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
         for settings, field, words in (
             ({"corpus": tmp_path / "bad.jsonl"}, "corpus", "line 2, is not JSON"),
+            ({"corpus": tmp_path / "surrogate.jsonl"}, "corpus", "line 2, has an unpaired"),
             ({"corpus": tmp_path / "bytes"}, "corpus", "cannot be read"),
             ({"corpus": tmp_path / "missing"}, "corpus", "cannot be read"),
             ({"corpus": tmp_path / "bytes", "draft": "ngram"}, "corpus", "needs the draft"),

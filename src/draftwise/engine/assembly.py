@@ -144,6 +144,15 @@ class Assembly:
         if models.draft is not None and self._first_policy.needs_draft:
             draft = self._cached_model(models.draft)
         if models.companion is not None and self._first_policy.uses_companion():
+            offers_only = draft is None and any(
+                PROPOSERS[name].estimates_acceptance for name in proposers
+            )
+            if offers_only and not self._first_policy.scores_offers:
+                raise InvalidParameterError(
+                    "companion",
+                    f"{self._first_policy.name!r} lets it score drafts of a draft model only, and "
+                    "there is no draft model",
+                )
             companion = self._cached_model(models.companion)
         self._proposer_names, self._oracle = proposers, oracle
         self._draft_model, self._companion_model = draft, companion

@@ -290,6 +290,8 @@ class Policy(ABC):
             Other policies only cut, based on earlier tokens.
         replaces_tokens: whether it may replace drafted tokens by other tokens.
         verifies_trees: whether it can select among the nodes of token trees.
+        scores_offers: whether it lets a companion score continuations of which the acceptance is
+            estimated before anything is drafted.
     """
 
     name: ClassVar[str]
@@ -305,6 +307,7 @@ class Policy(ABC):
     filters: ClassVar[bool] = False
     replaces_tokens: ClassVar[bool] = False
     verifies_trees: ClassVar[bool] = False
+    scores_offers: ClassVar[bool] = True
 
     def __init__(self, context: PolicyContext) -> None:
         self.num_speculative_tokens = context.num_speculative_tokens
@@ -333,6 +336,24 @@ class Policy(ABC):
             requests: the requests of the step, without offers.
         """
         return True
+
+    def adds_offers(self, requests: Sequence[RequestState]) -> bool:
+        """Whether continuations are looked for beside a draft model in this step.
+
+        It is asked before all else but :meth:`branches` where both draft chains. If the answer is
+        no, the step is one of the draft model alone, and :meth:`draft_lengths` replaces
+        :meth:`plan_drafts`. The answer must depend on earlier steps only.
+
+        Args:
+            requests: the requests of the step, without offers.
+        """
+        return True
+
+    def looked_for_offers(self, seconds: float) -> None:  # noqa: B027
+        """Learn how long looking for continuations took, after :meth:`plan_drafts`.
+
+        It is called only where :meth:`adds_offers` is asked.
+        """
 
     def skip_drafts(self, requests: Sequence[RequestState]) -> None:
         """Begin a step without drafts, because :meth:`looks_for_offers` was answered with no.

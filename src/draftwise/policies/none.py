@@ -19,6 +19,14 @@ class NoSpeculation(Policy):
         """Zero for every request."""
         return [0] * len(requests)
 
+    def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
+        """Looking would take time for nothing."""
+        return False
+
+    def adds_offers(self, requests: Sequence[RequestState]) -> bool:
+        """Looking would take time for nothing."""
+        return False
+
     def branches(self, requests: Sequence[RequestState]) -> bool:
         """No shape is wanted."""
         return False

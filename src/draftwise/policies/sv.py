@@ -132,6 +132,7 @@ class SpeculativeVerification(Adaptive):
     name = "sv"
     summary = "as adaptive, and a companion scores the draft while this increases goodput"
     source = "Speculative Verification, made lossless"
+    scores_offers = False
     signals = Adaptive.signals | {Signal.OVERLAP, Signal.AGREEMENT}
 
     def __init__(self, context: PolicyContext, **options: float) -> None:
@@ -267,6 +268,8 @@ class SpeculativeVerification(Adaptive):
         price, value = self.verification_threshold, self._companion_value()
         width = draft.tokens.shape[1]
         drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
+        # Offered tokens are verified either way.
+        drafted &= ~self._is_offered[:, None]
         prefix_acceptance_prob = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
         free = np.cumprod(np.where(drafted, self._expected[:, :width], 0.0), axis=1)
         with_scores = (prefix_acceptance_prob >= price) & drafted

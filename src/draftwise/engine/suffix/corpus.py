@@ -37,7 +37,7 @@ class SuffixCorpus:
     least recently is overwritten. Each chunk belongs to a namespace. A text is continued only by
     chunks of its own namespace and by public ones.
 
-    Memory: about 20 bytes per token.
+    Memory: between 20 and 36 bytes per token, because a hash table has a power of two as its size.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -142,7 +142,8 @@ class SuffixCorpus:
                 "namespaces": torch.from_numpy(self.arrays.namespaces[order].view(np.int64)),
                 "num_context": torch.from_numpy(self._num_context[order]),
             }
-            save_file(tensors, path, {"format": _FORMAT, "tokenizer": tokenizer})
+        # These are copies. Searches go on while the file is written.
+        save_file(tensors, path, {"format": _FORMAT, "tokenizer": tokenizer})
 
     def load(self, path: str | PathLike[str], tokenizer: str = "") -> None:
         """Add the chunks of a file that :meth:`save` wrote.

@@ -77,11 +77,18 @@ def read_texts(path: Path, field: str) -> Iterator[list[str]]:
         return
     for number, line in numbered_lines(content):
         try:
-            yield list(_strings(json.loads(line)))
+            texts = list(_strings(json.loads(line)))
         except json.JSONDecodeError as error:
             raise InvalidParameterError(
                 field, f"{str(path)!r}, line {number}, is not JSON: {error}"
             ) from error
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError as error:
+            raise InvalidParameterError(
+                field, f"{str(path)!r}, line {number}, has an unpaired surrogate in a string"
+            ) from error
+        yield texts
 
 
 def _strings(value: Any) -> Iterator[str]:
