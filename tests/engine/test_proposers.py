@@ -20,6 +20,7 @@ from draftwise.models.loading import load_model
 from draftwise.outputs import TokenSource
 from draftwise.policies import POLICIES, policy_class
 from draftwise.policies.base import DraftChoice
+from draftwise.policies.router import PolicyRouter
 from draftwise.speculation import RequestSpeculation
 
 from ..core.statistics_tools import chi_square_p_value, sequence_counts
@@ -82,6 +83,13 @@ LOSSLESS = [
 def test_texts_follow_the_target_with_every_policy(models, policy):
     engine = build(models, RECIPE, policy, 64)
     check_law(models, engine, SamplingParams(max_tokens=3))
+
+
+@pytest.mark.parametrize("policy", ["sv", "sv-predictable"])
+def test_a_companion_that_would_score_nothing_is_refused(models, policy):
+    with pytest.raises(InvalidParameterError, match="there is no draft model") as caught:
+        build(models, RECIPE, policy, 4, draft="suffix")
+    assert caught.value.field == "companion"
 
 
 @pytest.mark.covering("method", "max_batch_size")
@@ -247,7 +255,9 @@ class TestHybrid:
                 num_speculative_tokens=3,
                 **settings,
             ),
-            EngineOptions(max_batch_size),
+            max_batch_size
+            if isinstance(max_batch_size, EngineOptions)
+            else EngineOptions(max_batch_size),
             fixed_latency() if made.needs_latency else None,
             profile() if made.needs_profile else None,
         )
@@ -320,6 +330,43 @@ class TestHybrid:
         expected = generate(build(models, VARIED, "none", 8, draft="none"), prompts, params)
         engine = self.engine(models, policy, max_batch_size, VARIED)
         assert token_ids(generate(engine, prompts, params)) == token_ids(expected)
+
+    @pytest.mark.parametrize("policy", ["none", "fixed", "adaptive", "sv"])
+    def test_a_step_may_only_read_prompts(self, models, policy):
+        options = EngineOptions(3, max_chunk_tokens=2)
+        prompts, params = varied_work(12)
+        expected = generate(build(models, VARIED, "none", 3, draft="none"), prompts, params)
+        outputs = generate(self.engine(models, policy, options, VARIED), prompts, params)
+        for output, other, each in zip(outputs, expected, params, strict=True):
+            assert output.finish_reason == other.finish_reason
+            assert each.temperature or output.token_ids == other.token_ids
+
+    def test_continuations_are_looked_for_where_the_policy_or_a_request_wants(
+        self, models, monkeypatch
+    ):
+        turn = itertools.count()
+        monkeypatch.setattr(PolicyRouter, "adds_offers", lambda *_: next(turn) % 3 == 0)
+        engine = self.engine(models, "fixed", 4, VARIED)
+        prompts, params = varied_work(20)
+        outputs = generate(engine, prompts, params)
+        expected = generate(build(models, VARIED, "none", 4, draft="none"), prompts, params)
+        for output, other, each in zip(outputs, expected, params, strict=True):
+            assert each.temperature or output.token_ids == other.token_ids
+        sources = {source for output in outputs for source in output.token_sources}
+        assert {TokenSource.DRAFT, TokenSource.COPY} <= sources
+        monkeypatch.setattr(PolicyRouter, "adds_offers", lambda *_: False)
+        own = {
+            draft: [
+                engine.add(
+                    None, [1, 2, n], SamplingParams(max_tokens=24), RequestSpeculation(draft=draft)
+                )
+                for n in range(8)
+            ]
+            for draft in (None, Sure.name)
+        }
+        while engine.num_unfinished:
+            engine.step()
+        assert any(TokenSource.COPY in request.output().token_sources for request in own[Sure.name])
 
     def test_both_sources_are_used_and_reported(self, models, monkeypatch):
         # Prices come from the times of steps.

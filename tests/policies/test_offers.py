@@ -293,7 +293,7 @@ class TestSources:
         values = np.full(count, 0.010)
         selected = pricing.select(requests, values, 0)
         estimate = StepEstimate(count * (1 + gained), 0.02, count * 3.0, passes)
-        return pricing.prefers_model(requests, values, selected, 0, estimate).tolist()
+        return pricing.prefers_model(requests, values, selected, 0, estimate)[0].tolist()
 
     def test_the_model_drafts_where_nothing_is_offered(self):
         assert self.prefers(offering((), (0.99,) * 8)) == [True, False]
@@ -319,7 +319,7 @@ class TestSources:
         pricing = OfferPricing(latency(0.003))
         low, high = offering((), history=0.2)[0], offering((), history=0.9)[0]
         for _ in range(100):
-            pricing.model_gains.observe([low, high], np.array([0.0, 3.0]))
+            pricing.model_gains.observe([low, high], np.array([0.0, 3.0]), 1.5)
         assert self.prefers([low, high], 0.003, pricing=pricing) == [False, True]
 
     def test_the_model_gains_more_where_offers_are_good(self):
@@ -328,7 +328,7 @@ class TestSources:
         good, none = offering((0.9, 0.9))[0], offering(())[0]
         assert self.prefers([good], 0.0002, pricing=pricing) == [False]
         for _ in range(100):
-            pricing.model_gains.observe([good, none], np.array([3.5, 0.5]))
+            pricing.model_gains.observe([good, none], np.array([3.5, 0.5]), 1.5)
         assert self.prefers([good], 0.0002, pricing=pricing) == [True]
 
 

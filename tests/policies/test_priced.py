@@ -497,8 +497,12 @@ class TestSources:
                 state._replace(offer=(0.5, 0.5) if row in offered else ())
                 for row, state in enumerate(world.states(history=0.9))
             ]
-            choices = policy.plan_drafts(states)
-            limits = [0 if choice.uses_offer else choice.length for choice in choices]
+            if policy.adds_offers(states):
+                choices = policy.plan_drafts(states)
+                limits = [0 if choice.uses_offer else choice.length for choice in choices]
+                policy.looked_for_offers(0.0)
+            else:
+                limits = policy.draft_lengths(states)
             step = take_step(policy, world, states, limits=limits)
             seconds = pass_seconds * max(step.draft.lengths)
             verify = self.TARGET(8 + sum(step.plan.lengths))

@@ -154,7 +154,8 @@ class CostLearner:
         self._latency.observe_step(
             num_target_tokens=step.num_target_tokens,
             context=step.context,
-            drafting=draft.drafting,
+            # With continuations beside a model, the time of drafting contains the search for them.
+            drafting=draft.drafting if draft.is_one_hot is None else (),
             num_scored=0 if step.companion_scores is None else sum(draft.lengths),
             # One-hot proposals have signals without any computation.
             has_signals=not isinstance(draft.signals, OneHotSignals | None),

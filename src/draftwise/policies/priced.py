@@ -26,6 +26,7 @@ from draftwise.policies.base import (
 )
 from draftwise.policies.exploration import Exploration
 from draftwise.policies.filtering import Integers, Scorer, keep_in_range, keep_likely
+from draftwise.policies.looking import LookingValue
 from draftwise.policies.offers import OfferPricing
 from draftwise.policies.pricing import Price, Pricing, PricingOptions
 from draftwise.policies.shapes import ShapeChoice
@@ -66,6 +67,8 @@ class PricedPolicy(Policy):
         self.prices = Pricing(context.latency, context.num_speculative_tokens, self.options)
         self.offers = OfferPricing(context.latency)
         self.shapes = ShapeChoice()
+        self.looking = LookingValue()
+        self._saved_seconds = 0.0
         # Whether the coming step, and the current one, were asked about.
         self._is_asked_for_shape = self._has_shape = self._is_asked_to_look = False
         self._is_offered: NDArray[np.bool_] = np.zeros(0, dtype=bool)
@@ -147,6 +150,21 @@ class PricedPolicy(Policy):
         self._is_asked_to_look = True
         return self.offers.looks(len(requests))
 
+    def adds_offers(self, requests: Sequence[RequestState]) -> bool:
+        """Whether looking for continuations saves more than it costs, or is to be measured.
+
+        Trials of operating points are of the draft model alone, because only steps without
+        continuations have the point's time.
+        """
+        if not requests or self.prices.will_try(len(requests)):
+            return False
+        return self.looking.looks(len(requests))
+
+    def looked_for_offers(self, seconds: float) -> None:
+        """Compare the time with what the continuations are expected to save."""
+        if self._requests:
+            self.looking.observe(len(self._requests), self._saved_seconds, seconds)
+
     def branches(self, requests: Sequence[RequestState]) -> bool:
         """Whether trees have had the better goodput, or have their turn to be measured."""
         if not requests:
@@ -178,9 +196,13 @@ class PricedPolicy(Policy):
         The model drafts for the requests for which its draft is worth more than the offer, if
         together they gain more than its passes cost.
         """
+        if not requests:
+            self._begin_step(requests)
+            return []
         if not self._is_asked_to_look:
             self.offers.always_look()
-        if any(request.has_model for request in requests):
+        has_model = any(request.has_model for request in requests)
+        if has_model:
             limits = self.draft_lengths(requests)
         else:
             self._begin_step(requests)
@@ -191,7 +213,7 @@ class PricedPolicy(Policy):
         values = self._weights / goodput
         selected = self.offers.select(requests, values, context)
         uses_model = np.zeros(len(requests), dtype=bool)
-        if any(limits):
+        if has_model:
             uses_model = self._uses_model(requests, limits, values, selected, context)
         choices = [
             DraftChoice(limit, False) if drafts else DraftChoice(length, True)
@@ -223,20 +245,15 @@ class PricedPolicy(Policy):
         """``[batch]`` whether the draft model drafts for each request."""
         can_draft = np.asarray(limits) > 0
         estimate = self.prices.estimate
-        if self._price.point.max_length and estimate is not None:
-            uses_model = can_draft & self.offers.prefers_model(
-                requests,
-                values,
-                selected,
-                context,
-                estimate,
-                self.prices.slowdown,
-            )
-        else:
-            uses_model = np.zeros(len(requests), dtype=bool)
-        is_early = self._num_steps <= self.options.warm_up
-        if (is_early or self.prices.in_trial) and self._num_steps % 2:
-            # Nothing would be learnt about the model, or about the point on trial, without it.
+        if not self._price.point.max_length:
+            estimate = None
+        slowdown = self.prices.slowdown(self.offers.pace(len(requests)))
+        prefers, self._saved_seconds = self.offers.prefers_model(
+            requests, values, selected, context, estimate, slowdown
+        )
+        uses_model = can_draft & prefers
+        if self.prices.tries_challenger:
+            # Nothing would be learnt about the point on trial without it.
             uses_model = can_draft
         if self._explorer is not None:
             uses_model[self._explorer] = can_draft[self._explorer]
@@ -252,6 +269,7 @@ class PricedPolicy(Policy):
         self._draft = self._companion_scores = self._explorer = None
         self._max_lengths = [0] * len(requests)
         self._is_priced = self._uses_signals = self._chose_sources = False
+        self._saved_seconds = 0.0
         self._follows_point = True
         self._is_offered = np.zeros(len(requests), dtype=bool)
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
@@ -294,6 +312,9 @@ class PricedPolicy(Policy):
             num_tokens = num_requests + float(self._weights @ np.asarray(outcome.num_accepted))
             context, verified = self._num_context_tokens, sum(outcome.num_verified)
             self.offers.observe(num_requests, context, verified, num_tokens, times)
+        if times.is_typical and (self._is_offered.all() or not any(outcome.num_drafted)):
+            context, verified = self._num_context_tokens, sum(outcome.num_verified)
+            self.offers.observe_pace(num_requests, context, verified, times.total)
         if times.is_typical and self._runs_as_priced:
             seconds = times.total - times.companion
             self.prices.observe(seconds, outcome.num_drafted, outcome.num_verified)
@@ -343,7 +364,10 @@ class PricedPolicy(Policy):
         assert outcome.prefix_acceptance_prob is not None
         gained = outcome.prefix_acceptance_prob.cpu().double().numpy().sum(axis=1)
         requests = [self._requests[index] for index in np.flatnonzero(drafted).tolist()]
-        self.offers.model_gains.observe(requests, gained[drafted])
+        estimate = self.prices.estimate
+        if estimate is not None:
+            average = estimate.tokens / len(self._requests) - 1.0
+            self.offers.model_gains.observe(requests, gained[drafted], average)
 
     def forget(self, request_ids: Collection[int]) -> None:
         """Delete the state of ended requests."""

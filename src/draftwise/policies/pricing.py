@@ -143,12 +143,18 @@ class _Choice:
         In a trial, challenger and incumbent take turns of ``turn_steps`` steps, and the challenger
         begins.
         """
-        if (
-            self.challenger is None
-            or (self.next_review - self.num_steps - 1) // turn_steps % 2 == 0
-        ):
+        if self.challenger is None or not self.is_turn_of_challenger(self.num_steps, turn_steps):
             return self.incumbent
         return self.challenger
+
+    def is_turn_of_challenger(self, step: int, turn_steps: int) -> bool:
+        """Whether a step of a trial is one of the challenger's.
+
+        Args:
+            step: number of the step.
+            turn_steps: number of steps of a turn.
+        """
+        return (self.next_review - step - 1) // turn_steps % 2 == 1
 
 
 class Pricing:
@@ -189,8 +195,7 @@ class Pricing:
             num_requests: number of requests that gain tokens in the step.
             context: tokens of context, summed over the requests.
         """
-        # Batch sizes from 8 on share a choice in groups, eight groups per doubling.
-        key = num_requests if num_requests < 8 else round(8 * math.log2(num_requests))
+        key = _choice_key(num_requests)
         choice = self._choices.get(key)
         if choice is None:
             corrections = StepTimeCorrections(self.options.prior_steps, self.options.memory)
@@ -202,7 +207,7 @@ class Pricing:
         choice.num_steps += 1
         if choice.num_steps >= choice.next_review:
             self._review(choice, num_requests, context)
-        price = choice.step_price(max(1, self.options.trial_steps // 4))
+        price = choice.step_price(self._turn_steps)
         self._current = choice, price, num_requests, context
         return price
 
@@ -248,22 +253,40 @@ class Pricing:
         return choice.estimates[price.point]
 
     @property
-    def in_trial(self) -> bool:
-        """Whether a challenger takes turns with the point in use."""
-        return self._current is not None and self._current[0].challenger is not None
+    def tries_challenger(self) -> bool:
+        """Whether the step that was priced last is one of a challenger that drafts."""
+        if self._current is None:
+            return False
+        choice, price, _, _ = self._current
+        return price is choice.challenger and price.point.max_length > 0
+
+    def will_try(self, num_requests: int) -> bool:
+        """Whether the next step is a challenger's, as far as is known before it is priced.
+
+        Args:
+            num_requests: number of requests that will gain tokens in it.
+        """
+        choice = self._choices.get(_choice_key(num_requests))
+        if choice is None or choice.challenger is None:
+            return False
+        step = choice.num_steps + 1
+        return step < choice.next_review and choice.is_turn_of_challenger(step, self._turn_steps)
 
     @property
-    def slowdown(self) -> float:
-        """Correction of the last priced step, relative to that of a step without drafts.
+    def _turn_steps(self) -> int:
+        """Number of steps of a turn in a trial."""
+        return max(1, self.options.trial_steps // 4)
 
-        Without observed steps of that kind, they are taken to be as long as computed.
+    def slowdown(self, pace: float) -> float:
+        """Correction of the last priced step, relative to that of steps without a draft model.
+
+        Args:
+            pace: correction of these.
         """
         if self._current is None:
             return 1.0
         choice, price, _, _ = self._current
-        corrections, nothing = choice.corrections, OperatingPoint(0)
-        usual = corrections.factor(nothing) if corrections.num_steps(nothing) else 1.0
-        return corrections.factor(price.point) / usual
+        return choice.corrections.factor(price.point) / pace
 
     @property
     def expected_seconds(self) -> float:
@@ -341,3 +364,8 @@ class Pricing:
         return Price(
             point, goodput, goodput * self._latency.marginal_seconds(estimate.size, context)
         )
+
+
+def _choice_key(num_requests: int) -> int:
+    """Batch sizes from 8 on share a choice in groups, eight groups per doubling."""
+    return num_requests if num_requests < 8 else round(8 * math.log2(num_requests))

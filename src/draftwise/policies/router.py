@@ -193,13 +193,29 @@ class PolicyRouter(Policy):
         policy, own = self._policy_of(request)
         return policy.is_reproducible(own)
 
+    def adds_offers(self, requests: Sequence[RequestState]) -> bool:
+        """Whether any policy of the step does."""
+        return self._any_wants(requests, lambda policy, own: policy.adds_offers(own))
+
+    def looked_for_offers(self, seconds: float) -> None:
+        """Only the step's only policy learns from it."""
+        if len(self._parts) == 1:
+            self._parts[0][0].looked_for_offers(seconds)
+
     def branches(self, requests: Sequence[RequestState]) -> bool:
         """Whether any policy of the step wants trees: all drafts of a step have one shape."""
+        return self._any_wants(requests, lambda policy, own: policy.branches(own))
+
+    def _any_wants(
+        self,
+        requests: Sequence[RequestState],
+        wants: Callable[[Policy, list[RequestState]], bool],
+    ) -> bool:
+        """Divide the requests among the policies, and ask each one."""
         self._divide(requests)
-        # Call every policy, because some policies count their steps.
+        # Ask every policy, because some policies count their steps.
         wanted = [
-            policy.branches([requests[index] for index in indices])
-            for policy, indices in self._parts
+            wants(policy, [requests[index] for index in indices]) for policy, indices in self._parts
         ]
         return any(wanted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -78,6 +79,15 @@ class HybridProposer(Proposer):
         grown = self._drafter.trees_to_grow(limits, copied, policy)
         return self._drafter.draft_trees(batch, states, policy, grown, copied)
 
+    def _looks_for_offers(
+        self, batch: Batch, states: Sequence[RequestState], policy: Policy
+    ) -> bool:
+        """Whether the step looks for continuations: if a request or the policy wants them."""
+        wanted = [request.speculation.draft for request in batch.generating]
+        if any(name == self._offers.name for name in wanted):
+            return True
+        return not all(wanted) and policy.adds_offers(states)
+
     def _restrict(self, batch: Batch, made: Proposals, limits: list[int]) -> None:
         """Leave out the source that a request does not want."""
         for index, request in enumerate(batch.generating):
@@ -91,6 +101,9 @@ class HybridProposer(Proposer):
         """Draft with one source for each request."""
         gamma = policy.num_speculative_tokens
         states = batch.states(self._offers.room)
+        if not self._looks_for_offers(batch, states, policy):
+            return self._drafter.draft(batch, policy, self._drafter.draft_limits(batch, policy))
+        start = time.perf_counter()
         made = self._offers.allowed_proposals(
             batch, [min(state.draft_limit, gamma) for state in states]
         )
@@ -108,6 +121,7 @@ class HybridProposer(Proposer):
             )
         ]
         choices = policy.plan_drafts(offered)
+        policy.looked_for_offers(time.perf_counter() - start)
         copied = [
             min(choice.length, len(state.offer)) if choice.uses_offer else 0
             for choice, state in zip(choices, offered, strict=True)

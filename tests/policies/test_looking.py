@@ -1,0 +1,105 @@
+"""Continuations beside a draft model are looked for where that saves more than it costs."""
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise.core.types import Outcome, StepTimes
+from draftwise.policies import create_policy
+from draftwise.policies.base import PolicyContext, RequestState
+from draftwise.policies.looking import LookingValue
+
+from ..stand_ins import fixed_latency
+
+
+def share_of_looks(value, saved, seconds, num_steps=800, num_requests=1, seed=0):
+    """The share of the second half of the steps that look, if a look saves as much on average."""
+    random, looks = np.random.default_rng(seed), []
+    for _ in range(num_steps):
+        looks.append(value.looks(num_requests))
+        if looks[-1]:
+            # Few continuations save much, and most of them nothing.
+            own = 5 * saved * (random.random() < 0.2)
+            value.observe(num_requests, own, seconds * random.lognormal(0.0, 0.1))
+    return float(np.mean(looks[num_steps // 2 :]))
+
+
+@pytest.mark.parametrize("num_requests", [1, 32])
+def test_looks_where_it_saves_more_than_it_costs(num_requests):
+    shares = {
+        saved: np.mean(
+            [share_of_looks(LookingValue(), saved, 1.0, 800, num_requests, s) for s in range(5)]
+        )
+        for saved in (0.0, 0.3, 3.0)
+    }
+    assert shares[0.0] == pytest.approx(1 / 8)
+    assert shares[0.3] < 0.3
+    assert shares[3.0] > 0.95
+
+
+def test_a_change_of_the_text_is_followed():
+    value = LookingValue()
+    assert share_of_looks(value, 0.0, 1.0) < 0.2
+    assert share_of_looks(value, 4.0, 1.0) > 0.8
+    assert share_of_looks(value, 0.0, 1.0) < 0.2
+
+
+def test_batch_sizes_have_their_own_records():
+    value = LookingValue()
+    share_of_looks(value, 0.0, 1.0, num_requests=1)
+    assert all(value.looks(32) for _ in range(40))
+    assert not all(value.looks(1) for _ in range(40))
+
+
+def test_a_pause_of_the_machine_decides_nothing():
+    value = LookingValue()
+    assert share_of_looks(value, 3.0, 1.0) == 1.0
+    value.observe(1, 3.0, 1000.0)
+    assert value.looks(1)
+
+
+STATES = [RequestState(20, 4, 8, index) for index in range(2)]
+
+
+class TestAdaptive:
+    def policy(self):
+        return create_policy("adaptive", PolicyContext(8, fixed_latency()), {})
+
+    def step(self, policy, offer, took=0.001):
+        """Run a step, and return whether it looked for continuations."""
+        looks = policy.adds_offers(STATES)
+        if looks:
+            policy.plan_drafts([state._replace(offer=offer) for state in STATES])
+            policy.looked_for_offers(took)
+        else:
+            policy.draft_lengths(STATES)
+        zeros, nothing = torch.zeros(2, 0), (0, 0)
+        outcome = Outcome(*(nothing,) * 4, zeros, prefix_acceptance_prob=zeros, num_known=nothing)
+        policy.observe(outcome, StepTimes(0.0, 0.0, 0.0, 0.01, 0.0, 0.0))
+        return looks
+
+    def test_looks_while_continuations_are_good(self):
+        good, bad = self.policy(), self.policy()
+        assert np.mean([self.step(good, (0.99,) * 8) for _ in range(200)]) > 0.75
+        assert np.mean([self.step(bad, (0.01,)) for _ in range(200)][100:]) < 0.2
+
+    def test_what_looking_takes_counts(self):
+        slow = self.policy()
+        looks = [self.step(slow, (0.99,) * 8, took=1.0) for _ in range(200)]
+        assert np.mean(looks[100:]) < 0.2
+
+    def test_steps_that_only_read_prompts_look_for_nothing(self):
+        policy = self.policy()
+        assert not policy.adds_offers([])
+        assert policy.plan_drafts([]) == []
+        policy.looked_for_offers(1.0)
+        assert policy.looking.looks(1)
+
+    def test_trials_of_operating_points_are_of_the_model_alone(self):
+        policy, num_trials = self.policy(), 0
+        for _ in range(200):
+            tries = policy.prices.will_try(len(STATES))
+            looks = self.step(policy, (0.5,))
+            assert not (tries and looks)
+            num_trials += tries
+        assert num_trials > 8
