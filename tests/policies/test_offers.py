@@ -1,4 +1,4 @@
-"""Prices of offered tokens: the selection over the batch, weights, and the choice of a source."""
+"""Prices of offered tokens: the selection over the batch, and weights."""
 
 import itertools
 
@@ -8,28 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.core.goodput import StepEstimate
-from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.types import Outcome, StepTimes
 from draftwise.policies import PolicyContext, create_policy
 from draftwise.policies.offers import OfferPricing
 from draftwise.policies.router import PolicyRouter
 
 from ..stand_ins import fixed_latency
-from .driving import RequestState
-
-TARGET = StageCost((1, 8, 16, 64), (0.010, 0.012, 0.020, 0.080))
-
-
-def latency(draft=0.001):
-    return LatencyModel(TARGET, StageCost((1, 64), (draft, 2 * draft)))
-
-
-def offering(*offers, remaining=0.0, **values):
-    return [
-        RequestState(50, 5, 8, row, offer=offer, expected_remaining=remaining, **values)
-        for row, offer in enumerate(offers)
-    ]
+from .offering import latency, offering
 
 
 def observe(pricing, num_tokens, seconds, num_verified=0, num_requests=8):
@@ -284,52 +269,6 @@ def test_weights_change_the_selection():
     uneven = selected()
     assert even.tolist() == [1] * 8
     assert uneven.tolist() == [int(row == 5) for row in range(8)]
-
-
-class TestSources:
-    def prefers(self, requests, draft=0.001, gained=1.5, pricing=None, passes=3.0):
-        count = len(requests)
-        pricing = pricing or OfferPricing(latency(draft))
-        values = np.full(count, 0.010)
-        selected = pricing.select(requests, values, 0)
-        estimate = StepEstimate(count * (1 + gained), 0.02, count * 3.0, passes)
-        return pricing.prefers_model(requests, values, selected, 0, estimate)[0].tolist()
-
-    def test_the_model_drafts_where_nothing_is_offered(self):
-        assert self.prefers(offering((), (0.99,) * 8)) == [True, False]
-
-    def test_a_pass_that_few_requests_share_is_too_expensive(self):
-        few = offering((), *[(0.99,) * 8] * 3)
-        assert self.prefers(few, draft=0.008) == [False] * 4
-        many = offering((), (), (), ())
-        assert self.prefers(many, draft=0.008) == [True] * 4
-
-    def test_drafts_that_end_early_have_fewer_passes(self):
-        requests = offering(())
-        assert self.prefers(requests, draft=0.006) == [False]
-        assert self.prefers(requests, draft=0.006, passes=1.2) == [True]
-
-    def test_a_model_that_is_behind_costs_more(self):
-        requests = offering(())
-        assert self.prefers(requests, draft=0.0035) == [True]
-        behind = [requests[0]._replace(num_behind=500)]
-        assert self.prefers(behind, draft=0.0035) == [False]
-
-    def test_requests_with_a_better_history_gain_more(self):
-        pricing = OfferPricing(latency(0.003))
-        low, high = offering((), history=0.2)[0], offering((), history=0.9)[0]
-        for _ in range(100):
-            pricing.model_gains.observe([low, high], np.array([0.0, 3.0]), 1.5)
-        assert self.prefers([low, high], 0.003, pricing=pricing) == [False, True]
-
-    def test_the_model_gains_more_where_offers_are_good(self):
-        """If that was so before. Then an offer that would beat the model's mean does not."""
-        pricing = OfferPricing(latency(0.003))
-        good, none = offering((0.9, 0.9))[0], offering(())[0]
-        assert self.prefers([good], 0.0002, pricing=pricing) == [False]
-        for _ in range(100):
-            pricing.model_gains.observe([good, none], np.array([3.5, 0.5]), 1.5)
-        assert self.prefers([good], 0.0002, pricing=pricing) == [True]
 
 
 def test_a_policy_without_prices_takes_the_source_that_gains_more():

@@ -28,11 +28,9 @@ from operator import itemgetter, mul
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.core.goodput import StepEstimate
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
 from draftwise.policies.base import RequestState, TreeLevel
-from draftwise.policies.model_gains import ModelGains
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -55,18 +53,10 @@ _EXCESS_PRIOR = 1.0
 _MOST_UNUSUAL = 3.0
 # What tokens add is at least and at most this factor times the cost model's.
 _EXCESS_RANGE = (0.5, 2.0)
-# The cost of one more token in a draft pass is measured over this many tokens beyond the batch.
-_SLOPE_TOKENS = 8
-# Weight of a step in the pace of steps without a draft model.
-_PACE_WEIGHT = 1 / 16
 
 
 class OfferPricing:
-    """Selects offered tokens over the whole batch by prices, and learns the goodput.
-
-    Attributes:
-        model_gains: what a draft of the model gains, to compare with an offer.
-    """
+    """Selects offered tokens over the whole batch by prices, and learns the goodput."""
 
     def __init__(self, latency: LatencyModel) -> None:
         """Set up.
@@ -75,7 +65,6 @@ class OfferPricing:
             latency: costs of passes.
         """
         self._latency = latency
-        self.model_gains = ModelGains()
         self._records: dict[int, _Record] = {}
         self._rates: dict[int, float] = {}
         self._looks = self._is_second = True
@@ -174,32 +163,6 @@ class OfferPricing:
             # A mean over all of them at first, and over recent ones later.
             weight = max(1 / record.num_rests, 1 - _FORGETTING)
             record.slowdown += weight * (slowdown - record.slowdown)
-
-    def pace(self, num_requests: int) -> float:
-        """Duration of recent steps without a draft model, relative to the cost model's.
-
-        Args:
-            num_requests: number of requests that gain tokens in the step.
-        """
-        return self._record(num_requests).pace
-
-    def observe_pace(
-        self, num_requests: int, context: int, num_verified: int, seconds: float
-    ) -> None:
-        """Record a step in which the draft model did not run, and no prompt was processed.
-
-        Args:
-            num_requests: number of requests that gained tokens.
-            context: tokens of context, summed over the requests.
-            num_verified: number of verified tokens.
-            seconds: duration of the step.
-        """
-        record = self._record(num_requests)
-        ratio = seconds / self._predicted(num_requests + num_verified, context)
-        if record.num_paced:
-            ratio = min(ratio, _MOST_UNUSUAL * record.pace)
-        record.num_paced += 1
-        record.pace += max(1 / record.num_paced, _PACE_WEIGHT) * (ratio - record.pace)
 
     def forget(self, request_ids: Collection[int]) -> None:
         """Delete the state of ended requests."""
@@ -340,68 +303,6 @@ class OfferPricing:
         seconds = self._latency.marginal_seconds(num_requests + num_nodes, context)
         return seconds * self._record(num_requests).excess
 
-    def prefers_model(
-        self,
-        requests: Sequence[RequestState],
-        values: Floats,
-        selected: Integers,
-        context: int,
-        estimate: StepEstimate | None,
-        slowdown: float = 1.0,
-    ) -> tuple[NDArray[np.bool_], float]:
-        """For which requests the draft model drafts, instead of using the offer.
-
-        A draft pass takes nearly the same time for one request as for all. So each pass has a fixed
-        cost, which the requests that use the model share, and a cost for each of them. The model
-        drafts for the requests for which it saves more than the offer, if these savings together
-        exceed the fixed cost. A request that the model has not followed costs more, because its
-        missing tokens are read first. Where an offer is good, the text is often easy for the model
-        too.
-
-        Args:
-            requests: the requests of the step, with their offers.
-            values: ``[batch]`` seconds that an accepted token saves.
-            selected: ``[batch]`` number of offered tokens that are worth verifying.
-            context: tokens of context, summed over the requests.
-            estimate: step estimate at the operating point of the draft model, if it drafts for all
-                requests; ``None`` if its drafts are not worth their cost.
-            slowdown: factor on the duration of such a step, from earlier ones.
-
-        Returns:
-            ``[batch]`` these requests, and the seconds that this choice is expected to save,
-            compared with one without any offers.
-        """
-        count, latency = len(requests), self._latency
-        rows = count + int(selected.sum())
-        more_rows = latency.target_seconds(rows + count, context)
-        per_row = max(more_rows - latency.target_seconds(rows, context), 0.0) / count
-        of_offers = [
-            max(0.0, value * sum(accumulate(request.offer[:kept], mul)) - per_row * kept)
-            for request, value, kept in zip(
-                requests, values.tolist(), selected.tolist(), strict=True
-            )
-        ]
-        if estimate is None:
-            return np.zeros(count, dtype=bool), sum(of_offers)
-        # A threshold ends drafts early.
-        passes = estimate.passes
-        single, more = latency.draft_seconds(1), count + _SLOPE_TOKENS
-        per_token = max(0.0, latency.draft_seconds(more) - single) / (more - 1)
-        verified = estimate.size / count - 1.0
-        own_cost = per_row * verified + per_token * passes
-        own_cost += (slowdown - 1.0) * estimate.seconds / count
-        gained = estimate.tokens / count - 1.0
-        num_behind = np.array([request.num_behind for request in requests])
-        worth = values * self.model_gains.expected(requests, gained)
-        of_model = (worth - own_cost - per_token * num_behind).tolist()
-        shared_cost = passes * max(0.0, single - per_token)
-        model_alone = max(0.0, sum(of_model) - shared_cost)
-        gains = [model - offer for model, offer in zip(of_model, of_offers, strict=True)]
-        more_by_model = sum(max(gain, 0.0) for gain in gains) - shared_cost
-        prefers = [gain > 0 and more_by_model > 0 for gain in gains]
-        saved = sum(of_offers) + max(0.0, more_by_model) - model_alone
-        return np.array(prefers, dtype=bool), saved
-
 
 @dataclass
 class _Record:
@@ -415,8 +316,6 @@ class _Record:
         num_steps: number of steps of both kinds.
         expected, added: what verified tokens were expected to add to steps, and what they added,
             relative to steps without offers; sums over steps.
-        pace: mean duration of the ``num_paced`` steps without a draft model, relative to the cost
-            model's; 1 before any.
     """
 
     tokens: float = 0.0
@@ -426,8 +325,6 @@ class _Record:
     num_steps: int = 0
     expected: float = 0.0
     added: float = 0.0
-    pace: float = 1.0
-    num_paced: int = 0
 
     @property
     def is_known(self) -> bool:
