@@ -11,6 +11,8 @@ from draftwise.errors import InvalidParameterError
 from draftwise.values import boolean, refuse_deep, shown
 
 _FIELD = "structured_outputs"
+# Larger grammars take long to compile, and to copy to the engine.
+_MOST_CHARACTERS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class StructuredOutputs:
             ``start``.
 
     Raises:
-        InvalidParameterError: no field or several fields are set, or a value is invalid.
+        InvalidParameterError: no field or several fields are set, or a value is invalid or has more
+            than 262,144 characters.
     """
 
     json_schema: Mapping[str, Any] | None = field(default=None, hash=False)
@@ -54,6 +57,7 @@ class StructuredOutputs:
         for name in ("regex", "grammar"):
             if getattr(self, name) is not None:
                 _text(f"{_FIELD}.{name}", getattr(self, name))
+                _check_size(f"{_FIELD}.{name}", len(getattr(self, name)))
         if self.choice is not None:
             if not isinstance(self.choice, list | tuple) or not self.choice:
                 raise InvalidParameterError(
@@ -61,6 +65,7 @@ class StructuredOutputs:
                 )
             for text in self.choice:
                 _text(f"{_FIELD}.choice", text)
+            _check_size(f"{_FIELD}.choice", sum(map(len, self.choice)))
             object.__setattr__(self, "choice", tuple(self.choice))
 
     @property
@@ -89,7 +94,16 @@ def _schema(value: object) -> dict[str, Any]:
         raise InvalidParameterError(name, f"must be a mapping, got {shown(value)}")
     refuse_deep(name, value)
     try:
-        copied: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+        text = json.dumps(dict(value), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidParameterError(name, f"is not JSON: {error}") from error
+    _check_size(name, len(text))
+    copied: dict[str, Any] = json.loads(text)
     return copied
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > _MOST_CHARACTERS:
+        raise InvalidParameterError(
+            name, f"has {size} characters; the maximum is {_MOST_CHARACTERS}"
+        )

@@ -1,5 +1,6 @@
 """Overlapping the halves of a batch does not change any output."""
 
+import itertools
 import threading
 
 import pytest
@@ -134,7 +135,25 @@ def test_every_finished_request_is_reported_once(models):
         if not engine.num_unfinished:
             break
     ended += [r.request_id for r in engine._advanced]
-    assert sorted(set(ended)) == [r.request_id for r in requests[1:]]
+    assert sorted(ended) == [r.request_id for r in requests[1:]]
+
+
+def test_a_request_that_ends_as_overlap_stops_to_pay_is_reported_once(models, monkeypatch):
+    llm = build(models, max_batch_size=6)
+    engine = llm.engine
+    steps = itertools.count()
+    # In every third step the prepared half is finished, and the whole batch advances.
+    monkeypatch.setattr(engine.overlap, "is_faster", lambda num_requests: next(steps) % 3 != 2)
+    params = [SamplingParams(max_tokens=2 + i, ignore_eos=True) for i in range(12)]
+    requests = [engine.add(None, [1 + i], each) for i, each in enumerate(params)]
+    ended = []
+    while engine.num_unfinished:
+        advanced = [r.request_id for r in engine.step()]
+        assert len(advanced) == len(set(advanced))
+        done = {r.request_id for r in requests if r.finish_reason is FinishReason.LENGTH}
+        ended += [each for each in advanced if each in done]
+    ended += [r.request_id for r in engine._advanced]
+    assert sorted(ended) == [r.request_id for r in requests]
 
 
 def test_the_policy_can_change_between_steps(models, expected):

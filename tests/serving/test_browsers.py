@@ -48,6 +48,19 @@ def test_an_allowed_origin_can_read_answers_and_errors(shared, body, headers, st
             assert allowed(answer) == expected
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_the_key_is_checked_before_the_body_is_read(shared, path):
+    kinds = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
+    with shared.client() as client:
+        for headers in (*kinds, {**kinds[0], "Authorization": "Basic key"}):
+            answer = client.post(path, content=b"{", headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["param"] == "api_key"
+        known = {"Authorization": "bearer key"}
+        assert client.post(path, content=b"{", headers=kinds[0] | known).status_code == 400
+        assert client.post(path, content=b"{", headers=kinds[1] | known).status_code == 415
+
+
 def test_preflight_requests_are_answered(shared):
     asked = {
         "Origin": PAGE,

@@ -64,7 +64,10 @@ def streamed(server, body):
 
 def test_a_killed_engine_is_restarted():
     with running(ZOO) as server, server.client() as client, ThreadPoolExecutor(4) as pool:
-        changed = client.patch("/v1/speculation", json={"num_speculative_tokens": 2}).json()
+        # Options of one policy do not apply to the next one.
+        options = {"policy": "svip", "policy_options": {"threshold": 0.6}}
+        for changes in (options, {"policy": "adaptive"}, {"num_speculative_tokens": 2}):
+            changed = client.patch("/v1/speculation", json=changes).json()
         assert changed["num_speculative_tokens"] == 2
         before = client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"]
         first_pid = server.service.client.pid
@@ -84,7 +87,7 @@ def test_a_killed_engine_is_restarted():
         after = client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"]
         assert after == before
         assert server.service.client.pid != first_pid
-        assert client.get("/v1/speculation").json()["num_speculative_tokens"] == 2
+        assert client.get("/v1/speculation").json() == changed
         assert "draftwise:engine_restarts_total 1.0" in client.get("/metrics").text
         assert num_inside(server) == 0
 

@@ -335,6 +335,46 @@ def test_a_panic_of_the_grammar_compiler_fails_only_its_request():
         assert isinstance(prepared.error, Panic)
 
 
+def test_grammars_of_cancelled_requests_are_not_compiled():
+    compiled, go_on = [], threading.Event()
+
+    class Compiler:
+        def matcher(self, form):
+            go_on.wait(PATIENCE_SECONDS)
+            compiled.append(form.regex)
+
+    thread = GrammarThread(Compiler())
+    for key in range(5):
+        params = SamplingParams(structured_outputs=StructuredOutputs(regex=f"a{key}"))
+        thread.submit(Add(key, None, [1], params, RequestSpeculation()))
+    for key in (1, 2, 3):
+        thread.cancel(key)
+    go_on.set()
+    prepared = []
+    while len(prepared) < 2:
+        assert wait([thread.readable], PATIENCE_SECONDS)
+        prepared += [each.command.key for each in thread.take()]
+    assert prepared == [0, 4]
+    assert compiled == ["a0", "a4"]
+
+
+def test_an_error_while_a_request_is_cancelled_ends_the_others():
+    module = "__import__('draftwise.engine.engine', fromlist=['-'])"
+    fail = f"setattr({module}.Engine, '_finish_started_steps', lambda _: 1 / 0)"
+    ping = "__import__('draftwise.serving.messages', fromlist=['-']).Ping()"
+    with watched() as (server, expected), ThreadPoolExecutor(1) as pool:
+        feed(server, Call(eval, f"({fail}, {ping})[1]"))
+        other = pool.submit(post, server, LONG)
+        until(lambda: num_inside(server) == 1)
+        with server.client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json=LONG, timeout=0.3)
+        answer = other.result(PATIENCE_SECONDS)
+        assert answer.status_code == 500
+        assert answer.json()["error"]["param"] == "engine"
+        answers_again(server, expected)
+        assert supervisor(server).num_restarts == 0
+
+
 def test_health_when_the_monitor_has_ended():
     with watched() as (server, _):
         task = supervisor(server)._monitor

@@ -16,6 +16,7 @@ from draftwise.params import SamplingParams
 from draftwise.serving.completion_answers import CompletionFormat, Echo
 from draftwise.serving.messages import Piece
 from draftwise.serving.token_texts import TokenTexts
+from draftwise.structured_outputs import StructuredOutputs
 
 from .conftest import ZOO
 from .test_completions import CHAT, PROMPT, ask, events
@@ -29,6 +30,7 @@ SCHEMA = {
     "required": ["answer", "sure"],
     "additionalProperties": False,
 }
+LARGE = {"enum": [str(number) for number in range(60_000)]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}
 
 
@@ -138,6 +140,24 @@ def test_a_streamed_answer_equals_the_complete_one(client):
             {"response_format": FORMAT, "structured_outputs": {"regex": "a"}},
             "structured_outputs",
         ),
+        (
+            "/v1/completions",
+            {"structured_outputs": {"json": LARGE}},
+            "structured_outputs.json_schema",
+        ),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": LARGE}}},
+            "response_format",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": LARGE}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
     ],
 )
 def test_errors_name_the_field_of_the_grammar(client, path, wrong, param):
@@ -145,6 +165,29 @@ def test_errors_name_the_field_of_the_grammar(client, path, wrong, param):
     refused = ask(client, path, **about, **wrong)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
+
+
+def test_a_grammar_is_prepared_once_for_all_answers(server, client, monkeypatch):
+    made = []
+    build = StructuredOutputs.__post_init__
+
+    def counted(self):
+        made.append(self)
+        build(self)
+
+    monkeypatch.setattr(StructuredOutputs, "__post_init__", counted)
+    body = {"prompt": PROMPT, "structured_outputs": {"regex": "[ab]+"}, "max_tokens": 2}
+    answer = ask(client, "/v1/completions", **body, n=5).json()
+    assert len(answer["choices"]) == 5
+    assert len(made) == 1
+
+
+def test_prompt_logprobs_of_many_answers_are_limited(client):
+    body = {"prompt": [5] * 500, "echo": True, "logprobs": 20, "max_tokens": 0}
+    refused = ask(client, "/v1/completions", **body, n=128)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "logprobs"
+    assert ask(client, "/v1/completions", **body, n=2).status_code == 200
 
 
 def test_bytes_of_tokens_concatenate_to_the_text():

@@ -25,13 +25,27 @@ from draftwise.cli.common_options import (
     TrustRemoteCode,
 )
 from draftwise.cli.defaults import speculation_of
-from draftwise.cli.flags import name_flags
+from draftwise.cli.flags import name_flags, was_given
 from draftwise.cli.option_values import check_max_tokens, read_chat_template, set_chat_template
 from draftwise.errors import DraftwiseError, InvalidParameterError
 
 if TYPE_CHECKING:
     from draftwise.serving.conversation import ChatModel, Message
 
+# Options that a server has of its own.
+_OF_A_LOADED_MODEL = (
+    "draft",
+    "companion",
+    "policy",
+    "num_speculative_tokens",
+    "profile",
+    "latency_profile",
+    "chat_template",
+    "dtype",
+    "device",
+    "max_model_len",
+    "trust_remote_code",
+)
 _HELP = "/reset starts a new chat, /quit or ctrl-D exits, ctrl-C stops the answer"
 
 
@@ -79,10 +93,12 @@ def chat(
     """
     if (target is None) == (server is None):
         raise InvalidParameterError("target", "give either a model to load or --server URL")
-    if server is not None and chat_template is not None:
-        raise InvalidParameterError(
-            "chat_template", "cannot be used with --server; set it with draftwise serve"
-        )
+    if server is not None:
+        for name in _OF_A_LOADED_MODEL:
+            if was_given(context, name):
+                raise InvalidParameterError(
+                    name, "cannot be used with --server; set it with draftwise serve"
+                )
     check_max_tokens(max_tokens)
     template = read_chat_template(chat_template)
     try:

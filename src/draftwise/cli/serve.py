@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,7 @@ from draftwise.cli.option_values import parse_lenience, parse_policy_options, re
 from draftwise.errors import InvalidParameterError
 
 _CLIENTS, _NETWORK, _LOGS = "Clients", "Network", "Logs"
+_API_KEY = "DRAFTWISE_API_KEY"
 
 
 def serve(
@@ -60,7 +62,7 @@ def serve(
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="DRAFTWISE_API_KEY",
+            envvar=_API_KEY,
             help="Require this API key of clients; may be repeated.",
             rich_help_panel=_CLIENTS,
         ),
@@ -206,6 +208,9 @@ def serve(
         ) from error
     from draftwise.serving.settings import EngineSettings, ServerSettings
 
+    if not api_key and _API_KEY in os.environ:
+        # It was meant to be set. Without this the server would be open.
+        raise InvalidParameterError("api_key", f"the environment variable {_API_KEY} is empty")
     speculation = speculation_of(
         context,
         draft,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 _FIELD = "structured_outputs"
 # Compiled grammars to keep. Most requests to a server use one of a few grammars.
 _MOST_KEPT = 64
-# Maximum characters of a grammar, serialised as JSON if it is not text.
-_LARGEST = 1 << 18
 # Allowed whitespace between two JSON tokens. With unlimited whitespace, models may never stop
 # writing it.
 _BETWEEN = r"[ ]|\n[ ]{0,20}"
@@ -76,7 +74,6 @@ class GrammarCompiler:
         return matcher
 
     def _compile(self, kind: str, value: Any) -> LLMatcher:
-        _check_size(kind, value)
         tokens = self._all_tokens()
         from llguidance import LLMatcher, LLParserLimits
 
@@ -124,19 +121,6 @@ def _one_or_all(ids: Collection[int]) -> int | list[int]:
 def _key(structure: StructuredOutputs) -> tuple[str, str]:
     value = getattr(structure, structure.kind)
     return structure.kind, value if isinstance(value, str) else json.dumps(value)
-
-
-def _check_size(kind: str, value: Any) -> None:
-    """Raise an error for a grammar that would take long to compile.
-
-    Raises:
-        InvalidParameterError: the grammar is too large.
-    """
-    size = len(value if isinstance(value, str) else json.dumps(value))
-    if size > _LARGEST:
-        raise InvalidParameterError(
-            f"{_FIELD}.{kind}", f"has {size} characters; the maximum is {_LARGEST}"
-        )
 
 
 def _json_options(schema: Mapping[str, Any]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -21,10 +20,11 @@ import draftwise
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.serving import openapi
 from draftwise.serving.answers import AnswerFormat
+from draftwise.serving.authorization import authorize
 from draftwise.serving.bodies import CLIENT_CLOSED, JsonRoute
 from draftwise.serving.chat_answers import ChatFormat
 from draftwise.serving.completion_answers import CompletionFormat, Echo
-from draftwise.serving.errors import UnauthorizedError
+from draftwise.serving.errors import grammar_errors_named
 from draftwise.serving.generation import AnswerSpec, Generation
 from draftwise.serving.http_errors import (
     answer_error,
@@ -115,18 +115,10 @@ Served = Annotated[Service, Depends(_service)]
 
 
 async def _authorize(
-    request: Request,
-    service: Served,
-    given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> None:
-    """Check the API key of a request, if the server has keys, and note which one it is."""
-    keys = service.settings.api_keys
-    token = "" if given is None else given.credentials
-    # Compare with all keys in constant time, so that timing reveals nothing about them.
-    matches = [hmac.compare_digest(token.encode(), key.encode()) for key in keys]
-    if keys and not any(matches):
-        raise UnauthorizedError("api_key", "missing or invalid: send Authorization: Bearer KEY")
-    request.state.client = str(matches.index(True)) if keys else ""
+    """Check the API key of a request without a body. The schema names the kind of key."""
+    authorize(request)
 
 
 _open = APIRouter()
@@ -182,7 +174,8 @@ async def complete(body: CompletionBody, request: Request, service: Served) -> R
 @_guarded.post("/v1/chat/completions", responses=openapi.CHAT)
 async def chat(body: ChatBody, request: Request, service: Served) -> Response:
     """Create chat completions."""
-    tooling = prepare_tools(body, service.tool_call_parser)
+    with grammar_errors_named("tools"):
+        tooling = prepare_tools(body, service.tool_call_parser)
     generation = await service.chat(body, tooling, request.state.client)
     answer_format = ChatFormat(
         service.model_name,

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from draftwise.errors import InvalidParameterError
+from draftwise.serving.authorization import authorize
 from draftwise.serving.errors import UnsupportedMediaTypeError
 
 # The client does not receive this status; it appears in the access log.
@@ -42,6 +43,8 @@ class JsonRoute(APIRoute):
 
         async def parse_and_handle(request: Request) -> Response:
             parsed = _ParsedRequest(request.scope, request.receive)
+            # Before the body is read.
+            authorize(parsed)
             _check_headers(parsed)
             try:
                 body = await parsed.body()

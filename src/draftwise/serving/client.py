@@ -142,6 +142,9 @@ class EngineClient:
             described = await answer
         finally:
             self._answers.pop(call, None)
+        if "policy" in changes:
+            # The options of another policy do not apply to it.
+            changes.setdefault("policy_options", {})
         self._changes |= changes
         return described
 
@@ -167,6 +170,8 @@ class EngineClient:
         for call, described in outputs.answers:
             answer = self._answers.pop(call, None)
             if answer is None or answer.done():
+                if isinstance(described, DraftwiseError):
+                    _LOG.warning("changed speculation settings were refused: %s", described)
                 continue
             if isinstance(described, DraftwiseError):
                 answer.set_exception(described)

@@ -107,7 +107,7 @@ class ServerChatModel:
             options: additional keys of every request.
 
         Raises:
-            InvalidParameterError: the URL is invalid.
+            InvalidParameterError: the URL or the API key is invalid.
             EngineUnavailableError: the server does not respond, or its response is invalid.
         """
         base = url.rstrip("/").removesuffix("/v1")
@@ -115,11 +115,13 @@ class ServerChatModel:
         timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
         try:
             self._client = httpx.Client(base_url=f"{base}/v1", headers=headers, timeout=timeout)
+        except UnicodeEncodeError as error:
+            raise InvalidParameterError("api_key", "has characters that are not ASCII") from error
         except httpx.InvalidURL as error:
             raise InvalidParameterError("server", f"{url!r} is not a valid URL: {error}") from error
         try:
             self._model = self._only_model()
-        except (httpx.HTTPError, KeyError, ValueError, IndexError) as error:
+        except (httpx.HTTPError, KeyError, ValueError, IndexError, TypeError) as error:
             self.close()
             raise EngineUnavailableError(
                 "server", f"{url!r} does not respond as expected: {error}"

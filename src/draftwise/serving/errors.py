@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from draftwise.errors import DraftwiseError
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from draftwise.errors import DraftwiseError, InvalidParameterError
 
 
 class EngineLostError(DraftwiseError):
@@ -10,7 +13,7 @@ class EngineLostError(DraftwiseError):
 
 
 class EngineFaultError(DraftwiseError):
-    """The engine could not accept a request because of an internal error."""
+    """The engine could not accept or continue a request because of an internal error."""
 
 
 class EngineUnavailableError(DraftwiseError):
@@ -47,3 +50,18 @@ class UnauthorizedError(DraftwiseError):
 
 class UnknownModelError(DraftwiseError):
     """A request names a model that is not served."""
+
+
+@contextmanager
+def grammar_errors_named(field: str | None) -> Iterator[None]:
+    """Let errors about the grammar of the answers name the field of the body that defines it.
+
+    Args:
+        field: the field; ``None`` for ``structured_outputs``.
+    """
+    try:
+        yield
+    except InvalidParameterError as error:
+        if field is None or not error.field.startswith("structured_outputs"):
+            raise
+        raise InvalidParameterError(field, error.message) from error

@@ -7,14 +7,18 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self, TypeGuard
+from typing import Self
 
-from draftwise.errors import DraftwiseError, InvalidParameterError
+from draftwise.errors import DraftwiseError
 from draftwise.outputs import FinishReason, SpeculationStats
 from draftwise.params import SamplingParams
 from draftwise.serving.admission import Admission
 from draftwise.serving.client import EngineClient
-from draftwise.serving.errors import DeadlineExceededError, OverloadedError
+from draftwise.serving.errors import (
+    DeadlineExceededError,
+    OverloadedError,
+    grammar_errors_named,
+)
 from draftwise.serving.messages import Piece
 from draftwise.serving.metrics import RequestMetrics
 from draftwise.serving.requests import RequestUpdate, ServedRequest
@@ -149,9 +153,8 @@ class Generation:
                 await request.added()
         except BaseException as error:
             self._end(error)
-            if self._grammar_field is not None and _is_grammar_error(error):
-                raise InvalidParameterError(self._grammar_field, error.message) from error
-            raise
+            with grammar_errors_named(self._grammar_field):
+                raise
         return self
 
     async def __aexit__(
@@ -229,8 +232,3 @@ class Generation:
                 failed = self._error is not None or isinstance(error, DraftwiseError)
                 reason = FinishReason.ERROR if failed else FinishReason.CANCELLED
             self._metrics.ended(reason, time.monotonic() - self._arrived, progress.num_tokens)
-
-
-def _is_grammar_error(error: BaseException) -> TypeGuard[InvalidParameterError]:
-    """Whether an error is about the grammar of the answers."""
-    return isinstance(error, InvalidParameterError) and error.field.startswith("structured_outputs")

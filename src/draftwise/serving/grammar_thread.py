@@ -39,6 +39,8 @@ class GrammarThread:
         self._compiler = compiler
         self._commands: queue.SimpleQueue[Add] = queue.SimpleQueue()
         self._prepared: queue.SimpleQueue[Prepared] = queue.SimpleQueue()
+        # Keys of requests that were not cancelled. Single operations on a set are atomic.
+        self._waiting: set[int] = set()
         self._readable, self._writable = os.pipe()
         os.set_blocking(self._readable, False)
         os.set_blocking(self._writable, False)
@@ -56,7 +58,12 @@ class GrammarThread:
 
     def submit(self, command: Add) -> None:
         """Compile the grammar of a request."""
+        self._waiting.add(command.key)
         self._commands.put(command)
+
+    def cancel(self, key: int) -> None:
+        """Do not compile the grammar of a request if its turn has not come."""
+        self._waiting.discard(key)
 
     def take(self) -> list[Prepared]:
         """Return the requests whose grammars were compiled since the last call."""
@@ -71,6 +78,9 @@ class GrammarThread:
     def _run(self) -> None:
         while True:
             command = self._commands.get()
+            if command.key not in self._waiting:
+                continue
+            self._waiting.discard(command.key)
             error: BaseException | None = None
             try:
                 grammar = command.params.structured_outputs

@@ -32,6 +32,8 @@ _MIN_OUTPUT_TOKENS = 1
 # of maximum length, and texts that are rejected as too long, take about ten microseconds per token
 # of the context.
 _TOKENIZING_SECONDS, _SECONDS_PER_TOKEN = 1.2, 2e-5
+# Most log-probabilities of prompt tokens in a response. More would take gigabytes.
+_MOST_PROMPT_LOGPROBS = 1 << 20
 
 
 class Service:
@@ -243,9 +245,13 @@ class Service:
         grammar: StructuredOutputs | None = None,
     ) -> Generation:
         self.check_model(body.model)
+        grammar_field = body.grammar_field() if grammar is None else "tools"
+        if grammar is None:
+            grammar = body.grammar()
         specs: list[AnswerSpec] = []
         for prompt in prompts:
             text, ids = await self.tokenize(prompt, chat)
+            _check_prompt_logprobs(body, len(ids))
             most = max_tokens
             if most is None:
                 most = self.client.model.max_model_len - len(ids)
@@ -263,7 +269,7 @@ class Service:
             self.settings.request_timeout,
             self._tracing,
             self.model_name,
-            body.grammar_field() if grammar is None else "tools",
+            grammar_field,
         )
 
     def _check_length(self, num_tokens: int) -> None:
@@ -282,3 +288,21 @@ class Service:
     def _observe(self, outputs: EngineOutputs) -> None:
         self.metrics.observe(outputs)
         self.statistics.observe(outputs)
+
+
+def _check_prompt_logprobs(body: Sampling, num_tokens: int) -> None:
+    """Check the number of log-probabilities of a prompt's tokens, over all of its answers.
+
+    Raises:
+        InvalidParameterError: there are too many.
+    """
+    most_likely = body.num_prompt_logprobs()
+    if most_likely is None:
+        return
+    count = num_tokens * (most_likely + 1) * body.n
+    if count > _MOST_PROMPT_LOGPROBS:
+        raise InvalidParameterError(
+            "logprobs",
+            f"the {body.n} answers would have {count} log-probabilities of prompt tokens; at most "
+            f"{_MOST_PROMPT_LOGPROBS} are allowed. Reduce n or logprobs, or set echo to false",
+        )

@@ -15,7 +15,7 @@ from draftwise.engine.prefix_cache import PrefixStats
 from draftwise.engine.request import Request
 from draftwise.errors import DraftwiseError, DraftwiseWarning
 from draftwise.llm import LLM
-from draftwise.outputs import SpeculationStats
+from draftwise.outputs import FinishReason, SpeculationStats
 from draftwise.policies import POLICIES
 from draftwise.processes import end_quickly, end_with_parent
 from draftwise.serving.errors import EngineFaultError, EngineLostError
@@ -185,10 +185,12 @@ class EngineWorker:
                 self._add(command, outputs)
             case Cancel(key):
                 self._preparing.discard(key)
+                self._grammars.cancel(key)
                 request = self._requests.get(key)
                 if request is not None:
                     self._llm.engine.cancel(request)
                     self._forget(request)
+                    self._report_failed(outputs)
             case UpdateSpeculation(call, changes):
                 try:
                     if changes:
@@ -196,10 +198,22 @@ class EngineWorker:
                     outputs.answers.append((call, self._describe()))
                 except Exception as error:
                     outputs.answers.append((call, _typed(error)))
+                    self._report_failed(outputs)
             case Ping():
                 pass  # the outputs are sent in any case
             case _:
                 self._stopped = True
+
+    def _report_failed(self, outputs: EngineOutputs) -> None:
+        """Report the requests that ended because a command finished a started step, which failed.
+
+        The engine reports only requests that end in a step of its own.
+        """
+        for request in list(self._requests.values()):
+            if request.finish_reason is FinishReason.ERROR:
+                error = EngineFaultError("engine", "a step failed while another request ended")
+                outputs.refused.append((self._keys[request.request_id], error))
+                self._forget(request)
 
     def _add_prepared(self, outputs: EngineOutputs) -> None:
         """Add the requests whose grammars have been compiled, unless they were cancelled."""

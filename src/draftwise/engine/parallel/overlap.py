@@ -184,7 +184,8 @@ class OverlappedEngine(Engine):
                 self._recover(error)
                 raise
             finished, self._advanced = self._advanced, []
-            return [*finished, *advanced]
+            # A request of a half that was finished early may have advanced again.
+            return list({each.request_id: each for each in [*finished, *advanced]}.values())
 
     def _half_step(self) -> list[Request]:
         """Verify the prepared half while the other half drafts."""

@@ -29,6 +29,11 @@ check_version(vllm_version())
 _GUESSED_SECONDS, _GUESSED_PER_TOKEN = 0.02, 0.02
 _GUESSED_DRAFT = 0.1
 _MAX_TOKENS = 4096
+# Settings of vLLM that change how drafts are made or verified, and why they are refused.
+_UNSUPPORTED = {
+    "disable_padded_drafter_batch": "Draftwise drafts in padded batches only",
+    "parallel_drafting": "Draftwise drafts token by token",
+}
 
 
 def steered_drafter(runner: Any, device: torch.device) -> Any:
@@ -47,9 +52,10 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
     if text_draft is not None:
         return _text_drafter(runner, device, settings, text_draft)
     speculative = config.speculative_config
+    # V1 samples drafts only for the standard method.
     policy = settings.policy_for(
         speculative.draft_sample_method == "probabilistic"
-        and speculative.rejection_sample_method == "standard"
+        and (config.use_v2_model_runner or speculative.rejection_sample_method == "standard")
     )
     drafter, companion_model = _classes(config)
     companion = None
@@ -145,6 +151,14 @@ def check_config(config: VllmConfig) -> None:
             "speculative_config",
             "use_heterogeneous_vocab and use_local_argmax_reduction hide the draft's distribution",
         )
+    if speculative.rejection_sample_method == "synthetic":
+        raise InvalidParameterError(
+            "speculative_config.rejection_sample_method",
+            "synthetic accepts tokens at random and changes the output; use standard or block",
+        )
+    for name, reason in _UNSUPPORTED.items():
+        if getattr(speculative, name):
+            raise InvalidParameterError(f"speculative_config.{name}", reason)
     if speculative.enable_adaptive_verification:
         raise InvalidParameterError(
             "speculative_config.enable_adaptive_verification",

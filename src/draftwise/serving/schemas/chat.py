@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from draftwise.errors import InvalidParameterError
 from draftwise.params import MAX_LOGPROBS
+from draftwise.serving.errors import grammar_errors_named
 from draftwise.serving.schemas.body import Body, quoted, wrong
 from draftwise.serving.schemas.common import IGNORED, Ignored, Sampling
 from draftwise.serving.schemas.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
@@ -168,4 +169,5 @@ class ChatBody(Sampling):
             return StructuredOutputs(json_object=True)
         if response_format.json_schema is None:
             raise InvalidParameterError("response_format.json_schema", "is missing")
-        return StructuredOutputs(json_schema=response_format.json_schema.json_schema)
+        with grammar_errors_named("response_format"):
+            return StructuredOutputs(json_schema=response_format.json_schema.json_schema)

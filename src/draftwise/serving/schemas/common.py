@@ -201,7 +201,7 @@ class Sampling(Body):
         return None
 
     def sampling(self, max_tokens: int, number: int, client: str = "") -> SamplingParams:
-        """Sampling parameters of one answer.
+        """Sampling parameters of one answer, without its grammar.
 
         Args:
             max_tokens: maximum number of tokens of the answer.
@@ -228,7 +228,6 @@ class Sampling(Body):
             cache_salt=f"{client}\0{self.cache_salt}" if client else self.cache_salt,
             logprobs=self.num_logprobs(),
             prompt_logprobs=self.num_prompt_logprobs(),
-            structured_outputs=self.grammar(),
             # Clients may send negative seeds, which wrap around to 64 bits.
             seed=None if self.seed is None else (self.seed + number) % (1 << 64),
         )
