@@ -233,6 +233,10 @@ class TestSpeculation:
         assert plain.generate("ab", params)[0].speculation.num_drafted == 0
         assert longer.generate("ab", GREEDY)[0].token_ids == llm.generate("ab", GREEDY)[0].token_ids
         assert llm.generate("ab", params) == expected
+        named = llm.with_speculation({"method": "suffix", "num_speculative_tokens": 3})
+        assert named.generate("ab", GREEDY)[0].text == llm.generate("ab", GREEDY)[0].text
+        with pytest.raises(InvalidParameterError, match="speculation: must be a Spec"):
+            llm.with_speculation("suffix")
 
     def test_suffix_and_a_model_together(self, models, llm):
         both = SpeculationConfig(

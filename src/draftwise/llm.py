@@ -111,12 +111,7 @@ class LLM:
             DraftwiseError: a typed error that names the invalid argument.
         """
         target = path_name("target", target, "model")
-        if isinstance(speculation, Mapping):
-            speculation = SpeculationConfig.from_dict(speculation)
-        if not isinstance(speculation, SpeculationConfig | None):
-            raise InvalidParameterError(
-                "speculation", f"must be a SpeculationConfig or a mapping, got {shown(speculation)}"
-            )
+        speculation = _configuration(speculation)
         max_batch_size = integer("max_batch_size", max_batch_size, 1)
         max_chunk_tokens = integer("max_chunk_tokens", max_chunk_tokens, 1)
         draft_replicas = integer("draft_replicas", draft_replicas, 1)
@@ -158,13 +153,16 @@ class LLM:
         self._resources: _Resources | None = None
         self._set_builder(builder, Models(builder.target), speculation)
 
-    def with_speculation(self, speculation: SpeculationConfig | None) -> LLM:
+    def with_speculation(self, speculation: SpeculationConfig | Mapping[str, Any] | None) -> LLM:
         """Create another ``LLM`` with other speculation settings on the same loaded target.
 
         The two share weights, but neither caches nor requests.
+
+        Raises:
+            InvalidParameterError: the settings are invalid.
         """
         other = copy(self)
-        other._set_builder(self._builder, self._models, speculation)
+        other._set_builder(self._builder, self._models, _configuration(speculation))
         return other
 
     def change_speculation(self, **changes: Any) -> None:
@@ -453,3 +451,20 @@ def _identity(request: Request) -> Request:
 
 def _ignore_status(status: str) -> None:
     """Default of ``on_status``."""
+
+
+def _configuration(
+    speculation: SpeculationConfig | Mapping[str, Any] | None,
+) -> SpeculationConfig | None:
+    """The settings that a caller gave.
+
+    Raises:
+        InvalidParameterError: they are invalid.
+    """
+    if isinstance(speculation, Mapping):
+        speculation = SpeculationConfig.from_dict(speculation)
+    if not isinstance(speculation, SpeculationConfig | None):
+        raise InvalidParameterError(
+            "speculation", f"must be a SpeculationConfig or a mapping, got {shown(speculation)}"
+        )
+    return speculation

@@ -120,6 +120,12 @@ def test_a_request_that_never_fits_is_refused(models, expected):
     assert_idle(llm)
 
 
+def test_a_cache_that_holds_no_token_is_refused(models):
+    with pytest.raises(CacheExhaustedError, match="holds no token") as caught:
+        build(models, max_batch_size=50, cache_gib=1 / GIB)
+    assert caught.value.field == "cache_gib"
+
+
 def test_a_request_reserves_no_more_than_the_context(models):
     """``max_tokens`` beyond the context reserves no additional memory."""
     size = 64 * bytes_per_token(models) / GIB

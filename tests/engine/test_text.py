@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftwise.engine.text import TextBuilder
 
-from ..tiny_models import EOS, MARK, byte_tokenizer
+from ..tiny_models import EOS, MARK, byte_tokenizer, pieces_tokenizer
 
 TOKENIZER = byte_tokenizer()
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -203,3 +203,44 @@ def test_a_space_that_belongs_to_a_token_is_kept_after_the_prompt():
     for token in (1, 2, 1):
         builder.add(token)
     assert builder.text == " bc b"
+
+
+BYTES = tuple(f"<0x{byte:02X}>" for byte in (0x0A, 0x41, 0xC3, 0xA9, 0xF0, 0x9F, 0x98, 0x80))
+FALLBACK = pieces_tokenizer(("a", "b", "▁", "▁a", *BYTES))
+
+
+def fed(output, prompt="a"):
+    """The text, its pieces and the released text with a tokenizer that falls back to bytes."""
+    builder = TextBuilder(FALLBACK, FALLBACK(prompt, add_special_tokens=False)["input_ids"], ())
+    released = ""
+    for token in output:
+        builder.add(token)
+        released += release(builder)
+    builder.finish()
+    return builder.text, builder.pieces, released + release(builder)
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        (["<0x0A>", "<0xF0>", "b"], f"\n{REPLACEMENT}b"),
+        (["<0xC3>", "<0xA9>", "<0xC3>", "▁a"], f"é{REPLACEMENT} a"),
+        (["<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "b"], "😀b"),
+        (["<0x41>", "<0x9F>", "b", "▁a", "<0x0A>"], f"A{REPLACEMENT}b a\n"),
+    ],
+)
+def test_invalid_bytes_after_valid_ones_do_not_fail(output, text):
+    """The decoder replaces the whole run of bytes, of which a part was given out already."""
+    assert fed(FALLBACK.convert_tokens_to_ids(output))[0] == text
+
+
+@property_test
+@given(st.lists(st.integers(0, len(FALLBACK) - 1), max_size=12))
+def test_any_bytes_give_a_text(output):
+    text, pieces, released = fed(output)
+    assert "".join(pieces) == text == released
+    assert len(pieces) == len(output)
+    whole = FALLBACK.decode(output)
+    assert text.count("a") == whole.count("a")
+    if REPLACEMENT not in whole:
+        assert text == whole

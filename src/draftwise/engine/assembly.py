@@ -24,7 +24,7 @@ from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.proposers.registry import PROPOSERS, model_free_proposers
 from draftwise.engine.suffix.corpus import SuffixCorpus
 from draftwise.engine.suffix.loading import load_corpus
-from draftwise.errors import InvalidParameterError
+from draftwise.errors import CacheExhaustedError, InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.models.exits.model import ExitModel
 from draftwise.models.heads.model import HeadModel
@@ -264,7 +264,16 @@ class Assembly:
         rest = cache_bytes - sum(cache.ring_bytes for cache in self.caches)
         rest -= self.num_prefix_blocks() * self._block_bytes()
         per_token = sum(cache.bytes_per_token for cache in self.caches)
-        return min(whole, max(0, rest) // per_token) if per_token else whole
+        most = min(whole, max(0, rest) // per_token) if per_token else whole
+        if most < 1:
+            rings = sum(cache.ring_bytes for cache in self.caches) / 2**30
+            raise CacheExhaustedError(
+                "cache_gib",
+                f"holds no token: of {cache_bytes / 2**30:.3g} GiB, sliding windows take "
+                f"{rings:.3g} GiB at a batch size of {target.num_cache_slots}; give more, or "
+                "reduce max_batch_size",
+            )
+        return most
 
     def prefix_cache(self) -> PrefixCache | None:
         """Create the prefix cache; ``None`` if it is switched off or has no memory."""

@@ -57,7 +57,15 @@ class TextBuilder:
             self.pieces.append("")
             return False
         self._pending.append(token)
-        piece = self._stream.step(self._backend, token)
+        try:
+            piece = self._stream.step(self._backend, token)
+        except Exception as error:
+            if not str(error).startswith("Invalid prefix"):
+                raise
+            # With byte fallback, an invalid byte changes how the valid ones before it are decoded.
+            # They are part of the text already, so only the pending tokens are decoded again.
+            self._stream = DecodeStream(skip_special_tokens=True)
+            piece = self._stream.step(self._backend, list(self._pending))
         if piece is None:
             self.pieces.append("")
             return False

@@ -26,6 +26,10 @@ class _Distributions:
         self.numbers = torch.zeros(shape, device=device)
         self.written = [0] * shape[0]
 
+    def distrust(self) -> None:
+        """Take all columns for written, after a draft that did not end."""
+        self.written = [self.numbers.shape[1]] * len(self.written)
+
     def cleared(self, lengths: Sequence[int], columns: int, written: Sequence[int]) -> Tensor:
         """``[batch, columns, vocab]``, a view with zeros beyond each request's length.
 
@@ -97,6 +101,12 @@ class DraftBuffers:
             shape = self.num_requests, self.width, self.vocab_size
             self._draft_probs = _Distributions(shape, self.device)
         return self._draft_probs
+
+    def distrust(self) -> None:
+        """Clear more in the next draft, because the last one did not end."""
+        for each in (self._probs, self._draft_probs):
+            if each is not None:
+                each.distrust()
 
     def fits(self, num_requests: int, width: int) -> bool:
         """Whether the buffers are large enough for a draft."""

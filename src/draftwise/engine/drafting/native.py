@@ -95,6 +95,10 @@ class NativeBackend:
         is_nan: list[bool] = buffers.is_nan[active, index].bool().tolist()
         return self._step.position(buffers, index, active, self._widen), is_nan
 
+    def recover(self) -> None:
+        """The kernels may have written distributions of a draft that did not end."""
+        self._buffers.distrust()
+
     def finish(self, lengths: list[int], num_tokens: int) -> Draft:
         """The draft, truncated to each request's length."""
         step, cache, is_nan = self._step, self._model.cache, self._buffers.is_nan
