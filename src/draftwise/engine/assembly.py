@@ -261,17 +261,17 @@ class Assembly:
         whole = target.num_cache_slots * target.capacity
         if cache_bytes is None:
             return whole
-        rest = cache_bytes - sum(cache.ring_bytes for cache in self.caches)
+        rings = sum(cache.ring_bytes for cache in self.caches)
+        rest = cache_bytes - rings
         rest -= self.num_prefix_blocks() * self._block_bytes()
         per_token = sum(cache.bytes_per_token for cache in self.caches)
         most = min(whole, max(0, rest) // per_token) if per_token else whole
         if most < 1:
-            rings = sum(cache.ring_bytes for cache in self.caches) / 2**30
             raise CacheExhaustedError(
                 "cache_gib",
                 f"holds no token: of {cache_bytes / 2**30:.3g} GiB, sliding windows take "
-                f"{rings:.3g} GiB at a batch size of {target.num_cache_slots}; give more, or "
-                "reduce max_batch_size",
+                f"{rings / 2**30:.3g} GiB at a batch size of {target.num_cache_slots}; give more, "
+                "or reduce max_batch_size",
             )
         return most
 

@@ -7,16 +7,15 @@ each batch size. Where looking costs more than it saves, few steps look, in case
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from draftwise.policies.offers import batch_bucket
+from draftwise.policies.recent_mean import RecentMean
 
 # Where looking does not pay, one of so many steps looks.
 _LOOK_EVERY = 8
 # All steps look until so many are known; then a step has the weight 1 / this in the averages.
 _MEMORY = 32
-# The time of looking is clipped to this factor of its average. A pause of the machine says nothing.
-_MOST_UNUSUAL = 3.0
 
 
 class LookingValue:
@@ -47,12 +46,8 @@ class LookingValue:
             seconds: duration of looking and choosing.
         """
         record = self._records.setdefault(batch_bucket(num_requests), _Record())
-        if record.num_looks:
-            seconds = min(seconds, _MOST_UNUSUAL * record.seconds)
-        record.num_looks += 1
-        weight = max(1.0 / record.num_looks, 1.0 / _MEMORY)
-        record.saved += weight * (saved - record.saved)
-        record.seconds += weight * (seconds - record.seconds)
+        record.saved.observe(saved)
+        record.seconds.observe_duration(seconds)
 
 
 @dataclass
@@ -61,16 +56,14 @@ class _Record:
 
     Attributes:
         num_steps: number of steps that asked.
-        num_looks: number of steps that looked.
-        saved, seconds: recent averages over these.
+        saved, seconds: averages over recent steps that looked.
     """
 
     num_steps: int = 0
-    num_looks: int = 0
-    saved: float = 0.0
-    seconds: float = 0.0
+    saved: RecentMean = field(default_factory=lambda: RecentMean(_MEMORY))
+    seconds: RecentMean = field(default_factory=lambda: RecentMean(_MEMORY))
 
     @property
     def pays(self) -> bool:
         """Whether looking saves more than it costs, or too little is known."""
-        return self.num_looks < _MEMORY or self.saved > self.seconds
+        return self.saved.count < _MEMORY or self.saved.value > self.seconds.value

@@ -177,13 +177,12 @@ class PricedPolicy(PricedChains):
                 1.0 + sum(outcome.num_accepted) / num_requests,
                 self.offers.relative_duration(num_requests, self._num_context_tokens, times.total),
             )
+        context, verified = self._num_context_tokens, sum(outcome.num_verified)
         if self._chose_sources and times.is_typical:
             # In a batch that nobody joins, tokens count by what they take off its end.
             num_tokens = num_requests + float(self._weights @ np.asarray(outcome.num_accepted))
-            context, verified = self._num_context_tokens, sum(outcome.num_verified)
             self.offers.observe(num_requests, context, verified, num_tokens, times)
         if times.is_typical and (self._is_offered.all() or not any(outcome.num_drafted)):
-            context, verified = self._num_context_tokens, sum(outcome.num_verified)
             self.sources.observe_pace(num_requests, context, verified, times.total)
         if self._chose_sources and not self._is_offered.all():
             self._observe_gains(outcome)

@@ -8,7 +8,6 @@ the draft model draws, so it cannot bias the output.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
@@ -20,16 +19,15 @@ from draftwise.core.latency import LatencyModel
 from draftwise.policies.base import RequestState
 from draftwise.policies.model_gains import ModelGains
 from draftwise.policies.offers import batch_bucket
+from draftwise.policies.recent_mean import RecentMean
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 # The cost of one more token in a draft pass is measured over this many tokens beyond the batch.
 _SLOPE_TOKENS = 8
-# Weight of a step in the pace of steps without a draft model.
-_PACE_WEIGHT = 1 / 16
-# Durations are clipped to this factor of the usual one. A pause of the machine says nothing.
-_MOST_UNUSUAL = 3.0
+# Number of recent steps in the pace of steps without a draft model.
+_PACE_MEMORY = 16
 
 
 class SourceChoice:
@@ -47,7 +45,7 @@ class SourceChoice:
         """
         self._latency = latency
         self.gains = ModelGains()
-        self._paces: dict[int, _Pace] = {}
+        self._paces: dict[int, RecentMean] = {}
 
     def pace(self, num_requests: int) -> float:
         """Duration of recent steps without a draft model, relative to the cost model's.
@@ -55,7 +53,7 @@ class SourceChoice:
         Args:
             num_requests: number of requests that gain tokens in the step.
         """
-        return self._paces.setdefault(batch_bucket(num_requests), _Pace()).mean
+        return self._pace(num_requests).value
 
     def observe_pace(
         self, num_requests: int, context: int, num_verified: int, seconds: float
@@ -69,8 +67,10 @@ class SourceChoice:
             seconds: duration of the step.
         """
         usual = self._latency.target_seconds(num_requests + num_verified, context)
-        pace = self._paces.setdefault(batch_bucket(num_requests), _Pace())
-        pace.observe(seconds / max(usual, 1e-9))
+        self._pace(num_requests).observe_duration(seconds / max(usual, 1e-9))
+
+    def _pace(self, num_requests: int) -> RecentMean:
+        return self._paces.setdefault(batch_bucket(num_requests), RecentMean(_PACE_MEMORY, 1.0))
 
     def choose(
         self,
@@ -133,18 +133,3 @@ class SourceChoice:
         prefers = [gain > 0 and more_by_model > 0 for gain in gains]
         saved = sum(of_offers) + max(0.0, more_by_model) - model_alone
         return np.array(prefers, dtype=bool), saved
-
-
-@dataclass
-class _Pace:
-    """Durations of steps, relative to the cost model's: their mean, and their number."""
-
-    mean: float = 1.0
-    num_steps: int = 0
-
-    def observe(self, ratio: float) -> None:
-        """Add a step."""
-        if self.num_steps:
-            ratio = min(ratio, _MOST_UNUSUAL * self.mean)
-        self.num_steps += 1
-        self.mean += max(1 / self.num_steps, _PACE_WEIGHT) * (ratio - self.mean)

@@ -117,7 +117,7 @@ Served = Annotated[Service, Depends(_service)]
 async def _authorize(
     request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> None:
-    """Check the API key of a request without a body. The schema names the kind of key."""
+    """Check the API key of requests, also of those without a body. The schema names its kind."""
     authorize(request)
 
 

@@ -56,9 +56,6 @@ class EagerBackend:
         self._num_tokens += 1
         return self._num_tokens
 
-    def recover(self) -> None:
-        """Nothing to do: every draft clears all that it returns."""
-
     def decided_lengths(self) -> dict[int, int]:
         """None: this backend does not decide lengths."""
         return {}

@@ -56,9 +56,6 @@ class DraftingBackend(Protocol):
     def finish(self, lengths: list[int], num_tokens: int) -> Draft:
         """The draft, cut to each request's length."""
 
-    def recover(self) -> None:
-        """Discard a draft that was begun and not finished."""
-
 
 def run_drafting(
     backend: DraftingBackend,

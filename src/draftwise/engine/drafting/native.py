@@ -32,6 +32,7 @@ class NativeBackend:
         # Converts distributions to the target's vocabulary, if they are over another one.
         self._widen: Callable[[Tensor], Tensor] | None = None
         self._carried: Tensor | None = None
+        self._is_unfinished = False
         if cached_model.carried_size:
             self._carried = torch.empty(cached_model.num_rows, cached_model.carried_size)
 
@@ -51,6 +52,10 @@ class NativeBackend:
         assert native is not None
         if not self._buffers.fits(len(step.limits), step.width):
             self._buffers = DraftBuffers(model.num_rows, step.width, model.own_vocab_size)
+        if self._is_unfinished:
+            # The kernels may have written distributions of a draft that was interrupted.
+            self._buffers.distrust()
+        self._is_unfinished = True
         uniforms = step.batch.uniforms
         controls, token_history = self.conditions(step)
         self._step = step
@@ -95,10 +100,6 @@ class NativeBackend:
         is_nan: list[bool] = buffers.is_nan[active, index].bool().tolist()
         return self._step.position(buffers, index, active, self._widen), is_nan
 
-    def recover(self) -> None:
-        """The kernels may have written distributions of a draft that did not end."""
-        self._buffers.distrust()
-
     def finish(self, lengths: list[int], num_tokens: int) -> Draft:
         """The draft, truncated to each request's length."""
         step, cache, is_nan = self._step, self._model.cache, self._buffers.is_nan
@@ -108,4 +109,6 @@ class NativeBackend:
             drawn = length + int(length < num_tokens and is_nan[request, length])
             cache.advance(step.cache_slots[request], self._num_read[request] + drawn - 1)
         # The kernels write zeros for a token whose logits are NaN.
-        return step.collect(self._buffers, lengths, num_tokens, self._run.lengths.tolist())
+        draft = step.collect(self._buffers, lengths, num_tokens, self._run.lengths.tolist())
+        self._is_unfinished = False
+        return draft

@@ -179,9 +179,6 @@ class RecordedBackend:
         self._report = memory.report[: len(self._step.limits), start:end].cpu()
         return end
 
-    def recover(self) -> None:
-        """Nothing to do: every draft clears all that it returns."""
-
     def decided_lengths(self) -> dict[int, int]:
         """None: this backend does not decide lengths."""
         return {}

@@ -184,7 +184,5 @@ class ModelProposer(Proposer):
     def recover(self, requests: Iterable[Request]) -> None:
         """Roll the cache back to the last commit."""
         self.cached_model.recover(requests)
-        for backend in self._backends:
-            backend.recover()
         if self._trees is not None:
             self._trees.forget()

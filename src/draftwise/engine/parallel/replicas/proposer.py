@@ -128,9 +128,6 @@ class ReplicaBackend:
         """Nothing to draw: :meth:`begin` drew all tokens."""
         return max(1, self._width)
 
-    def recover(self) -> None:
-        """Nothing to do: every draft clears all that it returns."""
-
     def decided_lengths(self) -> dict[int, int]:
         """Lengths of the drafts that the rule stopped."""
         return self._decided
