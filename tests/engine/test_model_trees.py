@@ -11,6 +11,7 @@ from draftwise.core.types import TreeProbs
 from draftwise.engine.cached_model import ForwardInput, NodeInput
 from draftwise.engine.proposers import drafted_trees
 from draftwise.engine.proposers.growing_tree import CopiedToken, GrowingTree
+from draftwise.engine.proposers.token_trees import TreeDrafting
 from draftwise.errors import InvalidParameterError
 from draftwise.models.native import library
 from draftwise.models.tree_tokens import SegmentTree
@@ -126,6 +127,23 @@ def test_testing_a_copied_token_like_a_drawn_one_is_noticed(models, monkeypatch)
     monkeypatch.setattr(TreeProbs, "of", biased)
     engine = branching(models, "copies and model", max_batch_size=64)
     assert p_value(models, engine, {}, 6000, prompt=REPEATING) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["copies and model", "copies and head"])
+def test_a_draft_may_be_certain_of_a_copied_token(models, monkeypatch, kind):
+    """Rounding leaves nothing beside it, and the other children are drawn all the same."""
+    right = TreeDrafting._add_children
+
+    def certain(self, growth, logits, reading):
+        ids = self._model.target_tokens(torch.arange(logits.shape[1]))
+        copied = [tree.copied_child(node) for tree, nodes in reading for node in nodes]
+        tokens = torch.tensor([-1 if each is None else each.token for each in copied])
+        return right(self, growth, logits + 40.0 * (ids == tokens.unsqueeze(1)), reading)
+
+    monkeypatch.setattr(TreeDrafting, "_add_children", certain)
+    engine = branching(models, kind, max_batch_size=64)
+    assert p_value(models, engine, {}, 6000, prompt=REPEATING) > NOT_UNLIKELY
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -312,6 +330,14 @@ def test_what_cannot_draft_trees_is_refused(models):
         assert error.value.field == "tree_width"
 
 
+def test_a_target_with_chunked_attention_gets_no_trees(models):
+    llm = LLM(models.folder(RECIPE), dtype="float32")
+    layers = llm.target.model.layers
+    layers[1] = replace(layers[1], chunk=16)
+    with pytest.raises(InvalidParameterError, match="tree_width: the target attends to chunks"):
+        llm.with_speculation(SpeculationConfig("suffix", policy="fixed", tree_width=2))
+
+
 def test_a_copied_branch_and_the_trees_of_the_model_are_one_tree(models):
     engine = branching(models, "copies and model", "eagle2", 4, VARIED, num_speculative_tokens=24)
     drafts = recorded(engine)
@@ -431,3 +457,11 @@ class TestPolicies:
         assert policy.grow_trees(self.level([0.9, 0.8])).tolist() == [True, True]
         assert not policy.grow_trees(self.level([0.01, 0.005])).any()
         assert not policy.grow_trees(self.level([0.9, 0.8], coverage=0.001)).any()
+
+    def test_chains_beside_continuations_may_come_from_the_model(self):
+        policy = create_policy("eagle2", PolicyContext(8), {"depth": 4})
+        request = RequestState(20, 4, 8, history=0.5)
+        states = [request, request._replace(offer=(0.9,) * 8), request._replace(has_model=False)]
+        choices = policy.plan_drafts(states)
+        assert [choice.uses_offer for choice in choices] == [False, True, True]
+        assert [choice.length for choice in choices] == [4, 4, 8]

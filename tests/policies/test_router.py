@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.core.types import Outcome, Plan, StepTimes
+from draftwise.core.types import OneHotSignals, Outcome, Plan, StepTimes
 from draftwise.errors import InvalidParameterError
 from draftwise.policies import Policy, PolicyContext, Signal, create_policy
 from draftwise.policies.router import PolicyRouter
@@ -223,6 +223,17 @@ class TestPlans:
         assert not step.plan.proposals[0].any()
         assert torch.equal(step.plan.proposals[1], step.q[1])
         assert torch.equal(step.draft.probs, step.q)
+
+
+def test_the_part_of_a_one_hot_draft_builds_no_distributions():
+    tokens = torch.tensor([[3, 4], [5, 0], [0, 0]])
+    acceptance = torch.tensor([[0.9, 0.8], [0.7, 0.0], [0.0, 0.0]])
+    signals = OneHotSignals(tokens, (2, 1, 0), 8, acceptance)
+    rows = torch.tensor([2, 0])
+    part = signals.of_requests(rows)
+    assert not {"_draft_probs"} & (vars(part).keys() | vars(signals).keys())
+    for name in ("entropy", "token_probs", "draft_probs"):
+        assert torch.equal(getattr(part, name), getattr(signals, name)[rows])
 
 
 class TestLearning:

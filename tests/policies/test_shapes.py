@@ -166,3 +166,13 @@ def accepted(*numbers):
 
 def times(disturbed):
     return replace(NO_TIMES, verify=0.5, disturbed=disturbed)
+
+
+def test_chains_are_measured_however_long_their_steps_say_nothing():
+    """Steps that process prompts are not observed."""
+    choice = ShapeChoice()
+    for _ in range(200):
+        if choice.branches(1):
+            choice.observe(*TREE)
+    branches, _ = run(choice, (3.0, 0.5), TREE, 400)
+    assert np.mean(branches[-100:]) < 0.2

@@ -159,6 +159,10 @@ class DraftSignals:
     entropy: Tensor
     token_probs: Tensor
 
+    def of_requests(self, index: Tensor) -> DraftSignals:
+        """The signals of some requests, ``[requests]`` by their index in the batch."""
+        return DraftSignals(self.draft_probs[index], self.entropy[index], self.token_probs[index])
+
 
 class OneHotSignals(DraftSignals):
     """Signals of one-hot proposals. The distributions are built only if they are read.
@@ -187,6 +191,14 @@ class OneHotSignals(DraftSignals):
         self._set("_drafted", drafted)
         self._set("_tokens", tokens)
         self._set("_vocab_size", vocab_size)
+
+    def of_requests(self, index: Tensor) -> OneHotSignals:
+        """See :meth:`DraftSignals.of_requests`. No distribution is built."""
+        known = vars(self)
+        lengths = known["_drafted"][index].sum(dim=1).long().tolist()
+        return OneHotSignals(
+            known["_tokens"][index], lengths, known["_vocab_size"], self.token_probs[index]
+        )
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

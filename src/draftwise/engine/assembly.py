@@ -227,7 +227,8 @@ class Assembly:
         """Whether the drafts are token trees.
 
         Raises:
-            InvalidParameterError: the proposers draft chains only, or there is a companion.
+            InvalidParameterError: the proposers draft chains only, there is a companion, or the
+                target attends to chunks.
         """
         if self.speculation.tree_width == 1 or not proposers:
             return False
@@ -240,6 +241,11 @@ class Assembly:
                 "tree_width",
                 "token trees come from 'suffix', a head, or a draft model with the target's "
                 "tokens; set it to 1",
+            )
+        if any(layer.chunk is not None for layer in self.models.target.model.layers):
+            # A token of a tree may lie behind the end of the chunk that its text belongs to.
+            raise InvalidParameterError(
+                "tree_width", "the target attends to chunks of the text; set it to 1"
             )
         return True
 

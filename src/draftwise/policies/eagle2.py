@@ -49,8 +49,14 @@ class Eagle2(Policy):
         return [min(self._depth, most) for most in self.max_tree_nodes(requests)]
 
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
-        """All nodes that were drafted, up to γ."""
-        return [DraftChoice(most, True) for most in self.max_tree_nodes(requests)]
+        """All nodes that were drafted, up to γ; with a draft model, the better source of chains."""
+        chains = super().plan_drafts(requests)
+        return [
+            chain if request.has_model else DraftChoice(most, True)
+            for request, chain, most in zip(
+                requests, chains, self.max_tree_nodes(requests), strict=True
+            )
+        ]
 
     def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_]:
         """All nodes up to the depth before the last."""

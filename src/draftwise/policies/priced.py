@@ -39,6 +39,7 @@ class PricedPolicy(PricedChains):
         self.looking = LookingValue()
         # Whether the coming step, and the current one, were asked about.
         self._is_asked_for_shape = self._has_shape = self._is_asked_to_look = False
+        self._grows_trees = False
         self._chose_sources = False
         self._saved_seconds = 0.0
         self._num_growing = 0
@@ -72,6 +73,7 @@ class PricedPolicy(PricedChains):
             return False
         self._is_asked_for_shape = True
         branches = self.shapes.branches(len(requests))
+        self._grows_trees = branches
         if branches:
             self._uses_signals = False
         return branches
@@ -89,7 +91,7 @@ class PricedPolicy(PricedChains):
         """Begin a step that is only timed."""
         self._begin_step(requests)
         self._is_offered, self._chose_sources = np.ones(len(requests), dtype=bool), True
-        self._weights = np.ones(len(requests))
+        self._weights, self._grows_trees = np.ones(len(requests)), False
 
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
         """Choose the offered tokens that are worth verifying, and who drafts with the model.
@@ -164,6 +166,7 @@ class PricedPolicy(PricedChains):
         """Discard the state of the last step."""
         super()._begin_step(requests)
         self._has_shape, self._is_asked_for_shape = self._is_asked_for_shape, False
+        self._grows_trees &= self._has_shape
         self._is_asked_to_look = self._chose_sources = False
         self._saved_seconds = 0.0
 
@@ -182,7 +185,8 @@ class PricedPolicy(PricedChains):
             # In a batch that nobody joins, tokens count by what they take off its end.
             num_tokens = num_requests + float(self._weights @ np.asarray(outcome.num_accepted))
             self.offers.observe(num_requests, context, verified, num_tokens, times)
-        if times.is_typical and (self._is_offered.all() or not any(outcome.num_drafted)):
+        no_model = self._is_offered.all() or not any(outcome.num_drafted)
+        if times.is_typical and no_model and not self._grows_trees:
             self.sources.observe_pace(num_requests, context, verified, times.total)
         if self._chose_sources and not self._is_offered.all():
             self._observe_gains(outcome)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwise.core.random import StageUniforms
 from draftwise.core.rules import DraftRule
-from draftwise.core.types import CompanionScores, Draft, DraftSignals, Outcome, Plan, StepTimes
+from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.errors import InvalidParameterError
 from draftwise.policies.base import (
     DraftChoice,
@@ -332,15 +332,13 @@ class PolicyRouter(Policy):
 def _part(draft: Draft, indices: list[int], index: Tensor, uses_signals: bool) -> Draft:
     """The draft of some requests, with its own storage."""
     signals, rows = draft.signals if uses_signals else None, index.cpu()
+    if signals is not None:
+        signals = signals.of_requests(index)
     return Draft(
         draft.tokens[index],
         tuple(draft.lengths[i] for i in indices),
         None if draft.probs is None else draft.probs[index],
-        None
-        if signals is None
-        else DraftSignals(
-            signals.draft_probs[index], signals.entropy[index], signals.token_probs[index]
-        ),
+        signals,
         None
         if draft.stage_uniforms is None
         else StageUniforms(draft.stage_uniforms.accept[rows], draft.stage_uniforms.final[rows]),

@@ -24,7 +24,7 @@ _SPREAD_OF_TOKENS, _SPREAD_OF_SECONDS = 0.6, 0.1
 _PRIOR_STEPS = 8.0
 # Durations are clipped to this factor of their mean. A pause of the machine says nothing.
 _MOST_UNUSUAL = 3.0
-# Number of turns after which a shape that was never measured is given up.
+# Number of turns after which trees that were never measured are given up. Chains never are.
 _MOST_TURNS = 3
 
 
@@ -114,9 +114,9 @@ class _Shape:
         )
 
     def optimistic_goodput(self, num_requests: int) -> float:
-        """The goodput, plus one standard error; infinite without any step, and 0 if given up."""
+        """The goodput, plus one standard error; infinite without any step."""
         if not self.duration:
-            return math.inf if self.num_turns < _MOST_TURNS else 0.0
+            return math.inf
         variance = _SPREAD_OF_TOKENS**2 / num_requests + _SPREAD_OF_SECONDS**2
         return self.tokens / self.duration * (1.0 + math.sqrt(variance / self.steps))
 
@@ -145,7 +145,8 @@ class _Record:
         """Give the next turn to the shape that may be best; the first one to trees."""
         chains = self.chains.optimistic_goodput(num_requests)
         trees = self.trees.optimistic_goodput(num_requests)
-        self.branches = trees > chains or math.isinf(trees)
+        given_up = not self.trees.duration and self.trees.num_turns >= _MOST_TURNS
+        self.branches = not given_up and (trees > chains or math.isinf(trees))
         self.steps_left = _TURN
         (self.trees if self.branches else self.chains).num_turns += 1
 

@@ -145,7 +145,7 @@ def stopped_draft(
     device: torch.device,
     uniforms: StepUniforms | None,
 ) -> Draft:
-    """The draft, cut where the policy stops it.
+    """The draft, cut where the policy stops it. Token trees have no one place to stop.
 
     Args:
         made: the proposals of the step.
@@ -155,7 +155,7 @@ def stopped_draft(
     """
     signals = policy.uses_draft_signals()
     draft = made.draft(lengths, vocab_size, device, uniforms, signals)
-    if not policy.may_stop_drafting():
+    if made.parents is not None or not policy.may_stop_drafting():
         return draft
     progress = DraftProgress(draft.lengths)
     while progress.active:

@@ -57,6 +57,9 @@ _FIRST_COVERAGE, _COVERAGE_WEIGHT = 0.7, 0.05
 # The model grows a tree after so many steps without one, to be measured.
 _LONGEST_REST = 64
 
+# Smallest probability of a drawn token, for the estimates.
+_LEAST_PROB = 1e-30
+
 
 class _Children(NamedTuple):
     """The most likely next tokens at some rows.
@@ -349,11 +352,12 @@ class TreeDrafting:
             zip(drawing, tokens.tolist(), (drawn >= 0).tolist(), strict=True)
         ):
             count = sum(there[: len(each.values)])
-            probs = [each.largest] * count
+            # A drawn token has a probability, even where rounding left none beside a copied one.
+            probs = [max(each.largest, _LEAST_PROB)] * count
             first = len(each.tree.nodes)
             each.tree.add(each.node, own[:count], probs, each.values[:count], each.entropy)
             places = growth.rows.setdefault(each.tree.index, {})
-            places |= dict.fromkeys(range(first, first + count), first_row + at)
+            places |= dict.fromkeys(range(first, len(each.tree.nodes)), first_row + at)
 
     def _without_copied(self, q: Tensor, copied: Sequence[CopiedToken | None]) -> Tensor:
         """Distributions without tokens that are children already; zeros where nothing is left.
