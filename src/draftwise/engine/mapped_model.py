@@ -152,7 +152,7 @@ class TranslatedModel(MappedModel):
     def recover(self, requests: Iterable[Request]) -> None:
         """Roll back to the last commit."""
         for request in requests:
-            self.cache.truncate(request.cache_slot, self._committed[request.cache_slot])
+            self._roll_back(request.cache_slot, self._committed[request.cache_slot])
 
     def gather(self, inputs: Iterable[ForwardInput]) -> PackedInput:
         """Packed own tokens, their segments in order of cache slot, and the rows of the logits."""

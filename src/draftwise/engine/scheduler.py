@@ -139,7 +139,7 @@ class Scheduler:
                 self._leave_slot(request)
                 continue
             running[row], request.cache_slot = request, row
-            self._target_cache.truncate(row, len(request.tokens) - 1)
+            self._target_cache.truncate(row, self._num_kept(request))
         admitted = set(running.values())
         for request in self._waiting:
             if request not in admitted:
@@ -153,6 +153,19 @@ class Scheduler:
         self._controls.clear()
         for follower in self._followers:
             follower.recover(running.values())
+
+    @staticmethod
+    def _num_kept(request: Request) -> int:
+        """Maximum number of tokens that stay in the target's cache after an exception.
+
+        The newest token is not in it between two steps. Prompt tokens without the log-probabilities
+        that were asked for are read again.
+        """
+        num_reviewed = len(request.prompt_logprobs)
+        wants_more = num_reviewed < request.num_prompt_tokens - 1
+        if request.params.prompt_logprobs is not None and wants_more:
+            return num_reviewed
+        return len(request.tokens) - 1
 
     def close(self) -> None:
         """Release the caches. All requests must have ended."""

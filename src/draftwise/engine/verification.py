@@ -187,7 +187,9 @@ def _without(reviews: list[_Review], logits: Tensor) -> Tensor | None:
     for request, tokens, first in reviews:
         rows = slice(first, first + len(tokens))
         num_top = request.params.prompt_logprobs or 0
-        request.prompt_logprobs.extend(prompt_logprobs(logits[rows], tokens, num_top))
+        # They are complete before any is stored: an exception must not leave a part of them.
+        computed = list(prompt_logprobs(logits[rows], tokens, num_top))
+        request.prompt_logprobs.extend(computed)
         others[rows] = False
     left = others.nonzero().squeeze(1).tolist()
     return logits[upload(left, torch.long, logits.device)] if left else None

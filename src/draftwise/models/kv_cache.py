@@ -242,6 +242,15 @@ class KVCache:
         self.lengths[cache_slot] = length
         self._written[cache_slot] = max(self._written[cache_slot], length)
 
+    def begin_pass(self, segments: Iterable[tuple[int, int, int]]) -> None:
+        """Record what a pass is about to write to rings, as an exception may come before its end.
+
+        Args:
+            segments: cache slot, start and number of tokens of each request.
+        """
+        for cache_slot, start, count in segments:
+            self._written[cache_slot] = max(self._written[cache_slot], start + count)
+
     def advance_all(self, segments: Iterable[tuple[int, int, int]]) -> None:
         """Set the lengths after all layers of a pass have written its tokens.
 
@@ -259,13 +268,19 @@ class KVCache:
         """
         if length >= self.lengths[cache_slot]:
             return
-        for layer, size in self._rings:
-            if layer.first_visible(length) < self._first_held(cache_slot, size):
-                raise ValueError(
-                    f"cache slot {cache_slot} cannot be truncated to {length} tokens: "
-                    f"{self._written[cache_slot]} were written to a ring of {size}"
-                )
+        if not self.can_truncate(cache_slot, length):
+            raise ValueError(
+                f"cache slot {cache_slot} cannot be truncated to {length} tokens: "
+                f"{self._written[cache_slot]} were written to its rings"
+            )
         self.lengths[cache_slot] = length
+
+    def can_truncate(self, cache_slot: int, length: int) -> bool:
+        """Whether the rings hold all tokens that the token at ``length`` attends to."""
+        return length >= self.lengths[cache_slot] or all(
+            layer.first_visible(length) >= self._first_held(cache_slot, size)
+            for layer, size in self._rings
+        )
 
     def keep_paths(self, paths: Sequence[KeptPath]) -> None:
         """Keep one path of each token tree: move its tokens together, and drop the other tokens.

@@ -169,6 +169,7 @@ class PackedModel:
             return None
         if cache.has_rings and max(each[2] for each in segments) > cache.max_new_tokens:
             raise ValueError(f"a pass has more than {cache.max_new_tokens} new tokens of a request")
+        cache.begin_pass(segments)
         logits: Tensor | None
         tree = None if trees is None else tree_tokens(segments, trees)
         layers = None if tap is None else tap.layers

@@ -77,6 +77,7 @@ class NativeBackend:
             for request, length in zip(step.batch.generating, step.text_lengths, strict=True)
         ]
         tokens, segments, logit_tokens, states = model.gather(step.inputs)
+        cache.begin_pass(segments)
         self._run.read(tokens, segments, logit_tokens, states)
         cache.advance_all(segments)
 

@@ -133,6 +133,7 @@ class HeadModel(PackedModel):
             trees: ``[segments]`` the token tree that each segment is part of; ``None`` without
                 trees.
         """
+        cache.begin_pass(segments)
         tree = None if trees is None else tree_tokens(segments, trees)
         if self.native_head is not None:
             output = HeadOutput(
