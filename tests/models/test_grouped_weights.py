@@ -111,9 +111,25 @@ def test_a_row_does_not_depend_on_the_others(models, monkeypatch):
         assert torch.equal(row[0], whole[at])
 
 
-def test_four_bits_of_torchao_are_kept(models):
-    model = load_model(f"{models.folder(RECIPE)}:int4", "target", torch.bfloat16, CPU).model
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_four_bits_of_torchao_are_kept(models, family):
+    folder = models.folder(Recipe(family, 203, seed=3, config=SIZES))
+    model = load_model(f"{folder}:int4", "target", torch.bfloat16, CPU).model
     assert model.native.bits == IN_GROUPS
+
+
+@pytest.mark.parametrize("chosen", FORMATS, ids=lambda f: str(f)[:20])
+def test_a_matrix_may_be_gate_and_up_in_one(models, monkeypatch, chosen):
+    recipe = Recipe("phi3", 203, seed=3, config=SIZES)
+    # Its own code rounds these weights to bfloat16, which matters more than in a real model.
+    monkeypatch.setitem(packed_model._TOLERANCE, torch.bfloat16, 1.0)
+    model = loaded(models, monkeypatch, [chosen], torch.bfloat16, recipe)
+    assert model.native.bits == IN_GROUPS
+    exact = loaded(models, monkeypatch, [chosen], torch.float32, recipe)
+    tokens = list(range(20))
+    got, expected = (logits_of(each, tokens) for each in (model, exact))
+    error = (got.float() - expected).square().mean().sqrt() / expected.std()
+    assert error < 0.03
 
 
 def test_sizes_that_groups_do_not_divide(models):

@@ -160,6 +160,16 @@ def test_a_pass_without_logits(models):
     assert torch.equal(after, whole)
 
 
+@torch.inference_mode()
+def test_more_rows_than_tokens(models):
+    """A companion with another tokenizer asks for the same row for several drafted tokens."""
+    model = load(models, RECIPES[0], torch.float32)
+    rows = [0, 1, 1, 1, 0] * 200
+    repeated = model.forward(model.new_cache(1, 8), [1, 2], [Segment(0, 0, 2)], rows)
+    single = model.forward(model.new_cache(1, 8), [1, 2], [Segment(0, 0, 2)], [0, 1])
+    assert torch.equal(repeated, single[rows])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_prompts_of_any_length(models, dtype):
     """Some prompts are too long for one block of rows in the processor's cache."""

@@ -181,9 +181,12 @@ class NativeDecoder:
         to.out = self._keep_matrix(layer.out)
         to.gate_up = self._keep_matrix(*layer.gate_up, interleave=True)
         to.down = self._keep_matrix(layer.down)
-        biases = [each.bias.detach() for each in layer.qkv if each.bias is not None]
-        if biases:
-            bias = torch.cat(biases).float()
+        if any(each.bias is not None for each in layer.qkv):
+            biases = [
+                torch.zeros(each.out_features) if each.bias is None else each.bias.detach().float()
+                for each in layer.qkv
+            ]
+            bias = torch.cat(biases)
             padding = -len(bias) % (2 * self._library.lanes)
             to.qkv_bias = self._keep(torch.nn.functional.pad(bias, (0, padding)))
         for each in layer.linear_layers:
@@ -229,6 +232,11 @@ class NativeDecoder:
         """
         ids, where = self.checked(cache, tokens, segments)
         wanted = np.asarray(() if logit_rows is None else logit_rows, dtype=np.int64)
+        copies = None
+        if len(wanted) > len(ids):
+            # Drafted tokens that have no counterpart here share a row. The kernel has memory for
+            # one row of each token.
+            wanted, copies = np.unique(wanted, return_inverse=True)
         logits = self.logits_memory(len(wanted))
         call = self.prepare(cache, ids, where, wanted, logits)
         if tap is not None:
@@ -239,6 +247,8 @@ class NativeDecoder:
         if tree is not None:
             call.tree = tree.ctypes.data
         self._library.decode(ctypes.byref(call))
+        if copies is not None:
+            return logits[torch.from_numpy(copies)]
         return None if logit_rows is None else logits
 
     def checked(
@@ -287,6 +297,7 @@ class NativeDecoder:
             logit_tokens: ``[logits]`` indices of the packed tokens whose logits are computed.
             logits: ``[logits, vocab]`` float32 memory that the kernel writes the logits to.
         """
+        assert len(logit_tokens) <= len(ids)
         threads = self._library.threads()
         largest = int(segments[:, 2].max())
         call = DecoderCall(

@@ -40,7 +40,8 @@ def grouped_weight(
     Args:
         matrices: the matrices.
         library: the compiled kernels.
-        interleave: interleaves the rows of two tensors; ``None`` to concatenate the matrices.
+        interleave: interleaves the rows of two tensors; ``None`` to concatenate the matrices. A
+            single matrix has the outputs of both.
 
     Returns:
         ``[bytes]`` uint8.
@@ -50,7 +51,7 @@ def grouped_weight(
     known = [matrix for matrix in regrouped if matrix is not None]
     assert len(known) == len(matrices)
     if interleave is not None:
-        first, second = _alike(known)
+        first, second = _alike(known) if len(known) > 1 else _halves(known[0])
         sections = [
             replace(
                 first,
@@ -127,6 +128,16 @@ def _widened(matrix: QuantizedMatrix, repeats: int, has_minimums: bool) -> Quant
     if has_minimums and even.minimums is None:
         even = replace(even, minimums=torch.zeros_like(even.scales))
     return replace(even, bits=8, smallest=-128)
+
+
+def _halves(matrix: QuantizedMatrix) -> list[QuantizedMatrix]:
+    """The first and the second half of a matrix's outputs."""
+    numbers, scales = matrix.numbers.chunk(2), matrix.scales.chunk(2)
+    minimums = (None, None) if matrix.minimums is None else matrix.minimums.chunk(2)
+    return [
+        replace(matrix, numbers=own, scales=own_scales, minimums=own_minimums)
+        for own, own_scales, own_minimums in zip(numbers, scales, minimums, strict=True)
+    ]
 
 
 def _joined(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
