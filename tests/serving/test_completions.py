@@ -235,6 +235,7 @@ def test_health_version_and_metrics_are_served(client):
         assert name in text
     stats = openapi.StatisticsState.model_validate(client.get("/v1/stats").json())
     assert stats.uptime_seconds > 0
+    assert (stats.status, stats.reason) == ("ok", None)
 
 
 def test_min_tokens_is_the_minimum_length(client, offline):

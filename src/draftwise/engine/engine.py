@@ -34,7 +34,11 @@ from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.params import SamplingParams
 from draftwise.policies import Policy
 from draftwise.policies.router import PolicyRouter
-from draftwise.speculation import RequestSpeculation, SpeculationConfig
+from draftwise.speculation import (
+    MAX_SPECULATIVE_TOKENS,
+    RequestSpeculation,
+    SpeculationConfig,
+)
 from draftwise.values import refuse_unknown_keys
 
 _CHANGEABLE = ("lenience", "num_speculative_tokens", "policy", "policy_options")
@@ -226,6 +230,12 @@ class Engine:
         for pipeline in self._pipelines:
             pipeline.policies.forget(request_ids)
 
+    @property
+    def max_num_speculative_tokens(self) -> int:
+        """The largest number of speculative tokens to which a running engine can be changed."""
+        branches = self._speculation.tree_width > 1
+        return min(MAX_SPECULATIVE_TOKENS - branches, self._max_new_tokens - 1)
+
     def change_speculation(self, **changes: Any) -> SpeculationConfig:
         """Change how the engine speculates from the next step on, also for running requests.
 
@@ -388,6 +398,9 @@ class Engine:
             self._scheduler.recover()
         except EngineError as lost:
             self._unusable = self._unusable or lost
+        except Exception as failed:
+            broken = EngineError("engine", f"its state was lost after an error: {failed!r}")
+            self._unusable = self._unusable or broken
         if isinstance(error, Exception) or self._unusable is not None:
             self._scheduler.end_all(EngineError("engine", f"a step failed: {error!r}"))
         self._forget([r.request_id for r in requests if r.finish_reason is not None])

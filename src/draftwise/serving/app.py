@@ -220,7 +220,9 @@ async def change_speculation(body: SpeculationChange, service: Served) -> dict[s
 @_guarded.get("/v1/stats", responses=openapi.STATISTICS)
 async def stats(service: Served) -> dict[str, Any]:
     """Return recent statistics of the engine."""
-    return service.statistics.snapshot()
+    health = service.health()
+    about = {"status": health.status.value, "reason": health.reason}
+    return about | service.statistics.snapshot()
 
 
 async def _answer(

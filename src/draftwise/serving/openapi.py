@@ -194,6 +194,7 @@ class SpeculationState(BaseModel):
     policy: str
     policy_options: dict[str, Any] = {}
     num_speculative_tokens: int = 0
+    max_num_speculative_tokens: int = Field(0, description="The largest accepted value.")
     lenience: float | dict[str, float] = 1.0
     target: str
     draft: str | None
@@ -206,6 +207,8 @@ class StatisticsState(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    status: str = Field(description="As in the response of /health.")
+    reason: str | None = Field(description="Why the status is not `ok`.")
     time: float = Field(description="Unix time in seconds.")
     uptime_seconds: float
     num_running: int

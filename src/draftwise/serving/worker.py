@@ -321,6 +321,7 @@ class EngineWorker:
             "policy": speculation.policy_name,
             "policy_options": dict(speculation.policy_options),
             "num_speculative_tokens": speculation.num_speculative_tokens,
+            "max_num_speculative_tokens": llm.engine.max_num_speculative_tokens,
             "lenience": {str(start): each for start, each in lenience.items()}
             if isinstance(lenience, Mapping)
             else lenience,

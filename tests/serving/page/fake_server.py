@@ -99,6 +99,8 @@ class FakeServer:
             ],
         }
         self.stats = {
+            "status": "ok",
+            "reason": None,
             "time": 0.0,
             "num_running": 2,
             "num_waiting": 1,

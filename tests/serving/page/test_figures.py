@@ -131,6 +131,16 @@ def test_polling_resumes_when_the_server_is_back(new_visit, fake):
     expect(visit.at("#health")).to_have_text("live")
 
 
+def test_the_header_tells_that_the_engine_is_not_ready(new_visit, fake):
+    visit = stopped_clock(new_visit)
+    fake.stats |= {"status": "starting", "reason": "the engine is being started"}
+    poll(visit, fake)
+    expect(visit.at("#health")).to_have_text("the engine is being started")
+    fake.stats |= {"status": "ok", "reason": None}
+    poll(visit, fake)
+    expect(visit.at("#health")).to_have_text("live")
+
+
 def test_changes_by_others_are_shown_and_keep_own_edits(new_visit, fake):
     visit = stopped_clock(new_visit)
     visit.slide("#server-gamma", 2)

@@ -31,6 +31,12 @@ def test_an_answer_equals_that_of_the_api(visit, client, mode):
     assert visit.text() == expected
 
 
+def test_the_slider_ends_at_the_largest_accepted_value(visit, client):
+    expect(visit.at("#server-gamma")).to_have_attribute("max", "64")
+    answer = client.patch("/v1/speculation", json={"num_speculative_tokens": 65})
+    assert answer.status_code == 400
+
+
 def test_the_page_can_be_used_by_keyboard(visit):
     walks.by_keyboard(visit, "def gcd")
 

@@ -2,7 +2,11 @@
 
 import { events } from "./events.js";
 
+const UNREACHABLE = "The server cannot be reached.";
 const STORAGE_KEY = "draftwise-api-key";
+// Longest waits for replies that are not streamed, in milliseconds. Most wait for the end of a step.
+const LONGEST_REPLY = 60000;
+const LONGEST_STATS_REPLY = 5000;
 // Characters that are allowed in a header.
 const PRINTABLE = /^[\x21-\x7e]+$/;
 
@@ -41,7 +45,7 @@ export class Client {
   }
 
   stats() {
-    return this.#json("v1/stats");
+    return this.#json("v1/stats", {}, LONGEST_STATS_REPLY);
   }
 
   /** Yield the chunks of an answer; throws if the stream ends before it is complete. */
@@ -61,11 +65,13 @@ export class Client {
     throw new ApiError("The connection was lost during the answer.");
   }
 
-  async #json(path, options = {}) {
-    const response = await this.#fetch(path, options);
+  async #json(path, options = {}, longest = LONGEST_REPLY) {
+    const signal = AbortSignal.timeout(longest);
+    const response = await this.#fetch(path, { ...options, signal });
     try {
       return await response.json();
     } catch {
+      if (signal.aborted) throw new ApiError(UNREACHABLE);
       throw new ApiError("The server’s reply is not JSON.", { status: response.status });
     }
   }
@@ -78,8 +84,9 @@ export class Client {
     try {
       response = await fetch(path, { ...options, headers, cache: "no-store" });
     } catch (error) {
-      if (options.signal?.aborted) throw error;
-      throw new ApiError("The server cannot be reached.");
+      // The user stopped the answer.
+      if (options.signal?.aborted && error.name !== "TimeoutError") throw error;
+      throw new ApiError(UNREACHABLE);
     }
     if (!response.ok) throw await failure(response);
     return response;

@@ -22,7 +22,10 @@ export class Monitor {
   #failures = 0;
   #isPolling = false;
 
-  /** `answered` is called after every reply, `failed` with every error; false stops polling. */
+  /**
+   * `answered` is called after every poll, with the statistics or with null if the page is hidden.
+   * `failed` is called with every error; false stops polling.
+   */
   constructor(panel, client, { answered, failed }) {
     this.client = client;
     this.answered = answered;
@@ -49,9 +52,10 @@ export class Monitor {
     this.#isPolling = true;
     let continues = true;
     try {
-      if (!document.hidden) this.#show(await this.client.stats());
+      const stats = document.hidden ? null : await this.client.stats();
+      if (stats) this.#show(stats);
       this.#failures = 0;
-      this.answered();
+      this.answered(stats);
     } catch (error) {
       this.#failures += 1;
       continues = this.failed(error);

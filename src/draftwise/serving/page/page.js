@@ -60,10 +60,16 @@ async function learn() {
   known = true;
 }
 
-async function answered() {
+async function answered(stats) {
+  if (stats === null) return;
   replies += 1;
-  health("live", "live");
   at("#key-form").hidden = true;
+  // The statistics are answered without the engine, which may be starting again.
+  if (stats.status !== "ok") {
+    health("lost", stats.reason ?? stats.status);
+    return;
+  }
+  health("live", "live");
   try {
     if (!known) await learn();
     else if (replies % POLLS_PER_SETTINGS === 0) show(await client.speculation());

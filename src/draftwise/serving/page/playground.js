@@ -92,7 +92,10 @@ export class Playground {
   }
 
   #begin(chat, prompt) {
-    if (!chat) this.#messages = [];
+    if (!chat) {
+      this.#messages = [];
+      this.newChat.hidden = true;
+    }
     if (this.#messages.length === 0) this.transcript.clear();
     if (chat) {
       this.transcript.reply(prompt);
@@ -144,7 +147,7 @@ export class Playground {
     if (chat) this.#remember(prompt, hasOutput);
     if (error) this.#refuse(error);
     else this.announcer.textContent = this.#announcement(request, numTokens);
-    if (!hasOutput && !chat && error) this.transcript.clear();
+    if (!hasOutput && !chat) this.transcript.clear();
     this.empty.hidden = hasOutput || this.#messages.length > 0;
   }
 
