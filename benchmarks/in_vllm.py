@@ -119,6 +119,7 @@ def main() -> None:
     prompts = workload.prompts
     random.Random(0).shuffle(prompts)
     prompts = prompts[: arguments.num_prompts]
+    device = llm.target.model.device.type
     del llm
     models = PeerModels(
         locate(arguments.target, "target"),
@@ -128,6 +129,7 @@ def main() -> None:
         arguments.longest_prompt + arguments.max_tokens,
         max(arguments.batch_sizes),
         locate(arguments.companion, "companion"),
+        device=device,
     )
     contenders = contest(arguments, models)
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0, ignore_eos=True)

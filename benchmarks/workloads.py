@@ -27,6 +27,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from draftwise.benchmark.titles import is_complete
+
 TOP_P = 0.95
 # Settings that are the same in all runs, besides those that a run is about.
 _OWN_SETTINGS = (
@@ -41,6 +43,7 @@ _OWN_SETTINGS = (
     "max_model_len",
     "compare",
     "rounds",
+    "learning_turns",
 )
 
 
@@ -78,15 +81,21 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 def measure(
     folder: Path, workload: Path, is_chat: bool, temperature: float, options: list[str]
 ) -> None:
-    """Run the command, unless the folder has results."""
-    if (folder / "results.json").exists():
-        return
+    """Run the command, unless the folder has its results."""
     command = [str(Path(sys.executable).with_name("draftwise")), "benchmark"]
     command += ["--workload", str(workload), "--output", str(folder)]
     command += ["--temperature", str(temperature)]
     command += ["--top-p", str(TOP_P)] if temperature else []
     command += ["--multi-turn"] if is_chat else []
-    subprocess.run([*command, *options], check=True)
+    command += options
+    if (folder / "results.json").exists():
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        known = " ".join(["draftwise", *command[1:]])
+        if results["command"] != known:
+            sys.exit(f"{folder} has results of another command: {results['command']}")
+        if results.get("is_complete", True):
+            return
+    subprocess.run(command, check=True)
 
 
 def join(folder: Path) -> dict[str, Any]:
@@ -95,6 +104,8 @@ def join(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("*/results.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
         shared = {k: v for k, v in results["settings"].items() if k not in _OWN_SETTINGS}
+        if not results.get("is_complete", True):
+            sys.exit(f"{path} is not complete: run the same command again")
         for key in ("machine", "kernels", "versions", "models"):
             if joined.setdefault(key, results[key]) != results[key]:
                 sys.exit(f"{path} was measured with other {key}")
@@ -118,7 +129,7 @@ def _ratios(runs: dict[str, Any]) -> dict[tuple[str, float, int], list[float]]:
     for run in runs.values():
         for cell in run["cells"]:
             for name, figures in cell["contenders"].items():
-                if name != "none":
+                if name != "none" and is_complete(cell, name):
                     key = (name, run["temperature"], cell["batch_size"])
                     ratios[key].append(figures["ratio"]["median"])
     return ratios
@@ -146,6 +157,9 @@ def show(joined: dict[str, Any]) -> None:
         for cell in run["cells"]:
             for contender, figures in cell["contenders"].items():
                 if contender == "none":
+                    continue
+                if not is_complete(cell, contender):
+                    table.add_row(name, str(cell["batch_size"]), contender, "failed")
                     continue
                 ratio = figures["ratio"]
                 equal = f"{figures.get('identical_answers')}/{figures.get('answers')}"

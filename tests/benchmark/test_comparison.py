@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from draftwise.benchmark.comparison import changes, load_report
+from draftwise.benchmark.comparison import changes, differences, load_report
 from draftwise.errors import InvalidParameterError
 
 
@@ -76,3 +76,9 @@ def test_a_report_is_loaded(tmp_path):
     file = tmp_path / "results.json"
     file.write_text(json.dumps(report(a=(1, 2, 3))))
     assert load_report(file) == report(a=(1, 2, 3))
+
+
+def test_settings_that_differ_are_told():
+    old = {"settings": {"draft": "suffix", "threads": 2, "policies": "fixed"}, "machine": "x"}
+    new = {"settings": {"draft": "zoo:draft", "threads": 2, "policies": "adaptive"}, "machine": "y"}
+    assert differences(old, new) == ["draft: suffix, now zoo:draft", "machine: x, now y"]

@@ -39,7 +39,7 @@ def figures(**fakes):
     everybody = [Fake("none", seconds=2.0), *fakes.values()]
     params = SamplingParams(max_tokens=5, temperature=0)
     results = compete(CELL, everybody, params)
-    return figures_of_cell(CELL, results, Parameters(100, 10), 0.0, {"b": "is too slow"})
+    return figures_of_cell(CELL, results, {"a": Parameters(100, 10)}, 0.0, {"b": "is too slow"})
 
 
 def test_figures_of_a_cell_are_json_compatible():
@@ -75,7 +75,7 @@ def test_figures_of_steps():
 
 
 def test_errors_are_reported():
-    cell = figures(a=Fake("a", fails_at=0), b=Fake("b", fails_at=2))
+    cell = figures(a=Fake("a", fails_at=0), b=Fake("b", fails_at=3))
     assert cell["contenders"]["a"] == {"error": "fell over"}
     assert cell["contenders"]["b"]["error"] == "fell over"
     assert cell["contenders"]["b"]["num_tokens"] == 10

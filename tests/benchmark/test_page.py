@@ -2,7 +2,7 @@
 
 import pytest
 
-from draftwise.benchmark.page import summary
+from draftwise.benchmark.page import findings, summary
 
 
 def cell(workload, temperature, **ratios):
@@ -32,3 +32,26 @@ def test_geometric_means_over_workloads_by_load():
     assert (odd.num_workloads, odd.is_best) == (1, False)
     assert found["fast"]["T 0.8, batch 8"].is_best
     assert not found["none"]["T 0.8, batch 8"].is_best
+
+
+def test_a_contender_that_failed_later_is_not_among_the_fastest():
+    cut = cell("a", 0.0, none=1.0, fast=2.0, cut=9.0)
+    cut["contenders"]["cut"]["error"] = "fell over in the second round"
+    assert set(summary([cut])) == {"none", "fast"}
+    (sentence,) = findings({"cells": [cut]})
+    assert "fast was fastest" in sentence
+
+
+def test_a_load_without_the_baseline_has_averages():
+    alone = cell("a", 0.0, fast=2.0)
+    assert summary([alone])["fast"]["T 0, batch 8"].is_best
+    nobody = cell("b", 0.0)
+    assert findings({"cells": [nobody]}) == [
+        "b, temperature 0, batch 8: no contender completed all rounds."
+    ]
+
+
+def test_without_the_baseline_nobody_is_compared():
+    cut = cell("a", 0.0, none=1.0, fast=2.0)
+    cut["contenders"]["none"]["error"] = "fell over in the second round"
+    assert summary([cut]) == {}

@@ -10,7 +10,7 @@ import pytest
 from draftwise.benchmark import peers as module
 from draftwise.benchmark.peer_modes import PeerMode
 from draftwise.benchmark.peers import Peer, PeerModels, peers
-from draftwise.errors import PeerError
+from draftwise.errors import InvalidParameterError, PeerError
 from draftwise.params import SamplingParams
 
 MODELS = PeerModels("target-folder", "draft-folder", "bfloat16", 2, 128, 8, stop_token_ids=(3, 4))
@@ -97,6 +97,43 @@ def test_a_request_has_the_sampling_parameters(peer, ignore_eos, stops):
 
 def test_a_request_without_seeds(peer):
     assert wanted_by(peer(TELLING), [SamplingParams(max_tokens=3)] * 2)["seeds"] is None
+
+
+def test_it_must_run_on_the_same_device(peer):
+    with pytest.raises(PeerError, match="runs on the device 'cuda', and Draftwise on 'cpu'"):
+        ask(peer(ECHO.replace('"version": "1"', '"version": "1", "device": "cuda"')))
+
+
+def test_all_prompts_must_be_answered(peer):
+    with pytest.raises(PeerError, match="answered 1 of 2 prompts"):
+        ask(peer(ECHO.replace('wanted["prompts"]]', 'wanted["prompts"][:1]]')))
+
+
+def test_an_engine_is_named_once(tmp_path):
+    with pytest.raises(InvalidParameterError, match="'vllm' is named more than once"):
+        peers(["vllm=/a/python", "vllm=/b/python"], MODELS, tmp_path)
+
+
+LEAVING = ECHO.replace(
+    "settings = json",
+    "import subprocess\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
+    "print(child.pid, file=sys.stderr, flush=True)\nsettings = json",
+).replace('"seconds": 0.25', '"error": "ValueError: fell over"')
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="states are not told here")
+def test_processes_of_a_failed_engine_end_too(peer):
+    made = peer(LEAVING)
+    with pytest.raises(PeerError, match="fell over"):
+        ask(made)
+    child = int(made._printed().split()[0])
+    for _ in range(500):
+        stat = Path(f"/proc/{child}/stat")
+        if not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.01)
+    pytest.fail("it still runs")
 
 
 def test_closing_ends_the_process(peer):

@@ -1,11 +1,13 @@
 """Records of the steps of a run."""
 
+from dataclasses import replace
+
 import pytest
 
 from draftwise.benchmark.contenders import PolicyContender, policy_contenders
 from draftwise.benchmark.recorder import Recorder, StepRecords
 from draftwise.core.types import StepTimes
-from draftwise.errors import InvalidParameterError
+from draftwise.errors import EngineError, InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats
 from draftwise.params import SamplingParams
@@ -47,6 +49,15 @@ def test_lengths_and_acceptance_by_position():
     # Two requests reached the first and second position, nobody the third.
     assert records.acceptance_by_position == [1.0, 0.5]
     assert [recorder.gains[each] for each in requests.all] == [[3, 1], [2]]
+
+
+def test_token_trees_have_no_acceptance_by_position():
+    recorder, requests = Recorder(draws_chains=False), Requests(1)
+    requests.step(0, 8, 8, 2)
+    recorder.take(requests.all, TIMES)
+    records = recorder.finish()
+    assert (records.num_verified, records.num_accepted) == (8, 2)
+    assert records.acceptance_by_position == []
 
 
 def test_steps_with_prompts_are_not_decoding():
@@ -131,3 +142,18 @@ def test_bad_lengths(contenders, name):
     speculation = contenders[1].llm.speculation
     with pytest.raises(InvalidParameterError, match="policies"):
         policy_contenders(contenders[0].llm, [name], speculation)
+
+
+def test_a_turn_with_a_failed_request_is_an_error(contenders, monkeypatch):
+    """It would look like a slower policy."""
+    contender = contenders[1]
+    original = LLM.generate
+
+    def generate(self, *arguments):
+        outputs = original(self, *arguments)
+        error = EngineError("engine", "the logits are not numbers")
+        return [outputs[0], replace(outputs[1], error=error)]
+
+    monkeypatch.setattr(LLM, "generate", generate)
+    with pytest.raises(EngineError, match="not numbers"):
+        contender.generate([[1], [2]], [SamplingParams(max_tokens=2)] * 2)

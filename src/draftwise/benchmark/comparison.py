@@ -11,6 +11,11 @@ from typing import Any
 from draftwise.benchmark.titles import title_of
 from draftwise.errors import InvalidParameterError
 
+# Settings that say what is measured or where it is written, and not how.
+_MAY_DIFFER = frozenset(
+    {"workload", "temperature", "batch_sizes", "policies", "peers", "output", "compare", "preset"}
+)
+
 
 @dataclass(frozen=True)
 class Change:
@@ -57,6 +62,21 @@ def load_report(path: Path) -> dict[str, Any]:
     return loaded
 
 
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Settings that differ between two reports, such as ``draft: suffix, now zoo:draft``."""
+    before, now = old.get("settings", {}), new.get("settings", {})
+    found = [
+        f"{name}: {before[name]}, now {now[name]}"
+        for name in before
+        if name in now and name not in _MAY_DIFFER and before[name] != now[name]
+    ]
+    return found + [
+        f"{name}: {old[name]}, now {new[name]}"
+        for name in ("machine", "kernels")
+        if name in old and name in new and old[name] != new[name]
+    ]
+
+
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """Changes of all results that both reports contain, ordered by ratio, ascending.
 
@@ -70,7 +90,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
         for name, own in cell["contenders"].items():
             other = others.get(name, {})
             key = "tokens_per_second" if name == "none" else "ratio"
-            if not own.get(key) or not other.get(key):
+            if not own.get(key) or not other.get(key) or own.get("error") or other.get("error"):
                 continue
             a, b = other[key], own[key]
             clear = b["high"] < a["low"] or b["low"] > a["high"]

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 from draftwise.benchmark.recorder import Recorder, StepRecords
+from draftwise.benchmark.titles import BASELINE
 from draftwise.engine.request import Request
 from draftwise.errors import InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams
 from draftwise.policies import policy_class
 from draftwise.speculation import SpeculationConfig
-
-BASELINE = "none"
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Contender(Protocol):
         """Answer all prompts at once.
 
         Raises:
-            PeerError: another engine failed, and is excluded from further turns.
+            DraftwiseError: it failed, and is excluded from further turns.
         """
 
     def describe(self) -> dict[str, Any]:
@@ -94,15 +93,19 @@ class PolicyContender:
         self.name = name
         self.llm = llm
         self._policy = BASELINE if llm.speculation is None else llm.speculation.policy_name
-        branches = llm.speculation is not None and llm.speculation.tree_width > 1
-        self.learns = policy_class(self._policy).needs_latency or branches
+        self._draws_trees = llm.speculation is not None and llm.speculation.tree_width > 1
+        self.learns = policy_class(self._policy).needs_latency or self._draws_trees
 
     def refusal(self, batch_size: int, params: SamplingParams) -> None:
         """Supports everything."""
 
     def generate(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> Turn:
-        """Answer all prompts at once, and record every step."""
-        recorder = Recorder()
+        """Answer all prompts at once, and record every step.
+
+        Raises:
+            DraftwiseError: a prompt was not answered.
+        """
+        recorder = Recorder(draws_chains=not self._draws_trees)
         engine = self.llm.engine
         ended: dict[Request, float] = {}
 
@@ -116,6 +119,9 @@ class PolicyContender:
         start = time.perf_counter()
         outputs = self.llm.generate(list(prompts), list(params), on_step)
         seconds = time.perf_counter() - start - (engine.uncounted_seconds - uncounted_before)
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
         order = sorted(recorder.gains, key=lambda request: request.request_id)
         return Turn(
             seconds,

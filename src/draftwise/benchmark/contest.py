@@ -6,13 +6,15 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from draftwise.benchmark.contenders import BASELINE, Contender, Turn
+from draftwise.benchmark.contenders import Contender, Turn
 from draftwise.benchmark.recorder import StepRecords
+from draftwise.benchmark.titles import BASELINE
 from draftwise.errors import DraftwiseError
 from draftwise.params import SamplingParams
 
-# Tokens generated per prompt before anything is timed.
-_WARM_UP_TOKENS = 32
+# Tokens generated per prompt before anything is timed, twice: on a GPU the first run of a step
+# prepares it, and the second one records it.
+_WARM_UP_TOKENS, WARM_UP_TURNS = 32, 2
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,15 @@ class Cell:
         batch_size: number of prompts answered at once.
         rounds: ``[rounds][batch_size]`` token ids of the prompts, the same for all contenders.
         question_ids: ``[rounds][batch_size]`` index of each prompt in the workload.
+        untimed_rounds: ``[untimed rounds][batch_size]`` token ids of the prompts of untimed turns.
+            They are other prompts than the timed ones if the workload has enough of them.
     """
 
     workload: str
     batch_size: int
     rounds: list[list[list[int]]]
     question_ids: list[list[int]]
+    untimed_rounds: list[list[list[int]]]
 
 
 @dataclass
@@ -63,10 +68,24 @@ class Result:
 def make_cell(
     workload: str, prompts: Sequence[list[int]], batch_size: int, num_rounds: int
 ) -> Cell:
-    """Divide the prompts of a workload between rounds, cyclically."""
-    indices = [i % len(prompts) for i in range(batch_size * num_rounds)]
-    dealt = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
-    return Cell(workload, batch_size, [[prompts[i] for i in each] for each in dealt], dealt)
+    """Divide the prompts of a workload between rounds.
+
+    If there are more prompts than places, the timed ones are spread evenly over the workload, which
+    is often ordered by category. Otherwise prompts come again, cyclically.
+    """
+    count, places = len(prompts), batch_size * num_rounds
+    timed = [i * count // places if places < count else i % count for i in range(places)]
+    others = sorted(set(range(count)) - set(timed)) or list(range(count))
+    num_untimed = max(1, len(others) // batch_size)
+    untimed = [others[i % len(others)] for i in range(batch_size * num_untimed)]
+
+    def rounds(indices: list[int]) -> list[list[int]]:
+        return [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
+
+    def texts(indices: list[int]) -> list[list[list[int]]]:
+        return [[prompts[i] for i in each] for each in rounds(indices)]
+
+    return Cell(workload, batch_size, texts(timed), rounds(timed), texts(untimed))
 
 
 def compete(
@@ -78,9 +97,9 @@ def compete(
 ) -> dict[str, Result]:
     """Run all contenders on every round, in an order that changes from round to round.
 
-    Before the first round, each contender has one short untimed turn, and contenders that learn
-    have additional untimed turns. A contender that fails is excluded and its error is kept, while
-    the others continue.
+    Before the first round, each contender has short untimed turns, and contenders that learn have
+    additional untimed turns of full length. A contender that fails is excluded and its error is
+    kept, while the others continue.
 
     Args:
         cell: the prompts.
@@ -96,32 +115,38 @@ def compete(
     playing = [each for each in contenders if each.refusal(cell.batch_size, params) is None]
     results = {each.name: Result() for each in playing}
 
-    def take_turn(contender: Contender, prompts: list[list[int]], each: SamplingParams) -> None:
+    def take_turn(
+        contender: Contender, number: int, prompts: list[list[int]], longest: int
+    ) -> None:
         result = results[contender.name]
         if result.error is not None:
             return
         on_turn(contender.name)
-        seeds = [each.seed if each.seed is None else each.seed + i for i in range(len(prompts))]
+        own = [replace(params, max_tokens=longest) for _ in prompts]
+        if params.seed is not None:
+            first = params.seed + number * cell.batch_size
+            own = [replace(each, seed=first + place) for place, each in enumerate(own)]
         try:
-            turn = contender.generate(prompts, [replace(each, seed=seed) for seed in seeds])
+            turn = contender.generate(prompts, own)
         except DraftwiseError as error:
             result.error = error.message
             return
         result.turns.append(turn)
 
-    short = replace(params, max_tokens=min(params.max_tokens, _WARM_UP_TOKENS))
+    short = min(params.max_tokens, _WARM_UP_TOKENS)
     for contender in playing:
-        take_turn(contender, cell.rounds[0], short)
-        for number in range(learning_turns if contender.learns else 0):
-            take_turn(contender, cell.rounds[number % len(cell.rounds)], params)
+        learning = [params.max_tokens] * learning_turns if contender.learns else []
+        for number, longest in enumerate([short] * WARM_UP_TURNS + learning):
+            untimed = cell.untimed_rounds[number % len(cell.untimed_rounds)]
+            # The timed rounds have other random numbers.
+            take_turn(contender, len(cell.rounds) + number, untimed, longest)
         results[contender.name].turns.clear()
     order = list(playing)
     shuffle = random.Random(0)
     for number, prompts in enumerate(cell.rounds):
         shuffle.shuffle(order)
-        seed = None if params.seed is None else params.seed + number * cell.batch_size
         for contender in order:
-            take_turn(contender, prompts, replace(params, seed=seed))
+            take_turn(contender, number, prompts, params.max_tokens)
     return results
 
 

@@ -32,7 +32,7 @@ class Parameters:
 def figures_of_cell(
     cell: Cell,
     results: Mapping[str, Result],
-    sizes: Parameters,
+    sizes: Mapping[str, Parameters],
     temperature: float,
     left_out: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def figures_of_cell(
     Args:
         cell: the cell that was run.
         results: results by contender.
-        sizes: sizes of Draftwise's models.
+        sizes: sizes of the models of each contender of Draftwise, by its name.
         temperature: temperature of all prompts. At 0 the answers are compared with those of
             target-only decoding.
         left_out: reasons of the contenders that did not run in this cell, by name.
@@ -57,13 +57,14 @@ def figures_of_cell(
         "temperature": temperature,
         "batch_size": cell.batch_size,
         "rounds": len(cell.rounds),
+        "prompts": len({index for each in cell.question_ids for index in each}),
         "contenders": contenders,
         "left_out": dict(left_out),
     }
 
 
 def _figures(
-    results: dict[str, Result], name: str, sizes: Parameters, greedy: bool
+    results: dict[str, Result], name: str, sizes: Mapping[str, Parameters], greedy: bool
 ) -> dict[str, Any]:
     result = results[name]
     figures: dict[str, Any] = {
@@ -84,7 +85,8 @@ def _figures(
         figures["first_differences"] = first_differences
     records = result.records
     if records is not None:
-        figures |= _of_steps(records) | {"flops_per_token": flops_per_token(records, sizes)}
+        figures |= _of_steps(records)
+        figures["flops_per_token"] = flops_per_token(records, sizes[name])
     return figures
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 
-from draftwise.benchmark.contenders import BASELINE
 from draftwise.benchmark.plots import (
     acceptance_figure,
     goodput_figure,
@@ -18,7 +17,7 @@ from draftwise.benchmark.plots import (
     time_figure,
 )
 from draftwise.benchmark.repetition import NGRAM_TOKENS
-from draftwise.benchmark.titles import series_of, title_of
+from draftwise.benchmark.titles import BASELINE, is_complete, series_of, title_of
 
 
 def write_page(path: Path, report: Mapping[str, Any]) -> None:
@@ -41,6 +40,7 @@ def write_page(path: Path, report: Mapping[str, Any]) -> None:
         title_of=title_of,
         temperatures=list(dict.fromkeys(cell["temperature"] for cell in cells)),
         summary=summary(cells),
+        loads=list(dict.fromkeys(load_of(cell) for cell in cells)),
         num_workloads=len({cell["workload"] for cell in cells}),
         findings=findings(report),
         plots={
@@ -72,13 +72,18 @@ class Average:
     is_best: bool = False
 
 
+def load_of(cell: Mapping[str, Any]) -> str:
+    """Temperature and batch size of a cell."""
+    return f"T {cell['temperature']:g}, batch {cell['batch_size']}"
+
+
 def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Average]]:
     """Averages over workloads, by contender and by load, which is a temperature and batch size."""
     found: dict[str, dict[str, list[float]]] = {}
     for cell in cells:
-        load = f"T {cell['temperature']:g}, batch {cell['batch_size']}"
+        load = load_of(cell)
         for name, figures in cell["contenders"].items():
-            if figures.get("ratio"):
+            if is_complete(cell, name):
                 by_load = found.setdefault(name, {})
                 by_load.setdefault(load, []).append(figures["ratio"]["median"])
     averages = {
@@ -89,7 +94,7 @@ def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Average]]
         for name, by_load in found.items()
     }
     for load in {load for by_load in averages.values() for load in by_load}:
-        most = averages[BASELINE][load].num_workloads
+        most = max(own[load].num_workloads for own in averages.values() if load in own)
         means = {
             name: own[load].mean
             for name, own in averages.items()
@@ -107,8 +112,11 @@ def findings(report: Mapping[str, Any]) -> list[str]:
         ratios = {
             name: figures["ratio"]["median"]
             for name, figures in cell["contenders"].items()
-            if figures.get("ratio")
+            if is_complete(cell, name)
         }
+        if not ratios:
+            sentences.append(f"{title_of(cell)}: no contender completed all rounds.")
+            continue
         best = max(ratios, key=lambda name: ratios[name])
         where = title_of(cell)
         if best == BASELINE:

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from draftwise.benchmark.contenders import Turn
 from draftwise.benchmark.peer_modes import PeerMode, modes_of, peer_engine
-from draftwise.errors import PeerError
+from draftwise.errors import InvalidParameterError, PeerError
 from draftwise.params import SamplingParams
 
 _WORKER = Path(__file__).parent / "peer_worker.py"
@@ -34,7 +34,7 @@ _END_SECONDS = 20.0
 # The last line of a Python traceback: "ValueError: …", with an optional module or process prefix.
 _ERROR = re.compile(r"(?:^|[\s.])[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b")
 # ``None`` on platforms without these signals.
-_PAUSE, _RESUME = (getattr(signal, name, None) for name in ("SIGSTOP", "SIGCONT"))
+_PAUSE, _RESUME, _KILL = (getattr(signal, name, None) for name in ("SIGSTOP", "SIGCONT", "SIGKILL"))
 
 # Part of vLLM's message about an error in another of its processes.
 _SEE_ABOVE = "See root cause above"
@@ -53,6 +53,7 @@ class PeerModels:
         max_batch_size: maximum number of prompts at once.
         companion: folder or hub id of the companion, for peers that use one.
         stop_token_ids: the target's end-of-sequence tokens, for requests that stop at them.
+        device: type of the device on which Draftwise runs, such as ``"cpu"``.
     """
 
     target: str
@@ -63,6 +64,7 @@ class PeerModels:
     max_batch_size: int
     companion: str | None = None
     stop_token_ids: tuple[int, ...] = ()
+    device: str = "cpu"
 
 
 class Peer:
@@ -109,7 +111,8 @@ class Peer:
         """Answer all prompts at once.
 
         Raises:
-            PeerError: the engine did not start, failed, or timed out; includes its last output.
+            PeerError: the engine did not start, runs on another device than Draftwise, failed, or
+                timed out; includes its last output.
         """
         if self._process is None:
             self._start()
@@ -131,9 +134,12 @@ class Peer:
         try:
             answers = [[int(token) for token in answer] for answer in reply["answers"]]
             counts = {str(k): float(v) for k, v in reply.get("counts", {}).items()}
-            return Turn(float(reply["seconds"]), answers, counts=counts)
+            seconds = float(reply["seconds"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._error(f"sent an invalid reply: {error!r}") from error
+        if len(answers) != len(prompts):
+            raise self._error(f"answered {len(answers)} of {len(prompts)} prompts")
+        return Turn(seconds, answers, counts=counts)
 
     def describe(self) -> dict[str, Any]:
         """Versions reported at its start, the data type of its weights, and its settings."""
@@ -170,6 +176,13 @@ class Peer:
         )
         self._reader.start()
         self._info = self._request(settings, _START_SECONDS)
+        device = self._info.get("device", self._models.device)
+        if device != self._models.device:
+            self._end(_END_SECONDS)
+            raise self._error(
+                f"runs on the device {device!r}, and Draftwise on {self._models.device!r}; "
+                "choose another --device"
+            )
 
     def _request(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         assert self._process is not None
@@ -208,20 +221,28 @@ class Peer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        # Processes that it started may have outlived it. They would use the processors, and keep
+        # the output open that the reader waits for.
+        _signal_group(process, _KILL)
         if self._reader is not None:
-            self._reader.join()
+            self._reader.join(_END_SECONDS)
 
     def _signal(self, number: signal.Signals | None) -> None:
-        """Send a signal to the engine and all processes that it started."""
-        if self._process is not None and number is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+        if self._process is not None:
+            _signal_group(self._process, number)
 
     def _printed(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def _error(self, why: str) -> PeerError:
         return PeerError(self.name, f"{why} (its log is {self._log})")
+
+
+def _signal_group(process: subprocess.Popen[str], number: signal.Signals | None) -> None:
+    """Send a signal to an engine and all processes that it started."""
+    if number is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
 
 
 def last_error(text: str) -> str:
@@ -252,11 +273,15 @@ def peers(
             these modes out.
 
     Raises:
-        InvalidParameterError: an engine is unknown, or requires a draft model that is missing.
+        InvalidParameterError: an engine is unknown or named twice, or requires a draft model that
+            is missing.
     """
     found = []
-    for text in names:
-        engine, _, interpreter = text.partition("=")
+    engines = [text.partition("=")[0] for text in names]
+    for text, engine in zip(names, engines, strict=True):
+        if engines.count(engine) > 1:
+            raise InvalidParameterError("peers", f"{engine!r} is named more than once")
+        interpreter = text.partition("=")[2]
         for mode in modes_of(engine, models.draft is not None, lookup_lengths):
             log = logs / f"{engine} {mode.label}".strip().replace(" ", "-")
             found.append(

@@ -9,9 +9,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from draftwise.benchmark.contenders import BASELINE
 from draftwise.benchmark.style import COLOURS, HATCHES, STYLE, legend_below, look, svg
-from draftwise.benchmark.titles import series_of
+from draftwise.benchmark.titles import BASELINE, series_of
 from draftwise.core.types import PARTS
 
 _MAX_COLUMNS = 3

@@ -27,8 +27,9 @@ class StepRecords:
         decode_tokens: tokens gained in these steps.
         seconds: seconds by part of a step, over all steps.
         verified_lengths: number of request steps by number of verified tokens.
-        tested: number of verified tokens by position whose predecessors were all accepted.
-        accepted: number of accepted tokens by position.
+        tested: number of verified tokens by position whose predecessors were all accepted; empty
+            for token trees.
+        accepted: number of accepted tokens by position; empty for token trees.
     """
 
     num_steps: int = 0
@@ -69,8 +70,14 @@ class Recorder:
         gains: tokens gained in each step, by request.
     """
 
-    def __init__(self) -> None:
-        """Start without steps."""
+    def __init__(self, draws_chains: bool = True) -> None:
+        """Start without steps.
+
+        Args:
+            draws_chains: whether drafts are chains. The tokens of a tree share their positions, so
+                its acceptance by position is not recorded.
+        """
+        self._draws_chains = draws_chains
         self.records = StepRecords()
         self.gains: dict[Request, list[int]] = {}
         self._seen: dict[Request, tuple[int, int, int, int, int]] = {}
@@ -114,8 +121,9 @@ class Recorder:
         records.num_verified += verified
         records.num_accepted += accepted
         records.verified_lengths[verified] += 1
-        records.tested.update(range(min(accepted + 1, verified)))
-        records.accepted.update(range(accepted))
+        if self._draws_chains:
+            records.tested.update(range(min(accepted + 1, verified)))
+            records.accepted.update(range(accepted))
         self.gains.setdefault(request, []).append(tokens)
         return tokens
 

@@ -1,9 +1,12 @@
-"""Names of the cells of a report, in tables and pages."""
+"""Names of the cells of a report, and whose results in them count."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+# Name of target-only decoding among the contenders.
+BASELINE = "none"
 
 
 def series_of(cell: Mapping[str, Any]) -> str:
@@ -14,3 +17,9 @@ def series_of(cell: Mapping[str, Any]) -> str:
 def title_of(cell: Mapping[str, Any]) -> str:
     """Name of a cell in tables and pages."""
     return f"{series_of(cell)}, batch {cell['batch_size']}"
+
+
+def is_complete(cell: Mapping[str, Any], contender: str) -> bool:
+    """Whether a contender and target-only decoding have answered all prompts of a cell."""
+    own, base = cell["contenders"][contender], cell["contenders"].get(BASELINE, {})
+    return bool(own.get("ratio")) and not own.get("error") and not base.get("error")

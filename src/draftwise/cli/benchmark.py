@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from draftwise.cli.benchmark_files import report_of, write_files
+from draftwise.cli.benchmark_files import report_of, write_files, write_results
 from draftwise.cli.benchmark_head import train_head, with_head
 from draftwise.cli.benchmark_tables import show_changes
 from draftwise.cli.common_options import (
@@ -236,6 +236,7 @@ def benchmark(
     for path in workload:
         if not path.exists():
             raise InvalidParameterError("workload", f"there is no file {str(path)!r}")
+    _check_distinct(workload)
     make_folder(output)
     models = choose_models(Zoo("zoo:target@200m"), target, draft, companion)
     if train_on:
@@ -257,7 +258,7 @@ def benchmark(
 
     import torch
 
-    from draftwise.benchmark.comparison import changes, load_report
+    from draftwise.benchmark.comparison import changes, differences, load_report
     from draftwise.benchmark.contenders import policy_contenders
     from draftwise.benchmark.conversations import load_multi_turn_workload
     from draftwise.benchmark.peers import peers as make_peers
@@ -350,18 +351,35 @@ def benchmark(
             loaded = peer_models(models, llm, dtype, settings["threads"], max(sizes))
             looked_up = lookup_lengths(models.draft, _names(policies), num_speculative_tokens)
             contenders += make_peers(_names(peers), loaded, output / "logs", looked_up)
+
+    def report_on(cells: list[dict[str, Any]], is_complete: bool) -> dict[str, Any]:
+        about = report_of(started, settings, llm, contenders)
+        return about | {"is_complete": is_complete, "cells": cells}
+
     try:
-        cells = run_cells(
+        cells: list[dict[str, Any]] = []
+        for cell in run_cells(
             console, contenders, workloads, sampling, sizes, rounds, learning_turns, llm, output
-        )
-        report = report_of(started, settings, llm, contenders) | {"cells": cells}
+        ):
+            cells.append(cell)
+            # An interrupted run keeps what it has measured.
+            write_results(output, report_on(cells, is_complete=False))
+        report = report_on(cells, is_complete=True)
     finally:
         for contender in contenders:
             contender.close()
     write_files(output, report)
     console.print(f"written to {output}/results.json and report.html", soft_wrap=True)
     if old is not None:
-        show_changes(console, changes(old, report))
+        show_changes(console, changes(old, report), differences(old, report))
+
+
+def _check_distinct(workloads: list[Path]) -> None:
+    """Refuse workloads of the same name: their results would be mixed up."""
+    names = [path.stem for path in workloads]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidParameterError("workload", f"two files are named {name!r}; rename one")
 
 
 def _names(text: str) -> list[str]:

@@ -77,14 +77,22 @@ def _is_mac() -> bool:
     return sys.platform == "darwin"
 
 
+def write_results(output: Path, report: Mapping[str, Any]) -> str:
+    """Replace ``results.json``; returns its text."""
+    text = json.dumps(report, indent=2, default=str)
+    unfinished = output / "results.json.part"
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    unfinished.replace(output / "results.json")
+    return text
+
+
 def write_files(output: Path, report: Mapping[str, Any]) -> None:
     """Write ``results.json`` and ``report.html``.
 
     Raises:
         InvalidParameterError: the packages that draw the report are not installed.
     """
-    text = json.dumps(report, indent=2, default=str)
-    (output / "results.json").write_text(text + "\n", encoding="utf-8")
+    text = write_results(output, report)
     try:
         from draftwise.benchmark.page import write_page
     except ImportError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,10 @@ from rich.progress import (
 )
 
 from draftwise.benchmark.answers import write_answers
-from draftwise.benchmark.contenders import Contender
-from draftwise.benchmark.contest import compete, make_cell
+from draftwise.benchmark.contenders import Contender, PolicyContender
+from draftwise.benchmark.contest import WARM_UP_TURNS, compete, make_cell
 from draftwise.benchmark.figures import Parameters, figures_of_cell
 from draftwise.benchmark.workload import Workload
-from draftwise.cli.benchmark_files import models_of
 from draftwise.cli.benchmark_tables import show_cell
 from draftwise.llm import LLM
 from draftwise.params import SamplingParams
@@ -39,7 +38,7 @@ def run_cells(
     learning_turns: int,
     llm: LLM,
     output: Path,
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Measure all workloads at all temperatures and batch sizes, and print the results of each.
 
     Args:
@@ -53,12 +52,10 @@ def run_cells(
         llm: the loaded target.
         output: folder for the answers.
 
-    Returns:
+    Yields:
         The results of each workload, temperature and batch size.
     """
-    cells = []
-    models = models_of(llm, contenders)
-    sizes_of_models = Parameters(**{role: m.num_parameters for role, m in models.items()})
+    parameters = {c.name: _parameters(c.llm) for c in contenders if isinstance(c, PolicyContender)}
     tokenizer = llm.target.tokenizer
 
     def decode(tokens: list[int]) -> str:
@@ -69,7 +66,7 @@ def run_cells(
         refusals = {c.name: c.refusal(size, params) for c in contenders}
         left_out = {name: why for name, why in refusals.items() if why is not None}
         able = [c for c in contenders if c.name not in left_out]
-        turns = len(able) * (rounds + 1) + learning_turns * sum(c.learns for c in able)
+        turns = len(able) * (rounds + WARM_UP_TURNS) + learning_turns * sum(c.learns for c in able)
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -84,11 +81,15 @@ def run_cells(
             title = f"{each.name}, T {params.temperature:g}, batch {size}"
             on_turn = partial(_advance, bar, task, title)
             results = compete(cell, contenders, params, learning_turns, on_turn)
-        figures = figures_of_cell(cell, results, sizes_of_models, params.temperature, left_out)
+        figures = figures_of_cell(cell, results, parameters, params.temperature, left_out)
         show_cell(console, figures)
         write_answers(output, cell, params.temperature, results, each.categories, decode)
-        cells.append(figures)
-    return cells
+        yield figures
+
+
+def _parameters(llm: LLM) -> Parameters:
+    models = llm.target, llm.draft, llm.companion
+    return Parameters(*(0 if model is None else model.num_parameters for model in models))
 
 
 def _advance(bar: Progress, task: TaskID, title: str, name: str) -> None:

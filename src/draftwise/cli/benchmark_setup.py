@@ -152,6 +152,7 @@ def peer_models(
         max_batch_size,
         None if companion is None else _folder(companion),
         tuple(sorted(llm.target.eos_token_ids)),
+        llm.target.model.device.type,
     )
 
 

@@ -43,8 +43,16 @@ def show_cell(console: Console, cell: dict[str, Any]) -> None:
         console.print(f"{name} is left out: it {why}", soft_wrap=True)
 
 
-def show_changes(console: Console, found: list[Change]) -> None:
-    """Print results that are significantly slower or faster than in an earlier report."""
+def show_changes(console: Console, found: list[Change], other_settings: list[str]) -> None:
+    """Print results that are significantly slower or faster than in an earlier report.
+
+    Args:
+        console: console to print to.
+        found: changes of all results in common.
+        other_settings: settings that differ from those of the earlier report.
+    """
+    for text in other_settings:
+        console.print(f"[yellow]the earlier report has another {text}[/]", soft_wrap=True)
     if not found:
         console.print("no measurements in common with the earlier report")
         return

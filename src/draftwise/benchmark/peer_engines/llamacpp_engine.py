@@ -21,7 +21,7 @@ def start(settings: Settings) -> tuple[Generate, Settings]:
         RuntimeError: the target is not a GGUF file that llama.cpp loads.
     """
     begin = _start_lookup if settings.get("method") == "ngram" else _start_plain
-    return begin(settings), {"version": version("llama-cpp-python")}
+    return begin(settings), {"version": version("llama-cpp-python"), "device": "cpu"}
 
 
 def _start_lookup(settings: Settings) -> Generate:

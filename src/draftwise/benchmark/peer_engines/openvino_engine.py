@@ -71,4 +71,4 @@ def start(settings: Settings) -> tuple[Generate, Settings]:
         done = pipeline.generate(inputs, config)
         return [list(answer) for answer in done.tokens], {}
 
-    return generate, {"version": version("openvino-genai")}
+    return generate, {"version": version("openvino-genai"), "device": "cpu"}

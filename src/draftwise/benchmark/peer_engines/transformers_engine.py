@@ -68,4 +68,5 @@ def start(settings: Settings) -> tuple[Generate, Settings]:
         order = sorted(done, key=lambda name: int(name.rsplit("_", 1)[-1]))
         return [list(done[name].generated_tokens) for name in order], {}
 
-    return generate, {"version": version("transformers"), "torch": version("torch")}
+    versions = {"version": version("transformers"), "torch": version("torch")}
+    return generate, {**versions, "device": "cpu"}

