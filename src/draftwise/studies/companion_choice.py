@@ -162,7 +162,7 @@ class CompanionChoice(Study):
                     "The choice of companion matters less than having one.",
                     f"published SV ranges from {min(published):.2f} to {max(published):.2f} over "
                     f"the companions, and fixed 5 has {data['fixed']:.2f}",
-                    max(published) - min(published) < abs(max(published) - data["fixed"]),
+                    max(published) - min(published) < max(published) - data["fixed"],
                 ),
             ],
         )

@@ -127,8 +127,7 @@ class Regret(Study):
                     [value > 0 for value in room],
                 ),
                 Finding.of(
-                    "Cost-aware policies come close to the best static length without tuning "
-                    "(ours).",
+                    "Cost-aware policies come close to the best static length (ours).",
                     f"adaptive and sv have {min(static):.2f} to {max(static):.2f} of its goodput",
                     [value > 0.9 for value in static],
                 ),

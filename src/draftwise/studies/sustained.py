@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.benchmark.contenders import BASELINE
+from draftwise.benchmark.titles import BASELINE
 from draftwise.core.types import PARTS
 from draftwise.engine.request import Request
 from draftwise.errors import InvalidParameterError
@@ -281,15 +281,16 @@ def compete(
         rounds: turns of each contender at a batch size of three or more; see :func:`num_rounds`.
         turn: counted seconds per turn.
         warm_up_steps: untimed steps of policies that learn; 0 for none.
-        first_steps: untimed steps of the other policies; 0 for none.
+        first_steps: untimed steps of the other policies; 0 for none. After them, every contender
+            starts again and runs untimed until its first batch has ended.
         progress: called after every warm-up and every turn.
     """
     for each in contenders:
         steps = warm_up_steps if each.learns else first_steps
         if steps:
             each.warm_up(steps)
-            each.restart()
-            each.settle()
+        each.restart()
+        each.settle()
         progress()
     order = list(contenders)
     shuffle = random.Random(0)
