@@ -63,6 +63,17 @@ def test_a_model_that_does_not_pay_is_not_used():
     assert prefers(offering((), (0.9,)), pays=False) == [False, False]
 
 
+def test_without_continuations_looking_saves_nothing():
+    """Also where the model is worth its cost for some requests only."""
+    choice = SourceChoice(latency(0.003))
+    low, high = offering((), history=0.2)[0], offering((), history=0.9)[0]
+    for _ in range(100):
+        choice.gains.observe([low, high], np.array([0.0, 3.0]), 1.5)
+    uses_model, saved = choose([low, high], 0.003, choice=choice)
+    assert uses_model == [False, True]
+    assert saved == pytest.approx(0.0)
+
+
 def test_requests_with_a_better_history_gain_more():
     choice = SourceChoice(latency(0.003))
     low, high = offering((), history=0.2)[0], offering((), history=0.9)[0]

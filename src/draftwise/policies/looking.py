@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from draftwise.policies.offers import batch_bucket
 from draftwise.policies.recent_mean import RecentMean
 
-# Where looking does not pay, one of so many steps looks.
-_LOOK_EVERY = 8
+# Where looking does not pay, one of so many steps looks. It has no common factor with the number of
+# steps between two that are learnt from, so that some of these do not look.
+_LOOK_EVERY = 7
 # All steps look until so many are known; then a step has the weight 1 / this in the averages.
 _MEMORY = 32
 

@@ -65,6 +65,7 @@ class PricedPolicy(PricedChains):
     def looked_for_offers(self, seconds: float) -> None:
         """Compare the time with what the continuations are expected to save."""
         if self._requests:
+            self._looking_seconds = seconds
             self.looking.observe(len(self._requests), self._saved_seconds, seconds)
 
     def branches(self, requests: Sequence[RequestState]) -> bool:
@@ -118,6 +119,8 @@ class PricedPolicy(PricedChains):
         uses_model = np.zeros(len(requests), dtype=bool)
         if has_model:
             uses_model = self._uses_model(requests, limits, values, selected, context)
+        else:
+            _, self._saved_seconds = self.sources.choose(requests, values, selected, context, None)
         choices = [
             DraftChoice(limit, False) if drafts else DraftChoice(length, True)
             for drafts, limit, length in zip(uses_model, limits, selected.tolist(), strict=True)
@@ -187,7 +190,8 @@ class PricedPolicy(PricedChains):
             self.offers.observe(num_requests, context, verified, num_tokens, times)
         no_model = self._is_offered.all() or not any(outcome.num_drafted)
         if times.is_typical and no_model and not self._grows_trees:
-            self.sources.observe_pace(num_requests, context, verified, times.total)
+            seconds = times.total - self._looking_seconds
+            self.sources.observe_pace(num_requests, context, verified, seconds)
         if self._chose_sources and not self._is_offered.all():
             self._observe_gains(outcome)
         super().observe(outcome, times)

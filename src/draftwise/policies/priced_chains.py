@@ -65,6 +65,8 @@ class PricedChains(Policy):
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
         self._is_priced = False
         self._uses_signals = True
+        # Time that a step takes to look for continuations, which has a price of its own.
+        self._looking_seconds = 0.0
         self._explorer: int | None = None
         self._max_lengths: list[int] = []
         self._rule_results = RuleResults.initial(0, 0)
@@ -133,6 +135,7 @@ class PricedChains(Policy):
         self._max_lengths = [0] * len(requests)
         self._is_priced = self._uses_signals = False
         self._follows_point = True
+        self._looking_seconds = 0.0
         self._is_offered = np.zeros(len(requests), dtype=bool)
         self._price = Price(OperatingPoint(0), 0.0, 0.0)
         self._expected = np.zeros((len(requests), 0))
@@ -165,7 +168,7 @@ class PricedChains(Policy):
         if not num_requests or outcome.acceptance is None or outcome.prefix_acceptance_prob is None:
             return
         if times.is_typical and self._runs_as_priced:
-            seconds = times.total - times.companion
+            seconds = times.total - times.companion - self._looking_seconds
             self.prices.observe(seconds, outcome.num_drafted, outcome.num_verified)
         if self._is_offered.all():
             return
@@ -197,8 +200,13 @@ class PricedChains(Policy):
             [np.ones((num_requests, 1)), prefix_acceptance_prob[:, :-1]], axis=1
         )
         gained = np.where(known, prefix_acceptance_prob / np.maximum(before, 1e-9), best_known)
+        # Where the model drafts for some requests only, these were chosen because it gains there.
+        is_fair = np.full(num_requests, self._follows_point)
+        if self._explorer is not None:
+            is_fair[self._explorer] = True
         lengths = drafted.sum(axis=1)
-        self.prices.drafts.observe(expected, gained, lengths)
+        if is_fair.any():
+            self.prices.drafts.observe(expected[is_fair], gained[is_fair], lengths[is_fair])
         rows, places = np.nonzero(known)
         signals = self.signals_of(draft, self._companion_scores, rows, places)
         self.learn(signals, self._greedy[rows], acceptance[known], reach_probability[known])
