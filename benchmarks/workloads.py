@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from draftwise.benchmark.titles import is_complete
+from draftwise.benchmark.titles import BASELINE, is_complete
 
 TOP_P = 0.95
 # Settings that are the same in all runs, besides those that a run is about.
@@ -129,7 +129,7 @@ def _ratios(runs: dict[str, Any]) -> dict[tuple[str, float, int], list[float]]:
     for run in runs.values():
         for cell in run["cells"]:
             for name, figures in cell["contenders"].items():
-                if name != "none" and is_complete(cell, name):
+                if name != BASELINE and is_complete(cell, name):
                     key = (name, run["temperature"], cell["batch_size"])
                     ratios[key].append(figures["ratio"]["median"])
     return ratios
@@ -156,7 +156,7 @@ def show(joined: dict[str, Any]) -> None:
     for name, run in joined["runs"].items():
         for cell in run["cells"]:
             for contender, figures in cell["contenders"].items():
-                if contender == "none":
+                if contender == BASELINE:
                     continue
                 if not is_complete(cell, contender):
                     table.add_row(name, str(cell["batch_size"]), contender, "failed")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwise.benchmark.titles import title_of
+from draftwise.benchmark.titles import BASELINE, title_of
 from draftwise.errors import InvalidParameterError
 
 # Settings that say what is measured or where it is written, and not how.
@@ -89,7 +89,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
         others = before.get(title_of(cell), {})
         for name, own in cell["contenders"].items():
             other = others.get(name, {})
-            key = "tokens_per_second" if name == "none" else "ratio"
+            key = "tokens_per_second" if name == BASELINE else "ratio"
             if not own.get(key) or not other.get(key) or own.get("error") or other.get("error"):
                 continue
             a, b = other[key], own[key]

@@ -166,13 +166,8 @@ class CachedHead(CachedModel):
         """Roll back to the last commit."""
         for request in requests:
             slot = request.cache_slot
-            end = min(self._pending[slot].end, self._committed[slot])
-            if self.cache.can_truncate(slot, end):
-                self.cache.truncate(slot, end)
-            else:
+            if not self._roll_back(slot, min(self._pending[slot].end, self._committed[slot])):
                 # The states of what the rings have dropped are gone.
-                self.cache.clear(slot)
-                self._committed[slot] = 0
                 self._lost.add(slot)
 
     def assume_read(self, cache_slot: int, length: int) -> None:

@@ -179,17 +179,19 @@ class CachedModel:
             slot = request.cache_slot
             self._roll_back(slot, min(len(request.tokens) - 1, self._committed[slot]))
 
-    def _roll_back(self, cache_slot: int, length: int) -> None:
-        """Drop the tokens of a cache slot from a position on.
+    def _roll_back(self, cache_slot: int, length: int) -> bool:
+        """Drop the tokens of a cache slot from a position on. Returns whether those before it stay.
 
         A model that caught up in several passes may have written over tokens that it would need
         there. It then reads the whole text again.
         """
-        if self.cache.can_truncate(cache_slot, length):
+        stays = self.cache.can_truncate(cache_slot, length)
+        if stays:
             self.cache.truncate(cache_slot, length)
         else:
             self.cache.clear(cache_slot)
         self._committed[cache_slot] = self.cache.lengths[cache_slot]
+        return stays
 
     def read(self, inputs: Iterable[ForwardInput]) -> tuple[Tensor | None, int]:
         """Process new tokens in one packed forward pass.

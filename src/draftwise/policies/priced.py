@@ -103,7 +103,8 @@ class PricedPolicy(PricedChains):
         if not requests:
             self._begin_step(requests)
             return []
-        if not self._is_asked_to_look:
+        is_beside_model = not self._is_asked_to_look
+        if is_beside_model:
             self.offers.always_look()
         has_model = any(request.has_model for request in requests)
         if has_model:
@@ -119,7 +120,7 @@ class PricedPolicy(PricedChains):
         uses_model = np.zeros(len(requests), dtype=bool)
         if has_model:
             uses_model = self._uses_model(requests, limits, values, selected, context)
-        else:
+        elif is_beside_model:
             _, self._saved_seconds = self.sources.choose(requests, values, selected, context, None)
         choices = [
             DraftChoice(limit, False) if drafts else DraftChoice(length, True)

@@ -127,8 +127,8 @@ class SourceChoice:
         worth = values * self.gains.expected(requests, gained)
         of_model = (worth - own_cost - per_token * num_behind).tolist()
         shared_cost = passes * max(0.0, single - per_token)
-        # The model alone would draft for all requests, where it stops by its own rule.
-        model_alone = max(0.0, sum(max(worth, 0.0) for worth in of_model) - shared_cost)
+        # Looking is not credited with leaving out requests for which the model gains nothing.
+        model_alone = max(0.0, sum(max(gain, 0.0) for gain in of_model) - shared_cost)
         gains = [model - offer for model, offer in zip(of_model, of_offers, strict=True)]
         more_by_model = sum(max(gain, 0.0) for gain in gains) - shared_cost
         prefers = [gain > 0 and more_by_model > 0 for gain in gains]

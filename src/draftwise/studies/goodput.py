@@ -96,10 +96,10 @@ class Goodput(Study):
             f"target-only decoding: {'; '.join(said)}. The mean standard error of a cell is "
             f"{error:.2f}."
         )
-        large = [size for size in sizes if int(size) >= _LARGE] or [max(sizes, key=int)]
+        last = max(sizes, key=int)
+        large = [size for size in sizes if int(size) >= _LARGE] or [last]
         ahead = [mean("sv", size, "fixed:5") for size in large]
         published = [mean("sv-published", size, "fixed:5") for size in large]
-        last = max(sizes, key=int)
         return Description(
             text,
             [

@@ -23,8 +23,8 @@ export class Monitor {
   #isPolling = false;
 
   /**
-   * `answered` is called after every poll, with the statistics or with null if the page is hidden.
-   * `failed` is called with every error; false stops polling.
+   * `answered` is called with all statistics, and `failed` with every error; false stops polling.
+   * A hidden page requests nothing.
    */
   constructor(panel, client, { answered, failed }) {
     this.client = client;
@@ -52,10 +52,12 @@ export class Monitor {
     this.#isPolling = true;
     let continues = true;
     try {
-      const stats = document.hidden ? null : await this.client.stats();
-      if (stats) this.#show(stats);
+      if (!document.hidden) {
+        const stats = await this.client.stats();
+        this.#show(stats);
+        this.answered(stats);
+      }
       this.#failures = 0;
-      this.answered(stats);
     } catch (error) {
       this.#failures += 1;
       continues = this.failed(error);

@@ -61,7 +61,6 @@ async function learn() {
 }
 
 async function answered(stats) {
-  if (stats === null) return;
   replies += 1;
   at("#key-form").hidden = true;
   // The statistics are answered without the engine, which may be starting again.
