@@ -272,6 +272,25 @@ class TestHybrid:
     def test_texts_follow_the_target(self, models, policy):
         check_law(models, self.engine(models, policy, 64), SamplingParams(max_tokens=3))
 
+    @pytest.mark.parametrize("params", [SamplingParams(24), SamplingParams(24, temperature=0)])
+    def test_tetris_sees_the_distributions_of_offers(self, models, monkeypatch, params):
+        joined, checked = HybridProposer._joined, []
+
+        def check(self, batch, policy, draft, made, copied):
+            result = joined(self, batch, policy, draft, made, copied)
+            for row, length in enumerate(copied):
+                tokens = result.tokens[row, :length].unsqueeze(1)
+                probs = result.signals.draft_probs[row, :length]
+                assert (probs.gather(1, tokens) == 1).all()
+                assert (probs.sum(dim=1) == 1).all()
+                checked.append(length)
+            return result
+
+        monkeypatch.setattr(HybridProposer, "_joined", check)
+        engine = self.engine(models, "tetris", 8)
+        generate(engine, [[1, 2, n % 8] for n in range(16)], [params] * 16)
+        assert any(checked)
+
     @pytest.mark.slow
     @pytest.mark.parametrize("other", ["svip", "none", "staged"])
     def test_texts_follow_the_target_with_several_policies(self, models, other):

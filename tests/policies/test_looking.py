@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from draftwise.core.latency import StageCost
 from draftwise.core.types import Outcome, StepTimes
 from draftwise.policies import create_policy
 from draftwise.policies.base import PolicyContext, RequestState
 from draftwise.policies.looking import LookingValue
 
-from ..stand_ins import fixed_latency
+from ..stand_ins import FixedLatency, fixed_latency
 
 
 def share_of_looks(value, saved, seconds, num_steps=800, num_requests=1, seed=0):
@@ -47,8 +48,16 @@ def test_a_change_of_the_text_is_followed():
 def test_batch_sizes_have_their_own_records():
     value = LookingValue()
     share_of_looks(value, 0.0, 1.0, num_requests=1)
-    assert all(value.looks(32) for _ in range(40))
+    assert share_of_looks(value, 3.0, 1.0, num_requests=32) > 0.95
     assert not all(value.looks(1) for _ in range(40))
+
+
+@pytest.mark.parametrize(("saved", "share"), [(0.0, 1 / 7), (3.0, 1.0)])
+def test_a_new_batch_size_begins_with_the_nearest_known_one(saved, share):
+    value = LookingValue()
+    share_of_looks(value, saved, 1.0, num_requests=1)
+    share_of_looks(value, 3.0 - saved, 1.0, num_requests=64)
+    assert np.mean([value.looks(2) for _ in range(70)]) == pytest.approx(share, abs=0.02)
 
 
 def test_a_pause_of_the_machine_decides_nothing():
@@ -80,7 +89,11 @@ class TestAdaptive:
 
     def test_looks_while_continuations_are_good(self):
         good, bad = self.policy(), self.policy()
-        assert np.mean([self.step(good, (0.99,) * 8) for _ in range(200)]) > 0.75
+        looks = []
+        for _ in range(200):
+            is_trial = good.prices.will_measure(len(STATES))
+            looks.append(self.step(good, (0.99,) * 8) or is_trial)
+        assert all(looks)
         assert np.mean([self.step(bad, (0.01,)) for _ in range(200)][100:]) < 0.2
 
     def test_what_looking_takes_counts(self):
@@ -98,11 +111,44 @@ class TestAdaptive:
     def test_trials_of_operating_points_are_of_the_model_alone(self):
         policy, num_trials = self.policy(), 0
         for _ in range(200):
-            tries = policy.prices.will_try(len(STATES))
+            tries = policy.prices.will_measure(len(STATES))
             looks = self.step(policy, (0.5,))
             assert not (tries and looks)
             num_trials += tries
         assert num_trials > 8
+
+    def test_the_point_in_use_is_measured_although_all_its_steps_have_continuations(self):
+        policy = self.policy()
+        for _ in range(200):
+            self.step(policy, (0.99,) * 8)
+        (choice,) = policy.prices._choices.values()
+        point = choice.incumbent.point
+        assert point.max_length > 0
+        assert choice.corrections.num_steps(point) >= 3
+
+    @pytest.mark.parametrize(("added", "share"), [(0.0001, 0.9), (0.015, 0.1)])
+    def test_without_a_model_steps_with_and_without_continuations_are_compared(self, added, share):
+        """Where the operating point does not draft, what looking gains is measured."""
+        slow_draft = FixedLatency(StageCost((1, 4096), (0.01, 0.02)), StageCost((1,), (0.1,)))
+        policy, looked = create_policy("adaptive", PolicyContext(8, slow_draft), {}), []
+        for _ in range(600):
+            looks = policy.adds_offers(STATES)
+            if looks:
+                offered = [state._replace(offer=(0.5,)) for state in STATES]
+                lengths = [choice.length for choice in policy.plan_drafts(offered)]
+                policy.looked_for_offers(0.0)
+            else:
+                lengths = policy.draft_lengths(STATES)
+            drafted = 1 if looks and any(lengths) else 0
+            probs = torch.full((2, drafted), 0.5)
+            each = (drafted, drafted)
+            outcome = Outcome(
+                each, each, each, each, probs, prefix_acceptance_prob=probs, num_known=each
+            )
+            verify = 0.010 + added * drafted
+            policy.observe(outcome, StepTimes(0.0, 0.0, 0.0, verify, 0.0, 0.0))
+            looked.append(looks)
+        assert np.mean(looked[300:]) == pytest.approx(share, abs=0.1)
 
     def test_what_continuations_save_without_the_model_counts(self):
         """Texts may be longer than the draft model's context."""

@@ -296,7 +296,7 @@ def test_a_batch_without_a_look_is_only_timed():
     adaptive = create_policy("adaptive", context, {})
     router = PolicyRouter(context, adaptive)
     requests = offering((), ())
-    adaptive.offers.looks = lambda num_requests: False
+    adaptive.offers.looks = lambda *_: False
     assert not router.looks_for_offers(requests)
     router.skip_drafts(requests)
     timed = []

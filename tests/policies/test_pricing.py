@@ -103,6 +103,45 @@ def test_each_batch_size_has_its_own_choice():
     assert made.price(65, 0) is made.price(64, 0)
 
 
+@pytest.mark.parametrize("near", [6, 9])
+def test_a_new_batch_size_begins_with_the_nearest_known_one(near):
+    """Steps with a threshold are slow, which the latency model does not know."""
+    reality = Reality(lambda point: 0.4 if point.threshold else 1.0)
+    assert selects(reality.run(1))[0]
+    reality.run(1500, num_requests=8)
+    assert not any(selects(reality.run(20, num_requests=near)))
+    assert selects(Reality(lambda point: 1.0).run(1, num_requests=near))[0]
+
+
+def test_batch_sizes_with_few_steps_are_not_known():
+    reality = Reality(lambda point: 0.4 if point.threshold else 1.0)
+    assert selects(reality.run(5, num_requests=60))[0]
+    reality.run(1500, num_requests=8)
+    assert not any(selects(reality.run(5, num_requests=40)))
+
+
+def test_a_new_batch_size_may_begin_with_another_point():
+    """Only the corrections of a size apply to others, not its choice."""
+    reality = Reality(lambda point: 1.0, StageCost((1, 4, 4096), (0.01, 0.0101, 4.0)), [0.9])
+    assert reality.run(300, num_requests=1)[-1].max_length > 0
+    assert reality.run(1, num_requests=64) == [OperatingPoint(0)]
+
+
+def test_without_any_time_points_are_compared_by_the_latency_model():
+    """Nothing can be learnt about a point on trial, so the others are not kept waiting for it."""
+    made = pricing_for(LINEAR, ORDINARY)
+    first = made.price(4, 0)
+    drafts, prices = np.full((made.options.memory, 6), 0.05), []
+    made.drafts.observe(drafts, drafts, np.full(len(drafts), 6))
+    for _ in range(100):
+        made.count_step(is_typical=False)
+        prices.append(made.price(4, 0))
+    assert first.point.max_length > 0
+    assert not made.has_times(4)
+    assert prices[-1].point.max_length == 0
+    assert {price.point for price in prices} == {first.point, prices[-1].point}
+
+
 def test_pauses_between_reviews_double():
     made = pricing_for(LINEAR, ORDINARY, exploration_bonus=0.0)
     made.price(4, 0)
@@ -229,7 +268,7 @@ def test_a_change_of_the_machines_pace_does_not_change_the_choice(period):
     assert used.count(OperatingPoint(0)) > 1600
 
 
-def test_the_challenger_begins_and_takes_turns():
+def test_the_incumbent_begins_and_takes_turns():
     reality = Reality(lambda point: 1.0, values=ORDINARY)
     while True:
         (first,) = reality.run(1)
@@ -238,7 +277,7 @@ def test_the_challenger_begins_and_takes_turns():
     options = reality.pricing.options
     points = [first, *reality.run(options.trial_steps - 1)]
     incumbent, challenger = reality.choice.incumbent.point, reality.choice.challenger.point
-    turn = [challenger] * (options.trial_steps // 4) + [incumbent] * (options.trial_steps // 4)
+    turn = [incumbent] * (options.trial_steps // 4) + [challenger] * (options.trial_steps // 4)
     assert points == turn * 2
     reality.run(1)
     assert reality.choice.challenger is None
@@ -286,7 +325,7 @@ def test_pauses_of_the_machine_are_ignored():
 def test_invalid_times_are_ignored(seconds):
     made = pricing_for(LINEAR, INFORMATIVE)
     before = made.price(8, 0)
-    for _ in range(30):
+    for _ in range(2 * made.options.trial_steps):
         price = made.price(8, 0)
         made.observe(seconds, (1,), (1,))
     assert price.goodput == pytest.approx(before.goodput)
@@ -311,9 +350,10 @@ def test_a_trial_of_a_point_that_is_much_worse_ends_early():
         reality = Reality(lambda point: share if point.threshold == 0 else 1.0, noise=0.02)
         options = reality.pricing.options
         reality.run(options.trial_steps - 1)
-        challenger = reality.run(1)[0]
-        assert challenger.threshold == 0
-        return 1 + reality.run(options.trial_steps - 1).count(challenger)
+        trial = reality.run(options.trial_steps)
+        challenger = trial[options.trial_steps // 4]
+        assert challenger.threshold == 0 < trial[0].threshold
+        return trial.count(challenger)
 
     assert tried(0.3) == 3
     assert tried(2.0) == PricingOptions().trial_steps // 2

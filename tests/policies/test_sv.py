@@ -115,6 +115,23 @@ class TestScoring:
             assert sum(scored[200:]) > 160
 
 
+@each_form
+def test_offered_tokens_are_verified_whatever_the_companion_says(name):
+    policy = fix_price(make(name, 3), 0.999)
+    world = World.random(4, 3, seed=1)
+    states = [
+        state._replace(offer=(0.9,) * 3 if row < 2 else ())
+        for row, state in enumerate(world.states())
+    ]
+    policy.offers.select = lambda *_: np.array([3, 2, 0, 0])
+    policy.sources.choose = lambda *_: (np.array([False, False, True, True]), 0.0)
+    choices = policy.plan_drafts(states)
+    assert [choice.uses_offer for choice in choices] == [True, True, False, False]
+    step = take_step(policy, world, states, scores=True, limits=[c.length for c in choices])
+    assert step.plan.lengths[:2] == (3, 2)
+    assert max(step.plan.lengths[2:]) == 0
+
+
 def test_net_gain_is_the_change_of_the_selection_minus_the_cost():
     """If both estimates agree, the gain is 0 and the pass still costs its price."""
     policy = fix_price(make("sv", 3), 0.5)

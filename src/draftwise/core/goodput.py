@@ -240,6 +240,19 @@ class StepTimeCorrections:
         self._paces: deque[float] = deque([0.0], maxlen=self._prior)
         self._corrections: dict[OperatingPoint, float] = {}
 
+    def as_prior(self) -> StepTimeCorrections:
+        """Corrections of another batch size, which begin with the latest steps of this one.
+
+        They weigh no more than the prior of a point.
+        """
+        other = StepTimeCorrections(self._prior, self._memory)
+        for point, steps in self._excess.items():
+            latest = ((0, excess) for _, excess in list(steps)[-self._prior :])
+            other._excess[point] = deque(latest, self._memory)
+        other._paces = deque(self._paces, self._prior)
+        other._corrections = dict(self._corrections)
+        return other
+
     def observe(self, step: int, point: OperatingPoint, ratio: float, is_incumbent: bool) -> None:
         """Record the time of a step.
 

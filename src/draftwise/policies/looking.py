@@ -2,7 +2,8 @@
 
 A continuation helps in the steps in which it is better than what the draft model is expected to
 draft. Looking for it takes time in all of them. So both are averaged over the steps that look, at
-each batch size. Where looking costs more than it saves, few steps look, in case the text changes.
+each batch size. Where looking costs more than it saves, few steps look, in case the text changes. A
+batch size that is new begins with the averages of the nearest known one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from draftwise.policies.recent_mean import RecentMean
 _LOOK_EVERY = 7
 # All steps look until so many are known; then a step has the weight 1 / this in the averages.
 _MEMORY = 32
+# The averages of the nearest known batch size count as so many steps.
+_PRIOR_STEPS = 8
 
 
 class LookingValue:
@@ -34,7 +37,7 @@ class LookingValue:
         Args:
             num_requests: number of requests that gain tokens in the step, at least 1.
         """
-        record = self._records.setdefault(batch_bucket(num_requests), _Record())
+        record = self._record(num_requests)
         record.num_steps += 1
         return record.pays or record.num_steps % _LOOK_EVERY == 0
 
@@ -46,9 +49,20 @@ class LookingValue:
             saved: seconds that the best use of the continuations is expected to save.
             seconds: duration of looking and choosing.
         """
-        record = self._records.setdefault(batch_bucket(num_requests), _Record())
+        record = self._record(num_requests)
         record.saved.observe(saved)
         record.seconds.observe_duration(seconds)
+
+    def _record(self, num_requests: int) -> _Record:
+        """What is known at a batch size. Similar ones share it."""
+        bucket = batch_bucket(num_requests)
+        if bucket not in self._records:
+            known = [other for other, record in self._records.items() if record.is_known]
+            nearest = min(known, key=lambda other: abs(other - bucket), default=None)
+            self._records[bucket] = (
+                _Record() if nearest is None else self._records[nearest].as_prior()
+            )
+        return self._records[bucket]
 
 
 @dataclass
@@ -58,13 +72,25 @@ class _Record:
     Attributes:
         num_steps: number of steps that asked.
         saved, seconds: averages over recent steps that looked.
+        has_prior: whether it began with the averages of another batch size.
     """
 
     num_steps: int = 0
     saved: RecentMean = field(default_factory=lambda: RecentMean(_MEMORY))
     seconds: RecentMean = field(default_factory=lambda: RecentMean(_MEMORY))
+    has_prior: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough steps looked, here or at the batch size with which it began."""
+        return self.has_prior or self.saved.count >= _MEMORY
 
     @property
     def pays(self) -> bool:
         """Whether looking saves more than it costs, or too little is known."""
-        return self.saved.count < _MEMORY or self.saved.value > self.seconds.value
+        return not self.is_known or self.saved.value > self.seconds.value
+
+    def as_prior(self) -> _Record:
+        """The beginning of another batch size."""
+        saved, seconds = (each.as_prior(_PRIOR_STEPS) for each in (self.saved, self.seconds))
+        return _Record(saved=saved, seconds=seconds, has_prior=True)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import accumulate
 from operator import itemgetter, mul
 
@@ -55,8 +56,20 @@ _MOST_UNUSUAL = 3.0
 _EXCESS_RANGE = (0.5, 2.0)
 
 
+class StepKind(Enum):
+    """How the requests of a step draft that use no offer. Each kind has its own records."""
+
+    ALONE = auto()  # not at all
+    BESIDE_MODEL = auto()  # with a draft model, where that pays
+    TREES = auto()  # with a draft model, and offers are branches of its trees
+
+
 class OfferPricing:
-    """Selects offered tokens over the whole batch by prices, and learns the goodput."""
+    """Selects offered tokens over the whole batch by prices, and learns the goodput.
+
+    Attributes:
+        kind: kind of the current step.
+    """
 
     def __init__(self, latency: LatencyModel) -> None:
         """Set up.
@@ -65,18 +78,23 @@ class OfferPricing:
             latency: costs of passes.
         """
         self._latency = latency
-        self._records: dict[int, _Record] = {}
+        self._records: dict[tuple[StepKind, int], _Record] = {}
         self._rates: dict[int, float] = {}
+        self.kind = StepKind.ALONE
         self._looks = self._is_second = True
+        self._is_interrupted = False
 
-    def looks(self, num_requests: int) -> bool:
+    def looks(self, num_requests: int, kind: StepKind = StepKind.ALONE) -> bool:
         """Whether the coming step looks for offers. Otherwise :meth:`select` selects nothing.
 
         It depends on earlier steps only. Call it once per step, or never.
 
         Args:
             num_requests: number of requests that gain tokens in the step.
+            kind: kind of the step.
         """
+        self._is_interrupted |= kind is not self.kind
+        self.kind = kind
         if not num_requests:
             return False
         record = self._record(num_requests)
@@ -90,13 +108,18 @@ class OfferPricing:
         if not self._is_second:
             # A change lasts for two steps at least, also if the batch size changes.
             looks = self._looks
-        self._is_second = looks == self._looks
-        self._looks = looks
+        self._is_second = looks == self._looks and not self._is_interrupted
+        self._looks, self._is_interrupted = looks, False
         return looks
 
     def always_look(self) -> None:
         """Begin a step of which :meth:`looks` is not asked, because a draft model runs anyway."""
+        self.kind = StepKind.BESIDE_MODEL
         self._looks = self._is_second = True
+
+    def interrupt(self) -> None:
+        """Count the next step as one that follows a step of another kind."""
+        self._is_interrupted = True
 
     def relative_duration(self, num_requests: int, context: int, seconds: float) -> float:
         """Duration of a step, relative to that of one without drafts by the cost model.
@@ -170,14 +193,18 @@ class OfferPricing:
             self._rates.pop(request_id, None)
 
     def _record(self, num_requests: int) -> _Record:
-        return self._records.setdefault(batch_bucket(num_requests), _Record())
+        return self._records.setdefault((self.kind, batch_bucket(num_requests)), _Record())
 
     def _nearest_known(self, num_requests: int) -> _Record:
         """The record of this batch size, or of the nearest one whose gain is known."""
         bucket = batch_bucket(num_requests)
-        known = [other for other, record in self._records.items() if record.is_known]
+        known = [
+            other
+            for (kind, other), record in self._records.items()
+            if kind is self.kind and record.is_known
+        ]
         nearest = min(known, key=lambda other: abs(other - bucket), default=bucket)
-        return self._records[nearest]
+        return self._records[self.kind, nearest]
 
     def _predicted(self, num_tokens: int, context: int) -> float:
         """Seconds that the cost model predicts for a step that processes ``num_tokens`` tokens."""

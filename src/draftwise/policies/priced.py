@@ -13,7 +13,7 @@ from draftwise.core.types import Outcome, StepTimes
 from draftwise.policies.base import DraftChoice, PolicyContext, RequestState, TreeLevel
 from draftwise.policies.filtering import Integers
 from draftwise.policies.looking import LookingValue
-from draftwise.policies.offers import OfferPricing
+from draftwise.policies.offers import OfferPricing, StepKind
 from draftwise.policies.priced_chains import PricedChains
 from draftwise.policies.shapes import ShapeChoice
 from draftwise.policies.sources import SourceChoice
@@ -41,6 +41,8 @@ class PricedPolicy(PricedChains):
         self._is_asked_for_shape = self._has_shape = self._is_asked_to_look = False
         self._grows_trees = False
         self._chose_sources = False
+        # Whether the coming step, and the current one, only time a step without drafts.
+        self._is_asked_to_rest = self._rests = False
         self._saved_seconds = 0.0
         self._num_growing = 0
         self._weights: Floats = np.ones(0)
@@ -50,22 +52,33 @@ class PricedPolicy(PricedChains):
         self._num_context_tokens = sum(request.num_tokens for request in requests)
         self._num_growing = len(requests)
         self._is_asked_to_look = True
-        return self.offers.looks(len(requests))
+        kind = StepKind.TREES if self._grows_trees else StepKind.ALONE
+        return self.offers.looks(len(requests), kind)
 
     def adds_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether looking for continuations saves more than it costs, or is to be measured.
 
         Trials of operating points are of the draft model alone, because only steps without
-        continuations have the point's time.
+        continuations have the point's time. Where the operating point does not draft, steps with
+        and without continuations are compared as if there were no draft model.
         """
-        if not requests or self.prices.will_try(len(requests)):
+        count = len(requests)
+        if not count or self.prices.will_measure(count):
+            self.offers.interrupt()
             return False
-        return self.looking.looks(len(requests))
+        if self.prices.uses_model(count) or not self.prices.has_times(count):
+            self.offers.interrupt()
+            return self.looking.looks(count)
+        self._is_asked_to_look = self.offers.looks(count)
+        self._is_asked_to_rest = not self._is_asked_to_look
+        return self._is_asked_to_look
 
     def looked_for_offers(self, seconds: float) -> None:
         """Compare the time with what the continuations are expected to save."""
-        if self._requests:
-            self._looking_seconds = seconds
+        if not self._requests:
+            return
+        self._looking_seconds = seconds
+        if self.offers.kind is StepKind.BESIDE_MODEL:
             self.looking.observe(len(self._requests), self._saved_seconds, seconds)
 
     def branches(self, requests: Sequence[RequestState]) -> bool:
@@ -172,6 +185,7 @@ class PricedPolicy(PricedChains):
         self._has_shape, self._is_asked_for_shape = self._is_asked_for_shape, False
         self._grows_trees &= self._has_shape
         self._is_asked_to_look = self._chose_sources = False
+        self._rests, self._is_asked_to_rest = self._is_asked_to_rest, False
         self._saved_seconds = 0.0
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
@@ -185,11 +199,17 @@ class PricedPolicy(PricedChains):
                 self.offers.relative_duration(num_requests, self._num_context_tokens, times.total),
             )
         context, verified = self._num_context_tokens, sum(outcome.num_verified)
-        if self._chose_sources and times.is_typical:
-            # In a batch that nobody joins, tokens count by what they take off its end.
-            num_tokens = num_requests + float(self._weights @ np.asarray(outcome.num_accepted))
-            self.offers.observe(num_requests, context, verified, num_tokens, times)
         no_model = self._is_offered.all() or not any(outcome.num_drafted)
+        if times.is_typical and self._explorer is None:
+            num_tokens = float(num_requests)
+            if self._chose_sources:
+                # In a batch that nobody joins, tokens count by what they take off its end.
+                num_tokens += float(self._weights @ np.asarray(outcome.num_accepted))
+            was_asked = self._chose_sources or self._rests
+            if was_asked and (no_model or self.offers.kind is not StepKind.ALONE):
+                self.offers.observe(num_requests, context, verified, num_tokens, times)
+        if self._explorer is not None:
+            self.offers.interrupt()
         if times.is_typical and no_model and not self._grows_trees:
             seconds = times.total - self._looking_seconds
             self.sources.observe_pace(num_requests, context, verified, seconds)

@@ -115,32 +115,40 @@ class _Choice:
         estimates: step estimates of all points, as of the last review.
         corrections: step-time corrections of all points.
         pause: number of steps until the next review if there is no trial.
+        tried: kinds of points that were in use or had a trial, here or at the batch size with which
+            this one began.
         challenger: price of the point that takes turns with the incumbent; ``None`` without a
             trial.
         had_trial: whether a trial began at the last review. Its challenger may be given up early.
         num_steps: number of steps so far.
+        has_times: whether steps between the last two reviews had times that can be learnt from.
+            Without, points are compared by the latency model alone, and none is tried.
+        num_timed, num_untimed: number of steps since the last review that had such a time, and that
+            had none.
         next_review: step number of the next review.
-        tried: kinds of points that were in use or had a trial.
     """
 
     incumbent: Price
     estimates: dict[OperatingPoint, StepEstimate]
     corrections: StepTimeCorrections
     pause: int
+    tried: set[tuple[bool, bool]]
     challenger: Price | None = None
     had_trial: bool = False
     num_steps: int = 0
+    has_times: bool = True
+    num_timed: int = 0
+    num_untimed: int = 0
     next_review: int = field(init=False)
-    tried: set[tuple[bool, bool]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.next_review = self.pause
-        self.tried = {point_kind(self.incumbent.point)}
+        self.tried.add(point_kind(self.incumbent.point))
 
     def step_price(self, turn_steps: int) -> Price:
         """The price of the current step.
 
-        In a trial, challenger and incumbent take turns of ``turn_steps`` steps, and the challenger
+        In a trial, incumbent and challenger take turns of ``turn_steps`` steps, and the incumbent
         begins.
         """
         if self.challenger is None or not self.is_turn_of_challenger(self.num_steps, turn_steps):
@@ -154,7 +162,7 @@ class _Choice:
             step: number of the step.
             turn_steps: number of steps of a turn.
         """
-        return (self.next_review - step - 1) // turn_steps % 2 == 1
+        return (self.next_review - step - 1) // turn_steps % 2 == 0
 
 
 class Pricing:
@@ -198,18 +206,33 @@ class Pricing:
         key = _choice_key(num_requests)
         choice = self._choices.get(key)
         if choice is None:
-            corrections = StepTimeCorrections(self.options.prior_steps, self.options.memory)
-            estimates = self._estimates(num_requests, context)
-            best = max(estimates, key=lambda point: estimates[point].goodput)
-            price = self._price(best, estimates[best], 1.0, context)
-            choice = _Choice(price, estimates, corrections, self.options.trial_steps)
-            self._choices[key] = choice
+            choice = self._choices[key] = self._first_choice(key, num_requests, context)
         choice.num_steps += 1
         if choice.num_steps >= choice.next_review:
             self._review(choice, num_requests, context)
         price = choice.step_price(self._turn_steps)
         self._current = choice, price, num_requests, context
         return price
+
+    def _first_choice(self, key: int, num_requests: int, context: int) -> _Choice:
+        """Begin at a batch size with what the nearest known one has measured."""
+        options = self.options
+        known = [
+            other
+            for other, choice in self._choices.items()
+            if choice.num_steps >= options.trial_steps
+            and any(map(choice.corrections.num_steps, self._points))
+        ]
+        if known:
+            nearest = self._choices[min(known, key=lambda other: abs(other - key))]
+            corrections, tried = nearest.corrections.as_prior(), set(nearest.tried)
+        else:
+            corrections, tried = StepTimeCorrections(options.prior_steps, options.memory), set()
+        estimates = self._estimates(num_requests, context)
+        goodput = {p: e.goodput / corrections.factor(p) for p, e in estimates.items()}
+        best = max(goodput, key=goodput.__getitem__)
+        price = self._price(best, estimates[best], corrections.factor(best), context)
+        return _Choice(price, estimates, corrections, options.trial_steps, tried)
 
     def observe(
         self, seconds: float, num_drafted: Sequence[int], num_verified: Sequence[int]
@@ -260,8 +283,11 @@ class Pricing:
         choice, price, _, _ = self._current
         return price is choice.challenger and price.point.max_length > 0
 
-    def will_try(self, num_requests: int) -> bool:
-        """Whether the next step is a challenger's, as far as is known before it is priced.
+    def will_measure(self, num_requests: int) -> bool:
+        """Whether the next step measures a point of a trial, as far as is known before its price.
+
+        All of the challenger's steps do. The point in use is measured where too few of its steps in
+        the trial had its own time for the machine's pace to be that of the trial.
 
         Args:
             num_requests: number of requests that will gain tokens in it.
@@ -270,7 +296,41 @@ class Pricing:
         if choice is None or choice.challenger is None:
             return False
         step = choice.num_steps + 1
-        return step < choice.next_review and choice.is_turn_of_challenger(step, self._turn_steps)
+        if step >= choice.next_review:
+            return False
+        if choice.is_turn_of_challenger(step, self._turn_steps):
+            return True
+        point, least = choice.incumbent.point, self.options.prior_steps // 2 + 1
+        return self._trial_factor(choice, point, least) is None
+
+    def uses_model(self, num_requests: int) -> bool:
+        """Whether the operating point in use drafts, as of the last step at this batch size.
+
+        Args:
+            num_requests: number of requests that gain tokens.
+        """
+        choice = self._choices.get(_choice_key(num_requests))
+        return choice is None or choice.incumbent.point.max_length > 0
+
+    def has_times(self, num_requests: int) -> bool:
+        """Whether steps at this batch size have times that can be learnt from.
+
+        Args:
+            num_requests: number of requests that gain tokens.
+        """
+        choice = self._choices.get(_choice_key(num_requests))
+        return choice is None or choice.has_times
+
+    def count_step(self, is_typical: bool) -> None:
+        """Count the step that was priced last.
+
+        Args:
+            is_typical: whether its time can be learnt from.
+        """
+        if self._current is not None:
+            choice = self._current[0]
+            choice.num_timed += is_typical
+            choice.num_untimed += not is_typical
 
     @property
     def _turn_steps(self) -> int:
@@ -301,17 +361,26 @@ class Pricing:
     def _is_hopeless(self, choice: _Choice, challenger: OperatingPoint) -> bool:
         """Whether the first steps of a trial show that the challenger is much worse."""
         corrections, incumbent = choice.corrections, choice.incumbent.point
-        began = choice.next_review - self.options.trial_steps
-        factor = corrections.recent_factor(challenger, began, _FEW_STEPS)
+        factor = self._trial_factor(choice, challenger, _FEW_STEPS)
         if factor is None:
             return False
         goodput = choice.estimates[challenger].goodput / factor
         needed = choice.estimates[incumbent].goodput / corrections.factor(incumbent)
         return goodput < _HOPELESS * needed
 
+    def _trial_factor(self, choice: _Choice, point: OperatingPoint, least: int) -> float | None:
+        """The correction of a point by its steps in the trial alone.
+
+        ``None`` if these are fewer than ``least``.
+        """
+        began = choice.next_review - self.options.trial_steps
+        return choice.corrections.recent_factor(point, began, least)
+
     def _review(self, choice: _Choice, num_requests: int, context: int) -> None:
         """Select the best operating point, and a challenger that may be better."""
         corrections, options = choice.corrections, self.options
+        choice.has_times = choice.num_timed > 0 or not choice.num_untimed
+        choice.num_timed = choice.num_untimed = 0
         corrections.update(choice.num_steps, self._points, choice.incumbent.point)
         estimates = choice.estimates = self._estimates(num_requests, context)
         goodput = {p: e.goodput / corrections.factor(p) for p, e in estimates.items()}
@@ -325,10 +394,12 @@ class Pricing:
 
         # A point without recent steps may only become the challenger.
         known = [p for p in goodput if corrections.num_steps(p) or p == choice.incumbent.point]
-        best = max(known, key=goodput.__getitem__)
+        best = max(known if choice.has_times else goodput, key=goodput.__getitem__)
         # A kind that was never tried is tried first, because its step times are unknown.
         untried = [p for p in goodput if point_kind(p) not in choice.tried]
-        challenger = max(untried or goodput, key=optimistic_goodput)
+        challenger = best
+        if choice.has_times:
+            challenger = max(untried or goodput, key=optimistic_goodput)
         was_tried, choice.had_trial = choice.had_trial, False
         prices = [
             self._price(point, estimates[point], corrections.factor(point), context)
@@ -367,5 +438,5 @@ class Pricing:
 
 
 def _choice_key(num_requests: int) -> int:
-    """Batch sizes from 8 on share a choice in groups, eight groups per doubling."""
-    return num_requests if num_requests < 8 else round(8 * math.log2(num_requests))
+    """Eight groups of batch sizes per doubling share a choice; below 8 each has its own."""
+    return round(8 * math.log2(num_requests))

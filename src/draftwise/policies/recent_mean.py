@@ -24,6 +24,12 @@ class RecentMean:
         self.value, self.count = value, 0
         self._memory = memory
 
+    def as_prior(self, num_values: int) -> RecentMean:
+        """Another mean that begins with this one, as the mean of at most so many values."""
+        other = RecentMean(self._memory, self.value)
+        other.count = min(self.count, num_values)
+        return other
+
     def observe(self, value: float) -> None:
         """Add a value."""
         self.count += 1

@@ -56,6 +56,8 @@ class PredictableVerification(SpeculativeVerification):
         before = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
         before = np.concatenate([np.ones((len(lengths), 1)), before[:, :-1]], axis=1)
         is_verified = (before * next_acceptance >= self.verification_threshold) & drafted
+        # What is certain to be drafted was chosen before, and is verified.
+        is_verified[self._is_offered] = drafted[self._is_offered]
         if self._explorer is not None:
             is_verified[self._explorer] = drafted[self._explorer]
         kept = np.cumprod(is_verified, axis=1).sum(axis=1).astype(int).tolist()

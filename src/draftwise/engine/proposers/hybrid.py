@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import Draft
@@ -148,22 +149,22 @@ class HybridProposer(Proposer):
             return replace(draft, is_one_hot=is_one_hot)
         width = draft.tokens.shape[1]
         offered = self._offered(batch, made, copied, draft.signals is not None)
-        tokens = draft.tokens
+        tokens, signals, probs = draft.tokens, draft.signals, draft.probs
         tokens[rows, : offered.tokens.shape[1]] = offered.tokens[rows]
-        if draft.signals is not None and offered.signals is not None:
+        if signals is not None and offered.signals is not None:
             count = offered.tokens.shape[1]
-            draft.signals.token_probs[rows, :count] = offered.signals.token_probs[rows]
-            draft.signals.entropy[rows, :count] = offered.signals.entropy[rows]
-        probs = draft.probs
+            signals.token_probs[rows, :count] = offered.signals.token_probs[rows]
+            signals.entropy[rows, :count] = offered.signals.entropy[rows]
+        if signals is not None and policy.reads_offers():
+            distributions = _with_one_hot(signals.draft_probs, tokens, copied)
+            signals = replace(signals, draft_probs=distributions)
         if probs is not None and self._reads_offers(batch, policy):
-            # The draft's own memory is used again, and is cleared only where the model wrote.
-            probs = probs.clone()
-            for row in rows:
-                places = torch.arange(copied[row], device=tokens.device)
-                probs[row, places, tokens[row, : copied[row]]] = 1.0
+            probs = _with_one_hot(probs, tokens, copied)
         lengths = np.maximum(draft.lengths, copied).tolist()
         assert max(lengths) <= width
-        return replace(draft, lengths=tuple(lengths), probs=probs, is_one_hot=is_one_hot)
+        return replace(
+            draft, lengths=tuple(lengths), probs=probs, signals=signals, is_one_hot=is_one_hot
+        )
 
     def _offered(
         self, batch: Batch, made: Proposals, lengths: Sequence[int], signals: bool
@@ -206,3 +207,20 @@ class HybridProposer(Proposer):
         """Close both."""
         self._offers.close()
         self._drafter.close()
+
+
+def _with_one_hot(probs: Tensor, tokens: Tensor, lengths: Sequence[int]) -> Tensor:
+    """A copy of a draft's distributions, with those of offered tokens written in.
+
+    The draft's own memory is used again, and is cleared only where the model wrote.
+
+    Args:
+        probs: ``[batch, num_tokens, vocab]``, 0 for the offered tokens.
+        tokens: ``[batch, num_tokens]`` drafted and offered tokens.
+        lengths: ``[batch]`` number of offered tokens.
+    """
+    copy = probs.clone()
+    for row, length in enumerate(lengths):
+        places = torch.arange(length, device=tokens.device)
+        copy[row, places, tokens[row, :length]] = 1.0
+    return copy
