@@ -274,6 +274,19 @@ def test_trees_are_bounded_and_the_most_valuable_nodes_come_first(models):
     assert any(len(set(draft.parents[0].tolist())) < draft.lengths[0] for draft in trees)
 
 
+@pytest.mark.parametrize("kind", ["model", "copies and head"])
+def test_no_child_is_planned_that_the_filters_leave_nothing_for(models, kind, monkeypatch):
+    """With few tokens left by top-k, trees are narrower and deeper."""
+    trees, proposed = [], GrowingTree.proposed
+    monkeypatch.setattr(GrowingTree, "proposed", lambda tree: trees.append(tree) or proposed(tree))
+    engine = branching(models, kind, "fixed", 4, VARIED)
+    params = [SamplingParams(max_tokens=20, top_k=1 + i % 2, seed=i) for i in range(8)]
+    generate(engine, [REPEATING] * 8, params)
+    drawn = [[node for node in tree.nodes if node.rank >= 0] for tree in trees]
+    assert all(tree.num_drawn == len(own) for tree, own in zip(trees, drawn, strict=True))
+    assert max(node.depth for own in drawn for node in own) > 4
+
+
 @pytest.mark.parametrize("params", [{"repetition_penalty": 1.2}, {"logit_bias": {3: 1.0}}])
 def test_requests_whose_tokens_are_controlled_get_chains(models, params):
     engine = branching(models, "head", "svip-tree", 4, VARIED)

@@ -33,21 +33,20 @@ _FIRST_RANK, _LATER_RANKS = 0.6, 0.3
 class NodeAcceptance:
     """The acceptance of a node is its q times a factor, learnt online.
 
-    The factor depends on q, on whether the node is its parent's most likely child, and on whether
-    the request is decoded at temperature 0. It is a ratio of sums: accepted nodes over their q.
+    The factor depends on q, and on whether the node is its parent's most likely child. It is a
+    ratio of sums: accepted nodes over their q.
     """
 
     def __init__(self) -> None:
         """Start with a factor of 1 everywhere."""
-        shape = 2, 2, len(_EDGES) + 1
+        shape = 2, len(_EDGES) + 1
         weight = np.full(shape, _START_WEIGHT)
         self._factors = GroupRatio(weight, weight.copy())
 
-    def predict(self, greedy: Booleans, probs: Floats) -> Floats:
+    def predict(self, probs: Floats) -> Floats:
         """P(accept) of children of several nodes, if these nodes are accepted.
 
         Args:
-            greedy: ``[parents]`` whether each request is decoded at temperature 0.
             probs: ``[parents, children]`` the draft's probability of each child, the most likely
                 one first.
 
@@ -56,29 +55,27 @@ class NodeAcceptance:
         """
         first = np.zeros(probs.shape, dtype=np.int64)
         first[:, 0] = 1
-        factors = self._factors.mean(_groups(greedy[:, None], first, probs), 0.0, 0.0)
+        factors = self._factors.mean(_groups(first, probs), 0.0, 0.0)
         found = np.clip(factors * probs, LOWEST, HIGHEST)
         most: Floats = found / np.maximum(found.sum(axis=1, keepdims=True), 1.0)
         return most
 
-    def learn(self, greedy: Booleans, is_first: Booleans, probs: Floats, right: Booleans) -> None:
+    def learn(self, is_first: Booleans, probs: Floats, right: Booleans) -> None:
         """Learn from nodes whose parents were accepted.
 
         Args:
-            greedy: ``[nodes]`` whether each request is decoded at temperature 0.
             is_first: ``[nodes]`` whether each is its parent's most likely child.
             probs: ``[nodes]`` the draft's probability of each.
             right: ``[nodes]`` whether the target drew its token.
         """
         if len(probs):
-            at = _groups(greedy, is_first.astype(np.int64), probs)
+            at = _groups(is_first.astype(np.int64), probs)
             self._factors.add(at, right.astype(np.float64), probs, _MEMORY)
 
 
-def _groups(greedy: Booleans, first: Integers, probs: Floats) -> tuple[Integers, ...]:
-    """Temperature, rank and q of each node as indices."""
-    temperature = np.broadcast_to(greedy.astype(np.int64), probs.shape)
-    return temperature, first, np.searchsorted(_EDGES, probs, side="right")
+def _groups(first: Integers, probs: Floats) -> tuple[Integers, ...]:
+    """Rank and q of each node as indices."""
+    return first, np.searchsorted(_EDGES, probs, side="right")
 
 
 class RankAcceptance:

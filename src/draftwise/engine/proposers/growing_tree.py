@@ -210,7 +210,7 @@ class GrowingTree:
 
         Args:
             nodes: the nodes.
-            estimates: ``[nodes][rank]`` estimated acceptance of each child.
+            estimates: ``[nodes][rank]`` estimated acceptance of each child; 0 for no child.
             least: minimum value of a child.
         """
         depth = self._depth(nodes[0])
@@ -222,7 +222,7 @@ class GrowingTree:
         ]
         counts = [0] * len(nodes)
         for value, at in heapq.nlargest(quota, children):
-            if value >= least:
+            if value >= least and value > 0:
                 counts[at] += 1
         return counts
 

@@ -75,6 +75,22 @@ class _Children(NamedTuple):
     entropy: Floats | None
 
 
+class _Distributions(NamedTuple):
+    """What the children of nodes of drawn trees are drawn from: q without a copied token.
+
+    Attributes:
+        probs: ``[rows, own vocab]``; ``None`` without such nodes.
+        rows: by row of the logits, the row of ``probs``.
+        largest: ``[rows of the logits]`` largest probability; 0 for nodes of other trees.
+        support: ``[rows of the logits]`` number of tokens that have a probability.
+    """
+
+    probs: Tensor | None
+    rows: dict[int, int]
+    largest: Floats
+    support: NDArray[np.int64]
+
+
 # A tree, and nodes of it that the model has read or reads next.
 _Reading: TypeAlias = tuple[GrowingTree, list[int]]
 
@@ -85,7 +101,7 @@ class _Drawing(NamedTuple):
     Attributes:
         tree: the tree.
         node: the node.
-        row: row of its logits.
+        row: row of the distribution that they are drawn from.
         values: estimated acceptance of each child.
         largest: largest probability of the distribution, without a copied token.
         entropy: entropy of the distribution.
@@ -256,7 +272,6 @@ class TreeDrafting:
                 ]
         self._drafted = []
         self._acceptance.learn(
-            np.ones(len(likely), dtype=bool),
             np.array([node.rank == 0 for node, _ in likely]),
             np.array([node.prob for node, _ in likely]),
             np.array([right for _, right in likely]),
@@ -282,16 +297,15 @@ class TreeDrafting:
         owners = [tree.index for tree, nodes in reading for _ in nodes]
         temperature = step.batch.controls.temperature[upload(owners, torch.long, logits.device)]
         found = self._children(logits, temperature, growth.signals)
-        greedy = np.array([tree.greedy for tree, nodes in reading for _ in nodes])
-        estimates = self._acceptance.predict(greedy, found.probs)
+        q = self._distributions(step, logits, reading)
+        estimates = self._acceptance.predict(found.probs)
         # With policies that do not depend on time, a seed reproduces its text.
         fixed = {tree.index: growth.policy.is_reproducible(tree.index) for tree, _ in reading}
         is_fixed = np.array([fixed[owner] for owner in owners])[:, None]
-        largest = _largest_probs(found, reading)
-        ranks = np.where(is_fixed, self._first_ranks.predict(largest), self._ranks.predict(largest))
-        # A token that has no probability is no child, whichever law applies.
-        ranks[:, : found.probs.shape[1]] *= found.probs > 0
-        ranks[:, found.probs.shape[1] :] = 0.0
+        first, learnt = (each.predict(q.largest) for each in (self._first_ranks, self._ranks))
+        ranks = np.where(is_fixed, first, learnt)
+        # A token that has no probability is no child.
+        ranks *= np.arange(ranks.shape[1]) < q.support[:, None]
         probs, rows, of_ranks = found.probs.tolist(), estimates.tolist(), ranks.tolist()
         entropy = [0.0] * len(owners) if found.entropy is None else found.entropy.tolist()
         drawing: list[_Drawing] = []
@@ -319,24 +333,41 @@ class TreeDrafting:
                 else:
                     values = own[at][: counts[at]]
                     if values:
+                        largest = float(q.largest[row])
                         drawing.append(
-                            _Drawing(tree, node, row, values, float(largest[row]), entropy[row])
+                            _Drawing(tree, node, q.rows[row], values, largest, entropy[row])
                         )
                     covered += tree.value(node) * sum(values)
                 total += tree.open_value(node)
                 row += 1
         if drawing:
-            self._draw(growth, logits, drawing)
+            assert q.probs is not None
+            self._draw(growth, q.probs, drawing)
         return min(1.0, covered / total) if total else 0.0
 
-    def _draw(self, growth: _Growth, logits: Tensor, drawing: Sequence[_Drawing]) -> None:
+    def _distributions(
+        self, step: DraftingStep, logits: Tensor, reading: Sequence[_Reading]
+    ) -> _Distributions:
+        """The distributions that children of the nodes that were read are drawn from."""
+        nodes = enumerate((tree, node) for tree, own in reading for node in own)
+        drawn = [(row, tree, node) for row, (tree, node) in nodes if not tree.greedy]
+        largest, support = np.zeros(len(logits)), np.zeros(len(logits), dtype=np.int64)
+        if not drawn:
+            return _Distributions(None, {}, largest, support)
+        own_rows = [row for row, _, _ in drawn]
+        rows = upload(own_rows, torch.long, logits.device)
+        owners = upload([tree.index for _, tree, _ in drawn], torch.long, logits.device)
+        q = probabilities(logits[rows], step.batch.controls.rows(owners)).nan_to_num(nan=0.0)
+        q = self._without_copied(q, [tree.copied_child(node) for _, tree, node in drawn])
+        known = fetch(q.amax(dim=1), (q > 0).sum(dim=1))
+        largest[own_rows], support[own_rows] = (each.numpy() for each in known)
+        return _Distributions(q, {row: at for at, row in enumerate(own_rows)}, largest, support)
+
+    def _draw(self, growth: _Growth, distributions: Tensor, drawing: Sequence[_Drawing]) -> None:
         """Draw children without replacement, and add them to their trees."""
-        batch, device = growth.step.batch, logits.device
+        batch, device = growth.step.batch, distributions.device
         assert batch.uniforms is not None
-        rows = upload([each.row for each in drawing], torch.long, device)
-        owners = upload([each.tree.index for each in drawing], torch.long, device)
-        q = probabilities(logits[rows], batch.controls.rows(owners))
-        q = self._without_copied(q, [each.tree.copied_child(each.node) for each in drawing])
+        q = distributions[upload([each.row for each in drawing], torch.long, device)]
         width = max(len(each.values) for each in drawing)
         uniforms = torch.zeros(len(drawing), width, dtype=torch.float64)
         for at, each in enumerate(drawing):
@@ -436,16 +467,3 @@ class TreeDrafting:
             slot = step.cache_slots[tree.index]
             inputs.append(tree.read(nodes, slot, lengths[slot]))
         return inputs
-
-
-def _largest_probs(found: _Children, reading: Sequence[_Reading]) -> Floats:
-    """``[rows]`` largest probability of each distribution, of its part beside a copied token."""
-    largest = found.probs[:, 0].copy()
-    nodes = ((tree, node) for tree, nodes in reading for node in nodes)
-    for row, (tree, node) in enumerate(nodes):
-        copied = tree.copied_child(node)
-        if copied is not None and copied.token in found.tokens[row]:
-            at = found.tokens[row].index(copied.token)
-            others, left = np.delete(found.probs[row], at), 1.0 - found.probs[row, at]
-            largest[row] = min(1.0, others.max(initial=0.0) / left) if left > 0 else 0.0
-    return largest
