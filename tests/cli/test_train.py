@@ -4,18 +4,19 @@ import dataclasses
 import json
 import shutil
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from draftwise import LLM, SpeculationConfig
 from draftwise.cli.train_report import LearningCurve, describe, sparkline
 from draftwise.distillation.eagle3 import Eagle3Recipe
 from draftwise.distillation.run import Machine, TrainingRun
 from draftwise.distillation.settings import TrainingSettings
-from draftwise.errors import HeadTargetWarning, UnsupportedModelError
+from draftwise.errors import HeadTargetWarning, InvalidParameterError, UnsupportedModelError
 from draftwise.models.heads import read_head
 
 from .training import PROMPTS, TARGET, assert_drafts
@@ -303,6 +304,29 @@ def test_other_settings_are_refused_when_resuming(train, tmp_path, models, promp
     status, _, err = train("--tokens=500")
     assert status == 2
     assert "unfinished" in err
+
+
+@pytest.mark.parametrize("changed", ["fingerprint", "dtype"])
+def test_another_target_is_refused_when_resuming(models, prompts, tmp_path, changed):
+    """The target's folder may have changed, and the data type is not a setting of the training."""
+    target = tmp_path / "target"
+    shutil.copytree(models.folder(TARGET), target)
+    settings = TrainingSettings(
+        "eagle3", str(target), (str(prompts),), tokens=600, max_tokens=24, length=48
+    )
+    (tmp_path / "head").mkdir()
+    dtype, answers = "float32", tmp_path / "answers"
+    run = partial(TrainingRun, settings, Eagle3Recipe(settings), tmp_path / "head")
+    run(Machine(dtype, "cpu", answers=answers)).run(0)
+    if changed == "fingerprint":
+        weights = load_file(target / "model.safetensors")
+        name = next(iter(weights))
+        weights[name] = weights[name] + 1
+        save_file(weights, target / "model.safetensors", {"format": "pt"})
+    else:
+        dtype = "bfloat16"
+    with pytest.raises(InvalidParameterError, match=f"^resume: .*target with {changed}"):
+        run(Machine(dtype, "cpu", answers=answers), resume=True)
 
 
 def test_a_failed_start_leaves_the_folder_usable(train, monkeypatch):

@@ -124,6 +124,8 @@ class TrainingRun:
             device,
             self._machine.trust_remote_code,
         )
+        if resume:
+            self._check_target()
         schedule = settings.schedule(collected.seconds, device.type)
         rows = pack_documents(collected.training, settings.length)
         self._prepared = prepared = recipe.prepare(self._teacher, collected, rows, schedule)
@@ -244,7 +246,11 @@ class TrainingRun:
         folder = self._checkpoint
         save_documents(folder / "training.npz", collected.training)
         save_documents(folder / "held_out.npz", collected.held_out)
-        stored = {"seconds": collected.seconds, "end_tokens": sorted(collected.end_tokens)}
+        stored = {
+            "seconds": collected.seconds,
+            "end_tokens": sorted(collected.end_tokens),
+            "target": self._target_identity(),
+        }
         write_text(folder / _FACTS, json.dumps(stored) + "\n")
         self._settings.save(folder / _SETTINGS)
 
@@ -255,6 +261,27 @@ class TrainingRun:
         parts = [load_documents(folder / f"{name}.npz") for name in ("training", "held_out")]
         end_tokens = frozenset(stored["end_tokens"])
         return Collected(parts[0], parts[1], end_tokens, stored["seconds"])
+
+    def _target_identity(self) -> dict[str, str]:
+        """What must be the same when the run is resumed."""
+        dtype = str(self._teacher.projection.dtype).removeprefix("torch.")
+        return {"fingerprint": self._teacher.fingerprint, "dtype": dtype}
+
+    def _check_target(self) -> None:
+        """Compare the target with that of the unfinished run.
+
+        Raises:
+            InvalidParameterError: it is another one, or has another data type.
+        """
+        stored = json.loads((self._checkpoint / _FACTS).read_text(encoding="utf-8"))
+        for name, value in self._target_identity().items():
+            then = stored.get("target", {}).get(name)
+            if then != value:
+                raise InvalidParameterError(
+                    "resume",
+                    f"the unfinished run has a target with {name} {then}, and this one has {value};"
+                    " use the same target and dtype or another output folder",
+                )
 
     def _write(self, evaluation: Mapping[str, float]) -> None:
         """Write the draft, its card and the learning curve."""
