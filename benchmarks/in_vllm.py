@@ -3,6 +3,8 @@
     python benchmarks/in_vllm.py --vllm /opt/vllm/bin/python --prompts gsm8k_test.jsonl
     python benchmarks/in_vllm.py --vllm /opt/vllm/bin/python --prompts gsm8k_test.jsonl \
         --target TARGET --contenders "vllm ngram 8" "vllm suffix" "vllm-draftwise suffix 8"
+    python benchmarks/in_vllm.py --vllm /opt/vllm/bin/python --prompts gsm8k_test.jsonl \
+        --head zoo:eagle3@200m --contenders "vllm eagle3 5"
 
 The environment of that interpreter must have vLLM and Draftwise, and vLLM's ``suffix`` also needs
 arctic-inference. Each engine runs in its own process, which is paused between its turns. The report
@@ -37,7 +39,7 @@ def contest(arguments: argparse.Namespace, models: PeerModels) -> list[Peer]:
     """The contenders that the arguments name, and the baseline."""
     made = {}
     for engine in ("vllm", "vllm-draftwise"):
-        for mode in modes_of(engine, True, [arguments.text_tokens]):
+        for mode in modes_of(engine, True, [arguments.text_tokens], models.head is not None):
             log = arguments.logs / f"{engine}{mode.label}.log"
             peer = Peer(engine, mode, arguments.vllm, models, log)
             made[peer.name] = peer
@@ -96,6 +98,7 @@ def main() -> None:
     parser.add_argument("--target", default="zoo:target@200m")
     parser.add_argument("--draft", default="zoo:draft")
     parser.add_argument("--companion", default="zoo:companion")
+    parser.add_argument("--head", help="EAGLE-3 head, for vLLM's method eagle3")
     parser.add_argument("--contenders", nargs="+", default=["vllm draft 5", "vllm-draftwise"])
     parser.add_argument("--text-tokens", type=int, default=8, help="longest draft without a model")
     parser.add_argument("--prompts", type=Path, required=True)
@@ -105,6 +108,7 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up-rounds", type=int, default=2)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--logs", type=Path, default=Path("logs"))
@@ -130,9 +134,12 @@ def main() -> None:
         max(arguments.batch_sizes),
         locate(arguments.companion, "companion"),
         device=device,
+        head=arguments.head and locate(arguments.head, "draft"),
     )
     contenders = contest(arguments, models)
-    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(
+        max_tokens=arguments.max_tokens, temperature=arguments.temperature, ignore_eos=True
+    )
     results: dict[str, Any] = {}
     shuffle = random.Random(0)
     try:

@@ -32,6 +32,13 @@ def test_modes_depend_on_the_draft(engine, model, text):
     assert labels(engine, lengths=[3, 8]) == ["", *text]
 
 
+def test_an_engine_that_runs_heads():
+    plain, head = modes_of("vllm", False, [], has_head=True)
+    assert (plain.drafts, head.drafts, head.label) == ("none", "head", "eagle3 5")
+    assert head.settings == {"method": "eagle3", "num_speculative_tokens": 5}
+    assert [mode.drafts for mode in modes_of("openvino", False, [], has_head=True)] == ["none"]
+
+
 def test_a_mode_has_its_draft_length():
     lengths = [m.settings.get("num_speculative_tokens") for m in modes_of("vllm", False, [3, 8])]
     assert lengths == [None, 3, 8, None]

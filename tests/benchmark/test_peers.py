@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,12 @@ COUNTING = ECHO.replace('"seconds": 0.25', '"seconds": 0.25, "counts": {"drafts"
 def peer(tmp_path, monkeypatch):
     made = []
 
-    def make(worker, mode=None, interpreter=sys.executable):
+    def make(worker, mode=None, interpreter=sys.executable, models=MODELS):
         script = tmp_path / "worker.py"
         script.write_text(worker)
         monkeypatch.setattr(module, "_WORKER", script)
         mode = mode or PeerMode("draft 5", "model")
-        made.append(Peer("vllm", mode, interpreter, MODELS, tmp_path / "logs" / "peer.log"))
+        made.append(Peer("vllm", mode, interpreter, models, tmp_path / "logs" / "peer.log"))
         return made[-1]
 
     yield make
@@ -72,6 +73,13 @@ def test_a_mode_without_a_draft_model_has_no_draft_setting(peer, drafts):
     assert made.name == "vllm"
     said = made.describe()
     assert (said["draft"], said["drafts"]) == (None, drafts)
+
+
+def test_a_mode_with_a_head_drafts_with_the_head(peer):
+    models = replace(MODELS, draft=None, head="head-folder")
+    made = peer(ECHO, PeerMode("eagle3 5", "head"), models=models)
+    ask(made)
+    assert made.describe()["draft"] == "head-folder"
 
 
 TELLING = ECHO.replace(

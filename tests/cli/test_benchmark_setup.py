@@ -13,6 +13,7 @@ from draftwise.cli.defaults import ChosenModels
 from draftwise.errors import InvalidParameterError
 
 from ..engine.exits import AdapterRecipe
+from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
 
 
@@ -61,10 +62,13 @@ def test_other_engines_get_no_exit(exit_name):
     assert (given.draft, given.companion) == ("org/draft", None)
 
 
-def test_other_engines_get_no_head(tmp_path):
+def test_a_head_is_not_a_draft_model(tmp_path):
     head = HeadRecipe().save(tmp_path / "head")
-    assert made(head).draft is None
-    assert made(f"suffix,{head}").draft is None
+    for given in (made(head), made(f"suffix,{head}")):
+        assert (given.draft, given.head) == (None, head)
+    assert made("org/draft").head is None
+    older = EagleRecipe().save(tmp_path / "older")
+    assert (made(older).draft, made(older).head) == (None, None)
 
 
 def test_an_engine_that_needs_a_draft_model_is_refused(exit_name, tmp_path):

@@ -16,8 +16,9 @@ class PeerMode:
 
     Attributes:
         label: suffix of the engine's name; empty for the engine's only or plain configuration.
-        drafts: ``"none"`` for target-only decoding, ``"model"`` for drafts of a draft model, and
-            ``"text"`` for drafts that are looked up in the text of the request.
+        drafts: ``"none"`` for target-only decoding, ``"model"`` for drafts of a draft model,
+            ``"head"`` for those of an EAGLE-3 head, and ``"text"`` for drafts that are looked up in
+            the text of the request.
         settings: settings of the worker.
         takes_length: whether the benchmark chooses the draft length, so that there is one
             configuration per length.
@@ -27,7 +28,7 @@ class PeerMode:
     """
 
     label: str = ""
-    drafts: Literal["none", "model", "text"] = "none"
+    drafts: Literal["none", "model", "head", "text"] = "none"
     settings: Mapping[str, Any] = field(default_factory=dict)
     takes_length: bool = False
     largest_batch: int | None = None
@@ -53,6 +54,10 @@ _PLAIN = PeerMode()
 
 def _draft(num_tokens: int) -> PeerMode:
     return PeerMode("draft", "model").with_length(num_tokens)
+
+
+def _head(num_tokens: int) -> PeerMode:
+    return PeerMode("eagle3", "head", {"method": "eagle3"}).with_length(num_tokens)
 
 
 def _lookup(label: str, **limits: Any) -> PeerMode:
@@ -92,6 +97,7 @@ PEERS: dict[str, PeerEngine] = {
         (
             _PLAIN,
             _draft(5),
+            _head(5),
             _lookup("ngram"),
             # Chooses its draft lengths itself, up to the 24 tokens of vLLM's default.
             PeerMode("suffix", "text", {"method": "suffix"}),
@@ -134,19 +140,22 @@ def peer_engine(name: str) -> PeerEngine:
     return PEERS[name]
 
 
-def modes_of(name: str, has_draft: bool, lookup_lengths: Sequence[int]) -> Iterator[PeerMode]:
+def modes_of(
+    name: str, has_draft: bool, lookup_lengths: Sequence[int], has_head: bool = False
+) -> Iterator[PeerMode]:
     """Configurations of an engine in a benchmark.
 
     Args:
         name: name of the engine.
         has_draft: whether there is a draft model.
         lookup_lengths: draft lengths of drafts from the text; empty without such drafts.
+        has_head: whether there is an EAGLE-3 head.
 
     Raises:
         InvalidParameterError: the engine is unknown, or has no configuration without a draft.
     """
     modes = peer_engine(name).modes
-    sources = {"none": True, "model": has_draft, "text": bool(lookup_lengths)}
+    sources = {"none": True, "model": has_draft, "head": has_head, "text": bool(lookup_lengths)}
     able = [mode for mode in modes if sources[mode.drafts]]
     if not able:
         raise InvalidParameterError(

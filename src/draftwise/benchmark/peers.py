@@ -54,6 +54,7 @@ class PeerModels:
         companion: folder or hub id of the companion, for peers that use one.
         stop_token_ids: the target's end-of-sequence tokens, for requests that stop at them.
         device: type of the device on which Draftwise runs, such as ``"cpu"``.
+        head: folder of an EAGLE-3 head; ``None`` leaves out all modes with a head.
     """
 
     target: str
@@ -65,6 +66,7 @@ class PeerModels:
     companion: str | None = None
     stop_token_ids: tuple[int, ...] = ()
     device: str = "cpu"
+    head: str | None = None
 
 
 class Peer:
@@ -151,9 +153,9 @@ class Peer:
         self._end(_END_SECONDS)
 
     def _start(self) -> None:
-        settings = vars(self._models) | dict(self._mode.settings)
-        if self._mode.drafts != "model":
-            settings["draft"] = None
+        models = self._models
+        settings = vars(models) | dict(self._mode.settings)
+        settings["draft"] = {"model": models.draft, "head": models.head}.get(self._mode.drafts)
         environment = os.environ | {"OMP_NUM_THREADS": str(self._models.threads)}
         self._log.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -282,7 +284,8 @@ def peers(
         if engines.count(engine) > 1:
             raise InvalidParameterError("peers", f"{engine!r} is named more than once")
         interpreter = text.partition("=")[2]
-        for mode in modes_of(engine, models.draft is not None, lookup_lengths):
+        has_draft, has_head = models.draft is not None, models.head is not None
+        for mode in modes_of(engine, has_draft, lookup_lengths, has_head):
             log = logs / f"{engine} {mode.label}".strip().replace(" ", "-")
             found.append(
                 Peer(engine, mode, interpreter or sys.executable, models, log.with_suffix(".log"))

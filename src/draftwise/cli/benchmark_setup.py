@@ -15,7 +15,9 @@ from draftwise.core.formats import MODEL_FREE_DRAFTS, draft_parts
 from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.models.exits.files import names_exit
-from draftwise.models.heads.loading import names_head
+from draftwise.models.heads.config import HeadKind
+from draftwise.models.heads.files import read_head
+from draftwise.models.heads.loading import find_named_head, names_head
 from draftwise.models.loading import resolve_dtype, split_name
 from draftwise.policies import policy_class
 
@@ -119,7 +121,7 @@ def check_names(policies: Sequence[str], peers: Sequence[str]) -> None:
 def peer_models(
     models: ChosenModels, llm: LLM, dtype: str, threads: int, max_batch_size: int
 ) -> PeerModels:
-    """Determine the models that other engines load: no quantised companion, exit or head.
+    """Determine the models that other engines load: no quantised companion, exit or EAGLE-1 head.
 
     Args:
         models: names of the models.
@@ -136,9 +138,12 @@ def peer_models(
     companion = models.companion
     parts = [] if models.draft is None else draft_parts(models.draft)
     draft = next((part for part in parts if part not in MODEL_FREE_DRAFTS), None)
+    head = None
     # Other engines have no exits, and heads are not drafts of their own.
-    if draft is not None and (names_exit(draft, "draft") or names_head(draft)):
+    if draft is not None and names_exit(draft, "draft"):
         draft = None
+    elif draft is not None and names_head(draft):
+        head, draft = _eagle3_folder(draft), None
     if companion is not None and (
         split_name(companion)[1] is not None or names_exit(companion, "companion")
     ):
@@ -153,7 +158,15 @@ def peer_models(
         None if companion is None else _folder(companion),
         tuple(sorted(llm.target.eos_token_ids)),
         llm.target.model.device.type,
+        head,
     )
+
+
+def _eagle3_folder(name: str) -> str | None:
+    """The folder of a head; ``None`` if it is not one of EAGLE-3."""
+    folder = find_named_head(name)
+    assert folder is not None
+    return str(folder) if read_head(folder)[0].kind is HeadKind.EAGLE3 else None
 
 
 def lookup_lengths(
