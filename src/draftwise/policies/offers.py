@@ -99,7 +99,7 @@ class OfferPricing:
             return False
         record = self._record(num_requests)
         record.num_steps += 1
-        gain = self._nearest_known(num_requests).gain
+        gain = (self._nearest_known(num_requests, kind) or record).gain
         if gain < 1:
             looks = record.num_steps % _LOOK_EVERY >= _LOOK_EVERY - 2
         else:
@@ -195,16 +195,16 @@ class OfferPricing:
     def _record(self, num_requests: int) -> _Record:
         return self._records.setdefault((self.kind, batch_bucket(num_requests)), _Record())
 
-    def _nearest_known(self, num_requests: int) -> _Record:
-        """The record of this batch size, or of the nearest one whose gain is known."""
+    def _nearest_known(self, num_requests: int, kind: StepKind) -> _Record | None:
+        """Of the records whose gain is known, that of the nearest batch size; ``None`` if none."""
         bucket = batch_bucket(num_requests)
         known = [
             other
-            for (kind, other), record in self._records.items()
-            if kind is self.kind and record.is_known
+            for (own, other), record in self._records.items()
+            if own is kind and record.is_known
         ]
-        nearest = min(known, key=lambda other: abs(other - bucket), default=bucket)
-        return self._records[self.kind, nearest]
+        nearest = min(known, key=lambda other: abs(other - bucket), default=None)
+        return None if nearest is None else self._records[kind, nearest]
 
     def _predicted(self, num_tokens: int, context: int) -> float:
         """Seconds that the cost model predicts for a step that processes ``num_tokens`` tokens."""
@@ -273,7 +273,7 @@ class OfferPricing:
         if not num_offered or not self._looks:
             return np.array(lengths, dtype=np.int64)
         curve = self._latency.target_curve(len(requests) + num_offered, context)[len(requests) :]
-        curve = curve[0] + (curve - curve[0]) * self._record(len(requests)).excess
+        curve = curve[0] + (curve - curve[0]) * self._excess(len(requests))
         # The last selected token is worth more than it adds, so tokens worth less than any token
         # adds are left out.
         least = max(0.0, float(np.diff(curve).min()))
@@ -328,7 +328,18 @@ class OfferPricing:
     def _added(self, num_requests: int, num_nodes: int, context: int) -> float:
         """Seconds that one more token adds to the target's pass."""
         seconds = self._latency.marginal_seconds(num_requests + num_nodes, context)
-        return seconds * self._record(num_requests).excess
+        return seconds * self._excess(num_requests)
+
+    def _excess(self, num_requests: int) -> float:
+        """What verified tokens add to a step, relative to the cost model.
+
+        Steps beside a draft model do not measure it. It is a property of the target's
+        pass, so they have that of the nearest batch size at which no model drafted.
+        """
+        record = self._record(num_requests)
+        if not record.is_known:
+            record = self._nearest_known(num_requests, StepKind.ALONE) or record
+        return record.excess
 
 
 @dataclass
