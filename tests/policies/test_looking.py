@@ -21,7 +21,9 @@ def share_of_looks(value, saved, seconds, num_steps=800, num_requests=1, seed=0)
         if looks[-1]:
             # Few continuations save much, and most of them nothing.
             own = 5 * saved * (random.random() < 0.2)
-            value.observe(num_requests, own, seconds * random.lognormal(0.0, 0.1))
+            took = seconds * random.lognormal(0.0, 0.1)
+            # Steps with more requests take longer, and more time is saved in them.
+            value.observe(num_requests, num_requests * own, num_requests * took, num_requests)
     return float(np.mean(looks[num_steps // 2 :]))
 
 
@@ -63,7 +65,7 @@ def test_a_new_batch_size_begins_with_the_nearest_known_one(saved, share):
 def test_a_pause_of_the_machine_decides_nothing():
     value = LookingValue()
     assert share_of_looks(value, 3.0, 1.0) == 1.0
-    value.observe(1, 3.0, 1000.0)
+    value.observe(1, 3.0, 1000.0, 1.0)
     assert value.looks(1)
 
 
@@ -163,4 +165,13 @@ class TestAdaptive:
         assert policy.looking._records
         assert all(record.pays for record in policy.looking._records.values())
         (record,) = policy.looking._records.values()
-        assert record.saved.value > 0.0001
+        assert record.saved.value > 0.01
+
+    def test_a_trial_ends_where_no_request_can_draft_with_the_model(self):
+        """A text may become longer than the draft model's context during a trial."""
+        policy = self.policy()
+        while not policy.prices.will_measure(len(STATES)):
+            self.step(policy, (0.5,))
+        assert not policy.adds_offers(STATES)
+        policy.draft_lengths([state._replace(has_model=False) for state in STATES])
+        assert policy.adds_offers(STATES)

@@ -140,6 +140,15 @@ def test_without_any_time_points_are_compared_by_the_latency_model():
     assert not made.has_times(4)
     assert prices[-1].point.max_length == 0
     assert {price.point for price in prices} == {first.point, prices[-1].point}
+    # Once there are times again, points that draft are tried, also after the text has changed.
+    made.work_seconds = lambda *_: made.expected_seconds
+    for acceptance, does_draft in ((0.05, False), (0.95, True)):
+        made.drafts.observe(*[np.full(drafts.shape, acceptance)] * 2, np.full(len(drafts), 6))
+        for _ in range(400):
+            price = made.price(4, 0)
+            made.count_step(is_typical=True)
+            made.observe(made.expected_seconds, (), ())
+        assert (price.point.max_length > 0) == does_draft
 
 
 def test_pauses_between_reviews_double():

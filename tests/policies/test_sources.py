@@ -131,4 +131,17 @@ def test_the_pace_follows_the_machine_and_not_its_pauses():
     assert choice.pace(4) == pytest.approx(1.3)
     choice.observe_pace(4, 0, 2, 100.0)
     assert choice.pace(4) < 1.6
-    assert choice.pace(16) == 1.0
+
+
+def test_each_batch_size_has_its_own_pace_and_begins_with_the_nearest_known_one():
+    choice = SourceChoice(latency())
+    for count, pace in ((4, 1.3), (64, 0.8)):
+        seconds = pace * latency().target_seconds(count)
+        for _ in range(200):
+            choice.observe_pace(count, 0, 0, seconds)
+    assert choice.pace(5) == pytest.approx(1.3)
+    assert choice.pace(40) == pytest.approx(0.8, abs=0.001)
+    choice.observe_pace(16, 0, 0, latency().target_seconds(16))
+    assert 1.0 < choice.pace(16) < 1.3
+    # One step is not enough to be the beginning of others.
+    assert choice.pace(20) != choice.pace(16)

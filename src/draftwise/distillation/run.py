@@ -275,7 +275,8 @@ class TrainingRun:
         """
         stored = json.loads((self._checkpoint / _FACTS).read_text(encoding="utf-8"))
         for name, value in self._target_identity().items():
-            then = stored.get("target", {}).get(name)
+            # Runs of older versions do not name it.
+            then = stored.get("target", {}).get(name, value)
             if then != value:
                 raise InvalidParameterError(
                     "resume",

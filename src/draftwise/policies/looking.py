@@ -41,23 +41,25 @@ class LookingValue:
         record.num_steps += 1
         return record.pays or record.num_steps % _LOOK_EVERY == 0
 
-    def observe(self, num_requests: int, saved: float, seconds: float) -> None:
+    def observe(self, num_requests: int, saved: float, seconds: float, usual: float) -> None:
         """Record a step that looked.
 
         Args:
             num_requests: number of requests that gain tokens in the step.
             saved: seconds that the best use of the continuations is expected to save.
             seconds: duration of looking and choosing.
+            usual: duration of a step without drafts, by the cost model. Only what is relative to it
+                is alike at other batch sizes.
         """
         record = self._record(num_requests)
-        record.saved.observe(saved)
-        record.seconds.observe_duration(seconds)
+        record.saved.observe(saved / usual)
+        record.seconds.observe_duration(seconds / usual)
 
     def _record(self, num_requests: int) -> _Record:
         """What is known at a batch size. Similar ones share it."""
         bucket = batch_bucket(num_requests)
         if bucket not in self._records:
-            known = [other for other, record in self._records.items() if record.is_known]
+            known = [other for other, record in self._records.items() if record.is_measured]
             nearest = min(known, key=lambda other: abs(other - bucket), default=None)
             self._records[bucket] = (
                 _Record() if nearest is None else self._records[nearest].as_prior()
@@ -71,7 +73,7 @@ class _Record:
 
     Attributes:
         num_steps: number of steps that asked.
-        saved, seconds: averages over recent steps that looked.
+        saved, seconds: averages over recent steps that looked, relative to steps without drafts.
         has_prior: whether it began with the averages of another batch size.
     """
 
@@ -81,14 +83,15 @@ class _Record:
     has_prior: bool = False
 
     @property
-    def is_known(self) -> bool:
-        """Whether enough steps looked, here or at the batch size with which it began."""
-        return self.has_prior or self.saved.count >= _MEMORY
+    def is_measured(self) -> bool:
+        """Whether enough steps looked here."""
+        return self.saved.count >= _MEMORY
 
     @property
     def pays(self) -> bool:
         """Whether looking saves more than it costs, or too little is known."""
-        return not self.is_known or self.saved.value > self.seconds.value
+        is_known = self.has_prior or self.is_measured
+        return not is_known or self.saved.value > self.seconds.value
 
     def as_prior(self) -> _Record:
         """The beginning of another batch size."""

@@ -129,7 +129,7 @@ class OfferPricing:
             context: tokens of context, summed over the requests.
             seconds: duration of the step.
         """
-        return seconds / self._predicted(num_requests, context)
+        return seconds / self.usual_seconds(num_requests, context)
 
     def goodput(self, num_requests: int, context: int) -> float:
         """λ, tokens per second: of recent steps, but at least that of no speculation.
@@ -139,7 +139,7 @@ class OfferPricing:
             context: tokens of context, summed over the requests.
         """
         record = self._record(num_requests)
-        alone = self._predicted(num_requests, context) * record.correction
+        alone = self.usual_seconds(num_requests, context) * record.correction
         return num_requests / alone * max(record.gain, 1.0)
 
     def observe(
@@ -165,8 +165,8 @@ class OfferPricing:
         if not self._is_second:
             return
         record = self._record(num_requests)
-        alone = self._predicted(num_requests, context)
-        expected = self._predicted(num_requests + num_verified, context) / alone
+        alone = self.usual_seconds(num_requests, context)
+        expected = self.usual_seconds(num_requests + num_verified, context) / alone
         usual = expected * record.correction
         # A pause of the machine is not a property of the step.
         slowdown = min(max(times.total / alone, usual / _MOST_UNUSUAL), usual * _MOST_UNUSUAL)
@@ -206,8 +206,13 @@ class OfferPricing:
         nearest = min(known, key=lambda other: abs(other - bucket), default=None)
         return None if nearest is None else self._records[kind, nearest]
 
-    def _predicted(self, num_tokens: int, context: int) -> float:
-        """Seconds that the cost model predicts for a step that processes ``num_tokens`` tokens."""
+    def usual_seconds(self, num_tokens: int, context: int) -> float:
+        """Seconds of a step that processes ``num_tokens`` tokens, by the cost model; above 0.
+
+        Args:
+            num_tokens: number of tokens in the target's pass; without drafts one for each request.
+            context: tokens of context, summed over the requests.
+        """
         return max(self._latency.target_seconds(num_tokens, context), 1e-9)
 
     def weights(self, requests: Sequence[RequestState], context: int) -> Floats:

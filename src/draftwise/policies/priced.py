@@ -79,7 +79,9 @@ class PricedPolicy(PricedChains):
             return
         self._looking_seconds = seconds
         if self.offers.kind is StepKind.BESIDE_MODEL:
-            self.looking.observe(len(self._requests), self._saved_seconds, seconds)
+            count = len(self._requests)
+            usual = self.offers.usual_seconds(count, self._num_context_tokens)
+            self.looking.observe(count, self._saved_seconds, seconds, usual)
 
     def branches(self, requests: Sequence[RequestState]) -> bool:
         """Whether trees have had the better goodput, or have their turn to be measured."""

@@ -108,6 +108,8 @@ class PricedChains(Policy):
         drafting = [index for index, limit in enumerate(limits) if limit > 0]
         self._is_priced = bool(drafting)
         if not drafting:
+            if requests:
+                self.prices.cancel_trial(num_requests)
             return self._max_lengths
         self._price = self.prices.price(num_requests, self._num_context_tokens)
         point = self._price.point

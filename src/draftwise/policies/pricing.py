@@ -321,6 +321,16 @@ class Pricing:
         choice = self._choices.get(_choice_key(num_requests))
         return choice is None or choice.has_times
 
+    def cancel_trial(self, num_requests: int) -> None:
+        """End a trial, because no request can draft with the model.
+
+        Args:
+            num_requests: number of requests that gain tokens.
+        """
+        choice = self._choices.get(_choice_key(num_requests))
+        if choice is not None:
+            choice.challenger = None
+
     def count_step(self, is_typical: bool) -> None:
         """Count the step that was priced last.
 
@@ -395,6 +405,7 @@ class Pricing:
         # A point without recent steps may only become the challenger.
         known = [p for p in goodput if corrections.num_steps(p) or p == choice.incumbent.point]
         best = max(known if choice.has_times else goodput, key=goodput.__getitem__)
+        choice.tried.add(point_kind(best))
         # A kind that was never tried is tried first, because its step times are unknown.
         untried = [p for p in goodput if point_kind(p) not in choice.tried]
         challenger = best

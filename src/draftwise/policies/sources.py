@@ -28,6 +28,8 @@ Integers = NDArray[np.int64]
 _SLOPE_TOKENS = 8
 # Number of recent steps in the pace of steps without a draft model.
 _PACE_MEMORY = 16
+# The pace of the nearest known batch size counts as so many steps.
+_PRIOR_STEPS = 4
 
 
 class SourceChoice:
@@ -70,7 +72,17 @@ class SourceChoice:
         self._pace(num_requests).observe_duration(seconds / max(usual, 1e-9))
 
     def _pace(self, num_requests: int) -> RecentMean:
-        return self._paces.setdefault(batch_bucket(num_requests), RecentMean(_PACE_MEMORY, 1.0))
+        """The pace at a batch size; a new one begins with that of the nearest known one."""
+        bucket = batch_bucket(num_requests)
+        if bucket not in self._paces:
+            known = [other for other, pace in self._paces.items() if pace.count >= _PACE_MEMORY]
+            nearest = min(known, key=lambda other: abs(other - bucket), default=None)
+            self._paces[bucket] = (
+                RecentMean(_PACE_MEMORY, 1.0)
+                if nearest is None
+                else self._paces[nearest].as_prior(_PRIOR_STEPS)
+            )
+        return self._paces[bucket]
 
     def choose(
         self,
