@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from draftwise.policies.nearest import record_of
 from draftwise.policies.offers import batch_bucket
 from draftwise.policies.recent_mean import RecentMean
 
@@ -57,14 +58,12 @@ class LookingValue:
 
     def _record(self, num_requests: int) -> _Record:
         """What is known at a batch size. Similar ones share it."""
-        bucket = batch_bucket(num_requests)
-        if bucket not in self._records:
-            known = [other for other, record in self._records.items() if record.is_measured]
-            nearest = min(known, key=lambda other: abs(other - bucket), default=None)
-            self._records[bucket] = (
-                _Record() if nearest is None else self._records[nearest].as_prior()
-            )
-        return self._records[bucket]
+        return record_of(
+            self._records,
+            batch_bucket(num_requests),
+            lambda record: record.is_measured,
+            lambda known: _Record() if known is None else known.as_prior(),
+        )
 
 
 @dataclass

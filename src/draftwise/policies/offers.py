@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
 from draftwise.policies.base import RequestState, TreeLevel
+from draftwise.policies.nearest import nearest
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -203,8 +204,8 @@ class OfferPricing:
             for (own, other), record in self._records.items()
             if own is kind and record.is_known
         ]
-        nearest = min(known, key=lambda other: abs(other - bucket), default=None)
-        return None if nearest is None else self._records[kind, nearest]
+        found = nearest(known, bucket)
+        return None if found is None else self._records[kind, found]
 
     def usual_seconds(self, num_tokens: int, context: int) -> float:
         """Seconds of a step that processes ``num_tokens`` tokens, by the cost model; above 0.

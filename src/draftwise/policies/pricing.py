@@ -30,6 +30,7 @@ from draftwise.core.goodput import (
     step_estimates,
 )
 from draftwise.core.latency import LatencyModel
+from draftwise.policies.nearest import nearest
 from draftwise.policies.options import integer_option, number_option
 
 # A trial ends early once the challenger's goodput over a few steps is below this share of the
@@ -223,11 +224,12 @@ class Pricing:
             if choice.num_steps >= options.trial_steps
             and any(map(choice.corrections.num_steps, self._points))
         ]
-        if known:
-            nearest = self._choices[min(known, key=lambda other: abs(other - key))]
-            corrections, tried = nearest.corrections.as_prior(), set(nearest.tried)
-        else:
+        found = nearest(known, key)
+        if found is None:
             corrections, tried = StepTimeCorrections(options.prior_steps, options.memory), set()
+        else:
+            model = self._choices[found]
+            corrections, tried = model.corrections.as_prior(), set(model.tried)
         estimates = self._estimates(num_requests, context)
         goodput = {p: e.goodput / corrections.factor(p) for p, e in estimates.items()}
         best = max(goodput, key=goodput.__getitem__)

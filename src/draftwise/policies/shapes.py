@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from draftwise.policies.nearest import record_of
 from draftwise.policies.offers import batch_bucket
 
 # Number of steps of a turn.
@@ -59,16 +60,12 @@ class ShapeChoice:
 
     def _record(self, num_requests: int) -> _Record:
         """What is known at a batch size. Similar ones share it."""
-        bucket = batch_bucket(num_requests)
-        if bucket not in self._records:
-            known = [other for other, record in self._records.items() if record.is_known]
-            nearest = min(known, key=lambda other: abs(other - bucket), default=None)
-            self._records[bucket] = (
-                _Record(_Shape(), _Shape())
-                if nearest is None
-                else self._records[nearest].as_prior()
-            )
-        return self._records[bucket]
+        return record_of(
+            self._records,
+            batch_bucket(num_requests),
+            lambda record: record.is_known,
+            lambda known: _Record(_Shape(), _Shape()) if known is None else known.as_prior(),
+        )
 
 
 @dataclass

@@ -18,6 +18,7 @@ from draftwise.core.goodput import StepEstimate
 from draftwise.core.latency import LatencyModel
 from draftwise.policies.base import RequestState
 from draftwise.policies.model_gains import ModelGains
+from draftwise.policies.nearest import record_of
 from draftwise.policies.offers import batch_bucket
 from draftwise.policies.recent_mean import RecentMean
 
@@ -73,16 +74,14 @@ class SourceChoice:
 
     def _pace(self, num_requests: int) -> RecentMean:
         """The pace at a batch size; a new one begins with that of the nearest known one."""
-        bucket = batch_bucket(num_requests)
-        if bucket not in self._paces:
-            known = [other for other, pace in self._paces.items() if pace.count >= _PACE_MEMORY]
-            nearest = min(known, key=lambda other: abs(other - bucket), default=None)
-            self._paces[bucket] = (
-                RecentMean(_PACE_MEMORY, 1.0)
-                if nearest is None
-                else self._paces[nearest].as_prior(_PRIOR_STEPS)
-            )
-        return self._paces[bucket]
+        return record_of(
+            self._paces,
+            batch_bucket(num_requests),
+            lambda pace: pace.count >= _PACE_MEMORY,
+            lambda known: (
+                RecentMean(_PACE_MEMORY, 1.0) if known is None else known.as_prior(_PRIOR_STEPS)
+            ),
+        )
 
     def choose(
         self,

@@ -1,0 +1,33 @@
+"""What is known at one batch size as the beginning of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+Record = TypeVar("Record")
+
+
+def nearest(keys: Iterable[int], key: int) -> int | None:
+    """The nearest of some keys of batch sizes, the first of equally near ones; ``None`` if none."""
+    return min(keys, key=lambda other: abs(other - key), default=None)
+
+
+def record_of(
+    records: dict[int, Record],
+    key: int,
+    is_known: Callable[[Record], bool],
+    begin: Callable[[Record | None], Record],
+) -> Record:
+    """The record of a batch size. A new one is added, and begins with the nearest known one.
+
+    Args:
+        records: the records by keys of batch sizes.
+        key: key of the batch size.
+        is_known: whether another record may be the beginning.
+        begin: makes a record from the nearest known one, or from ``None``.
+    """
+    if key not in records:
+        known = nearest((other for other, record in records.items() if is_known(record)), key)
+        records[key] = begin(None if known is None else records[known])
+    return records[key]
