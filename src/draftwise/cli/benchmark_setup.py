@@ -16,7 +16,7 @@ from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.models.exits.files import names_exit
 from draftwise.models.heads.config import HeadKind
-from draftwise.models.heads.files import read_head
+from draftwise.models.heads.files import read_head_config
 from draftwise.models.heads.loading import find_named_head, names_head
 from draftwise.models.loading import resolve_dtype, split_name
 from draftwise.policies import policy_class
@@ -166,7 +166,7 @@ def _eagle3_folder(name: str) -> str | None:
     """The folder of a head; ``None`` if it is not one of EAGLE-3."""
     folder = find_named_head(name)
     assert folder is not None
-    return str(folder) if read_head(folder)[0].kind is HeadKind.EAGLE3 else None
+    return str(folder) if read_head_config(folder).kind is HeadKind.EAGLE3 else None
 
 
 def lookup_lengths(

@@ -61,6 +61,18 @@ def find_head(location: str) -> Path | None:
     return folder if _is_head(folder) else None
 
 
+def read_head_config(folder: str | Path) -> HeadConfig:
+    """Read the configuration of a head, without its weights.
+
+    Args:
+        folder: a folder for which :func:`find_head` returns itself.
+
+    Raises:
+        UnsupportedModelError: the head is not supported, or its configuration is damaged.
+    """
+    return parse_head_config(_read_config(Path(folder) / _CONFIG))
+
+
 def read_head(folder: str | Path) -> tuple[HeadConfig, HeadWeights]:
     """Read the configuration and the weights of a head, and check them against each other.
 
@@ -76,7 +88,7 @@ def read_head(folder: str | Path) -> tuple[HeadConfig, HeadWeights]:
             contain more than tensors.
     """
     path = Path(folder)
-    config = parse_head_config(_read_config(path / _CONFIG))
+    config = read_head_config(path)
     return config, check_head_weights(config, _read_tensors(path))
 
 
