@@ -1,11 +1,13 @@
 """The signals of every drafted position equal those of fresh forward passes of the models."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.engine.cached_model import CachedModel, ForwardInput
 from draftwise.errors import (
     InvalidParameterError,
     ModelNotFoundError,
@@ -204,10 +206,10 @@ class Passes:
         self.calls = []
         forward = PackedModel.forward
 
-        def counted(model, cache, tokens, segments, logit_rows, tap=None):
+        def counted(model, cache, tokens, segments, logit_rows, tap=None, trees=None):
             wanted = None if logit_rows is None else len(logit_rows)
             self.calls.append((model, len(tokens), wanted))
-            return forward(model, cache, tokens, segments, logit_rows, tap)
+            return forward(model, cache, tokens, segments, logit_rows, tap, trees)
 
         draw = DraftRun.draw
 
@@ -462,3 +464,23 @@ class TestLoading:
         with pytest.raises(InvalidParameterError, match="needs a companion") as caught:
             open_llm(models, None)
         assert caught.value.field == "companion"
+
+
+@pytest.mark.parametrize("parents", [None, (-1, -1, 0, 0)])
+def test_the_newest_token_is_read_with_the_draft(models, parents):
+    """Also if the tokens that a companion with a sliding window missed fill a whole pass."""
+    recipe = Recipe(family="gemma3_text", vocab=VOCAB, seed=8, context=256)
+    model = loaded(models.folder(recipe)).model
+    text, drafted = [(7 * i + i * i) % 31 for i in range(160)], [5, 9, 2, 4]
+
+    def logits(first, count):
+        cached = CachedModel(model, model.new_cache(1, 256, 64), VOCAB)
+        request = SimpleNamespace(tokens=text[:count], cache_slot=0)
+        cached.admit(request)
+        if first:
+            cached.read([ForwardInput(request, first)])
+        return cached.read([ForwardInput(request, count, drafted, 5, parents)])[0]
+
+    for count in (*range(56, 68), *range(120, 132)):
+        assert logits(0, count).shape == (5, VOCAB)
+        torch.testing.assert_close(logits(0, count), logits(count - 7, count), rtol=0, atol=1e-4)

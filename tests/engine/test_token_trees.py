@@ -12,6 +12,7 @@ from draftwise.engine.suffix.branching import find_tree
 from draftwise.engine.suffix.search import find_continuation
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.matches import MatchAcceptance
+from draftwise.models import tree_tokens
 from draftwise.speculation import RequestSpeculation
 
 from ..architectures import ALL, CONTEXT, PROMPTS, continuation
@@ -83,13 +84,13 @@ def test_a_seed_gives_the_same_text_as_without_drafts(models, policy):
 
 def test_nodes_that_attend_to_their_siblings_are_noticed(models, monkeypatch):
     """The same comparison fails with the attention mask of a chain."""
-    right = tree_paths.whole_tree
+    right = tree_tokens.whole_tree
 
     def wrong(start, parents):
         tree = right(start, parents)
         return tree._replace(ancestors=[(2 << place) - 1 for place in range(len(tree.depths))])
 
-    monkeypatch.setattr(tree_paths, "whole_tree", wrong)
+    monkeypatch.setattr(tree_tokens, "whole_tree", wrong)
     prompts, params = varied_work(60)
     prompts = [[*prompt, *prompt] for prompt in prompts]
     expected = generate(build(models, VARIED, "none", 8, draft="none"), prompts, params)

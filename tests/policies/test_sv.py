@@ -138,7 +138,7 @@ def test_net_gain_is_the_change_of_the_selection_minus_the_cost():
     gains = []
     world = World.random(4, 3, seed=1)
     policy.draft_lengths(world.states())
-    policy._companion_value().observe = gains.append
+    policy._companion_value(len(policy._requests)).observe = gains.append
     policy.prices.companion_price = lambda *_: 0.25
     step = take_step(policy, world, scores=True)
     policy._update_companion_value(step.draft, policy._expected[:, : step.draft.tokens.shape[1]])

@@ -14,12 +14,13 @@ from draftwise.core.random import StageUniforms, StepUniforms
 
 @dataclass(frozen=True)
 class TreeProbs:
-    """The distributions that nodes of token trees were drawn from.
+    """The distributions that nodes of token trees were taken from.
 
     Attributes:
         probs: ``[rows, own vocab]`` float32 distributions of the draft.
-        rows: ``[batch]`` the row of each node of a request, -1 for a node that was proposed with
-            certainty; empty for a tree without drawn nodes.
+        rows: ``[batch]`` the row of each node of a request. -1 for a node that has none: one that
+            was proposed with certainty, or, in :class:`TreeSignals`, one that was copied. Empty for
+            a tree without distributions.
         ids: ``[own vocab]`` int64 ids of the target; ``None`` if they are 0, 1, 2, …
         vocab_size: the target's vocabulary size.
     """
@@ -37,10 +38,32 @@ class TreeProbs:
         row = self.rows[request][node]
         if row < 0:
             return None
-        own = self.probs[row]
+        return self.over_vocabulary(slice(row, row + 1))[0]
+
+    def over_vocabulary(self, rows: Tensor | slice) -> Tensor:
+        """``[rows, vocab]`` some of the distributions."""
+        own = self.probs[rows]
         if self.ids is None:
             return own
-        return own.new_zeros(self.vocab_size).index_copy_(0, self.ids, own)
+        return own.new_zeros(len(own), self.vocab_size).index_copy_(1, self.ids, own)
+
+
+@dataclass(frozen=True)
+class TreeSignals:
+    """What a draft model tells about the nodes of token trees, for a companion and for policies.
+
+    Attributes:
+        probs: the distribution of the draft at the parent of each node. It is q for drawn nodes,
+            and the softmax at temperature 1 for greedy requests.
+        acceptance: ``[batch]`` for each node, the estimated probability that it is accepted if its
+            parent is. That of a drawn node is about its rank and not about its token.
+        ranks: ``[batch]`` for each node, the number of its siblings that the model proposed before
+            it; -1 for a copied one.
+    """
+
+    probs: TreeProbs
+    acceptance: Sequence[Sequence[float]]
+    ranks: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -67,9 +90,10 @@ class Draft:
         passes: number of nodes, roots included, of which each pass of the draft model proposed the
             children; ``None`` for chains and if no model proposed the trees.
         tree_probs: what drawn trees were drawn from; ``None`` if all tokens of trees are proposed
-            with certainty. All nodes of a drawn tree are verified.
+            with certainty. Whether a node of a drawn tree is verified must not depend on its token.
         copied_nodes: ``[batch]`` the copied tokens of each request's tree, where a model proposed
             the others; ``None`` if there are none.
+        tree_signals: signals of the nodes of token trees; ``None`` if no companion scores them.
     """
 
     tokens: Tensor
@@ -82,6 +106,7 @@ class Draft:
     passes: tuple[int, ...] | None = None
     tree_probs: TreeProbs | None = None
     copied_nodes: tuple[frozenset[int], ...] | None = None
+    tree_signals: TreeSignals | None = None
 
     @classmethod
     def empty(cls, num_requests: int, device: torch.device) -> Draft:
@@ -220,9 +245,13 @@ class OneHotSignals(DraftSignals):
 class CompanionScores:
     """A companion's signals about a draft. Entries beyond a request's length are 0.
 
+    In token trees, each node has the S of its parent's position and its own A. Nodes without
+    scores have NaN.
+
     Attributes:
         probs: ``[batch, num_tokens, vocab]`` float32, the companion's distribution c at each
-            drafted position, with the same sampling parameters as the draft's.
+            drafted position, with the same sampling parameters as the draft's. The vocabulary is
+            left out, with size 0, for token trees.
         overlap: ``[batch, num_tokens]`` float32, S = Σ min(q, c).
         agreement: ``[batch, num_tokens]`` float32, A = min(1, c(x)/q(x)) of the drafted token.
     """
@@ -249,8 +278,10 @@ class Plan:
         between: two ``[batch, num_tokens]`` float32 tensors, the smallest and the largest
             probability that is proposed at each position. q′ equals ``proposals`` for tokens whose
             probability lies between them, and 0 for others. ``None`` if ``proposals`` is q′ itself.
-        parents: as in :class:`Draft`. The verified tokens are the first ones of each request, so
-            they are worth most first.
+        parents: as in :class:`Draft`, of the verified tokens.
+        nodes: ``[batch]`` the drafted nodes of each token tree that are verified, in ascending
+            order and with their ancestors; ``None`` if these are the first ones of each request. A
+            policy that sets them leaves ``tokens`` as they were drafted.
     """
 
     tokens: Tensor
@@ -259,6 +290,7 @@ class Plan:
     num_own: tuple[int, ...] | None = None
     between: tuple[Tensor, Tensor] | None = None
     parents: Tensor | None = None
+    nodes: tuple[tuple[int, ...], ...] | None = None
 
     @cached_property
     def host_tokens(self) -> list[list[int]]:
@@ -304,10 +336,12 @@ class Outcome:
             known for all verified tokens. An observer that sees only the accepted tokens does not
             know the acceptance of tokens after the first rejection.
         is_one_hot: as in :class:`Draft`.
-        paths: accepted nodes of each request's tree, from the root on; ``None`` if every draft is a
-            chain. Acceptance of trees is not reported: ``num_known`` is then 0.
-        copied: ``[batch]`` drafted tokens that were copied from a known text; ``None`` if there are
-            none.
+        paths: accepted nodes of each request's tree, from the root on, by their place among the
+            verified ones; ``None`` if every draft is a chain. Acceptance of trees is not reported:
+            ``num_known`` is then 0.
+        copied: ``[batch]`` verified tokens that were copied from a known text; ``None`` if there
+            are none.
+        nodes: as in :class:`Plan`.
     """
 
     num_drafted: tuple[int, ...]
@@ -321,6 +355,7 @@ class Outcome:
     is_one_hot: tuple[bool, ...] | None = None
     paths: tuple[tuple[int, ...], ...] | None = None
     copied: tuple[Collection[int], ...] | None = None
+    nodes: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def known_lengths(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import torch
@@ -130,8 +131,9 @@ class Acceptance:
             failed=frozenset(failed),
             num_known=(0,) * len(nodes),
             is_one_hot=draft.is_one_hot,
-            copied=draft.copied,
+            copied=_copied_of(draft, plan),
             paths=tuple(tuple(own) for own in nodes),
+            nodes=plan.nodes,
         )
 
     @staticmethod
@@ -151,6 +153,7 @@ class Acceptance:
             if length and tree_probs.rows[request]:
                 own = batch.controls.rows(torch.tensor([request], device=logits.device))
                 start = first
+                drafted = range(length) if plan.nodes is None else plan.nodes[request]
 
                 def probs(node: int, start: int = start, own: LogitControls = own) -> Tensor:
                     row = start + 1 + node
@@ -160,7 +163,7 @@ class Acceptance:
                     plan.host_tokens[request][:length],
                     plan.host_parents[request],
                     probs,
-                    partial(tree_probs.of, request),
+                    partial(_probs_of, tree_probs, request, drafted),
                     uniforms.accept[request].tolist(),
                     float(uniforms.final[request]),
                 )
@@ -268,6 +271,30 @@ class Acceptance:
             upload(uniforms.following, torch.float64, device),
             one_hot,
         )
+
+
+def _probs_of(
+    tree_probs: TreeProbs, request: int, drafted: Sequence[int], place: int
+) -> Tensor | None:
+    """The distribution that a verified node was drawn from; see :meth:`TreeProbs.of`.
+
+    Args:
+        tree_probs: the distributions of the drafted nodes.
+        request: index of the request.
+        drafted: the drafted nodes that are verified.
+        place: place of the node among these.
+    """
+    return tree_probs.of(request, drafted[place])
+
+
+def _copied_of(draft: Draft, plan: Plan) -> tuple[Collection[int], ...] | None:
+    """``[batch]`` verified nodes that were copied, by their place among the verified ones."""
+    if plan.nodes is None or draft.copied is None:
+        return draft.copied
+    return tuple(
+        [place for place, node in enumerate(chosen) if node in copied]
+        for chosen, copied in zip(plan.nodes, draft.copied, strict=True)
+    )
 
 
 def _greedy_tokens(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -134,6 +134,8 @@ class Assembly:
         )
         if self._context.drafts_trees:
             target.model.compile_for_trees()
+            if models.companion is not None:
+                models.companion.model.compile_for_trees()
         self._first_policy = policy or self.new_policy()
         self.check(self._first_policy)
         if not self._first_policy.needs_draft:
@@ -232,9 +234,15 @@ class Assembly:
         """
         if self.speculation.tree_width == 1 or not proposers:
             return False
-        if self.models.companion is not None:
-            raise InvalidParameterError("tree_width", "a companion scores chains only; set it to 1")
-        draft = self.models.draft
+        draft, companion = self.models.draft, self.models.companion
+        if companion is not None and (
+            companion.translator is not None or isinstance(companion.model, ExitModel)
+        ):
+            raise InvalidParameterError(
+                "tree_width",
+                "a companion that is an exit or has another tokenizer scores chains only; set it "
+                "to 1",
+            )
         translates = draft is not None and draft.translator is not None
         if not all(PROPOSERS[name].drafts_trees for name in proposers) or translates:
             raise InvalidParameterError(

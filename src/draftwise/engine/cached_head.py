@@ -215,7 +215,7 @@ class CachedHead(CachedModel):
         segments: list[Segment] = []
         rows: list[int] = []
         states: list[Tensor] = []
-        for request, end, _, num_logits in inputs:
+        for request, end, _, num_logits, _ in inputs:
             slot = request.cache_slot
             start, end = self._unread(request, end, num_logits)
             if start < end:
@@ -245,7 +245,7 @@ class CachedHead(CachedModel):
             tokens: list[int] = []
             segments: list[Segment] = []
             states: list[Tensor] = []
-            for request, end, _, num_logits in inputs:
+            for request, end, _, num_logits, _ in inputs:
                 slot = request.cache_slot
                 start, end = self._unread(request, end, num_logits)
                 if end - start > cache.max_new_tokens:

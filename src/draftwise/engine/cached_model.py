@@ -15,7 +15,7 @@ from draftwise.models.kv_cache import KVCache
 from draftwise.models.native.decoder import NativeDecoder
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.static_steps import StaticSteps
-from draftwise.models.tree_tokens import SegmentTree
+from draftwise.models.tree_tokens import MAX_TREE_TOKENS, SegmentTree, tree_after
 
 
 class ForwardInput(NamedTuple):
@@ -26,12 +26,15 @@ class ForwardInput(NamedTuple):
         end: its tokens are read from the end of the cache up to this position.
         drafted: tokens that are read after them.
         num_logits: number of tokens at the end of the input whose logits are returned.
+        parents: if the drafted tokens are nodes of a token tree, the index of the parent of each
+            among them, -1 for the newest token of the request; ``None`` for a chain.
     """
 
     request: Request
     end: int
     drafted: Sequence[int] = ()
     num_logits: int = 0
+    parents: Sequence[int] | None = None
 
 
 class PackedInput(NamedTuple):
@@ -43,12 +46,15 @@ class PackedInput(NamedTuple):
         logit_rows: indices of the tokens whose logits are wanted.
         states: ``[tokens, size]`` states of the target that a head reads with the tokens; ``None``
             for other models.
+        trees: ``[segments]`` the token tree of each segment; ``None`` for one without, and if there
+            are none.
     """
 
     tokens: list[int]
     segments: list[Segment]
     logit_rows: list[int]
     states: Tensor | None = None
+    trees: list[SegmentTree | None] | None = None
 
 
 class NodeInput(NamedTuple):
@@ -200,10 +206,10 @@ class CachedModel:
             ``[sum of num_logits, vocab]`` logits in order of cache slot (``None`` if no logits were
             requested), and the number of tokens processed.
         """
-        tokens, segments, rows, _ = self.gather(inputs)
+        tokens, segments, rows, _, trees = self.gather(inputs)
         if not segments:
             return None, 0
-        logits = self.model.forward(self.cache, tokens, segments, rows or None)
+        logits = self.model.forward(self.cache, tokens, segments, rows or None, trees=trees)
         return None if logits is None else self.fit_vocabulary(logits), len(tokens)
 
     def gather(self, inputs: Iterable[ForwardInput]) -> PackedInput:
@@ -216,26 +222,38 @@ class CachedModel:
         tokens: list[int] = []
         segments: list[Segment] = []
         rows: list[int] = []
-        for request, end, drafted, num_logits in sorted(inputs, key=lambda r: r.request.cache_slot):
+        trees: list[SegmentTree | None] = []
+        for request, end, drafted, num_logits, parents in sorted(
+            inputs, key=lambda r: r.request.cache_slot
+        ):
             start = self.cache.lengths[request.cache_slot]
-            new = [*request.tokens[start : min(end, self.capacity)], *drafted]
+            text = request.tokens[start : min(end, self.capacity)]
+            new = [*text, *drafted]
             if new:
                 tokens.extend(self._readable(new))
                 segments.append(Segment(request.cache_slot, start, len(new)))
+                trees.append(None if parents is None else tree_after(start, len(text), parents))
             rows.extend(range(len(tokens) - num_logits, len(tokens)))
-        return PackedInput(tokens, segments, rows)
+        return PackedInput(
+            tokens, segments, rows, trees=trees if any(tree is not None for tree in trees) else None
+        )
 
     def _catch_up(self, inputs: Iterable[ForwardInput]) -> None:
         """Read tokens without logits until each request's new tokens fit in one pass."""
         cache = self.cache
-        while cache.has_rings:
+        most = cache.max_new_tokens if cache.has_rings else self.capacity
+        while cache.has_rings or any(each.parents is not None for each in inputs):
             tokens: list[int] = []
             segments: list[Segment] = []
-            for request, end, drafted, _ in sorted(inputs, key=lambda r: r.request.cache_slot):
+            for request, end, drafted, num_logits, parents in sorted(
+                inputs, key=lambda r: r.request.cache_slot
+            ):
                 start = cache.lengths[request.cache_slot]
                 end = min(self.text_end(request, end), self.capacity)
-                if end - start + len(drafted) > cache.max_new_tokens:
-                    count = min(end - start, cache.max_new_tokens)
+                last = most if parents is None else min(most, MAX_TREE_TOKENS)
+                if end - start + len(drafted) > last:
+                    # The newest token stays for the last pass if its logits are wanted.
+                    count = min(end - start - (num_logits > 0), most)
                     tokens.extend(self._readable(self.text(request)[start : start + count]))
                     segments.append(Segment(request.cache_slot, start, count))
             if not segments:

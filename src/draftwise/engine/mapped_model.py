@@ -157,7 +157,7 @@ class TranslatedModel(MappedModel):
     def gather(self, inputs: Iterable[ForwardInput]) -> PackedInput:
         """Packed own tokens, their segments in order of cache slot, and the rows of the logits."""
         inputs, cache = list(inputs), self.cache
-        for request, end, _, num_logits in inputs:
+        for request, end, _, num_logits, _ in inputs:
             # The last token is read again if the newest ones of the target have no counterpart.
             if num_logits:
                 cache.truncate(request.cache_slot, self.text_end(request, end) - 1)
@@ -165,7 +165,9 @@ class TranslatedModel(MappedModel):
         tokens: list[int] = []
         segments: list[Segment] = []
         rows: list[int] = []
-        for request, end, drafted, num_logits in sorted(inputs, key=lambda r: r.request.cache_slot):
+        for request, end, drafted, num_logits, _ in sorted(
+            inputs, key=lambda r: r.request.cache_slot
+        ):
             start = cache.lengths[request.cache_slot]
             new = [*self.text(request)[start : min(self.text_end(request, end), self.capacity)]]
             ends = [len(new)]

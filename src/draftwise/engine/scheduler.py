@@ -285,6 +285,9 @@ class Scheduler:
             committed = replace(
                 committed, states=[self._kept_states(r, states) for r in committed.requests]
             )
+        if outcome.nodes is not None:
+            num_reading = len(committed.requests) - len(batch.generating)
+            committed = replace(committed, nodes=[*outcome.nodes, *[()] * num_reading])
         for follower in self._followers:
             follower.commit(committed)
         if self._prefixes is not None:

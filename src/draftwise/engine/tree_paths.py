@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from draftwise.core.trees import ROOT
 from draftwise.core.types import Plan
-from draftwise.models.tree_tokens import SegmentTree, whole_tree
 
 
 class PathRows(NamedTuple):
@@ -41,16 +41,29 @@ def path_rows(plan: Plan) -> PathRows:
     return PathRows(owners, paths)
 
 
-def segment_tree(parents: Sequence[int], start: int) -> SegmentTree | None:
-    """The tree of a segment that begins with a request's last token; ``None`` for a chain.
+def with_chosen_nodes(plan: Plan, parents: Tensor) -> Plan:
+    """A plan of token trees with the tokens and the parents of the verified nodes only.
 
     Args:
-        parents: ``[nodes]`` parents of the verified nodes, -1 for the root.
-        start: place in the cache of the request's last token.
+        plan: a policy's plan. Its tokens are all that were drafted.
+        parents: ``[batch, nodes]`` parents of the drafted nodes.
     """
-    if all(parent == node - 1 for node, parent in enumerate(parents)):
-        return None
-    return whole_tree(start, parents)
+    if plan.nodes is None:
+        return replace(plan, parents=parents)
+    drafted, above = plan.host_tokens, parents.tolist()
+    width = max(plan.lengths, default=0)
+    tokens = [[0] * width for _ in plan.nodes]
+    places = [[ROOT] * width for _ in plan.nodes]
+    for request, chosen in enumerate(plan.nodes):
+        place = {node: at for at, node in enumerate(chosen)} | {ROOT: ROOT}
+        tokens[request][: len(chosen)] = [drafted[request][node] for node in chosen]
+        places[request][: len(chosen)] = [place[above[request][node]] for node in chosen]
+    device = plan.tokens.device
+    return replace(
+        plan,
+        tokens=torch.tensor(tokens, dtype=torch.long).view(len(tokens), width).to(device),
+        parents=torch.tensor(places, dtype=torch.long).view(len(places), width).to(device),
+    )
 
 
 def accepted_nodes(plan: Plan, drawn: Sequence[int]) -> tuple[list[list[int]], list[int]]:
@@ -118,4 +131,5 @@ def as_chains(plan: Plan, nodes: Sequence[Sequence[int]]) -> Plan:
         tokens[row, : len(own)] = torch.tensor([drafted[node] for node in own], dtype=torch.long)
     tokens = tokens.to(plan.tokens.device)
     # A follower that read the tree's tokens has them in another order, so it keeps none of them.
-    return replace(plan, tokens=tokens, lengths=lengths, num_own=(0,) * len(nodes), parents=None)
+    num_own = (0,) * len(nodes)
+    return replace(plan, tokens=tokens, lengths=lengths, num_own=num_own, parents=None, nodes=None)

@@ -15,13 +15,13 @@ from draftwise.engine.kept_states import KeptStates
 from draftwise.engine.lifecycle import StateRows
 from draftwise.engine.logprobs import prompt_logprobs
 from draftwise.engine.request import Request
-from draftwise.engine.tree_paths import as_chains, segment_tree
+from draftwise.engine.tree_paths import as_chains
 from draftwise.models.attention import Segment
 from draftwise.models.hidden_states import StateTap
 from draftwise.models.kv_cache import KeptPath, KVCache
 from draftwise.models.packed_model import PackedModel
 from draftwise.models.transfer import upload
-from draftwise.models.tree_tokens import SegmentTree
+from draftwise.models.tree_tokens import SegmentTree, tree_after
 
 if TYPE_CHECKING:
     from draftwise.engine.step import Step
@@ -94,7 +94,7 @@ class TargetVerifier:
                 new = [request.tokens[-1], *drafted[index][:length]]
                 num_logits = len(new)
                 if plan.parents is not None:
-                    tree = segment_tree(plan.host_parents[index][:length], start)
+                    tree = tree_after(start, 1, plan.host_parents[index][:length])
             tokens.extend(new)
             segments.append(Segment(row, start, len(new)))
             trees.append(tree)

@@ -79,6 +79,26 @@ def whole_tree(start: int, parents: Sequence[int]) -> SegmentTree:
     return SegmentTree(start, depths, ancestors)
 
 
+def tree_after(start: int, num_before: int, parents: Sequence[int]) -> SegmentTree | None:
+    """The tree of a segment that begins with consecutive tokens, of which the last is the root.
+
+    Args:
+        start: place in the cache of the first token of the segment.
+        num_before: number of consecutive tokens, at least 1.
+        parents: ``[nodes]`` parent of each node after them, -1 for the root.
+
+    Returns:
+        The tree that all tokens of the segment form; ``None`` if they form a chain.
+
+    Raises:
+        ValueError: as :func:`whole_tree`.
+    """
+    if all(parent == node - 1 for node, parent in enumerate(parents)):
+        return None
+    before = num_before - 1
+    return whole_tree(start, [*range(-1, before - 1), *(before + parent for parent in parents)])
+
+
 def tree_tokens(
     segments: Sequence[Segment], trees: Sequence[SegmentTree | None]
 ) -> NDArray[np.void]:

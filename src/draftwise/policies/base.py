@@ -443,7 +443,10 @@ class Policy(ABC):
         return None
 
     def wants_companion(self) -> bool:
-        """Whether the companion scores this step's draft. It must not depend on the draft."""
+        """Whether the companion scores this step's draft. It must not depend on the draft.
+
+        It is asked before the draft, too, if token trees are drafted.
+        """
         return self.needs_companion
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:

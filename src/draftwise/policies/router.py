@@ -13,7 +13,15 @@ from torch import Tensor
 
 from draftwise.core.random import StageUniforms
 from draftwise.core.rules import DraftRule
-from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
+from draftwise.core.types import (
+    CompanionScores,
+    Draft,
+    Outcome,
+    Plan,
+    StepTimes,
+    TreeProbs,
+    TreeSignals,
+)
 from draftwise.errors import InvalidParameterError
 from draftwise.policies.base import (
     DraftChoice,
@@ -275,7 +283,8 @@ class PolicyRouter(Policy):
             )
         lengths = [0] * self._size
         num_own = [0] * self._size
-        replaces = False
+        nodes: list[tuple[int, ...]] = [()] * self._size
+        replaces = chooses_nodes = False
         tokens = draft.tokens.clone()
         proposals = None if draft.probs is None else draft.probs.clone()
         for (policy, indices), wants_scores in zip(self._parts, self._wants_scores, strict=True):
@@ -290,6 +299,7 @@ class PolicyRouter(Policy):
                 )
             plan = policy.select(part, scores)
             replaces |= plan.num_own is not None
+            chooses_nodes |= plan.nodes is not None
             tokens[index, : plan.tokens.shape[1]] = plan.tokens
             own = plan.filtered().proposals
             if proposals is not None and own is not None:
@@ -297,8 +307,16 @@ class PolicyRouter(Policy):
             for at, request in enumerate(indices):
                 lengths[request] = plan.lengths[at]
                 num_own[request] = plan.lengths[at] if plan.num_own is None else plan.num_own[at]
+                first = tuple(range(plan.lengths[at]))
+                nodes[request] = first if plan.nodes is None else plan.nodes[at]
         # Copied tokens are verified as such only if it is known that none was replaced.
-        return Plan(tokens, tuple(lengths), proposals, tuple(num_own) if replaces else None)
+        return Plan(
+            tokens,
+            tuple(lengths),
+            proposals,
+            tuple(num_own) if replaces else None,
+            nodes=tuple(nodes) if chooses_nodes else None,
+        )
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Each policy learns from its own requests."""
@@ -343,4 +361,21 @@ def _part(draft: Draft, indices: list[int], index: Tensor, uses_signals: bool) -
         if draft.stage_uniforms is None
         else StageUniforms(draft.stage_uniforms.accept[rows], draft.stage_uniforms.final[rows]),
         None if draft.is_one_hot is None else tuple(draft.is_one_hot[i] for i in indices),
+        None if draft.parents is None else draft.parents[index],
+        tree_probs=_rows_of(draft.tree_probs, indices),
+        tree_signals=None
+        if draft.tree_signals is None
+        else TreeSignals(
+            replace(
+                draft.tree_signals.probs,
+                rows=[draft.tree_signals.probs.rows[i] for i in indices],
+            ),
+            [draft.tree_signals.acceptance[i] for i in indices],
+            [draft.tree_signals.ranks[i] for i in indices],
+        ),
     )
+
+
+def _rows_of(probs: TreeProbs | None, indices: list[int]) -> TreeProbs | None:
+    """The distributions of some requests' nodes."""
+    return None if probs is None else replace(probs, rows=[probs.rows[i] for i in indices])

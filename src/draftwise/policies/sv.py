@@ -14,6 +14,7 @@ from draftwise.estimators.pair import ModelPair
 from draftwise.policies.adaptive import Adaptive, calibration_error
 from draftwise.policies.base import DraftChoice, PolicyContext, RequestState, Signal
 from draftwise.policies.priced import Floats
+from draftwise.policies.scored_trees import ScoredTrees
 
 # Number of scored steps at a batch size before the mean net gain decides whether the companion
 # scores. The mean of fewer steps is mostly noise.
@@ -34,6 +35,8 @@ _TIME_FORGETTING = 0.99
 # A time ratio above this multiple of the mean is clipped, because a pause of the machine is not a
 # property of the companion.
 _MAX_RATIO_TO_MEAN = 3.0
+# Weight of a step in the mean number of nodes that a step verifies.
+_NODES_WEIGHT = 0.1
 
 
 class _MeanRatio:
@@ -126,7 +129,8 @@ class SpeculativeVerification(Adaptive):
 
     The published method selects tokens over the whole batch by S and A of the drawn token. This
     biases the output. Here the same signals are compared with a threshold that is known before the
-    step, and the comparison is made for every token of the vocabulary.
+    step, and the comparison is made for every token of the vocabulary. Of token trees, S and A of
+    each node select the nodes; see :class:`draftwise.policies.scored_trees.ScoredTrees`.
     """
 
     name = "sv"
@@ -145,17 +149,26 @@ class SpeculativeVerification(Adaptive):
         """
         super().__init__(context, **options)
         self.combined = ModelPair.of(Inputs.COMBINED, context.parameters)
-        self._companion_values: dict[int, _CompanionValue] = {}
+        self._companion_values: dict[tuple[bool, int], _CompanionValue] = {}
         self._has_companion = context.has_companion
         self._scores_step = False
         self._scored_acceptance: Floats | None = None
+        # Whether the companion scores the coming step's trees, or has scored the current ones.
+        self._scores_trees = False
+        self._scored_trees = ScoredTrees()
+        # Number of nodes of each tree that would be verified without scores.
+        self._planned: list[int] = []
+        self._trees_worth: tuple[float, float] | None = None
+        self._usual_nodes = 0.0
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
         """As ``adaptive``. Also decides whether the companion scores the step's draft."""
-        self._scored_acceptance = None
+        self._scored_acceptance, self._scores_trees = None, False
         lengths = super().draft_lengths(requests)
         self._scores_step = (
-            self._has_companion and any(lengths) and self._companion_value().scores_step()
+            self._has_companion
+            and any(lengths)
+            and self._companion_value(len(requests)).scores_step()
         )
         self._uses_signals |= self._scores_step
         return lengths
@@ -165,25 +178,63 @@ class SpeculativeVerification(Adaptive):
         self._scored_acceptance, self._scores_step = None, False
         choices = super().plan_drafts(requests)
         self._scores_step &= not all(choice.uses_offer for choice in choices)
-        return choices
+        self._scores_trees &= self._grows_trees
+        if not self._scores_trees:
+            return choices
+        self._planned = [choice.length for choice in choices]
+        return [DraftChoice(request.draft_limit, True) for request in requests]
+
+    def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
+        """As ``adaptive``. Also decides whether the companion scores the step's trees."""
+        self._scores_step = False
+        self._scores_trees = (
+            self._has_companion
+            and bool(requests)
+            and self._companion_value(len(requests), trees=True).scores_step()
+        )
+        return super().max_tree_nodes(requests)
+
+    def skip_drafts(self, requests: Sequence[RequestState]) -> None:
+        """Begin a step that is only timed."""
+        super().skip_drafts(requests)
+        self._scores_step = self._scores_trees = False
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:
         """Update prices, acceptance estimates and the companion's cost."""
         super().observe(outcome, times)
+        self._observe_trees(outcome, times)
         if self._draft is None or not any(outcome.num_drafted):
             return
         expected = self.prices.expected_seconds
         if expected and times.is_typical and self._is_priced:
-            self._companion_value().observe_time(
+            self._companion_value(len(self._requests)).observe_time(
                 self._companion_scores is not None, times.total / expected
             )
 
+    def _observe_trees(self, outcome: Outcome, times: StepTimes) -> None:
+        """Learn from scored trees, and compare what the scores gained with what they cost."""
+        if self._grows_trees:
+            self._usual_nodes += _NODES_WEIGHT * (sum(outcome.num_verified) - self._usual_nodes)
+        worth, self._trees_worth = self._trees_worth, None
+        self._scores_trees = False
+        if worth is None:
+            return
+        self._scored_trees.learn(outcome)
+        if not times.is_typical:
+            return
+        price, goodput = worth
+        gain = self._scored_trees.gained + price * self._scored_trees.num_dropped
+        value = self._companion_value(len(outcome.num_verified), trees=True)
+        value.observe(gain - times.companion * goodput)
+
     def wants_companion(self) -> bool:
         """Whether the companion scores this step's draft."""
-        return self._scores_step
+        return self._scores_step or self._scores_trees
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Select the tokens whose probability to be accepted reaches the threshold."""
+        if draft.parents is not None:
+            return self._select_nodes(draft, companion_scores)
         if companion_scores is None:
             return super().select(draft, None)
         self._draft, self._companion_scores = draft, companion_scores
@@ -191,6 +242,37 @@ class SpeculativeVerification(Adaptive):
         plan = self.select_scored(draft, companion_scores, expected)
         self._update_companion_value(draft, expected)
         return plan
+
+    def _select_nodes(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
+        """Select the nodes of token trees that are worth their price."""
+        plan = super().select(draft, None)
+        if not self._scores_trees:
+            return plan
+        if companion_scores is None:
+            # Without scores, a tree that was not drawn has more nodes than are worth verifying.
+            drawn = [False] * len(self._planned)
+            if draft.tree_probs is not None:
+                drawn = [bool(rows) for rows in draft.tree_probs.rows]
+            lengths = tuple(
+                own if is_drawn else planned
+                for own, planned, is_drawn in zip(draft.lengths, self._planned, drawn, strict=True)
+            )
+            return Plan(draft.tokens, lengths, draft.probs)
+        price = self._node_price(len(draft.lengths))
+        nodes = self._scored_trees.select(draft, companion_scores, self._planned, price)
+        goodput = self.offers.goodput(len(draft.lengths), self._num_context_tokens)
+        self._trees_worth = price, goodput
+        lengths = tuple(len(own) for own in nodes)
+        return Plan(draft.tokens, lengths, draft.probs, nodes=nodes)
+
+    def _node_price(self, num_requests: int) -> float:
+        """Probability to be accepted at which a scored node is worth verifying.
+
+        It is the price at the usual number of nodes of earlier steps, as it must not depend on what
+        was drawn in this one.
+        """
+        context = self._num_context_tokens
+        return self.offers.least_node_value(num_requests, round(self._usual_nodes), context)
 
     def select_scored(
         self, draft: Draft, companion_scores: CompanionScores, expected: Floats
@@ -252,10 +334,15 @@ class SpeculativeVerification(Adaptive):
         expected[rows, places] = self.combined.predict(signals, self._greedy[rows])
         return expected
 
-    def _companion_value(self) -> _CompanionValue:
-        """The companion's value at about the step's batch size: four values per doubling."""
+    def _companion_value(self, num_requests: int, trees: bool = False) -> _CompanionValue:
+        """The companion's value at about a batch size: four values per doubling.
+
+        Args:
+            num_requests: number of requests that gain tokens in the step.
+            trees: whether it scores token trees.
+        """
         return self._companion_values.setdefault(
-            round(4 * math.log2(max(len(self._requests), 1))), _CompanionValue()
+            (trees, round(4 * math.log2(max(num_requests, 1)))), _CompanionValue()
         )
 
     def _update_companion_value(self, draft: Draft, expected: Floats) -> None:
@@ -265,7 +352,7 @@ class SpeculativeVerification(Adaptive):
         selection by the draft's own signals. Both selections are evaluated with the acceptance
         estimates from all signals. The cost is subtracted from it.
         """
-        price, value = self.verification_threshold, self._companion_value()
+        price, value = self.verification_threshold, self._companion_value(len(self._requests))
         width = draft.tokens.shape[1]
         drafted = np.arange(width) < np.asarray(draft.lengths)[:, None]
         # Offered tokens are verified either way.

@@ -38,7 +38,7 @@ class PredictableVerification(SpeculativeVerification):
 
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Cut where the next position costs more than it gains. Without scores, verify all."""
-        if companion_scores is not None:
+        if companion_scores is not None or draft.parents is not None:
             return super().select(draft, companion_scores)
         self._draft, self._companion_scores = draft, None
         return Plan(draft.tokens, draft.lengths, draft.probs)

@@ -76,7 +76,7 @@ class NativeBackend:
             model.text_end(request, length)
             for request, length in zip(step.batch.generating, step.text_lengths, strict=True)
         ]
-        tokens, segments, logit_tokens, states = model.gather(step.inputs)
+        tokens, segments, logit_tokens, states, _ = model.gather(step.inputs)
         cache.begin_pass(segments)
         self._run.read(tokens, segments, logit_tokens, states)
         cache.advance_all(segments)

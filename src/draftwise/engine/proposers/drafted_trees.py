@@ -9,7 +9,7 @@ from operator import mul
 from typing import NamedTuple
 
 from draftwise.core.random import StepUniforms
-from draftwise.core.types import Draft, TreeProbs
+from draftwise.core.types import Draft, TreeProbs, TreeSignals
 from draftwise.engine.proposers.base import ProposerContext
 from draftwise.engine.proposers.growing_tree import CopiedToken
 from draftwise.engine.proposers.proposals import Proposals, ProposedTree
@@ -23,12 +23,14 @@ class DraftedTrees(NamedTuple):
         passes: number of tokens in each pass of the model; ``None`` if all tokens are copied.
         tree_probs: what drawn trees were drawn from; ``None`` without any.
         copied: ``[batch]`` the copied nodes of each tree; ``None`` if there are none.
+        tree_signals: signals for a companion and for policies; ``None`` if they are not wanted.
     """
 
     proposals: Proposals
     passes: tuple[int, ...] | None = ()
     tree_probs: TreeProbs | None = None
     copied: tuple[frozenset[int], ...] | None = None
+    tree_signals: TreeSignals | None = None
 
     def draft(
         self,
@@ -41,7 +43,7 @@ class DraftedTrees(NamedTuple):
 
         Args:
             lengths: ``[batch]`` number of nodes that are worth verifying. Drawn trees stay whole,
-                as what is verified must not depend on their tokens.
+                as their nodes are not in the order of their values.
             context: the context of the proposer.
             uniforms: random numbers of the step; ``None`` if every request is decoded greedily.
             signals: whether the draft needs signals.
@@ -61,6 +63,7 @@ class DraftedTrees(NamedTuple):
             passes=self.passes,
             tree_probs=self.tree_probs,
             copied_nodes=self.copied,
+            tree_signals=self.tree_signals,
         )
 
 

@@ -250,7 +250,7 @@ class GrowingTree:
         rows = [self._rows[node.parent] for node in chosen]
         return NodeInput(cache_slot, [node.token for node in chosen], tree, rows)
 
-    def proposed(self) -> ProposedTree:
+    def order(self) -> list[int]:
         """The nodes to propose: parents before children, the most valuable ones first.
 
         Drawn trees stay whole, in the order in which they were drawn. Copied tokens that the growth
@@ -262,6 +262,11 @@ class GrowingTree:
         if self.greedy:
             order.sort(key=lambda node: -self.nodes[node].value)
             order = order[: self.max_nodes]
+        return order
+
+    def proposed(self) -> ProposedTree:
+        """The tree of the nodes of :meth:`order`."""
+        order = self.order()
         places = {node: place for place, node in enumerate(order)} | {ROOT: ROOT}
         chosen = [self.nodes[node] for node in order]
         return ProposedTree(

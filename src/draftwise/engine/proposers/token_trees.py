@@ -11,7 +11,7 @@ valuable nodes are verified.
 At other temperatures the children are drawn without replacement, and the second law applies. How
 many children a node has is decided before they are drawn, from the path to it and from the draft's
 distribution. The value of a child is then about its rank and not about its token. All nodes that
-were drawn are verified.
+were drawn are verified, unless a companion scores them.
 
 A continuation that is known before the model runs may be a branch of the tree. Its tokens are
 proposed with certainty in both cases. Each is its parent's first child, and siblings are drawn from
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from draftwise.core.sampling import probabilities
 from draftwise.core.trees import ROOT, draw_children
-from draftwise.core.types import TreeProbs
+from draftwise.core.types import TreeProbs, TreeSignals
 from draftwise.engine.cached_model import CachedModel, NodeInput
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.lifecycle import Commit
@@ -125,6 +125,9 @@ class _Growth:
         trees: all trees.
         parts: distributions that children were drawn from, ``[rows, own vocab]`` each.
         rows: by request, the row of each drawn node.
+        known: distributions at all nodes that were read, ``[rows, own vocab]`` each; ``None`` if no
+            companion scores the trees.
+        known_rows: by request, the row of each node that was read.
     """
 
     def __init__(
@@ -133,6 +136,24 @@ class _Growth:
         self.step, self.policy, self.signals, self.trees = step, policy, signals, trees
         self.parts: list[Tensor] = []
         self.rows: dict[int, dict[int, int]] = {}
+        self.known: list[Tensor] | None = [] if policy.wants_companion() else None
+        self.known_rows: dict[int, dict[int, int]] = {tree.index: {} for tree in trees}
+
+    def remember(
+        self, logits: Tensor, temperature: Tensor, q: _Distributions, reading: Sequence[_Reading]
+    ) -> None:
+        """Keep the distributions at nodes that were read: q, and softmax for greedy requests."""
+        if self.known is None:
+            return
+        scale = torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
+        probs = (logits.float() / scale).softmax(dim=1).nan_to_num(nan=0.0)
+        if q.probs is not None:
+            probs[upload(list(q.rows), torch.long, probs.device)] = q.probs
+        row = sum(map(len, self.known))
+        self.known.append(probs)
+        for tree, nodes in reading:
+            self.known_rows[tree.index] |= {node: row + at for at, node in enumerate(nodes)}
+            row += len(nodes)
 
     def least_value(self, tree: GrowingTree) -> float:
         """The value below which no node of a tree is drawn."""
@@ -243,6 +264,7 @@ class TreeDrafting:
             tuple(passes),
             self._tree_probs(growth),
             tuple(tree.copied for tree in proposed) if any(branches) else None,
+            self._tree_signals(growth),
         )
 
     def learn(self, commit: Commit) -> None:
@@ -251,6 +273,10 @@ class TreeDrafting:
         The gained tokens follow the target's distribution, whatever was verified. So all children
         of the nodes on their path are learnt from, and of drawn ones those that were tested.
         """
+        verified: dict[int, Sequence[int]] = {}
+        if commit.nodes is not None:
+            pairs_of = zip(commit.requests, commit.nodes, strict=True)
+            verified = {request.request_id: nodes for request, nodes in pairs_of}
         if not self._drafted or not any(r is self._drafted[0][0] for r in commit.requests):
             return
         likely: list[tuple[Node, bool]] = []
@@ -261,14 +287,16 @@ class TreeDrafting:
             known, accepted = known_nodes(tokens, parents, request.tokens[start:])
             pairs = [(nodes[at], right) for at, right in zip(known, accepted, strict=True)]
             right_ranks = {node.parent: node.rank for node, right in pairs if right}
-            pairs = [pair for pair in pairs if pair[0].rank != COPIED]
             if tree.greedy:
-                likely += pairs
+                likely += [pair for pair in pairs if pair[0].rank != COPIED]
             else:
+                # The nodes of drawn trees are proposed in the order in which they were drafted.
+                tested = set(verified.get(request.request_id, known))
                 drawn += [
                     (node, right)
-                    for node, right in pairs
-                    if node.rank <= right_ranks.get(node.parent, node.rank)
+                    for at, (node, right) in zip(known, pairs, strict=True)
+                    if at in tested
+                    and COPIED < node.rank <= right_ranks.get(node.parent, node.rank)
                 ]
         self._drafted = []
         self._acceptance.learn(
@@ -298,6 +326,7 @@ class TreeDrafting:
         temperature = step.batch.controls.temperature[upload(owners, torch.long, logits.device)]
         found = self._children(logits, temperature, growth.signals)
         q = self._distributions(step, logits, reading)
+        growth.remember(logits, temperature, q, reading)
         estimates = self._acceptance.predict(found.probs)
         # With policies that do not depend on time, a seed reproduces its text.
         fixed = {tree.index: growth.policy.is_reproducible(tree.index) for tree, _ in reading}
@@ -415,11 +444,36 @@ class TreeDrafting:
             if tree.index in drawn:
                 places = drawn[tree.index]
                 rows[tree.index] = [places.get(node, -1) for node in range(len(tree.nodes))]
-        probs, vocab_size = torch.cat(growth.parts), self._model.vocab_size
+        return self._probs_of(growth.parts, rows)
+
+    def _probs_of(self, parts: Sequence[Tensor], rows: list[list[int]]) -> TreeProbs:
+        """Distributions of nodes.
+
+        Args:
+            parts: ``[rows, own vocab]`` each.
+            rows: ``[batch]`` the row of each node.
+        """
+        probs, vocab_size = torch.cat(list(parts)), self._model.vocab_size
         own = torch.arange(probs.shape[1], device=probs.device)
         ids = self._model.target_tokens(own)
         is_whole = len(own) == vocab_size and torch.equal(ids, own)
         return TreeProbs(probs, rows, None if is_whole else ids, vocab_size)
+
+    def _tree_signals(self, growth: _Growth) -> TreeSignals | None:
+        """The signals of all nodes, in the order in which they are proposed."""
+        if growth.known is None:
+            return None
+        rows: list[list[int]] = [[] for _ in growth.step.limits]
+        acceptance: list[list[float]] = [[] for _ in growth.step.limits]
+        ranks: list[list[int]] = [[] for _ in growth.step.limits]
+        for tree in growth.trees:
+            known = growth.known_rows[tree.index]
+            for node in map(tree.nodes.__getitem__, tree.order()):
+                rows[tree.index].append(-1 if node.rank == COPIED else known[node.parent])
+                above = max(tree.value(node.parent), 1e-30)
+                acceptance[tree.index].append(min(1.0, node.value / above))
+                ranks[tree.index].append(node.rank)
+        return TreeSignals(self._probs_of(growth.known, rows), acceptance, ranks)
 
     def _children(self, logits: Tensor, temperature: Tensor, signals: bool) -> _Children:
         """The most likely tokens of each row; greedy rows have temperature 1."""
