@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from draftwise.integrations.vllm.paged_cache import Integers, Spans, pack
 from draftwise.integrations.vllm.steps import RequestView
@@ -13,6 +15,21 @@ from draftwise.integrations.vllm.text_drafts import Texts
 
 # Token ids ``[tokens]`` by the engine's row and the position of each token, on the host.
 TokensAt = Callable[[Integers, Integers], NDArray[np.int32]]
+
+
+def device_tokens(stored: Tensor) -> TokensAt:
+    """Reads tokens that are on a device.
+
+    Args:
+        stored: ``[rows, length]`` the engine's tokens.
+    """
+
+    def tokens_at(rows: Integers, positions: Integers) -> NDArray[np.int32]:
+        places = torch.from_numpy(np.stack([rows, positions])).to(stored.device)
+        tokens: NDArray[np.int32] = stored[places[0], places[1]].cpu().numpy()
+        return tokens
+
+    return tokens_at
 
 
 class TextCopies:
