@@ -9,6 +9,7 @@ import torch
 from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
 from draftwise.core.types import CompanionScores, Draft, Outcome, TreeProbs, TreeSignals
 from draftwise.errors import InvalidParameterError
+from draftwise.policies import scored_trees
 from draftwise.policies.offers import OfferPricing
 from draftwise.policies.scored_trees import ScoredTrees
 from draftwise.policies.shapes import ShapeChoice
@@ -53,17 +54,29 @@ def every_step(monkeypatch):
     monkeypatch.setattr(SpeculativeVerification, "_node_price", lambda *_: 0.3)
 
 
-def num_dropped(found, plans):
-    """Number of drafted nodes that were not verified."""
-    drafted = sum(sum(draft.lengths) for _, _, draft, _ in found)
-    return drafted - sum(sum(plan.lengths) for plan in plans if plan.nodes is not None)
-
-
 def recorded_plans(engine):
-    """A list to which each plan is added."""
-    plans, right = [], engine._verifier.verify
-    engine._verifier.verify = lambda batch, plan: plans.append(plan) or right(batch, plan)
-    return plans
+    """A list to which each scored draft is added, with its plan."""
+    found, right = [], engine._pipeline.select
+
+    def select(draft, scores):
+        plan = right(draft, scores)
+        if scores is not None:
+            found.append((draft, plan))
+        return plan
+
+    engine._pipeline.select = select
+    return found
+
+
+def run(engine):
+    """Take steps until all requests have ended."""
+    while engine.num_unfinished:
+        engine.step()
+
+
+def num_dropped(plans):
+    """Number of drafted nodes that were not verified."""
+    return sum(sum(draft.lengths) - sum(plan.lengths) for draft, plan in plans)
 
 
 def recorded_scores(engine):
@@ -105,9 +118,13 @@ def test_scores_are_those_of_whole_texts(models, kind):
         signals = draft.tree_signals
         for index, (text, length) in enumerate(zip(texts, draft.lengths, strict=True)):
             tokens, parents = draft.host_tokens[index][:length], draft.parents[index].tolist()
+            rows = signals.probs.rows[index]
+            assert (
+                len(rows) == len(signals.ranks[index]) == len(signals.acceptance[index]) >= length
+            )
             greedy = batch.generating[index].params.temperature == 0
             for node in range(length):
-                row = (signals.probs.rows[index] or [-1] * length)[node]
+                row = rows[node]
                 if row < 0:
                     assert scores.overlap[index, node].isnan()
                     continue
@@ -160,12 +177,12 @@ def test_a_companion_reads_what_it_missed_before_it_scores_again(models, monkeyp
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_follow_the_target(models, kind, policy, max_batch_size):
     engine = scoring(models, kind, policy, max_batch_size)
-    found, plans = recorded_scores(engine), recorded_plans(engine)
+    plans = recorded_plans(engine)
     prompt = REPEATING if kind.startswith("copies") else [1, 2, 3]
     count = 1500 if max_batch_size == 1 else 3000
     p = p_value(models, engine, {}, count, prompt, RECIPE, 0.05, 7)
     assert p > NOT_UNLIKELY
-    assert num_dropped(found, plans) > count
+    assert num_dropped(plans) > count
 
 
 @pytest.mark.usefixtures("every_step")
@@ -177,7 +194,7 @@ def test_texts_follow_the_target(models, kind, policy, max_batch_size):
 def test_texts_follow_the_target_with_every_control(models, kind, controls, max_batch_size):
     engine = scoring(models, kind, "sv", max_batch_size)
     count = 1200 if max_batch_size == 1 else 2000
-    settings = count, [1, 2, 3], RECIPE, 0.05, 7
+    settings = count, [1, 2, 3], RECIPE, 0.02, 7
     assert p_value(models, engine, CONTROLS[controls], *settings) > NOT_UNLIKELY
 
 
@@ -228,7 +245,7 @@ def test_requests_of_another_policy_keep_their_trees(models):
     alone = assemble_recipe(models, VARIED, 8, policy="none")
     prompts = [[1 + i % 5, 2, 3 + i % 7] for i in range(8)]
     params = [SamplingParams(max_tokens=20, temperature=0)] * 8
-    found, plans = recorded_scores(engine), recorded_plans(engine)
+    plans = recorded_plans(engine)
     requests = [
         engine.add(None, prompt, each, replace(SPECULATION, policy=policy))
         for prompt, each, policy in zip(prompts, params, [None, "fixed"] * 4, strict=True)
@@ -237,10 +254,10 @@ def test_requests_of_another_policy_keep_their_trees(models):
         engine.step()
     outputs = [request.output() for request in requests]
     assert token_ids(outputs) == token_ids(generate(alone, prompts, params))
-    assert found
-    chosen = [plan.nodes for plan in plans if plan.nodes is not None and len(plan.nodes) == 8]
-    assert chosen
-    assert all(own == tuple(range(len(own))) for nodes in chosen for own in nodes[1::2])
+    together = [(draft, plan) for draft, plan in plans if len(plan.lengths) == 8]
+    assert together
+    assert all(plan.lengths[1::2] == draft.lengths[1::2] for draft, plan in together)
+    assert any(plan.lengths[::2] < draft.lengths[::2] for draft, plan in together)
 
 
 def test_a_companion_that_cannot_read_trees_is_refused(models):
@@ -258,6 +275,10 @@ class TestScoredTrees:
 
     PARENTS = (-1, -1, 0, 0)
 
+    @pytest.fixture(autouse=True)
+    def _explores_rarely(self, monkeypatch):
+        monkeypatch.setattr(scored_trees, "_EXPLORE_EVERY", 1000)
+
     def draft(self, drawn=False, acceptance=(0.6, 0.3, 0.5, 0.4)):
         tokens = torch.tensor([[5, 6, 7, 8]])
         probs = TreeProbs(torch.full((2, 9), 1 / 9), [[0, 0, 1, 1]], None, 9)
@@ -267,7 +288,7 @@ class TestScoredTrees:
             None,
             parents=torch.tensor([self.PARENTS]),
             tree_probs=probs if drawn else None,
-            tree_signals=TreeSignals(probs, [acceptance], [[0, 1, 0, 1]]),
+            tree_signals=TreeSignals(probs, [acceptance], [[0, 1, 0, 1]], [4]),
         )
 
     def scores(self, overlap=(0.6, 0.6, 0.75, 0.75), agreement=(0.95, 0.2, 0.6, 0.05)):
@@ -337,3 +358,103 @@ class TestScoredTrees:
             trees.select(self.draft(), nothing, [4], 0.0)
             trees.learn(self.outcome((), 3))
         assert trees.select(self.draft(), nothing, [4], 0.25) == ((0, 1, 2),)
+
+    def test_copied_nodes_keep_their_estimates(self):
+        """Those of a request that the model did not draft for, too."""
+        draft = self.draft(acceptance=(0.9, 0.3, 0.8, 0.4))
+        draft = replace(
+            draft,
+            tree_signals=replace(
+                draft.tree_signals,
+                probs=replace(draft.tree_signals.probs, rows=[[-1] * 4]),
+                ranks=[[-1] * 4],
+            ),
+        )
+        nothing = self.scores((np.nan,) * 4, (np.nan,) * 4)
+        assert ScoredTrees().select(draft, nothing, [4], 0.5) == ((0, 2),)
+
+    def test_now_and_then_all_drawn_nodes_are_verified(self, monkeypatch):
+        monkeypatch.setattr(scored_trees, "_EXPLORE_EVERY", 4)
+        trees = ScoredTrees()
+        chosen = [trees.select(self.draft(True), self.scores(), [4], 0.25)[0] for _ in range(8)]
+        assert [len(each) for each in chosen] == [3, 3, 3, 4] * 2
+        # Where nodes are proposed with certainty, it is known anyway whether they were right.
+        trees = ScoredTrees()
+        chosen = [trees.select(self.draft(), self.scores(), [4], 0.25)[0] for _ in range(8)]
+        assert [len(each) for each in chosen] == [3] * 8
+
+
+@pytest.mark.usefixtures("every_step")
+def test_an_interrupted_step_is_not_learnt_from(models, monkeypatch):
+    """The next step may be one that the companion does not score."""
+    engine = scoring(models, recipe=VARIED, max_batch_size=4)
+    prompts = [[1, 2, 3], [4, 2], [7, 3, 3, 1]]
+    params = [SamplingParams(max_tokens=12, temperature=0)] * 3
+    expected = generate(assemble_recipe(models, VARIED, 8, policy="none"), prompts, params)
+    requests = [
+        engine.add(None, prompt, each) for prompt, each in zip(prompts, params, strict=True)
+    ]
+    policy, verify = engine._pipeline.policies.default, engine._verifier.verify
+
+    def interrupted(batch, plan):
+        if plan.nodes is None:
+            return verify(batch, plan)
+        raise KeyboardInterrupt
+
+    engine._verifier.verify = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run(engine)
+    engine._verifier.verify = verify
+    assert policy._trees_worth is not None
+    policy._has_companion = False
+    learnt = []
+    monkeypatch.setattr(ScoredTrees, "learn", lambda *_: learnt.append("scores"))
+    monkeypatch.setattr(_CompanionValue, "observe", lambda *_: learnt.append("value"))
+    while engine.num_unfinished:
+        engine.step()
+    assert not learnt
+    assert token_ids([request.output() for request in requests]) == token_ids(expected)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_the_companion_rests_where_its_scores_do_not_pay(models, monkeypatch, seconds):
+    """Its scores leave out nodes that are not worth their price, if its pass takes no time."""
+    monkeypatch.setattr(SpeculativeVerification, "_node_price", lambda *_: 0.3)
+    monkeypatch.setattr(ShapeChoice, "branches", lambda self, count: True)
+    monkeypatch.setattr(OfferPricing, "looks", lambda *_: True)
+    engine = scoring(models, recipe=VARIED, max_batch_size=1, num_speculative_tokens=16)
+    policy, found = engine._pipeline.policies.default, recorded_scores(engine)
+    right = policy.observe
+
+    def observe(outcome, times):
+        policy.num_observed = getattr(policy, "num_observed", 0) + any(outcome.num_drafted)
+        right(outcome, replace(times, companion=seconds, select=0.0, disturbed=False))
+
+    policy.observe = observe
+    for seed in range(8):
+        prompt = [1 + seed % 5, 2, 3 + seed % 7]
+        generate(engine, [prompt], [SamplingParams(max_tokens=50, temperature=0)])
+    value = policy._companion_value(1, trees=True)
+    assert policy.num_observed > 60
+    if seconds:
+        assert value.net_gain < 0
+        assert 6 <= len(found) < 0.5 * policy.num_observed
+    else:
+        assert value.net_gain > 0
+
+
+def test_a_text_without_room_for_the_largest_tree_is_not_scored(models, monkeypatch):
+    """Whether a tree is scored depends on its limit, and not on the nodes that were drafted."""
+    monkeypatch.setattr(_CompanionValue, "scores_step", lambda self: True)
+    monkeypatch.setattr(ShapeChoice, "branches", lambda self, count: True)
+    monkeypatch.setattr(OfferPricing, "looks", lambda *_: True)
+    target = Recipe(vocab=16, seed=6, context=64, config={"num_hidden_layers": 2})
+    companion = replace(target.draft(**COMPANION_NOISE), context=32)
+    folders = [models.folder(each) for each in (target, target.draft(0.1), companion)]
+    engine = assemble(*folders, 1, policy="sv", tree_width=3, num_speculative_tokens=8)
+    found = recorded_scores(engine)
+    generate(engine, [[1, 2, 3]], [SamplingParams(max_tokens=50, seed=1)])
+    longest = max(
+        len(texts[0]) for _, texts, _, scores in found if not scores.overlap.isnan().all()
+    )
+    assert 20 < longest <= 24

@@ -40,6 +40,10 @@ class TreeProbs:
             return None
         return self.over_vocabulary(slice(row, row + 1))[0]
 
+    def of_requests(self, indices: Sequence[int]) -> TreeProbs:
+        """The distributions of some requests' nodes."""
+        return replace(self, rows=[self.rows[index] for index in indices])
+
     def over_vocabulary(self, rows: Tensor | slice) -> Tensor:
         """``[rows, vocab]`` some of the distributions."""
         own = self.probs[rows]
@@ -59,11 +63,22 @@ class TreeSignals:
             parent is. That of a drawn node is about its rank and not about its token.
         ranks: ``[batch]`` for each node, the number of its siblings that the model proposed before
             it; -1 for a copied one.
+        limits: ``[batch]`` maximum numbers of nodes, known before anything was drafted.
     """
 
     probs: TreeProbs
     acceptance: Sequence[Sequence[float]]
     ranks: Sequence[Sequence[int]]
+    limits: Sequence[int]
+
+    def of_requests(self, indices: Sequence[int]) -> TreeSignals:
+        """The signals of some requests' nodes."""
+        return TreeSignals(
+            self.probs.of_requests(indices),
+            [self.acceptance[index] for index in indices],
+            [self.ranks[index] for index in indices],
+            [self.limits[index] for index in indices],
+        )
 
 
 @dataclass(frozen=True)
@@ -139,6 +154,10 @@ class Draft:
         stage = None if uniforms is None else uniforms.stage
         is_one_hot = tuple(length > 0 for length in lengths)
         return cls(tokens, tuple(lengths), None, signals, stage, is_one_hot)
+
+    def is_drawn_tree(self, request: int) -> bool:
+        """Whether a request has a token tree whose nodes, beside copied ones, were drawn."""
+        return self.tree_probs is not None and bool(self.tree_probs.rows[request])
 
     @property
     def drafting(self) -> list[int]:
@@ -246,7 +265,7 @@ class CompanionScores:
     """A companion's signals about a draft. Entries beyond a request's length are 0.
 
     In token trees, each node has the S of its parent's position and its own A. Nodes without
-    scores have NaN.
+    scores, and entries beyond a tree's length, have NaN there.
 
     Attributes:
         probs: ``[batch, num_tokens, vocab]`` float32, the companion's distribution c at each
@@ -254,11 +273,14 @@ class CompanionScores:
             left out, with size 0, for token trees.
         overlap: ``[batch, num_tokens]`` float32, S = Σ min(q, c).
         agreement: ``[batch, num_tokens]`` float32, A = min(1, c(x)/q(x)) of the drafted token.
+        num_read: number of tokens of token trees that the companion read; ``None`` for chains, of
+            which it reads as many tokens as it scores.
     """
 
     probs: Tensor
     overlap: Tensor
     agreement: Tensor
+    num_read: int | None = None
 
 
 @dataclass(frozen=True)

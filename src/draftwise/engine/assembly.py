@@ -229,8 +229,8 @@ class Assembly:
         """Whether the drafts are token trees.
 
         Raises:
-            InvalidParameterError: the proposers draft chains only, there is a companion, or the
-                target attends to chunks.
+            InvalidParameterError: the proposers draft chains, the companion scores chains only, or
+                the target attends to chunks.
         """
         if self.speculation.tree_width == 1 or not proposers:
             return False

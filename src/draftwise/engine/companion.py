@@ -129,8 +129,8 @@ class CompanionModel:
         ):
             above = own[:length]
             inner = inner_nodes(above, signals.probs.rows[index])
-            # Texts that have no room for the nodes are not scored.
-            if inner is None or len(inner) > model.room(request):
+            # This depends on the limit: whether a tree is scored must not depend on its tokens.
+            if inner is None or signals.limits[index] > model.room(request):
                 continue
             place = {node: at for at, node in enumerate(inner)} | {ROOT: ROOT}
             tokens = [draft.host_tokens[index][node] for node in inner]

@@ -217,14 +217,14 @@ class Engine:
 
     def _take_notes(self, step: Step) -> None:
         """Record which outputs are no longer exactly the target's, and which drafts were scored."""
-        batch = step.batch
+        batch, scored = step.batch, step.num_scored
         for index, request in enumerate(batch.generating):
             policy = step.pipeline.policies.get(request.speculation.policy)
             exact = policy.lossless or request.params.temperature == 0
             if batch.lenience[index] < 1.0 or not exact:
                 request.stats.lossless = False
-            if step.companion_scores is not None and step.pipeline.oracle is None:
-                request.stats.num_scored += step.draft.lengths[index]
+            if scored and step.pipeline.oracle is None:
+                request.stats.num_scored += scored[index]
 
     def _forget(self, request_ids: list[int]) -> None:
         for pipeline in self._pipelines:

@@ -286,8 +286,7 @@ class Scheduler:
                 committed, states=[self._kept_states(r, states) for r in committed.requests]
             )
         if outcome.nodes is not None:
-            num_reading = len(committed.requests) - len(batch.generating)
-            committed = replace(committed, nodes=[*outcome.nodes, *[()] * num_reading])
+            committed = replace(committed, leaves_nodes_out=True)
         for follower in self._followers:
             follower.commit(committed)
         if self._prefixes is not None:

@@ -113,6 +113,16 @@ class Step(PreparedStep):
     accepted: Plan | None = None
 
     @property
+    def num_scored(self) -> list[int]:
+        """``[batch]`` number of tokens that the companion scored; empty if it scored no draft."""
+        if self.companion_scores is None:
+            return []
+        if self.draft.parents is None:
+            return list(self.draft.lengths)
+        counts: list[int] = (~self.companion_scores.overlap.isnan()).sum(dim=1).tolist()
+        return counts
+
+    @property
     def is_typical(self) -> bool:
         """Whether every request could draft, no prompt was read, and the step ran alone."""
         batch = self.batch
@@ -129,6 +139,14 @@ class Step(PreparedStep):
     def context(self) -> int:
         """Total number of tokens of all requests in the step."""
         return sum(len(request.tokens) for request in self.batch.generating)
+
+
+def _num_read(step: Step) -> int:
+    """Number of tokens in the companion's pass, without those that it caught up with."""
+    scores = step.companion_scores
+    if scores is None:
+        return 0
+    return sum(step.draft.lengths) if scores.num_read is None else scores.num_read
 
 
 class CostLearner:
@@ -156,7 +174,7 @@ class CostLearner:
             context=step.context,
             # With continuations beside a model, the time of drafting contains the search for them.
             drafting=draft.drafting if draft.is_one_hot is None else (),
-            num_scored=0 if step.companion_scores is None else sum(draft.lengths),
+            num_scored=_num_read(step),
             # One-hot proposals have signals without any computation.
             has_signals=not isinstance(draft.signals, OneHotSignals | None),
             target_seconds=times.total - times.draft - times.companion - times.select,

@@ -83,7 +83,8 @@ def tree_scores(
     scores = torch.full((2, *draft.tokens.shape), torch.nan, device=device)
     scores[0, request, node] = overlap(q, c)[pair]
     scores[1, request, node] = agreement(q[pair, tokens], c[pair, tokens])
-    return CompanionScores(c.new_zeros(*draft.tokens.shape, 0), scores[0], scores[1])
+    no_probs = c.new_zeros(*draft.tokens.shape, 0)
+    return CompanionScores(no_probs, scores[0], scores[1], len(logits))
 
 
 def _columns(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, ...]:

@@ -181,7 +181,8 @@ class OfferPricing:
             if num_verified:
                 # Without the search and the selection, which hardly depend on the number of tokens.
                 record.expected += expected - 1.0
-                record.added += slowdown - (times.draft + times.select) / alone - record.slowdown
+                others = times.draft + times.companion + times.select
+                record.added += slowdown - others / alone - record.slowdown
         else:
             record.num_rests += 1
             # A mean over all of them at first, and over recent ones later.

@@ -366,9 +366,13 @@ class Pricing:
         estimate = self.estimate
         return 0.0 if estimate is None else estimate.seconds
 
+    def companion_seconds(self, num_tokens: int) -> float:
+        """Expected seconds of the companion's pass over ``num_tokens`` drafted tokens."""
+        return self._latency.companion_seconds(num_tokens)
+
     def companion_price(self, price: Price, num_tokens: int) -> float:
         """Price of the companion's pass over ``num_tokens`` drafted tokens, in tokens."""
-        return price.goodput * self._latency.companion_seconds(num_tokens)
+        return price.goodput * self.companion_seconds(num_tokens)
 
     def _is_hopeless(self, choice: _Choice, challenger: OperatingPoint) -> bool:
         """Whether the first steps of a trial show that the challenger is much worse."""

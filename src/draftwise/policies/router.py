@@ -19,8 +19,6 @@ from draftwise.core.types import (
     Outcome,
     Plan,
     StepTimes,
-    TreeProbs,
-    TreeSignals,
 )
 from draftwise.errors import InvalidParameterError
 from draftwise.policies.base import (
@@ -338,6 +336,7 @@ class PolicyRouter(Policy):
                 if outcome.prefix_acceptance_prob is None
                 else outcome.prefix_acceptance_prob[index],
                 tuple(outcome.known_lengths[i] for i in indices),
+                paths=None if outcome.paths is None else tuple(outcome.paths[i] for i in indices),
             )
             policy.observe(part, replace(times, disturbed=True))
 
@@ -362,20 +361,8 @@ def _part(draft: Draft, indices: list[int], index: Tensor, uses_signals: bool) -
         else StageUniforms(draft.stage_uniforms.accept[rows], draft.stage_uniforms.final[rows]),
         None if draft.is_one_hot is None else tuple(draft.is_one_hot[i] for i in indices),
         None if draft.parents is None else draft.parents[index],
-        tree_probs=_rows_of(draft.tree_probs, indices),
+        tree_probs=None if draft.tree_probs is None else draft.tree_probs.of_requests(indices),
         tree_signals=None
         if draft.tree_signals is None
-        else TreeSignals(
-            replace(
-                draft.tree_signals.probs,
-                rows=[draft.tree_signals.probs.rows[i] for i in indices],
-            ),
-            [draft.tree_signals.acceptance[i] for i in indices],
-            [draft.tree_signals.ranks[i] for i in indices],
-        ),
+        else draft.tree_signals.of_requests(indices),
     )
-
-
-def _rows_of(probs: TreeProbs | None, indices: list[int]) -> TreeProbs | None:
-    """The distributions of some requests' nodes."""
-    return None if probs is None else replace(probs, rows=[probs.rows[i] for i in indices])

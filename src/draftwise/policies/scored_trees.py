@@ -14,6 +14,9 @@ from draftwise.estimators.node_scores import NodeScores
 
 Floats = NDArray[np.float64]
 
+# One scored step in so many verifies all drawn nodes.
+_EXPLORE_EVERY = 16
+
 
 @dataclass(frozen=True)
 class _Tree:
@@ -47,7 +50,11 @@ class ScoredTrees:
     S and A of the nodes before it. So it may use A of its ancestors and not its own. A drawn node
     is not verified without its siblings that were drawn before it.
 
+    Drawn nodes that are never verified would never be learnt from. So in some steps, which are
+    chosen before anything is drafted, all of them are verified.
+
     Attributes:
+        explores: whether all nodes of a drawn tree are verified in the current step.
         nodes: ``[batch]`` the verified nodes of each request in the last step.
         gained: expected number of tokens that these nodes gain, minus that of the nodes that would
             be verified without scores.
@@ -58,8 +65,14 @@ class ScoredTrees:
         """Start without experience."""
         self._scores = NodeScores()
         self._trees: list[_Tree] = []
+        self._num_steps = 0
+        self.explores = False
         self.nodes: tuple[tuple[int, ...], ...] = ()
         self.gained, self.num_dropped = 0.0, 0
+
+    def begin_step(self) -> None:
+        """Discard the state of a step that was not learnt from."""
+        self._trees, self.nodes = [], ()
 
     def select(
         self, draft: Draft, scores: CompanionScores, planned: Sequence[int], least: float
@@ -75,10 +88,13 @@ class ScoredTrees:
                 drawn in this step.
         """
         self._trees = _trees_of(draft, scores)
+        self._num_steps += 1
+        is_drawn = any(tree.is_drawn for tree in self._trees)
+        self.explores = is_drawn and self._num_steps % _EXPLORE_EVERY == 0
         self.gained, self.num_dropped = 0.0, 0
         chosen = []
         for tree, first in zip(self._trees, planned, strict=True):
-            nodes, values = self._chosen(tree, least)
+            nodes, values = self._chosen(tree, 0.0 if self.explores and tree.is_drawn else least)
             count = len(tree.tokens) if tree.is_drawn else first
             self.gained += float(values[nodes].sum() - values[:count].sum())
             self.num_dropped += count - len(nodes)
@@ -169,23 +185,17 @@ def _trees_of(draft: Draft, scores: CompanionScores) -> list[_Tree]:
     )
     trees = []
     for index, (tokens, parents, overlap, agreement, length) in enumerate(rows):
-        estimates, ranks = np.ones(length), np.full(length, -1)
-        known = min(length, len(signals.ranks[index]))
-        estimates[:known] = signals.acceptance[index][:known]
-        ranks[:known] = signals.ranks[index][:known]
-        drawn = np.zeros(length, dtype=bool)
-        is_drawn = draft.tree_probs is not None and bool(draft.tree_probs.rows[index])
-        if is_drawn and draft.tree_probs is not None:
-            drawn = np.array(draft.tree_probs.rows[index][:length]) >= 0
+        ranks = np.array(signals.ranks[index][:length], dtype=np.int64)
+        is_drawn = draft.is_drawn_tree(index)
         trees.append(
             _Tree(
                 tokens[:length],
                 parents[:length],
-                estimates,
+                np.array(signals.acceptance[index][:length], dtype=np.float64),
                 ranks,
                 overlap[:length],
                 agreement[:length],
-                drawn,
+                is_drawn & (ranks >= 0),
                 is_drawn,
             )
         )

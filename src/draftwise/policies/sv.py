@@ -159,6 +159,7 @@ class SpeculativeVerification(Adaptive):
         # Number of nodes of each tree that would be verified without scores.
         self._planned: list[int] = []
         self._trees_worth: tuple[float, float] | None = None
+        self._num_read = 0
         self._usual_nodes = 0.0
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
@@ -184,11 +185,17 @@ class SpeculativeVerification(Adaptive):
         self._planned = [choice.length for choice in choices]
         return [DraftChoice(request.draft_limit, True) for request in requests]
 
+    def branches(self, requests: Sequence[RequestState]) -> bool:
+        """As ``adaptive``."""
+        self._scores_trees = False
+        return super().branches(requests)
+
     def max_tree_nodes(self, requests: Sequence[RequestState]) -> list[int]:
         """As ``adaptive``. Also decides whether the companion scores the step's trees."""
         self._scores_step = False
         self._scores_trees = (
             self._has_companion
+            and self._grows_trees
             and bool(requests)
             and self._companion_value(len(requests), trees=True).scores_step()
         )
@@ -213,19 +220,31 @@ class SpeculativeVerification(Adaptive):
 
     def _observe_trees(self, outcome: Outcome, times: StepTimes) -> None:
         """Learn from scored trees, and compare what the scores gained with what they cost."""
-        if self._grows_trees:
-            self._usual_nodes += _NODES_WEIGHT * (sum(outcome.num_verified) - self._usual_nodes)
+        count = len(outcome.num_verified)
+        if self._grows_trees and count:
+            nodes = sum(outcome.num_verified) / count
+            self._usual_nodes += _NODES_WEIGHT * (nodes - self._usual_nodes)
         worth, self._trees_worth = self._trees_worth, None
         self._scores_trees = False
         if worth is None:
             return
-        self._scored_trees.learn(outcome)
-        if not times.is_typical:
+        trees = self._scored_trees
+        trees.learn(outcome)
+        if trees.explores:
             return
         price, goodput = worth
-        gain = self._scored_trees.gained + price * self._scored_trees.num_dropped
-        value = self._companion_value(len(outcome.num_verified), trees=True)
-        value.observe(gain - times.companion * goodput)
+        gain = trees.gained + price * trees.num_dropped
+        # On a GPU the selection waits for the companion's pass.
+        seconds = times.companion + times.select
+        if not times.is_typical:
+            seconds = self.prices.companion_seconds(self._num_read)
+        self._companion_value(count, trees=True).observe(gain - seconds * goodput)
+
+    def _begin_step(self, requests: Sequence[RequestState]) -> None:
+        """Discard the state of the last step."""
+        super()._begin_step(requests)
+        self._trees_worth = None
+        self._scored_trees.begin_step()
 
     def wants_companion(self) -> bool:
         """Whether the companion scores this step's draft."""
@@ -250,18 +269,17 @@ class SpeculativeVerification(Adaptive):
             return plan
         if companion_scores is None:
             # Without scores, a tree that was not drawn has more nodes than are worth verifying.
-            drawn = [False] * len(self._planned)
-            if draft.tree_probs is not None:
-                drawn = [bool(rows) for rows in draft.tree_probs.rows]
             lengths = tuple(
-                own if is_drawn else planned
-                for own, planned, is_drawn in zip(draft.lengths, self._planned, drawn, strict=True)
+                own if draft.is_drawn_tree(index) else planned
+                for index, (own, planned) in enumerate(
+                    zip(draft.lengths, self._planned, strict=True)
+                )
             )
             return Plan(draft.tokens, lengths, draft.probs)
         price = self._node_price(len(draft.lengths))
         nodes = self._scored_trees.select(draft, companion_scores, self._planned, price)
         goodput = self.offers.goodput(len(draft.lengths), self._num_context_tokens)
-        self._trees_worth = price, goodput
+        self._trees_worth, self._num_read = (price, goodput), companion_scores.num_read or 0
         lengths = tuple(len(own) for own in nodes)
         return Plan(draft.tokens, lengths, draft.probs, nodes=nodes)
 
@@ -271,8 +289,7 @@ class SpeculativeVerification(Adaptive):
         It is the price at the usual number of nodes of earlier steps, as it must not depend on what
         was drawn in this one.
         """
-        context = self._num_context_tokens
-        return self.offers.least_node_value(num_requests, round(self._usual_nodes), context)
+        return self.least_node_value(0, round(self._usual_nodes * num_requests))
 
     def select_scored(
         self, draft: Draft, companion_scores: CompanionScores, expected: Floats

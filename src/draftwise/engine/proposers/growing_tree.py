@@ -254,7 +254,7 @@ class GrowingTree:
         """The nodes to propose: parents before children, the most valuable ones first.
 
         Drawn trees stay whole, in the order in which they were drawn. Copied tokens that the growth
-        did not come to are added.
+        did not reach are added at the end.
         """
         while self._copy_next():
             pass
@@ -264,9 +264,9 @@ class GrowingTree:
             order = order[: self.max_nodes]
         return order
 
-    def proposed(self) -> ProposedTree:
-        """The tree of the nodes of :meth:`order`."""
-        order = self.order()
+    def proposed(self, order: Sequence[int] | None = None) -> ProposedTree:
+        """The tree of the nodes of :meth:`order`, which may be given if it is known."""
+        order = self.order() if order is None else order
         places = {node: place for place, node in enumerate(order)} | {ROOT: ROOT}
         chosen = [self.nodes[node] for node in order]
         return ProposedTree(

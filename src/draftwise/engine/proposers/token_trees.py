@@ -257,26 +257,26 @@ class TreeDrafting:
                 break
             logits = model.read_nodes(self._inputs(step, reading))
             passes.append(len(logits))
-        grown |= {tree.index: tree.proposed() for tree in trees}
+        orders = [tree.order() for tree in trees]
+        grown |= {
+            tree.index: tree.proposed(order) for tree, order in zip(trees, orders, strict=True)
+        }
         proposed = all_trees(grown, len(step.limits))
         return DraftedTrees(
             Proposals.of_trees(proposed),
             tuple(passes),
             self._tree_probs(growth),
             tuple(tree.copied for tree in proposed) if any(branches) else None,
-            self._tree_signals(growth),
+            self._tree_signals(growth, orders, branches),
         )
 
     def learn(self, commit: Commit) -> None:
         """Compare the drafted trees with the tokens that the requests gained.
 
         The gained tokens follow the target's distribution, whatever was verified. So all children
-        of the nodes on their path are learnt from, and of drawn ones those that were tested.
+        of the nodes on their path are learnt from, and of drawn ones those that were tested. If a
+        companion's scores decided which drawn nodes were tested, they would bias the estimates.
         """
-        verified: dict[int, Sequence[int]] = {}
-        if commit.nodes is not None:
-            pairs_of = zip(commit.requests, commit.nodes, strict=True)
-            verified = {request.request_id: nodes for request, nodes in pairs_of}
         if not self._drafted or not any(r is self._drafted[0][0] for r in commit.requests):
             return
         likely: list[tuple[Node, bool]] = []
@@ -289,14 +289,11 @@ class TreeDrafting:
             right_ranks = {node.parent: node.rank for node, right in pairs if right}
             if tree.greedy:
                 likely += [pair for pair in pairs if pair[0].rank != COPIED]
-            else:
-                # The nodes of drawn trees are proposed in the order in which they were drafted.
-                tested = set(verified.get(request.request_id, known))
+            elif not commit.leaves_nodes_out:
                 drawn += [
                     (node, right)
-                    for at, (node, right) in zip(known, pairs, strict=True)
-                    if at in tested
-                    and COPIED < node.rank <= right_ranks.get(node.parent, node.rank)
+                    for node, right in pairs
+                    if COPIED < node.rank <= right_ranks.get(node.parent, node.rank)
                 ]
         self._drafted = []
         self._acceptance.learn(
@@ -459,21 +456,35 @@ class TreeDrafting:
         is_whole = len(own) == vocab_size and torch.equal(ids, own)
         return TreeProbs(probs, rows, None if is_whole else ids, vocab_size)
 
-    def _tree_signals(self, growth: _Growth) -> TreeSignals | None:
-        """The signals of all nodes, in the order in which they are proposed."""
+    def _tree_signals(
+        self,
+        growth: _Growth,
+        orders: Sequence[Sequence[int]],
+        branches: Sequence[Sequence[CopiedToken]],
+    ) -> TreeSignals | None:
+        """The signals of all nodes, in the order in which they are proposed.
+
+        Args:
+            growth: the trees that the model grew.
+            orders: the order of the nodes of each of them.
+            branches: ``[batch]`` known continuations. Alone, they are trees of requests that the
+                model did not draft for.
+        """
         if growth.known is None:
             return None
-        rows: list[list[int]] = [[] for _ in growth.step.limits]
-        acceptance: list[list[float]] = [[] for _ in growth.step.limits]
-        ranks: list[list[int]] = [[] for _ in growth.step.limits]
-        for tree in growth.trees:
-            known = growth.known_rows[tree.index]
-            for node in map(tree.nodes.__getitem__, tree.order()):
-                rows[tree.index].append(-1 if node.rank == COPIED else known[node.parent])
-                above = max(tree.value(node.parent), 1e-30)
-                acceptance[tree.index].append(min(1.0, node.value / above))
-                ranks[tree.index].append(node.rank)
-        return TreeSignals(self._probs_of(growth.known, rows), acceptance, ranks)
+        acceptance = [[token.acceptance for token in branch] for branch in branches]
+        rows = [[-1] * len(branch) for branch in branches]
+        ranks = [[COPIED] * len(branch) for branch in branches]
+        for tree, order in zip(growth.trees, orders, strict=True):
+            known, nodes = growth.known_rows[tree.index], [tree.nodes[node] for node in order]
+            rows[tree.index] = [-1 if n.rank == COPIED else known[n.parent] for n in nodes]
+            above = [max(tree.value(node.parent), 1e-30) for node in nodes]
+            acceptance[tree.index] = [
+                min(1.0, node.value / value) for node, value in zip(nodes, above, strict=True)
+            ]
+            ranks[tree.index] = [node.rank for node in nodes]
+        probs = self._probs_of(growth.known, rows)
+        return TreeSignals(probs, acceptance, ranks, growth.step.limits)
 
     def _children(self, logits: Tensor, temperature: Tensor, signals: bool) -> _Children:
         """The most likely tokens of each row; greedy rows have temperature 1."""

@@ -49,7 +49,9 @@ class ReplicatedCompanion(CompanionModel):
         shares = self._shares.of(batch)
         busy = self._ask(shares, draft.lengths)
         own, part = shares[0]
-        answers = {0: super().score(part, _part_of_draft(draft, own))}
+        first = super().score(part, _part_of_draft(draft, own))
+        assert first is not None
+        answers = {0: first}
         for rank in busy:
             answer = self._answer(rank)
             if answer is not None:
@@ -61,7 +63,8 @@ class ReplicatedCompanion(CompanionModel):
             torch.zeros_like(signals.entropy),
         )
         for rank, scores in answers.items():
-            for name, values in vars(scores).items():
+            for name in ("probs", "overlap", "agreement"):
+                values = getattr(scores, name)
                 getattr(whole, name)[shares[rank][0], : values.shape[1]] = values.to(device)
         return whole
 
