@@ -143,6 +143,7 @@ class TestBesideAModel:
         answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, costs=0.02)
         assert answers.tokens == expected
         assert answers.accepted > 0
+        assert answers.copied > 0
         assert not answers.wrong_texts
 
 

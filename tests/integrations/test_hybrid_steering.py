@@ -111,6 +111,15 @@ def test_each_request_is_drafted_for_by_the_source_that_gains():
     assert max(engine.num_drafted[::2]) < 30
 
 
+@pytest.mark.parametrize("policy", ["fixed", "tetris", "svip", "adaptive"])
+def test_copies_are_verified_beside_drafts_of_the_model(policy):
+    steering, engine, verified = steer(policy), Engine(), {}
+    for _ in range(12):
+        verified = engine.step(steering, verified)
+    assert min(engine.num_copied[::2]) > 20
+    assert min(engine.num_drafted[1::2]) > 0
+
+
 def test_a_history_is_about_tokens_of_the_model():
     steering, engine = steer("fixed"), Engine()
     verified = engine.step(steering, {})

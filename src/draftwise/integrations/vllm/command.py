@@ -89,9 +89,10 @@ class ServeCommand:
                 "vllm serve --speculative-config",
             )
         if self._text_draft and self.sample_drafts:
-            raise InvalidParameterError(
-                "sample_drafts", f"{self.draft!r} does not sample its drafts; leave it out"
-            )
+            reason = "does not sample its drafts"
+            if self._model:
+                reason = "needs greedy drafts, as vLLM samples all drafts of a step or none"
+            raise InvalidParameterError("sample_drafts", f"{self.draft!r} {reason}; leave it out")
         settings = replace(self.settings, draft=self._text_draft)
         settings.text_draft("draft_model" if self._model else TEXT_METHOD)
         settings.policy_for(self.sample_drafts)

@@ -43,11 +43,12 @@ class HybridSteering(Steering):
         self._vocab_size = vocab_size
         self._made: Proposals | None = None
         self._copied: list[int] = []
+        self._copies: dict[int, list[int]] = {}
 
     def begin(self, views: Sequence[RequestView], read_texts: ReadTexts | None = None) -> int:
         """Begin a step; see :meth:`Steering.begin`."""
         states = self._states(views)
-        self._made, self._copied = None, [0] * len(views)
+        self._made, self._copied, self._copies = None, [0] * len(views), {}
         if not self._agree(self.policy.adds_offers(states)):
             return self._begin(self._policy_lengths(states))
         assert read_texts is not None
@@ -59,6 +60,11 @@ class HybridSteering(Steering):
         self.policy.looked_for_offers(time.perf_counter() - start)
         pairs = list(zip(choices, offered, strict=True))
         self._copied = [min(c.length, len(s.offer)) if c.uses_offer else 0 for c, s in pairs]
+        self._copies = {
+            row: made.tokens[row, :count].tolist()
+            for row, count in enumerate(self._copied)
+            if count
+        }
         return self._begin([0 if c.uses_offer else min(c.length, s.draft_limit) for c, s in pairs])
 
     @staticmethod
@@ -72,10 +78,12 @@ class HybridSteering(Steering):
     @property
     def copies(self) -> Mapping[int, list[int]]:
         """The continuations that were chosen, by the index of their requests."""
-        if self._made is None:
-            return {}
-        tokens: list[list[int]] = self._made.tokens.tolist()
-        return {row: tokens[row][:count] for row, count in enumerate(self._copied) if count}
+        return self._copies
+
+    @property
+    def looked_for_copies(self) -> bool:
+        """Whether the step looked for continuations."""
+        return self._made is not None
 
     def _draft(self) -> Draft:
         """The tokens that the model drew, and the continuations."""
@@ -97,7 +105,11 @@ class HybridSteering(Steering):
             entropy, probs = _widened(own.entropy, width), _widened(own.token_probs, width)
             entropy[rows, : other.entropy.shape[1]] = other.entropy[rows]
             probs[rows, : other.token_probs.shape[1]] = other.token_probs[rows]
-            joined = DraftSignals(_widened(own.draft_probs, width), entropy, probs)
+            draft_probs = _widened(own.draft_probs, width)
+            if self.policy.reads_offers():
+                for row, copy in self._copies.items():
+                    draft_probs[row, range(len(copy)), copy] = 1.0
+            joined = DraftSignals(draft_probs, entropy, probs)
         is_one_hot = tuple(count > 0 for count in self._copied)
         return Draft(tokens, tuple(lengths), None, joined, is_one_hot=is_one_hot)
 

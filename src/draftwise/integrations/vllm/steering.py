@@ -147,6 +147,11 @@ class Steering:
         return {}
 
     @property
+    def looked_for_copies(self) -> bool:
+        """Whether the time of drafting contains a search for continuations."""
+        return False
+
+    @property
     def wants_draft_probs(self) -> bool:
         """Whether the policy uses the draft's distributions in this step."""
         return self.policy.uses_draft_signals()
@@ -246,6 +251,7 @@ class Steering:
             select_seconds,
             expected,
             frozenset(self.copies),
+            self.looked_for_copies,
         )
         return list(agreed)
 
@@ -322,7 +328,7 @@ class Steering:
             num_target_tokens=len(lengths) + sum(lengths),
             context=sum(view.num_tokens for view in step.views),
             # vLLM runs the draft for the whole batch, even where few requests still draft.
-            drafting=[len(step.views)] * step.num_passes,
+            drafting=() if step.looked_for_copies else [len(step.views)] * step.num_passes,
             num_scored=sum(step.num_drafted) if step.scored else 0,
             has_signals=step.has_signals,
             target_seconds=times.verify,

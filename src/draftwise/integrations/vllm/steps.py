@@ -99,6 +99,8 @@ class PendingStep:
         expected: number of accepted tokens that the policy expects of each request; ``None`` where
             it has no estimate.
         copied: indices of requests whose tokens were copied in place of a draft.
+        looked_for_copies: whether ``draft_seconds`` contains a search for continuations beside the
+            passes of a draft model.
     """
 
     views: list[RequestView]
@@ -112,6 +114,7 @@ class PendingStep:
     select_seconds: float
     expected: list[float] | None
     copied: frozenset[int] = frozenset()
+    looked_for_copies: bool = False
 
     def results(self, verified: Mapping[str, Verified]) -> list[Verified | None]:
         """The verification result of each request.

@@ -36,6 +36,8 @@ class TextCopies:
     """Host copies of the texts of generating requests. Each step copies the new tokens only.
 
     A request that leaves the batch is forgotten, and its whole text is copied when it comes back.
+    In steps without a call, a request may leave and another one of the same name and with a prompt
+    of the same length may take its row. Its copy is then wrong, which changes drafts only.
     """
 
     def __init__(self, num_rows: int, max_length: int) -> None:

@@ -71,9 +71,7 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         self._num_verified: list[int] | None = None
         self._drawn: list[Tensor] = []
         self._probs: list[Tensor] = []
-        self._copies = TextCopies(
-            vllm_config.scheduler_config.max_num_seqs, vllm_config.model_config.max_model_len
-        )
+        self._copies: TextCopies | None = None
 
     def install(self) -> None:
         """Replace the model runner's drafter."""
@@ -224,6 +222,9 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
 
     def _texts(self, views: list[RequestView]) -> Texts:
         """The texts of the requests, with the tokens that vLLM has not stored yet."""
+        if self._copies is None:
+            num_rows = self._runner.vllm_config.scheduler_config.max_num_seqs
+            self._copies = TextCopies(num_rows, self.max_model_len)
         batch, count = self._runner.input_batch, len(views)
         lengths = np.asarray(batch.num_tokens_no_spec[:count], dtype=np.int64)
         stored = batch.token_ids_cpu

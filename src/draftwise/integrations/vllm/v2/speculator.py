@@ -71,7 +71,7 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         # Tokens drafted in this step; ``None`` in a dummy run, which does not involve the policy.
         self._num_drawn: int | None = None
         self._soft_probs: Tensor | None = None
-        self._copies = TextCopies(vllm_config.scheduler_config.max_num_seqs, self.max_model_len)
+        self._copies: TextCopies | None = None
 
     def install(self) -> None:
         """Replace the model runner's speculator."""
@@ -193,12 +193,20 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
 
         self.selected_lengths = self.hooks.finish(None if self.companion is None else score)
         result: Tensor = self.draft_tokens[:batch_size]
-        for index, own in self.hooks.steering.copies.items():
-            result[index, : len(own)] = torch.tensor(own, device=result.device)
+        copies = self.hooks.steering.copies
+        if copies:
+            # Tokens after the selected ones have no meaning.
+            width = max(map(len, copies.values()))
+            padded = [own + [0] * (width - len(own)) for own in copies.values()]
+            rows = torch.tensor(list(copies), device=result.device)
+            result[rows, :width] = torch.tensor(padded, dtype=result.dtype, device=result.device)
         return result
 
     def _texts(self, views: list[RequestView], input_batch: InputBatch) -> Texts:
         """Copies of the texts, which this runner keeps on the device."""
+        if self._copies is None:
+            num_rows = self._runner.vllm_config.scheduler_config.max_num_seqs
+            self._copies = TextCopies(num_rows, self.max_model_len)
         stored = self._runner.req_states.all_token_ids.gpu
         rows = input_batch.idx_mapping_np.astype(np.int64)
         return self._copies.update(views, rows, device_tokens(stored))
