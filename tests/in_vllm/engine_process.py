@@ -38,7 +38,7 @@ from draftwise.core.types import Plan
 from draftwise.integrations.vllm import worker
 from draftwise.integrations.vllm.hybrid_steering import HybridSteering
 from draftwise.integrations.vllm.text_steering import TextSteering
-from draftwise.policies.base import Policy, Signal
+from draftwise.policies.base import DraftChoice, Policy, Signal
 
 ENGINE_SECONDS = 3000  # only ends a test that hangs
 
@@ -75,7 +75,24 @@ class ByOverlap(ByAgreement):
         return companion_scores.overlap >= 0.3
 
 
-RULES = {rule.name: rule for rule in (ByAgreement, ByOverlap)}
+class BothSources(Policy):
+    """Copies for every other request that has a continuation; the others use the draft model."""
+
+    name = "both-sources"
+    summary = source = "for a test"
+
+    def draft_lengths(self, requests):
+        return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
+
+    def plan_drafts(self, requests):
+        lengths = self.draft_lengths(requests)
+        return [
+            DraftChoice(length, bool(request.offer) and request.request_id % 2 == 0)
+            for request, length in zip(requests, lengths, strict=True)
+        ]
+
+
+RULES = {rule.name: rule for rule in (ByAgreement, ByOverlap, BothSources)}
 
 
 class FixedCosts(LatencyModel):

@@ -50,7 +50,7 @@ def test_texts_with_svip_equal_the_targets(engine, zoo, prompts, expected):
 
 def test_texts_with_copies_beside_a_model_equal_the_targets(engine, zoo, prompts, expected):
     arguments = steered(engine, zoo["draft"], {"draft": "suffix"})
-    answers = answer(arguments, prompts, GREEDY, runner=2, costs=0.0)
+    answers = answer(arguments, prompts, GREEDY, runner=2, rule="both-sources")
     assert answers.tokens == expected
     assert 0 < answers.copied < answers.sent
     assert not answers.wrong_texts
