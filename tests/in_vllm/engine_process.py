@@ -36,8 +36,9 @@ from draftwise.benchmark.peer_engines.vllm_repair import repair
 from draftwise.core.latency import LatencyModel, StageCost
 from draftwise.core.types import Plan
 from draftwise.integrations.vllm import worker
+from draftwise.integrations.vllm.hybrid_steering import HybridSteering
 from draftwise.integrations.vllm.text_steering import TextSteering
-from draftwise.policies.base import Policy, Signal
+from draftwise.policies.base import DraftChoice, Policy, Signal
 
 ENGINE_SECONDS = 3000  # only ends a test that hangs
 
@@ -74,7 +75,24 @@ class ByOverlap(ByAgreement):
         return companion_scores.overlap >= 0.3
 
 
-RULES = {rule.name: rule for rule in (ByAgreement, ByOverlap)}
+class BothSources(Policy):
+    """Copies for every other request that has a continuation; the others use the draft model."""
+
+    name = "both-sources"
+    summary = source = "for a test"
+
+    def draft_lengths(self, requests):
+        return [min(self.num_speculative_tokens, request.draft_limit) for request in requests]
+
+    def plan_drafts(self, requests):
+        lengths = self.draft_lengths(requests)
+        return [
+            DraftChoice(length, bool(request.offer) and request.request_id % 2 == 0)
+            for request, length in zip(requests, lengths, strict=True)
+        ]
+
+
+RULES = {rule.name: rule for rule in (ByAgreement, ByOverlap, BothSources)}
 
 
 class FixedCosts(LatencyModel):
@@ -106,6 +124,7 @@ def run(wanted: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(**wanted["engine"])
     seen: dict[str, Any] = {"overlaps": [], "drafted": 0, "sent": 0, "asked": 0, "steps": 0}
     seen |= {"accepted": 0, "expected": 0.0, "preempted": 0, "texts": 0, "wrong_texts": 0}
+    seen["copied"] = 0
     if "worker_cls" in wanted["engine"]:
         watch(llm, seen, wanted.get("rule"))
     params = SamplingParams(detokenize=False, ignore_eos=True, **wanted["params"])
@@ -155,6 +174,8 @@ def watch(llm: Any, seen: dict[str, Any], rule: str | None) -> None:
     if last_call == "propose":
         check_texts(steering, core.scheduler, seen)
         return
+    if isinstance(steering, HybridSteering):
+        check_texts_beside_a_model(steering, core.scheduler, seen)
     score = hooks._companion_scores
 
     def score_and_record(draft, *step):
@@ -185,15 +206,42 @@ def check_texts(steering: TextSteering, scheduler: Any, seen: dict[str, Any]) ->
     propose = steering.propose
 
     def check_and_propose(views, texts, clock):
-        for view, row in zip(views, texts.rows.tolist(), strict=True):
-            if view.room:
-                known = list(scheduler.requests[view.name].all_token_ids)
-                text = texts.tokens[row, : view.num_tokens].tolist()
-                seen["texts"] += 1
-                seen["wrong_texts"] += len(text) <= len(known) or text[: len(known)] != known
+        compare_texts(views, texts, scheduler, seen)
         return propose(views, texts, clock)
 
     steering.propose = check_and_propose
+
+
+def check_texts_beside_a_model(
+    steering: HybridSteering, scheduler: Any, seen: dict[str, Any]
+) -> None:
+    """The same where a draft model drafts as well. Also counts the tokens that were copied."""
+    begin, finish = steering.begin, steering.finish
+
+    def check_and_begin(views, read_texts):
+        def read_and_compare():
+            texts = read_texts()
+            compare_texts(views, texts, scheduler, seen)
+            return texts
+
+        return begin(views, read_and_compare)
+
+    def finish_and_count(*args):
+        decided = finish(*args)
+        seen["copied"] += sum(decided[row] for row in steering.copies)
+        return decided
+
+    steering.begin, steering.finish = check_and_begin, finish_and_count
+
+
+def compare_texts(views: Any, texts: Any, scheduler: Any, seen: dict[str, Any]) -> None:
+    """Compare texts with those that the scheduler knows."""
+    for view, row in zip(views, texts.rows.tolist(), strict=True):
+        if view.room:
+            known = list(scheduler.requests[view.name].all_token_ids)
+            text = texts.tokens[row, : view.num_tokens].tolist()
+            seen["texts"] += 1
+            seen["wrong_texts"] += len(text) <= len(known) or text[: len(known)] != known
 
 
 def run_in_fork(line: str) -> str:

@@ -116,6 +116,37 @@ def test_texts_of_compiled_models_equal_the_targets(engine, zoo, prompts, expect
     assert answers.tokens == expected
 
 
+class TestBesideAModel:
+    """Continuations of the texts and a draft model in one engine."""
+
+    def test_in_chunks_with_prefix_caching(self, engine, zoo, prompts, expected):
+        """Each prompt occurs twice, so that some texts come from the prefix cache."""
+        changed = {
+            **engine,
+            "enable_prefix_caching": True,
+            "max_num_batched_tokens": 48,
+            "max_num_seqs": 8,
+        }
+        some = prompts[:24] + prompts[:12]
+        arguments = steered(changed, zoo["draft"], {"draft": "suffix"}, 8)
+        answers = answer(arguments, some, GREEDY, costs=0.0)
+        assert answers.tokens == expected[:24] + expected[:12]
+        assert 0 < answers.copied < answers.sent
+        assert 0 < answers.accepted < answers.sent
+        assert answers.texts > answers.steps
+        assert not answers.wrong_texts
+
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize("policy", ["adaptive", "fixed", "svip", "tetris"])
+    def test_with_policies(self, engine, zoo, prompts, expected, policy):
+        settings = {"draft": "suffix", "policy": policy}
+        answers = answer(steered(engine, zoo["draft"], settings), prompts, GREEDY, costs=0.02)
+        assert answers.tokens == expected
+        assert answers.accepted > 0
+        assert answers.copied > 0
+        assert not answers.wrong_texts
+
+
 class TestTexts:
     """Drafts without a draft model."""
 

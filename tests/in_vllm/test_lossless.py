@@ -114,9 +114,14 @@ def p_value_of_texts(shelf, settings, num_requests=NUM_REQUESTS, runner=1, **ext
         runner=runner,
         **extra_arguments,
     )
+    return p_value_of(shelf, answers), answers
+
+
+def p_value_of(shelf, answers):
+    """The p-value of answers to the repetitive prompt."""
     tree = exact_distribution(shelf.reference(TARGET), REPETITIVE, SamplingParams(), NUM_TOKENS)
     counts = sequence_counts(torch.tensor(answers.tokens), VOCAB)
-    return chi_square_p_value(counts, tree.joint()), answers
+    return chi_square_p_value(counts, tree.joint())
 
 
 @pytest.mark.parametrize(
@@ -133,6 +138,20 @@ def test_drafts_from_the_text_are_lossless(shelf, settings):
     p, answers = p_value_of_texts(shelf, settings, costs=0.0)
     assert 0.02 * NUM_REQUESTS < answers.accepted < answers.sent
     assert p > NOT_UNLIKELY
+
+
+def test_drafts_from_the_text_beside_a_model_are_lossless(shelf):
+    """The choice between both is made before anything is drawn."""
+    draft = shelf.folder(TARGET.draft(0.3))
+    answers = answer(
+        steered(small_engine(shelf), draft, {"draft": "suffix"}, 3),
+        [REPETITIVE] * NUM_REQUESTS,
+        {"temperature": 1.0, "max_tokens": NUM_TOKENS},
+        rule="both-sources",
+    )
+    assert 0.2 * answers.sent < answers.copied < 0.8 * answers.sent
+    assert 0.02 * NUM_REQUESTS < answers.accepted < answers.sent
+    assert p_value_of(shelf, answers) > NOT_UNLIKELY
 
 
 @pytest.mark.exhaustive

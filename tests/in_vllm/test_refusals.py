@@ -49,10 +49,15 @@ def test_an_unknown_key_is_refused(shelf):
 
 
 @pytest.mark.exhaustive
-def test_a_draft_without_a_model_is_refused_beside_a_draft_model(shelf):
-    assert "set the method of the speculative config to ngram" in refused(
-        shelf, {"draft": "suffix"}
-    )
+def test_a_draft_without_estimates_is_refused_beside_a_draft_model(shelf):
+    assert "set the method of the speculative config to ngram" in refused(shelf, {"draft": "ngram"})
+
+
+@pytest.mark.exhaustive
+def test_sampled_drafts_are_refused_beside_continuations(shelf):
+    speculative = steered({}, shelf.folder(MODEL.draft()), {}, draft_sample_method="probabilistic")
+    changes = {"speculative_config": speculative["speculative_config"]}
+    assert "needs greedy drafts" in refused(shelf, {"draft": "suffix"}, **changes)
 
 
 @pytest.mark.exhaustive

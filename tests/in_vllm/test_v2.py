@@ -48,6 +48,14 @@ def test_texts_with_svip_equal_the_targets(engine, zoo, prompts, expected):
     assert 0 < answers.sent == answers.drafted
 
 
+def test_texts_with_copies_beside_a_model_equal_the_targets(engine, zoo, prompts, expected):
+    arguments = steered(engine, zoo["draft"], {"draft": "suffix"})
+    answers = answer(arguments, prompts, GREEDY, runner=2, rule="both-sources")
+    assert answers.tokens == expected
+    assert 0 < answers.copied < answers.sent
+    assert not answers.wrong_texts
+
+
 @pytest.mark.exhaustive
 def test_texts_with_the_draft_as_companion_equal_the_targets(engine, zoo, prompts, expected):
     settings = {"policy": "sv", "companion": zoo["draft"]}

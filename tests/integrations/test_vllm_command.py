@@ -78,6 +78,22 @@ def test_arguments_without_a_draft_model(draft):
     assert json.loads(flags["--additional-config"]) == {"draftwise": {"draft": draft}}
 
 
+def test_arguments_with_both_sources():
+    made = ServeCommand("zoo:target", "suffix,zoo:draft", VllmSettings(), 8)
+    flags = options_of(made.arguments)
+    speculative = json.loads(flags["--speculative-config"])
+    assert speculative["method"] == "draft_model"
+    assert (
+        speculative["model"]
+        == json.loads(
+            options_of(ServeCommand("zoo:target", "zoo:draft", VllmSettings()).arguments)[
+                "--speculative-config"
+            ]
+        )["model"]
+    )
+    assert json.loads(flags["--additional-config"]) == {"draftwise": {"draft": "suffix"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -87,7 +103,15 @@ def test_arguments_without_a_draft_model(draft):
         ({"extra_arguments": ("--worker-cls=mine",)}, "--worker-cls=mine"),
         ({"settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
         ({"settings": VllmSettings(policy="sv"), "sample_drafts": True}, "draftwise.policy"),
-        ({"draft": "suffix,zoo:draft"}, "draft"),
+        ({"draft": "zoo:draft,suffix"}, "draft"),
+        ({"draft": "suffix,zoo:draft,zoo:mid"}, "draft"),
+        ({"draft": "suffix,ngram"}, "draft"),
+        ({"draft": "ngram,zoo:draft"}, "draftwise.draft"),
+        ({"draft": "suffix,zoo:draft", "sample_drafts": True}, "sample_drafts"),
+        (
+            {"draft": "suffix,zoo:draft", "settings": VllmSettings(companion="c")},
+            "draftwise.companion",
+        ),
         ({"draft": "suffix", "sample_drafts": True}, "sample_drafts"),
         ({"draft": "suffix", "settings": VllmSettings(policy="oracle")}, "draftwise.policy"),
         ({"draft": "suffix", "settings": VllmSettings(companion="c")}, "draftwise.companion"),

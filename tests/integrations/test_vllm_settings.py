@@ -42,6 +42,7 @@ def test_default_policies_with_a_companion():
 
 def test_the_method_decides_whether_a_model_drafts():
     assert VllmSettings().text_draft("draft_model") is None
+    assert VllmSettings(draft="suffix").text_draft("draft_model") == "suffix"
     assert VllmSettings().text_draft("ngram") == "suffix"
     assert VllmSettings(draft="ngram").text_draft("ngram") == "ngram"
 
@@ -49,7 +50,8 @@ def test_the_method_decides_whether_a_model_drafts():
 @pytest.mark.parametrize(
     ("settings", "method", "field"),
     [
-        ({"draft": "suffix"}, "draft_model", "draftwise.draft"),
+        ({"draft": "ngram"}, "draft_model", "draftwise.draft"),
+        ({"draft": "suffix", "companion": "c"}, "draft_model", "draftwise.companion"),
         ({"companion": "c"}, "ngram", "draftwise.companion"),
         ({"profile": "p.safetensors"}, "ngram", "draftwise.profile"),
     ],
@@ -58,6 +60,14 @@ def test_settings_that_the_method_cannot_use_are_refused(settings, method, field
     with pytest.raises(InvalidParameterError) as caught:
         VllmSettings(**settings).text_draft(method)
     assert caught.value.field == field
+
+
+def test_sampled_drafts_are_refused_beside_continuations():
+    VllmSettings(draft="suffix").check_sampling(False)
+    VllmSettings().check_sampling(True)
+    with pytest.raises(InvalidParameterError, match="needs greedy drafts") as caught:
+        VllmSettings(draft="suffix").check_sampling(True)
+    assert caught.value.field == "draftwise.draft"
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -17,7 +17,8 @@ def vllm_serve(
     draft: Annotated[
         str,
         typer.Option(
-            help="Draft model; suffix or ngram to draft from the text itself, without a model."
+            help="Draft model; suffix or ngram to draft from the text itself; suffix,MODEL for "
+            "both."
         ),
     ] = "suffix",
     companion: Annotated[
@@ -75,6 +76,7 @@ def vllm_serve(
 
     Examples:
       draftwise vllm-serve TARGET --draft suffix
+      draftwise vllm-serve TARGET --draft suffix,DRAFT
       draftwise vllm-serve TARGET --draft DRAFT --companion COMPANION
       draftwise vllm-serve zoo:target --draft zoo:draft --policy svip -- --port 8001
     """

@@ -171,6 +171,7 @@ class OfferPricing:
         usual = expected * record.correction
         # A pause of the machine is not a property of the step.
         slowdown = min(max(times.total / alone, usual / _MOST_UNUSUAL), usual * _MOST_UNUSUAL)
+        others = (times.draft + times.companion + times.select) / alone
         if self._looks:
             record.tokens = _FORGETTING * record.tokens + num_tokens
             record.tokens_alone = _FORGETTING * record.tokens_alone + num_requests * slowdown
@@ -181,13 +182,14 @@ class OfferPricing:
             if num_verified:
                 # Without the search and the selection, which hardly depend on the number of tokens.
                 record.expected += expected - 1.0
-                others = times.draft + times.companion + times.select
-                record.added += slowdown - others / alone - record.slowdown
+                # A draft model may read tokens in both kinds of steps.
+                record.added += slowdown - others - (record.slowdown - record.others)
         else:
             record.num_rests += 1
             # A mean over all of them at first, and over recent ones later.
             weight = max(1 / record.num_rests, 1 - _FORGETTING)
             record.slowdown += weight * (slowdown - record.slowdown)
+            record.others += weight * (others - record.others)
 
     def forget(self, request_ids: Collection[int]) -> None:
         """Delete the state of ended requests."""
@@ -358,6 +360,7 @@ class _Record:
         tokens_alone: tokens that the same time would have gained without offers, by the cost model.
         num_rests: number of steps that did not look for offers.
         slowdown: their mean duration, relative to the cost model's.
+        others: mean duration of their parts before the target's pass, relative to the same.
         num_steps: number of steps of both kinds.
         expected, added: what verified tokens were expected to add to steps, and what they added,
             relative to steps without offers; sums over steps.
@@ -367,6 +370,7 @@ class _Record:
     tokens_alone: float = 0.0
     num_rests: int = 0
     slowdown: float = 0.0
+    others: float = 0.0
     num_steps: int = 0
     expected: float = 0.0
     added: float = 0.0

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftwise.core.formats import MODEL_FREE_DRAFTS
@@ -38,7 +38,8 @@ class ServeCommand:
 
     Attributes:
         target: folder, hub id or zoo name of the served model.
-        draft: folder, hub id or zoo name of the draft model, or ``"suffix"`` or ``"ngram"``.
+        draft: folder, hub id or zoo name of the draft model, or ``"suffix"`` or ``"ngram"``, or
+            ``"suffix,MODEL"`` for both.
         settings: Draftwise's other settings.
         num_speculative_tokens: maximum number of tokens drafted per step.
         sample_drafts: sample drafted tokens instead of taking the most likely ones.
@@ -72,30 +73,29 @@ class ServeCommand:
         for argument in self.extra_arguments:
             if argument.partition("=")[0] in _RESERVED_FLAGS:
                 raise InvalidParameterError(argument, "is set by draftwise vllm-serve itself")
-        if "," in self.draft:
+        if "," in self.draft and not (self._text_draft and self._model):
             raise InvalidParameterError(
-                "draft", f"{self.draft!r}: in vLLM all drafts come from one source; name one"
+                "draft", f"must be one source, or suffix and a model, got {self.draft!r}"
             )
-        for name, model in (("draft", self.draft), ("companion", self.settings.companion)):
+        for name, model in (("draft", self._model), ("companion", self.settings.companion)):
             if model is not None and names_exit(model, name):
                 raise InvalidParameterError(
                     name, f"{model!r} is an exit of the target, which vLLM cannot run"
                 )
-        if self._has_model and names_head(self.draft):
+        if self._model and names_head(self._model):
             raise InvalidParameterError(
                 "draft",
-                f"{self.draft!r} is a head, which vLLM runs without Draftwise: "
+                f"{self._model!r} is a head, which vLLM runs without Draftwise: "
                 "vllm serve --speculative-config",
             )
-        if self._has_model:
-            self.settings.policy_for(self.sample_drafts)
-            return
-        if self.sample_drafts:
-            raise InvalidParameterError(
-                "sample_drafts", f"{self.draft!r} does not sample its drafts; leave it out"
-            )
-        self.settings.text_draft(TEXT_METHOD)
-        self.settings.policy_for(samples_drafts=False)
+        if self._text_draft and self.sample_drafts:
+            reason = "does not sample its drafts"
+            if self._model:
+                reason = "needs greedy drafts, as vLLM samples all drafts of a step or none"
+            raise InvalidParameterError("sample_drafts", f"{self.draft!r} {reason}; leave it out")
+        settings = replace(self.settings, draft=self._text_draft)
+        settings.text_draft("draft_model" if self._model else TEXT_METHOD)
+        settings.policy_for(self.sample_drafts)
 
     @property
     def arguments(self) -> list[str]:
@@ -141,16 +141,27 @@ class ServeCommand:
         os.execve(program, arguments, {**os.environ, **variables})
 
     @property
-    def _has_model(self) -> bool:
-        return self.draft not in MODEL_FREE_DRAFTS
+    def _sources(self) -> list[str]:
+        return self.draft.split(",")
+
+    @property
+    def _text_draft(self) -> str | None:
+        """The proposer that continues texts, which comes first; ``None`` without one."""
+        return self._sources[0] if self._sources[0] in MODEL_FREE_DRAFTS else None
+
+    @property
+    def _model(self) -> str | None:
+        """The draft model; ``None`` without one."""
+        models = self._sources[1:] if self._text_draft else self._sources
+        return models[0] if len(models) == 1 and models[0] not in MODEL_FREE_DRAFTS else None
 
     def _speculation(self) -> dict[str, Any]:
         """vLLM's speculative config."""
-        if not self._has_model:
+        if self._model is None:
             return {"method": TEXT_METHOD, "num_speculative_tokens": self.num_speculative_tokens}
         speculative: dict[str, Any] = {
             "method": "draft_model",
-            "model": locate(self.draft, "draft"),
+            "model": locate(self._model, "draft"),
             "num_speculative_tokens": self.num_speculative_tokens,
         }
         if self.sample_drafts:
@@ -162,8 +173,8 @@ class ServeCommand:
     def _settings(self) -> dict[str, Any]:
         """The settings that are not defaults, with absolute paths."""
         values = {key: value for key, value in vars(self.settings).items() if value}
-        if not self._has_model:
-            values["draft"] = self.draft
+        if self._text_draft:
+            values["draft"] = self._text_draft
         if self.settings.companion is not None:
             values["companion"] = locate(self.settings.companion, "companion")
         for name in ("profile", "latency_profile"):

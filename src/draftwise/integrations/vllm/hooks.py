@@ -13,7 +13,7 @@ from draftwise.core.sampling import LogitControls, soft_probabilities
 from draftwise.core.types import CompanionScores, Draft
 from draftwise.engine.companion import companion_scores
 from draftwise.integrations.vllm.metrics import Metrics
-from draftwise.integrations.vllm.steering import Decision, Steering
+from draftwise.integrations.vllm.steering import Decision, ReadTexts, Steering
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import Texts
 from draftwise.integrations.vllm.text_steering import TextSteering
@@ -118,6 +118,7 @@ class DraftHooks:
         verified: Mapping[str, Verified],
         num_target_tokens: int,
         controls: LogitControls,
+        read_texts: ReadTexts,
     ) -> int:
         """End the previous step and begin the next one.
 
@@ -125,13 +126,14 @@ class DraftHooks:
             views: the requests of the next step.
             verified, num_target_tokens: see :meth:`StepClock.next_step`.
             controls: how the draft model samples.
+            read_texts: reads the texts of the requests.
 
         Returns:
             Maximum number of tokens to draft for any request.
         """
         self._clock.next_step(verified, num_target_tokens)
         self._controls = controls
-        return self.steering.begin(views)
+        return self.steering.begin(views, read_texts)
 
     def soft_probabilities(self, logits: Tensor) -> Tensor | None:
         """The draft's distribution, at temperature 1 for greedy requests.

@@ -22,8 +22,9 @@ class VllmSettings:
     """How Draftwise controls vLLM's speculation.
 
     Attributes:
-        draft: ``"suffix"`` or ``"ngram"``, which continue the requests' own texts. The default
-            ``None`` means ``suffix`` with vLLM's method ``ngram``, and vLLM's draft model
+        draft: ``"suffix"`` or ``"ngram"``, which continue the requests' own texts. With a draft
+            model, ``"suffix"`` lets the policy choose between both for each request. The default
+            ``None`` means ``suffix`` with vLLM's method ``ngram``, and vLLM's draft model alone
             otherwise.
         policy: name of a policy. The default ``None`` means ``sv-predictable`` where drafts are
             sampled, otherwise ``sv`` with a companion and ``adaptive`` without one.
@@ -81,7 +82,7 @@ class VllmSettings:
         return cls(**values)
 
     def text_draft(self, method: str) -> str | None:
-        """The name of the proposer that continues texts; ``None`` if a draft model drafts.
+        """The name of the proposer that continues texts; ``None`` if a draft model alone drafts.
 
         Args:
             method: method of vLLM's speculative config, ``"draft_model"`` or ``"ngram"``.
@@ -90,13 +91,18 @@ class VllmSettings:
             InvalidParameterError: a setting cannot be combined with the method.
         """
         if method == "draft_model":
-            if self.draft is not None:
+            if self.draft == "ngram":
                 raise InvalidParameterError(
                     f"{KEY}.draft",
-                    f"{self.draft!r} drafts without a model; set the method of the speculative "
-                    f"config to {TEXT_METHOD}",
+                    "'ngram' has no estimates to compare with a draft model; use suffix, or set "
+                    f"the method of the speculative config to {TEXT_METHOD}",
                 )
-            return None
+            if self.draft is not None and self.companion is not None:
+                raise InvalidParameterError(
+                    f"{KEY}.companion",
+                    "does not score drafts beside 'suffix'; remove one of both",
+                )
+            return self.draft
         for name, why in (
             ("companion", "scores the drafts of a draft model"),
             ("profile", "has the acceptance statistics of a draft model"),
@@ -106,6 +112,21 @@ class VllmSettings:
                     f"{KEY}.{name}", f"{why}; remove it, or use a draft model"
                 )
         return self.draft or "suffix"
+
+    def check_sampling(self, samples_drafts: bool) -> None:
+        """Refuse sampled drafts of a model beside continuations.
+
+        vLLM verifies all drafts of a step as sampled, or all as certain.
+
+        Raises:
+            InvalidParameterError: both are wanted.
+        """
+        if samples_drafts and self.draft is not None:
+            raise InvalidParameterError(
+                f"{KEY}.draft",
+                f"{self.draft!r} needs greedy drafts of the model beside it; remove "
+                '"draft_sample_method" from the speculative config',
+            )
 
     def policy_for(self, samples_drafts: bool) -> type[Policy]:
         """The policy class to use.

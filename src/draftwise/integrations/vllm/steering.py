@@ -6,7 +6,7 @@ and how many tokens are verified. This module is independent of vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -19,12 +19,15 @@ from draftwise.core.signals import entropy, token_probabilities
 from draftwise.core.types import CompanionScores, Draft, DraftSignals, StepTimes
 from draftwise.engine.drafting.loop import DraftProgress, answer
 from draftwise.integrations.vllm.steps import PendingStep, RequestView, StepResult, Verified
+from draftwise.integrations.vllm.text_drafts import Texts
 from draftwise.policies.base import AcceptanceHistory, DraftPosition, Policy, RequestState
 from draftwise.policies.priced import PricedPolicy
 
 Decision = TypeVar("Decision")
 # Scores a draft with the companion. Returns the scores and the time in seconds.
 ScoreDraft = Callable[[Draft], tuple[CompanionScores, float]]
+# Reads the texts of a step's requests.
+ReadTexts = Callable[[], Texts]
 
 
 class Agree(Protocol):
@@ -103,8 +106,9 @@ class Steering:
         if step is None:
             return None
         results = step.results(verified)
-        for view, each in zip(step.views, results, strict=True):
-            if each is not None:
+        for row, (view, each) in enumerate(zip(step.views, results, strict=True)):
+            # The history is about tokens of the draft model, where there is one.
+            if each is not None and row not in step.copied:
                 rejected = each.num_verified > each.num_accepted
                 self._histories[view.name].learn([1.0] * each.num_accepted + [0.0] * rejected)
         self._learn_drafts(results)
@@ -119,19 +123,33 @@ class Steering:
     def _learn_drafts(self, results: Sequence[Verified | None]) -> None:
         """Learn how to draft from the results of the pending step's requests."""
 
-    def begin(self, views: Sequence[RequestView]) -> int:
+    def begin(self, views: Sequence[RequestView], read_texts: ReadTexts | None = None) -> int:
         """Begin a step.
 
         Args:
             views: the requests of the step.
+            read_texts: reads their texts, for drafts that continue them.
 
         Returns:
-            Maximum number of tokens to draft for any request.
+            Maximum number of tokens to draft for any request with the draft model.
         """
-        limits = self._policy_lengths(self._states(views))
+        return self._begin(self._policy_lengths(self._states(views)))
+
+    def _begin(self, limits: Sequence[int]) -> int:
+        """Begin to draft at most these numbers of tokens; returns the largest one."""
         self._progress = DraftProgress(self._agree(limits))
         self._tokens, self._draft_probs, self._entropy, self._token_probs = [], [], [], []
         return self._progress.longest
+
+    @property
+    def copies(self) -> Mapping[int, list[int]]:
+        """The tokens of requests that are copied in place of a draft, by their index."""
+        return {}
+
+    @property
+    def looked_for_copies(self) -> bool:
+        """Whether the time of drafting contains a search for continuations."""
+        return False
 
     @property
     def wants_draft_probs(self) -> bool:
@@ -181,7 +199,7 @@ class Steering:
         plan = self.policy.select(draft, companion_scores)
         select_seconds = clock() - start
         estimate = None
-        if isinstance(self.policy, PricedPolicy) and self._draft_probs:
+        if isinstance(self.policy, PricedPolicy) and self._draft_probs and not self.copies:
             estimate = self.policy.acceptance_estimate
         return self._send(
             plan.lengths,
@@ -189,7 +207,7 @@ class Steering:
             draft,
             draft_seconds,
             select_seconds,
-            num_passes=max(draft.lengths, default=0),
+            num_passes=max(self._progress.lengths, default=0),
             companion_seconds=companion_seconds if companion_scores is not None else None,
         )
 
@@ -232,6 +250,8 @@ class Steering:
             companion_seconds or 0.0,
             select_seconds,
             expected,
+            frozenset(self.copies),
+            self.looked_for_copies,
         )
         return list(agreed)
 
@@ -308,7 +328,7 @@ class Steering:
             num_target_tokens=len(lengths) + sum(lengths),
             context=sum(view.num_tokens for view in step.views),
             # vLLM runs the draft for the whole batch, even where few requests still draft.
-            drafting=[len(step.views)] * step.num_passes,
+            drafting=() if step.looked_for_copies else [len(step.views)] * step.num_passes,
             num_scored=sum(step.num_drafted) if step.scored else 0,
             has_signals=step.has_signals,
             target_seconds=times.verify,

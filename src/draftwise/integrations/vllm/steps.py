@@ -98,6 +98,9 @@ class PendingStep:
         draft_seconds, companion_seconds, select_seconds: times of the step's parts.
         expected: number of accepted tokens that the policy expects of each request; ``None`` where
             it has no estimate.
+        copied: indices of requests whose tokens were copied in place of a draft.
+        looked_for_copies: whether ``draft_seconds`` contains a search for continuations beside the
+            passes of a draft model.
     """
 
     views: list[RequestView]
@@ -110,6 +113,8 @@ class PendingStep:
     companion_seconds: float
     select_seconds: float
     expected: list[float] | None
+    copied: frozenset[int] = frozenset()
+    looked_for_copies: bool = False
 
     def results(self, verified: Mapping[str, Verified]) -> list[Verified | None]:
         """The verification result of each request.

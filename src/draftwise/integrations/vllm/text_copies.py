@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from draftwise.integrations.vllm.paged_cache import Integers, Spans, pack
 from draftwise.integrations.vllm.steps import RequestView
@@ -15,10 +17,27 @@ from draftwise.integrations.vllm.text_drafts import Texts
 TokensAt = Callable[[Integers, Integers], NDArray[np.int32]]
 
 
+def device_tokens(stored: Tensor) -> TokensAt:
+    """Reads tokens that are on a device.
+
+    Args:
+        stored: ``[rows, length]`` the engine's tokens.
+    """
+
+    def tokens_at(rows: Integers, positions: Integers) -> NDArray[np.int32]:
+        places = torch.from_numpy(np.stack([rows, positions])).to(stored.device)
+        tokens: NDArray[np.int32] = stored[places[0], places[1]].cpu().numpy()
+        return tokens
+
+    return tokens_at
+
+
 class TextCopies:
     """Host copies of the texts of generating requests. Each step copies the new tokens only.
 
     A request that leaves the batch is forgotten, and its whole text is copied when it comes back.
+    In steps without a call, a request may leave and another one of the same name and with a prompt
+    of the same length may take its row. Its copy is then wrong, which changes drafts only.
     """
 
     def __init__(self, num_rows: int, max_length: int) -> None:

@@ -13,6 +13,7 @@ from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.integrations.vllm.compatibility import check_version, vllm_version
 from draftwise.integrations.vllm.hooks import of_first_rank
+from draftwise.integrations.vllm.hybrid_steering import HybridSteering
 from draftwise.integrations.vllm.pass_costs import measure_costs
 from draftwise.integrations.vllm.settings import TEXT_METHOD, VllmSettings
 from draftwise.integrations.vllm.steering import Steering
@@ -48,15 +49,16 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
     """
     config: VllmConfig = runner.vllm_config
     settings = VllmSettings.of(config.additional_config)
-    text_draft = settings.text_draft(config.speculative_config.method)
-    if text_draft is not None:
-        return _text_drafter(runner, device, settings, text_draft)
     speculative = config.speculative_config
+    text_draft = settings.text_draft(speculative.method)
+    if text_draft is not None and speculative.method == TEXT_METHOD:
+        return _text_drafter(runner, device, settings, text_draft)
     # V1 samples drafts only for the standard method.
-    policy = settings.policy_for(
-        speculative.draft_sample_method == "probabilistic"
-        and (config.use_v2_model_runner or speculative.rejection_sample_method == "standard")
+    samples_drafts = speculative.draft_sample_method == "probabilistic" and (
+        config.use_v2_model_runner or speculative.rejection_sample_method == "standard"
     )
+    settings.check_sampling(samples_drafts)
+    policy = settings.policy_for(samples_drafts)
     drafter, companion_model = _classes(config)
     companion = None
     if settings.companion is not None and policy.uses_companion():
@@ -77,9 +79,12 @@ def steered_drafter(runner: Any, device: torch.device) -> Any:
         profile,
         has_companion=companion is not None,
     )
-    steering = Steering(
-        create_policy(policy.name, context, settings.policy_options), latency, of_first_rank
-    )
+    made = create_policy(policy.name, context, settings.policy_options)
+    steering = Steering(made, latency, of_first_rank)
+    if text_draft is not None:
+        vocab_size = config.model_config.get_vocab_size()
+        proposer = create_text_proposer(text_draft)
+        steering = HybridSteering(made, latency, of_first_rank, proposer, vocab_size)
     return drafter(config, device, runner, steering, companion)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -21,6 +22,8 @@ from draftwise.integrations.vllm.paged_cache import Integers
 from draftwise.integrations.vllm.scoring import drafted_requests
 from draftwise.integrations.vllm.steering import Steering
 from draftwise.integrations.vllm.steps import RequestView, verified_by_request
+from draftwise.integrations.vllm.text_copies import TextCopies
+from draftwise.integrations.vllm.text_drafts import Texts
 from draftwise.integrations.vllm.v1.companion import CompanionModel
 from draftwise.integrations.vllm.v1.views import GREEDY, request_views
 
@@ -68,6 +71,7 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         self._num_verified: list[int] | None = None
         self._drawn: list[Tensor] = []
         self._probs: list[Tensor] = []
+        self._copies: TextCopies | None = None
 
     def install(self) -> None:
         """Replace the model runner's drafter."""
@@ -159,6 +163,7 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
             verified_by_request(names, num_verified, [len(gained) for gained in self._gained]),
             int(common_attn_metadata.query_start_loc_cpu[-1]),
             _controls(sampling_metadata, len(views), self.device),
+            lambda: self._texts(views),
         )
         self._drawn, self._probs = [], []
         try:
@@ -188,9 +193,9 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         self._last_draft_probs = (
             torch.stack(self._probs, dim=1).contiguous() if self._probs else None
         )
-        if drafts is None:
-            return [[] for _ in views]
-        tokens = drafts.tolist()
+        tokens = [[] for _ in views] if drafts is None else drafts.tolist()
+        for index, own in self.hooks.steering.copies.items():
+            tokens[index] = own
         return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
     def _sample_draft_tokens(
@@ -214,6 +219,27 @@ class SteeredProposer(DraftModelProposer):  # type: ignore[misc]
         return request_views(
             self._runner, text_lengths, num_gained, max_draft_length, self.max_model_len
         )
+
+    def _texts(self, views: list[RequestView]) -> Texts:
+        """The texts of the requests, with the tokens that vLLM has not stored yet."""
+        if self._copies is None:
+            num_rows = self._runner.vllm_config.scheduler_config.max_num_seqs
+            self._copies = TextCopies(num_rows, self.max_model_len)
+        batch, count = self._runner.input_batch, len(views)
+        lengths = np.asarray(batch.num_tokens_no_spec[:count], dtype=np.int64)
+        stored = batch.token_ids_cpu
+        gained = np.zeros((count, self._max_draft_length + 1), dtype=np.int32)
+        for row, tokens in enumerate(self._gained):
+            gained[row, : len(tokens)] = tokens
+
+        def tokens_at(rows: Integers, positions: Integers) -> NDArray[np.int32]:
+            index = positions - lengths[rows]
+            tokens: NDArray[np.int32] = np.where(
+                index < 0, stored[rows, positions], gained[rows, np.maximum(index, 0)]
+            ).astype(np.int32)
+            return tokens
+
+        return self._copies.update(views, np.arange(count), tokens_at)
 
     def _score(
         self, draft: Draft, views: list[RequestView], metadata: CommonAttentionMetadata

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
@@ -19,6 +20,8 @@ from draftwise.integrations.vllm.paged_cache import Integers
 from draftwise.integrations.vllm.scoring import drafted_requests
 from draftwise.integrations.vllm.steering import Steering
 from draftwise.integrations.vllm.steps import RequestView
+from draftwise.integrations.vllm.text_copies import TextCopies, device_tokens
+from draftwise.integrations.vllm.text_drafts import Texts
 from draftwise.integrations.vllm.v2.companion import CompanionModel
 from draftwise.integrations.vllm.v2.step import SelectedDrafts, Step
 
@@ -68,6 +71,7 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
         # Tokens drafted in this step; ``None`` in a dummy run, which does not involve the policy.
         self._num_drawn: int | None = None
         self._soft_probs: Tensor | None = None
+        self._copies: TextCopies | None = None
 
     def install(self) -> None:
         """Replace the model runner's speculator."""
@@ -174,6 +178,7 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
             step.verified,
             step.num_target_tokens,
             _controls(temperature[input_batch.idx_mapping], step.views),
+            lambda: self._texts(step.views, input_batch),
         )
         self._num_drawn, self.num_speculative_steps = 0, limit
         try:
@@ -188,7 +193,23 @@ class SteeredSpeculator(StandaloneARSpeculator):  # type: ignore[misc]
 
         self.selected_lengths = self.hooks.finish(None if self.companion is None else score)
         result: Tensor = self.draft_tokens[:batch_size]
+        copies = self.hooks.steering.copies
+        if copies:
+            # Tokens after the selected ones have no meaning.
+            width = max(map(len, copies.values()))
+            padded = [own + [0] * (width - len(own)) for own in copies.values()]
+            rows = torch.tensor(list(copies), device=result.device)
+            result[rows, :width] = torch.tensor(padded, dtype=result.dtype, device=result.device)
         return result
+
+    def _texts(self, views: list[RequestView], input_batch: InputBatch) -> Texts:
+        """Copies of the texts, which this runner keeps on the device."""
+        if self._copies is None:
+            num_rows = self._runner.vllm_config.scheduler_config.max_num_seqs
+            self._copies = TextCopies(num_rows, self.max_model_len)
+        stored = self._runner.req_states.all_token_ids.gpu
+        rows = input_batch.idx_mapping_np.astype(np.int64)
+        return self._copies.update(views, rows, device_tokens(stored))
 
     def sample_draft(
         self,

@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from draftwise.integrations.vllm.hooks import TextHooks
-from draftwise.integrations.vllm.paged_cache import Integers
-from draftwise.integrations.vllm.text_copies import TextCopies
+from draftwise.integrations.vllm.text_copies import TextCopies, device_tokens
 from draftwise.integrations.vllm.text_steering import TextSteering
 from draftwise.integrations.vllm.v2.step import SelectedDrafts, Step
 
@@ -108,14 +106,8 @@ class TextSpeculator(BaseSpeculator):  # type: ignore[misc]
             self._runner, input_batch, num_sampled, num_rejected, limit, self._max_model_len
         )
         stored = self._runner.req_states.all_token_ids.gpu
-
-        def tokens_at(rows: Integers, positions: Integers) -> NDArray[np.int32]:
-            places = torch.from_numpy(np.stack([rows, positions])).to(self._device)
-            tokens: NDArray[np.int32] = stored[places[0], places[1]].cpu().numpy()
-            return tokens
-
         rows = input_batch.idx_mapping_np.astype(np.int64)
-        texts = self._copies.update(step.views, rows, tokens_at)
+        texts = self._copies.update(step.views, rows, device_tokens(stored))
         proposed = self.hooks.propose(step.views, step.verified, step.num_target_tokens, texts)
         self.selected_lengths = [len(tokens) for tokens in proposed]
         padded = np.zeros(tuple(drafts.shape), dtype=np.int64)

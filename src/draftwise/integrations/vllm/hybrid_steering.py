@@ -1,0 +1,127 @@
+"""A policy in an engine that has a draft model, and whose texts are continued as well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from draftwise.core.latency import LatencyModel
+from draftwise.core.types import Draft, DraftSignals
+from draftwise.engine.proposers.proposals import Proposals
+from draftwise.integrations.vllm.steering import Agree, ReadTexts, Steering
+from draftwise.integrations.vllm.steps import RequestView, Verified
+from draftwise.integrations.vllm.text_drafts import TextProposer
+from draftwise.policies.base import Policy, RequestState
+
+
+class HybridSteering(Steering):
+    """Chooses between a continuation of its text and the draft model for each request.
+
+    The choice is made before the draft model draws anything. Continuations are verified like greedy
+    drafts, as proposals that are certain.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        latency: LatencyModel | None,
+        agree: Agree,
+        proposer: TextProposer,
+        vocab_size: int,
+    ) -> None:
+        """Set up.
+
+        Args:
+            policy, latency, agree: see :class:`Steering`.
+            proposer: continues texts, and estimates the acceptance of its tokens.
+            vocab_size: the target's vocabulary size.
+        """
+        super().__init__(policy, latency, agree)
+        self._proposer = proposer
+        self._vocab_size = vocab_size
+        self._made: Proposals | None = None
+        self._copied: list[int] = []
+        self._copies: dict[int, list[int]] = {}
+
+    def begin(self, views: Sequence[RequestView], read_texts: ReadTexts | None = None) -> int:
+        """Begin a step; see :meth:`Steering.begin`."""
+        states = self._states(views)
+        self._made, self._copied, self._copies = None, [0] * len(views), {}
+        if not self._agree(self.policy.adds_offers(states)):
+            return self._begin(self._policy_lengths(states))
+        assert read_texts is not None
+        start = time.perf_counter()
+        made = self._made = self._proposer.propose(read_texts(), views)
+        made.cut_at_vocabulary(self._vocab_size)
+        offered = self._offered(states, made)
+        choices = self._agree(self.policy.plan_drafts(offered))
+        self.policy.looked_for_offers(time.perf_counter() - start)
+        pairs = list(zip(choices, offered, strict=True))
+        self._copied = [min(c.length, len(s.offer)) if c.uses_offer else 0 for c, s in pairs]
+        self._copies = {
+            row: made.tokens[row, :count].tolist()
+            for row, count in enumerate(self._copied)
+            if count
+        }
+        return self._begin([0 if c.uses_offer else min(c.length, s.draft_limit) for c, s in pairs])
+
+    @staticmethod
+    def _offered(states: Sequence[RequestState], made: Proposals) -> list[RequestState]:
+        """The requests with their continuations. vLLM's draft model reads every token."""
+        return [
+            state._replace(offer=offer, has_model=state.draft_limit > 0)
+            for state, offer in zip(states, made.offers(), strict=True)
+        ]
+
+    @property
+    def copies(self) -> Mapping[int, list[int]]:
+        """The continuations that were chosen, by the index of their requests."""
+        return self._copies
+
+    @property
+    def looked_for_copies(self) -> bool:
+        """Whether the step looked for continuations."""
+        return self._made is not None
+
+    def _draft(self) -> Draft:
+        """The tokens that the model drew, and the continuations."""
+        draft, made = super()._draft(), self._made
+        if made is None or not any(self._copied):
+            return draft
+        signals = self.policy.uses_draft_signals()
+        copied = made.draft(self._copied, self._vocab_size, draft.tokens.device, None, signals)
+        if not any(draft.lengths):
+            return copied
+        rows = [row for row, count in enumerate(self._copied) if count]
+        lengths = [max(pair) for pair in zip(draft.lengths, self._copied, strict=True)]
+        width = max(lengths)
+        tokens = _widened(draft.tokens, width)
+        tokens[rows, : copied.tokens.shape[1]] = copied.tokens[rows]
+        joined = None
+        if draft.signals is not None and copied.signals is not None:
+            own, other = draft.signals, copied.signals
+            entropy, probs = _widened(own.entropy, width), _widened(own.token_probs, width)
+            entropy[rows, : other.entropy.shape[1]] = other.entropy[rows]
+            probs[rows, : other.token_probs.shape[1]] = other.token_probs[rows]
+            draft_probs = _widened(own.draft_probs, width)
+            if self.policy.reads_offers():
+                for row, copy in self._copies.items():
+                    draft_probs[row, range(len(copy)), copy] = 1.0
+            joined = DraftSignals(draft_probs, entropy, probs)
+        is_one_hot = tuple(count > 0 for count in self._copied)
+        return Draft(tokens, tuple(lengths), None, joined, is_one_hot=is_one_hot)
+
+    def _learn_drafts(self, results: Sequence[Verified | None]) -> None:
+        """Learn from the continuations that were verified."""
+        if self._made is not None:
+            pairs = zip(results, self._copied, strict=True)
+            self._proposer.learn([each if count else None for each, count in pairs])
+
+
+def _widened(values: Tensor, width: int) -> Tensor:
+    """``[batch, width, ...]`` the values, with zeros for the columns that they do not have."""
+    made = values.new_zeros(len(values), width, *values.shape[2:])
+    made[:, : values.shape[1]] = values[:, :width]
+    return made
