@@ -17,7 +17,6 @@ from draftwise.core.rejection import (
     sample,
 )
 from draftwise.core.sampling import (
-    LogitControls,
     TokenHistory,
     control_packed_logits,
     probabilities,
@@ -25,6 +24,7 @@ from draftwise.core.sampling import (
 from draftwise.core.trees import follow_drawn_children
 from draftwise.core.types import Draft, Outcome, Plan, TreeProbs
 from draftwise.engine.batch import Batch, token_history_along
+from draftwise.engine.distributions import row_probabilities
 from draftwise.engine.masks import masks_along, next_masks
 from draftwise.engine.tree_paths import accepted_nodes, path_rows
 from draftwise.models.native.acceptance import accept as native_accept
@@ -151,13 +151,13 @@ class Acceptance:
         first = 0
         for request, length in enumerate(plan.lengths):
             if length and tree_probs.rows[request]:
-                own = batch.controls.rows(torch.tensor([request], device=logits.device))
+                owner = torch.tensor([request], device=logits.device)
                 start = first
                 drafted = range(length) if plan.nodes is None else plan.nodes[request]
 
-                def probs(node: int, start: int = start, own: LogitControls = own) -> Tensor:
-                    row = start + 1 + node
-                    return probabilities(logits[row : row + 1], own)[0]
+                def probs(node: int, start: int = start, owner: Tensor = owner) -> Tensor:
+                    row = logits[start + 1 + node].unsqueeze(0)
+                    return row_probabilities(row, batch.controls, owner)[0]
 
                 nodes[request], next_tokens[request] = follow_drawn_children(
                     plan.host_tokens[request][:length],

@@ -28,10 +28,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.sampling import probabilities
 from draftwise.core.trees import ROOT, draw_children
 from draftwise.core.types import TreeProbs, TreeSignals
 from draftwise.engine.cached_model import CachedModel, NodeInput
+from draftwise.engine.distributions import row_probabilities
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.drafted_trees import (
@@ -383,7 +383,7 @@ class TreeDrafting:
         own_rows = [row for row, _, _ in drawn]
         rows = upload(own_rows, torch.long, logits.device)
         owners = upload([tree.index for _, tree, _ in drawn], torch.long, logits.device)
-        q = probabilities(logits[rows], step.batch.controls.rows(owners)).nan_to_num(nan=0.0)
+        q = row_probabilities(logits[rows], step.batch.controls, owners).nan_to_num(nan=0.0)
         q = self._without_copied(q, [tree.copied_child(node) for _, tree, node in drawn])
         known = fetch(q.amax(dim=1), (q > 0).sum(dim=1))
         largest[own_rows], support[own_rows] = (each.numpy() for each in known)
