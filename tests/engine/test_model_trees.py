@@ -278,7 +278,9 @@ def test_trees_are_bounded_and_the_most_valuable_nodes_come_first(models):
 def test_no_child_is_planned_that_the_filters_leave_nothing_for(models, kind, monkeypatch):
     """With few tokens left by top-k, trees are narrower and deeper."""
     trees, proposed = [], GrowingTree.proposed
-    monkeypatch.setattr(GrowingTree, "proposed", lambda tree: trees.append(tree) or proposed(tree))
+    monkeypatch.setattr(
+        GrowingTree, "proposed", lambda tree, *order: trees.append(tree) or proposed(tree, *order)
+    )
     engine = branching(models, kind, "fixed", 4, VARIED)
     params = [SamplingParams(max_tokens=20, top_k=1 + i % 2, seed=i) for i in range(8)]
     generate(engine, [REPEATING] * 8, params)
