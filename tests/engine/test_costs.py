@@ -8,7 +8,7 @@ import torch
 
 from draftwise import SamplingParams
 from draftwise.core.latency import LatencyModel, StageCost
-from draftwise.core.types import Draft, StepTimes
+from draftwise.core.types import CompanionScores, Draft, StepTimes
 from draftwise.engine.step import CostLearner, Step
 from draftwise.models.static_steps import Recording
 
@@ -62,8 +62,10 @@ def test_steps_with_signals_do_not_update_the_costs_of_passes():
 def test_scored_steps_update_the_cost_of_the_companion():
     model = latency()
     learner, before = CostLearner(model), model.companion_seconds(12)
+    zeros = torch.zeros(4, 3)
+    scores = CompanionScores(zeros, zeros, zeros)
     for _ in range(60):
-        scored = step((3,) * 4, (2, 1, 3, 0), signals=object(), companion_scores=object())
+        scored = step((3,) * 4, (2, 1, 3, 0), signals=object(), companion_scores=scores)
         learner.observe(scored, times(draft=0.01, verify=0.02, companion=0.05))
     assert model.companion_seconds(12) > 2 * before
 

@@ -161,9 +161,9 @@ class TestPasses:
         seen = []
         forward = model.forward
 
-        def watched(cache, tokens, segments, *rest):
+        def watched(cache, tokens, segments, *rest, **named):
             seen.append([(s.cache_slot, s.start, s.num_tokens) for s in segments])
-            return forward(cache, tokens, segments, *rest)
+            return forward(cache, tokens, segments, *rest, **named)
 
         read = DraftRun.read
 
