@@ -61,6 +61,23 @@ def alone(models, recipe=RECIPE, max_batch_size=8):
     return assemble_recipe(models, recipe, max_batch_size, policy="none")
 
 
+def greedy_and_sampled_work():
+    """Prompts of many lengths with their sampling parameters; some are greedy."""
+    prompts = [[7, *prompt] for prompt in varied_work(24)[0]]
+    params = [
+        SamplingParams(max_tokens=4 + i % 9, temperature=float(i % 3 == 0), seed=i)
+        for i in range(24)
+    ]
+    return prompts, params
+
+
+def assert_greedy_texts(params, outputs, expected):
+    """The texts of greedy requests are the expected ones."""
+    for each, output, other in zip(params, outputs, expected, strict=True):
+        if each.temperature == 0:
+            assert output.token_ids == other.token_ids
+
+
 def p_value(models, engine, controls, count, least_accepted=0.05, prompt=(1, 2, 3)):
     """Of the first tokens of texts of one prompt, if they follow the target's distribution.
 
@@ -150,20 +167,14 @@ def test_a_draft_may_be_certain_of_a_copied_token(models, monkeypatch, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_texts_are_those_without_drafts(models, kind, policy):
     """At any batch size and number of nodes, also beside requests whose trees are drawn."""
-    prompts = [[7, *prompt] for prompt in varied_work(24)[0]]
-    params = [
-        SamplingParams(max_tokens=4 + i % 9, temperature=float(i % 3 == 0), seed=i)
-        for i in range(24)
-    ]
+    prompts, params = greedy_and_sampled_work()
     expected = generate(alone(models, VARIED), prompts, params)
     for max_batch_size, nodes in ((1, 3), (4, 12), (16, 40)):
         engine = branching(
             models, kind, policy, max_batch_size, VARIED, num_speculative_tokens=nodes
         )
         outputs = generate(engine, prompts, params)
-        for each, output, other in zip(params, outputs, expected, strict=True):
-            if each.temperature == 0:
-                assert output.token_ids == other.token_ids
+        assert_greedy_texts(params, outputs, expected)
         assert sum(output.speculation.num_accepted for output in outputs) > 0
 
 

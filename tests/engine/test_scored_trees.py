@@ -16,9 +16,17 @@ from draftwise.policies.shapes import ShapeChoice
 from draftwise.policies.sv import SpeculativeVerification, _CompanionValue
 
 from ..tiny_models import Recipe
-from .assembly import assemble, assemble_recipe, generate, token_ids, varied_work
+from .assembly import assemble, assemble_recipe, generate, token_ids
 from .heads import engine_with_head
-from .test_model_trees import HEAD, RECIPE, REPEATING, VARIED
+from .test_model_trees import (
+    HEAD,
+    RECIPE,
+    REPEATING,
+    VARIED,
+    alone,
+    assert_greedy_texts,
+    greedy_and_sampled_work,
+)
 from .test_proposers import NOT_UNLIKELY
 from .test_text_proposers import CONTROLS, p_value
 
@@ -220,20 +228,13 @@ def test_selecting_a_drawn_node_by_its_own_agreement_is_noticed(models, monkeypa
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_texts_are_those_without_drafts(models, kind, policy):
     """At any batch size and number of nodes, also beside requests whose trees are drawn."""
-    prompts = [[7, *prompt] for prompt in varied_work(24)[0]]
-    params = [
-        SamplingParams(max_tokens=4 + i % 9, temperature=float(i % 3 == 0), seed=i)
-        for i in range(24)
-    ]
-    alone = assemble_recipe(models, VARIED, 8, policy="none")
-    expected = generate(alone, prompts, params)
+    prompts, params = greedy_and_sampled_work()
+    expected = generate(alone(models, VARIED), prompts, params)
     for max_batch_size, nodes in ((1, 3), (4, 12), (16, 40)):
         engine = scoring(models, kind, policy, max_batch_size, VARIED, num_speculative_tokens=nodes)
         found = recorded_scores(engine)
         outputs = generate(engine, prompts, params)
-        for each, output, other in zip(params, outputs, expected, strict=True):
-            if each.temperature == 0:
-                assert output.token_ids == other.token_ids
+        assert_greedy_texts(params, outputs, expected)
         assert found
         assert sum(output.speculation.num_accepted for output in outputs) > 0
 
@@ -242,7 +243,6 @@ def test_greedy_texts_are_those_without_drafts(models, kind, policy):
 def test_requests_of_another_policy_keep_their_trees(models):
     """In a batch of several policies, the scores select the nodes of ``sv`` alone."""
     engine = scoring(models, recipe=VARIED)
-    alone = assemble_recipe(models, VARIED, 8, policy="none")
     prompts = [[1 + i % 5, 2, 3 + i % 7] for i in range(8)]
     params = [SamplingParams(max_tokens=20, temperature=0)] * 8
     plans = recorded_plans(engine)
@@ -253,7 +253,7 @@ def test_requests_of_another_policy_keep_their_trees(models):
     while engine.num_unfinished:
         engine.step()
     outputs = [request.output() for request in requests]
-    assert token_ids(outputs) == token_ids(generate(alone, prompts, params))
+    assert token_ids(outputs) == token_ids(generate(alone(models, VARIED), prompts, params))
     together = [(draft, plan) for draft, plan in plans if len(plan.lengths) == 8]
     assert together
     assert all(plan.lengths[1::2] == draft.lengths[1::2] for draft, plan in together)
@@ -390,7 +390,7 @@ def test_an_interrupted_step_is_not_learnt_from(models, monkeypatch):
     engine = scoring(models, recipe=VARIED, max_batch_size=4)
     prompts = [[1, 2, 3], [4, 2], [7, 3, 3, 1]]
     params = [SamplingParams(max_tokens=12, temperature=0)] * 3
-    expected = generate(assemble_recipe(models, VARIED, 8, policy="none"), prompts, params)
+    expected = generate(alone(models, VARIED), prompts, params)
     requests = [
         engine.add(None, prompt, each) for prompt, each in zip(prompts, params, strict=True)
     ]

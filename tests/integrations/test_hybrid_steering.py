@@ -9,19 +9,11 @@ from draftwise.core.types import DraftSignals
 from draftwise.integrations.vllm.hybrid_steering import HybridSteering
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import Texts, create_text_proposer
-from draftwise.policies import POLICIES, PolicyContext, create_policy
+from draftwise.policies import PolicyContext, create_policy
+
+from .test_text_drafts import USABLE
 
 VOCAB, LONGEST = 50, 6
-USABLE = [
-    name
-    for name, policy in POLICIES.items()
-    if not (
-        policy.uses_target_oracle
-        or policy.replaces_tokens
-        or policy.needs_companion
-        or policy.needs_profile
-    )
-]
 
 
 def steer(policy="adaptive", **options):

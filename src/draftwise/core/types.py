@@ -44,6 +44,12 @@ class TreeProbs:
         """The distributions of some requests' nodes."""
         return replace(self, rows=[self.rows[index] for index in indices])
 
+    def of_nodes(self, nodes: Sequence[Sequence[int]]) -> TreeProbs:
+        """The distributions of some nodes of each request, ``[batch]``, in their order."""
+        pairs = zip(self.rows, nodes, strict=True)
+        rows = [[own[node] for node in chosen] if own else own for own, chosen in pairs]
+        return replace(self, rows=rows)
+
     def over_vocabulary(self, rows: Tensor | slice) -> Tensor:
         """``[rows, vocab]`` some of the distributions."""
         own = self.probs[rows]

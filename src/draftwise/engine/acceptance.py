@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -118,7 +118,10 @@ class Acceptance:
         is_nan, drawn = fetch(is_nan, drawn)
         nodes, next_tokens = accepted_nodes(plan, drawn.tolist())
         if draft.tree_probs is not None:
-            self._test_drawn(batch, plan, draft.tree_probs, logits, nodes, next_tokens)
+            drawn_from = draft.tree_probs
+            if plan.nodes is not None:
+                drawn_from = drawn_from.of_nodes(plan.nodes)
+            self._test_drawn(batch, plan, drawn_from, logits, nodes, next_tokens)
         unknown = torch.zeros(len(nodes), max(plan.lengths, default=0))
         failed = {index for index, bad in zip(owners, is_nan.tolist(), strict=True) if bad}
         return Outcome(
@@ -153,7 +156,6 @@ class Acceptance:
             if length and tree_probs.rows[request]:
                 owner = torch.tensor([request], device=logits.device)
                 start = first
-                drafted = range(length) if plan.nodes is None else plan.nodes[request]
 
                 def probs(node: int, start: int = start, owner: Tensor = owner) -> Tensor:
                     row = logits[start + 1 + node].unsqueeze(0)
@@ -163,7 +165,7 @@ class Acceptance:
                     plan.host_tokens[request][:length],
                     plan.host_parents[request],
                     probs,
-                    partial(_probs_of, tree_probs, request, drafted),
+                    partial(tree_probs.of, request),
                     uniforms.accept[request].tolist(),
                     float(uniforms.final[request]),
                 )
@@ -271,20 +273,6 @@ class Acceptance:
             upload(uniforms.following, torch.float64, device),
             one_hot,
         )
-
-
-def _probs_of(
-    tree_probs: TreeProbs, request: int, drafted: Sequence[int], place: int
-) -> Tensor | None:
-    """The distribution that a verified node was drawn from; see :meth:`TreeProbs.of`.
-
-    Args:
-        tree_probs: the distributions of the drafted nodes.
-        request: index of the request.
-        drafted: the drafted nodes that are verified.
-        place: place of the node among these.
-    """
-    return tree_probs.of(request, drafted[place])
 
 
 def _copied_of(draft: Draft, plan: Plan) -> tuple[Collection[int], ...] | None:

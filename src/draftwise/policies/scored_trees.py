@@ -154,18 +154,12 @@ class ScoredTrees:
         if not any(known for _, known, _ in parts):
             return
 
-        def joined(name: str) -> NDArray[np.generic]:
-            found: NDArray[np.generic] = np.concatenate(
-                [getattr(tree, name)[known] for tree, known, _ in parts]
-            )
-            return found
-
         self._scores.learn(
-            joined("estimates").astype(np.float64),
-            joined("overlap").astype(np.float64),
-            joined("agreement").astype(np.float64),
-            joined("ranks").astype(np.int64),
-            joined("drawn").astype(np.bool_),
+            np.concatenate([tree.estimates[known] for tree, known, _ in parts]),
+            np.concatenate([tree.overlap[known] for tree, known, _ in parts]),
+            np.concatenate([tree.agreement[known] for tree, known, _ in parts]),
+            np.concatenate([tree.ranks[known] for tree, known, _ in parts]),
+            np.concatenate([tree.drawn[known] for tree, known, _ in parts]),
             np.array([each for _, _, right in parts for each in right]),
         )
 

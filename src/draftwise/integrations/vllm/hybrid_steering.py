@@ -10,13 +10,14 @@ from torch import Tensor
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.proposers.proposals import Proposals
-from draftwise.integrations.vllm.steering import Agree, ReadTexts, Steering
+from draftwise.integrations.vllm.steering import Agree, ReadTexts
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import TextProposer
+from draftwise.integrations.vllm.text_steering import ContinuesTexts
 from draftwise.policies.base import Policy, RequestState
 
 
-class HybridSteering(Steering):
+class HybridSteering(ContinuesTexts):
     """Chooses between a continuation of its text and the draft model for each request.
 
     The choice is made before the draft model draws anything. Continuations are verified like greedy
@@ -34,13 +35,10 @@ class HybridSteering(Steering):
         """Set up.
 
         Args:
-            policy, latency, agree: see :class:`Steering`.
+            policy, latency, agree, vocab_size: see :class:`ContinuesTexts`.
             proposer: continues texts, and estimates the acceptance of its tokens.
-            vocab_size: the target's vocabulary size.
         """
-        super().__init__(policy, latency, agree)
-        self._proposer = proposer
-        self._vocab_size = vocab_size
+        super().__init__(policy, latency, agree, proposer, vocab_size)
         self._made: Proposals | None = None
         self._copied: list[int] = []
         self._copies: dict[int, list[int]] = {}
@@ -53,8 +51,7 @@ class HybridSteering(Steering):
             return self._begin(self._policy_lengths(states))
         assert read_texts is not None
         start = time.perf_counter()
-        made = self._made = self._proposer.propose(read_texts(), views)
-        made.cut_at_vocabulary(self._vocab_size)
+        made = self._made = self._continuations(read_texts(), views)
         offered = self._offered(states, made)
         choices = self._agree(self.policy.plan_drafts(offered))
         self.policy.looked_for_offers(time.perf_counter() - start)

@@ -14,12 +14,8 @@ from draftwise.integrations.vllm.text_drafts import TextProposer, Texts
 from draftwise.policies.base import Policy
 
 
-class TextSteering(Steering):
-    """Finds continuations of all requests and selects among them, in one call for each step.
-
-    All proposals are known before the policy decides. They depend on the texts only, so a decision
-    may compare all of them, and never sees a token that is drawn at random.
-    """
+class ContinuesTexts(Steering):
+    """A base class for engines whose texts are continued, with or without a draft model."""
 
     def __init__(
         self,
@@ -40,6 +36,20 @@ class TextSteering(Steering):
         self._proposer = proposer
         self._vocab_size = vocab_size
 
+    def _continuations(self, texts: Texts, views: Sequence[RequestView]) -> Proposals:
+        """The continuations of all requests, without tokens that do not exist."""
+        made = self._proposer.propose(texts, views)
+        made.cut_at_vocabulary(self._vocab_size)
+        return made
+
+
+class TextSteering(ContinuesTexts):
+    """Finds continuations of all requests and selects among them, in one call for each step.
+
+    All proposals are known before the policy decides. They depend on the texts only, so a decision
+    may compare all of them, and never sees a token that is drawn at random.
+    """
+
     def propose(
         self, views: Sequence[RequestView], texts: Texts, clock: Callable[[], float]
     ) -> list[list[int]]:
@@ -54,11 +64,7 @@ class TextSteering(Steering):
         states = self._states(views)
         estimates = self._proposer.estimates_acceptance
         looks = not estimates or self._agree(self.policy.looks_for_offers(states))
-        if looks:
-            made = self._proposer.propose(texts, views)
-            made.cut_at_vocabulary(self._vocab_size)
-        else:
-            made = Proposals.nothing(len(views))
+        made = self._continuations(texts, views) if looks else Proposals.nothing(len(views))
         found = clock()
         if not looks:
             self.policy.skip_drafts(states)
