@@ -260,6 +260,8 @@ class TestSpeculation:
             first.save_corpus(tmp_path / "corpus.bin")
         with pytest.raises(InvalidParameterError, match="cannot be written"):
             first.save_corpus(tmp_path / "missing" / "corpus.safetensors")
+        with pytest.raises(InvalidParameterError, match="path"):
+            first.save_corpus(None)
         with pytest.raises(InvalidParameterError, match="there is none"):
             build(models).save_corpus(tmp_path / "corpus.safetensors")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -219,23 +218,24 @@ class LLM:
             path: the file; its name must end with ``.safetensors``.
 
         Raises:
-            InvalidParameterError: there is no corpus, the target has no tokenizer, the name ends
-                differently, or the file cannot be written.
+            InvalidParameterError: there is no corpus, the target has no tokenizer, the path is not
+                one or ends differently, or the file cannot be written.
         """
         corpus = self.engine.corpus
         if corpus is None:
             raise InvalidParameterError(
                 "corpus", "there is none; set corpus or remember_outputs in SpeculationConfig"
             )
-        if not os.fspath(path).endswith(".safetensors"):
-            raise InvalidParameterError("path", f"must end with .safetensors, got {str(path)!r}")
+        name = path_name("path", path, "file")
+        if not name.endswith(".safetensors"):
+            raise InvalidParameterError("path", f"must end with .safetensors, got {name!r}")
         tokenizer = self.target.tokenizer
         if tokenizer is None:
             raise InvalidParameterError(
                 "corpus", "the target has no tokenizer, so a saved corpus could not be loaded again"
             )
         try:
-            corpus.save(path, tokenizer_fingerprint(tokenizer))
+            corpus.save(name, tokenizer_fingerprint(tokenizer))
         except (OSError, SafetensorError) as error:
             raise InvalidParameterError("path", f"cannot be written: {error}") from error
 

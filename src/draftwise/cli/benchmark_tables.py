@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def show_cell(console: Console, cell: dict[str, Any]) -> None:
     """Print the results of one workload and batch size, with a row for each contender."""
     table = Table(title=title_of(cell), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("contender", no_wrap=True)
+    # Long names are broken, so that all numbers fit into a narrow terminal.
+    table.add_column("contender", overflow="fold")
     for head in ("tokens/s", "× none", "range", "per step", "step ms", "repeated", "same"):
         table.add_column(head, justify="right", no_wrap=True)
     for name, own in cell["contenders"].items():
