@@ -11,6 +11,8 @@ is processed are counted. Goodput is the number of tokens gained in these steps 
 wall time. Policies that learn run some steps at every batch size before counting starts. The steps
 of an oracle are replayed without it, and its tokens are divided by the time of the replay.
 
+Policies of token trees name their nodes and their width, as ``adaptive:16x4``.
+
 For each workload and batch size, the report has goodput relative to no speculation with the
 standard error over rounds, the best static draft length in hindsight, and each policy's goodput
 relative to the oracle's. Small batch sizes have more rounds.
@@ -30,8 +32,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
+from draftwise.benchmark.contenders import Setting
 from draftwise.benchmark.report import write_report
-from draftwise.benchmark.workload import chat_prompts
+from draftwise.benchmark.workload import load_workload
+from draftwise.errors import InvalidParameterError
 from draftwise.studies.sustained import (
     Contender,
     begin,
@@ -54,22 +58,32 @@ def contenders(llm: LLM, arguments: argparse.Namespace) -> list[Contender]:
     for length in arguments.static:
         result += speculating(llm, arguments, "fixed", length, f"fixed {length}")
     for text in arguments.policies:
-        name, _, gamma_text = text.partition(":")
-        for gamma in [int(gamma_text)] if gamma_text else arguments.num_speculative_tokens:
-            result += speculating(llm, arguments, name, gamma, f"{name} ≤{gamma}")
+        name, given, width, draft = Setting.parse(text)
+        if draft is not None:
+            raise InvalidParameterError("policies", f"{text}: the draft is that of --draft")
+        for gamma in arguments.num_speculative_tokens if given is None else [given]:
+            shape = f"{gamma}" if width is None else f"{gamma}x{width}"
+            result += speculating(llm, arguments, name, gamma, f"{name} ≤{shape}", width or 1)
     for each in result:
         each.static = " ≤" not in each.name
     return result
 
 
 def speculating(
-    llm: LLM, arguments: argparse.Namespace, policy: str, gamma: int, name: str
+    llm: LLM,
+    arguments: argparse.Namespace,
+    policy: str,
+    gamma: int,
+    name: str,
+    tree_width: int = 1,
 ) -> list[Contender]:
     """Contenders of one policy."""
+    companion = arguments.mid if policy == "staged" else arguments.companion
     config = SpeculationConfig(
         draft=arguments.draft,
-        companion=arguments.mid if policy == "staged" else arguments.companion,
+        companion=None if companion == "none" else companion,
         num_speculative_tokens=gamma,
+        tree_width=tree_width,
         profile=arguments.profile,
         # The latency profile does not include the middle model, and ``staged`` does not need one.
         latency_profile=None if policy == "staged" else arguments.latency_profile,
@@ -121,8 +135,8 @@ def show(console: Console, title: str, figures: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="zoo:target@200m")
-    parser.add_argument("--draft", default="zoo:draft")
-    parser.add_argument("--companion", default="zoo:companion")
+    parser.add_argument("--draft", default="zoo:draft", help="drafts, separated by commas")
+    parser.add_argument("--companion", default="zoo:companion", help="a model, or none")
     parser.add_argument("--mid", default="zoo:mid", help="the middle model of staged speculation")
     parser.add_argument("--profile", help="acceptance profile of the triple")
     parser.add_argument("--latency-profile", help="latency profile of the machine")
@@ -131,7 +145,9 @@ def main() -> None:
     parser.add_argument(
         "--longest-prompt", type=int, default=256, help="maximum number of prompt tokens"
     )
+    parser.add_argument("--plain", action="store_true", help="without the chat template")
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--stop-at-eos", action="store_true", help="answers may end by themselves")
     parser.add_argument(
         "--sampling",
         nargs="+",
@@ -143,7 +159,8 @@ def main() -> None:
         "--policies",
         nargs="+",
         default=["adaptive", "sv", "oracle"],
-        help="policies, with an optional maximum draft length: sv sv:7",
+        help="policies, with an optional maximum draft length, or nodes and width of token trees: "
+        "sv sv:7 adaptive:16x4",
     )
     parser.add_argument("--num-speculative-tokens", type=int, nargs="+", default=[5])
     parser.add_argument("--static", type=int, nargs="*", default=list(STATIC))
@@ -173,16 +190,23 @@ def main() -> None:
             max_tokens=arguments.max_tokens,
             temperature=float(temperature),
             top_p=float(top_p or 1.0),
-            ignore_eos=True,
         )
         for path in arguments.prompts:
             # Files are ordered by task, so shuffle before taking a part of the prompts.
-            prompts = chat_prompts(llm, [path], ALL_PROMPTS, arguments.longest_prompt)
+            prompts = load_workload(
+                llm, path, ALL_PROMPTS, arguments.longest_prompt, chat=not arguments.plain
+            ).prompts
             random.Random(0).shuffle(prompts)
             prompts = evenly_spread(prompts[: arguments.num_prompts])
             for batch_size in arguments.batch_sizes:
                 title = f"{path.stem}, temperature {sampling}, batch {batch_size}"
-                begin(all_contenders, prompts, params, batch_size)
+                begin(
+                    all_contenders,
+                    prompts,
+                    params,
+                    batch_size,
+                    stop_at_eos=arguments.stop_at_eos,
+                )
                 with Progress(console=console, transient=True) as bar:
                     task = bar.add_task(
                         title,

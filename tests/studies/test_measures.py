@@ -469,7 +469,7 @@ def test_answers_last_until_all_requests_are_prefilled(length, max_tokens):
             "fixed",
             SimpleNamespace(speculation=speculation, max_chunk_tokens=32, engine=engine),
         )
-        for speculation in (SimpleNamespace(num_speculative_tokens=3), None)
+        for speculation in (SimpleNamespace(num_speculative_tokens=3, tree_width=1), None)
     ]
     begin(everybody, [[0] * length, [0] * 5], SamplingParams(max_tokens=7), 2)
     assert [each.params.max_tokens for each in everybody] == [max_tokens] * 2

@@ -29,6 +29,7 @@ from draftwise.studies.speedup_by_context import SpeedupByContext
 from draftwise.studies.study import Study
 from draftwise.studies.threshold import Threshold
 from draftwise.studies.token_table import TokenTable
+from draftwise.studies.trees_by_context import TreesByContext
 from draftwise.studies.verification_cost import VerificationCost
 
 _ALL: tuple[type[Study], ...] = (
@@ -37,6 +38,7 @@ _ALL: tuple[type[Study], ...] = (
     Bounds,
     Threshold,
     SpeedupByContext,
+    TreesByContext,
     DraftLengthTrace,
     TokenTable,
     Repetition,

@@ -3,26 +3,23 @@
 Recomputes SVIP's speed in long generations (Zhang et al. 2024: MT-Bench, contexts of 128 to 8K
 tokens). The abstract reports a speed-up of up to 17 % over fixed draft lengths at a context of 8K.
 The source found that the advantage of SVIP grows with the context.
-
-Contexts longer than the target's maximum are left out.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from draftwise.benchmark.style import legend_below, look
-from draftwise.studies.drawing import panels, styled
+from draftwise.studies.contexts import contexts_left_out, draw_contexts, measure_contexts
+from draftwise.studies.drawing import styled
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study
-from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
 
 _FIXED = tuple(f"fixed:{length}" for length in (2, 3, 4, 5))
 _MAX_LENGTH = 10
 _OTHERS = (f"heuristic:{_MAX_LENGTH}", f"svip:{_MAX_LENGTH}")
+_WARM_UP_STEPS = 5
 
 
 class SpeedupByContext(Study):
@@ -35,44 +32,12 @@ class SpeedupByContext(Study):
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """Measure one request at a time at each context length."""
-        s = bench.settings
-        contenders = bench.contenders(["none", *_FIXED, *_OTHERS], with_profile=False)
-        limit = bench.large.target.max_model_len
-        room = s.max_tokens + _MAX_LENGTH
-        lengths = sorted({min(length, limit - room) for length in s.contexts})
-        figures = {}
-        for length in lengths:
-            bench.status(f"context {length}")
-            prompts = bench.prompts_of_length(length, 4)
-            params = replace(bench.sampling, max_tokens=s.max_tokens)
-            begin(contenders, prompts, params, 1)
-            compete(contenders, s.rounds, s.turn, 5, 5)
-            figures[str(length)] = summary(contenders)
-        return {"contexts": figures, "limit": limit, "wanted": list(s.contexts)}
+        return measure_contexts(bench, [*_FIXED, *_OTHERS], _MAX_LENGTH, _WARM_UP_STEPS)
 
     @styled
     def draw(self, data: Data) -> Figure:
         """Draw speed over context length."""
-        figure, (axes,) = panels(1, width=5.6, height=3.6)
-        lengths = [int(length) for length in data["contexts"]]
-        for number, name in enumerate((*_FIXED, *_OTHERS)):
-            own = [each[name] for each in data["contexts"].values()]
-            axes.errorbar(
-                lengths,
-                [each["ratio"] for each in own],
-                [each["standard_error"] for each in own],
-                label=name,
-                capsize=2,
-                **look(number),
-            )
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [str(length) for length in lengths])
-        axes.minorticks_off()
-        axes.set_xlabel("context, tokens")
-        axes.set_ylabel("tokens per second, × target only")
-        axes.set_ylim(bottom=0)
-        legend_below(figure, axes, 3)
-        return figure
+        return draw_contexts(data, [*_FIXED, *_OTHERS])
 
     def describe(self, data: Data) -> Description:
         """Compare SVIP with the best fixed length at each context."""
@@ -90,15 +55,9 @@ class SpeedupByContext(Study):
             f"{max(rows[last][name]['ratio'] for name in _FIXED):.2f} times the speed of "
             f"target-only decoding, and SVIP has {rows[last][svip]['ratio']:.2f} times."
         )
-        beyond = [length for length in data["wanted"] if length > int(last)]
-        if beyond:
-            text += (
-                f" The target's maximum context is {data['limit']} tokens, so "
-                f"{', '.join(map(str, beyond))} could not be measured."
-            )
         average = sum(leads.values()) / len(leads)
         return Description(
-            text,
+            text + contexts_left_out(data),
             [
                 Finding.of(
                     "SVIP is faster than any fixed length.",

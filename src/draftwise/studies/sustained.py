@@ -40,6 +40,8 @@ _NON_LEARNING = {
 }
 USING_A_PROFILE = {"adaptive", "sv", "sv-predictable", "sv-published", "disco", "specdec++"}
 _COUNTED = ("tokens", "steps", "drafted", "verified", "accepted", "scored")
+# Assumed maximum number of accepted tokens of a token tree in one step.
+_LONGEST_PATH = 6
 
 
 @dataclass
@@ -104,17 +106,27 @@ class Contender:
 
     @property
     def learns(self) -> bool:
-        """Whether the policy adapts to its observations."""
-        return self.policy not in _NON_LEARNING
+        """Whether the policy, or the order of a tree's nodes, adapts to observations."""
+        return self.policy not in _NON_LEARNING or self._draws_trees
 
-    def begin(self, prompts: Sequence[list[int]], params: SamplingParams, batch_size: int) -> None:
+    @property
+    def _draws_trees(self) -> bool:
+        return self.llm.speculation is not None and self.llm.speculation.tree_width > 1
+
+    def begin(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        batch_size: int,
+        *,
+        stop_at_eos: bool = False,
+    ) -> None:
         """Start with another workload or batch size."""
         self.restart()
         if self._writes:
             assert self.script is not None
             self.script.clear()
-        # Requests ignore end tokens, so that all policies do the same work.
-        self.params = replace(params, ignore_eos=True)
+        self.params = replace(params, ignore_eos=not stop_at_eos)
         self.prompts, self.batch_size = prompts, batch_size
         self.counts = Counts()
 
@@ -122,6 +134,8 @@ class Contender:
         """Maximum number of tokens that a request gains while a whole batch is prefilled."""
         speculation = self.llm.speculation
         per_step = 1 if speculation is None else 1 + speculation.num_speculative_tokens
+        if self._draws_trees:
+            per_step = min(per_step, 1 + _LONGEST_PATH)
         return per_step * -(-batch_size * max(map(len, prompts)) // self.llm.max_chunk_tokens)
 
     def warm_up(self, num_steps: int) -> None:
@@ -234,7 +248,8 @@ def contender(
         profile=speculation.profile if policy in USING_A_PROFILE else None,
     )
     shown = name or policy
-    first = Contender(shown, policy, llm.with_speculation(own), policy in ("none", "fixed"))
+    is_static = policy in ("none", "fixed") and speculation.tree_width == 1
+    first = Contender(shown, policy, llm.with_speculation(own), is_static)
     if policy != "oracle":
         return [first]
     first.script = record(first.llm)
@@ -253,17 +268,28 @@ def begin(
     prompts: Sequence[list[int]],
     params: SamplingParams,
     batch_size: int,
+    *,
+    stop_at_eos: bool = False,
 ) -> None:
-    """Start all contenders with another workload or batch size, and with answers of equal length.
+    """Start all contenders with another workload or batch size.
 
     Answers are made longer than ``params`` states if the batch would otherwise never be full, as
-    far as the models' context permits. No request may end before the others are prefilled.
+    far as the models' context permits. Unless answers stop at an end-of-sequence token, no request
+    ends before the others are prefilled.
+
+    Args:
+        contenders: contenders to start.
+        prompts: prompts of the workload.
+        params: sampling parameters of all requests.
+        batch_size: number of requests that run at once.
+        stop_at_eos: let answers stop at an end-of-sequence token. By default they ignore it, so
+            that all policies do the same work.
     """
     reading = max(each.tokens_while_reading(prompts, batch_size) for each in contenders)
     room = min(each.llm.engine.max_model_len for each in contenders) - max(map(len, prompts))
     params = replace(params, max_tokens=max(params.max_tokens, min(reading, room)))
     for each in contenders:
-        each.begin(prompts, params, batch_size)
+        each.begin(prompts, params, batch_size, stop_at_eos=stop_at_eos)
 
 
 def compete(

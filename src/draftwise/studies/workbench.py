@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from draftwise.benchmark.contenders import Setting
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import Models
 from draftwise.errors import InvalidParameterError
@@ -291,16 +292,19 @@ class Workbench:
         """Policies on the timed models, each with its own engine.
 
         Args:
-            names: names of policies, with an optional maximum draft length: ``fixed:3``.
+            names: names of policies, with an optional maximum draft length, or nodes and width of
+                a token tree: ``fixed:3``, ``eagle2:16x4``.
             companion: companion; ``None`` for that of the settings.
             with_profile: give policies an acceptance profile.
             num_speculative_tokens: maximum draft length; ``None`` for that of the settings.
         """
         result = []
         for text in names:
-            name, _, length = text.partition(":")
+            name, length, width, draft = Setting.parse(text)
+            assert draft is None, "a study has one draft"
             speculation = self.speculation(
-                int(length) if length else num_speculative_tokens,
+                length or num_speculative_tokens,
+                tree_width=width or 1,
                 companion=companion or self.settings.companion,
                 profile=self.profile(companion)
                 if with_profile and name in USING_A_PROFILE
