@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,20 @@ _TIME_FORGETTING = 0.99
 _MAX_RATIO_TO_MEAN = 3.0
 # Weight of a step in the mean number of nodes that a step verifies.
 _NODES_WEIGHT = 0.1
+
+
+class _TreesWorth(NamedTuple):
+    """What tokens and time were worth in a step with scored trees.
+
+    Attributes:
+        price: what a verified node costs, in tokens.
+        goodput: tokens per second.
+        num_read: number of nodes that the companion read.
+    """
+
+    price: float
+    goodput: float
+    num_read: int
 
 
 class _MeanRatio:
@@ -158,8 +173,7 @@ class SpeculativeVerification(Adaptive):
         self._scored_trees = ScoredTrees()
         # Number of nodes of each tree that would be verified without scores.
         self._planned: list[int] = []
-        self._trees_worth: tuple[float, float] | None = None
-        self._num_read = 0
+        self._trees_worth: _TreesWorth | None = None
         self._usual_nodes = 0.0
 
     def draft_lengths(self, requests: Sequence[RequestState]) -> list[int]:
@@ -232,13 +246,12 @@ class SpeculativeVerification(Adaptive):
         trees.learn(outcome)
         if trees.explores:
             return
-        price, goodput = worth
-        gain = trees.gained + price * trees.num_dropped
+        gain = trees.gained + worth.price * trees.num_dropped
         # On a GPU the selection waits for the companion's pass.
         seconds = times.companion + times.select
         if not times.is_typical:
-            seconds = self.prices.companion_seconds(self._num_read)
-        self._companion_value(count, trees=True).observe(gain - seconds * goodput)
+            seconds = self.prices.companion_seconds(worth.num_read)
+        self._companion_value(count, trees=True).observe(gain - seconds * worth.goodput)
 
     def _begin_step(self, requests: Sequence[RequestState]) -> None:
         """Discard the state of the last step."""
@@ -279,7 +292,7 @@ class SpeculativeVerification(Adaptive):
         price = self._node_price(len(draft.lengths))
         nodes = self._scored_trees.select(draft, companion_scores, self._planned, price)
         goodput = self.offers.goodput(len(draft.lengths), self._num_context_tokens)
-        self._trees_worth, self._num_read = (price, goodput), companion_scores.num_read or 0
+        self._trees_worth = _TreesWorth(price, goodput, companion_scores.num_read or 0)
         lengths = tuple(len(own) for own in nodes)
         return Plan(draft.tokens, lengths, draft.probs, nodes=nodes)
 
