@@ -9,9 +9,10 @@ python benchmarks/serving.py overload --prompts gsm8k_test.jsonl
     response, and retries after a refusal. Reports time to first token and throughput.
 
 python benchmarks/serving.py soak --prompts gsm8k_test.jsonl --num-requests 10000
-    Runs requests of mixed lengths with four times the capacity in clients, of which a third
-    disconnects early. Checks that every request has a response and that every answer is that of the
-    engine. Reports the growth of memory from the first tenth of the requests to the end.
+    Runs requests of mixed kinds (completions of several lengths, JSON of a schema, and turns of
+    conversations) with four times the capacity in clients, of which a third disconnects early.
+    Checks that every request has a response and that every answer is that of the engine. Reports
+    the growth of memory from the first tenth of the requests to the end.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
@@ -34,8 +36,17 @@ from draftwise.llm import LLM
 from draftwise.params import SamplingParams
 from draftwise.prompts import load_prompts
 from draftwise.speculation import SpeculationConfig
+from draftwise.structured_outputs import StructuredOutputs
 
 PATIENCE_SECONDS = 900.0
+# The soak test: tokens of completions and of a turn, and turns of a conversation.
+_LENGTHS, _TURN_TOKENS, _NUM_TURNS = (4, 12, 24, 48), 16, 5
+_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "number": {"type": "integer"}},
+    "required": ["name", "number"],
+    "additionalProperties": False,
+}
 
 
 @dataclass
@@ -343,17 +354,59 @@ def overload(options):
     return result
 
 
+class Case(NamedTuple):
+    """A request of the soak test, and the engine's answer to it."""
+
+    body: dict
+    text: str
+    num_tokens: int
+
+
+def cases_of(llm, texts):
+    """Completions of several lengths, JSON of a schema, and the turns of conversations.
+
+    The prompt of a turn contains all turns before it, with the engine's answers, so the server's
+    prefix cache has most of it.
+    """
+    requests = [(text, {"max_tokens": n, "ignore_eos": True}) for text in texts for n in _LENGTHS]
+    requests += [
+        (f"{text}\nJSON:", {"max_tokens": 48, "structured_outputs": {"json": _SCHEMA}})
+        for text in texts
+    ]
+    cases = answered(llm, requests)
+    history = [""] * (len(texts) // _NUM_TURNS)
+    for turn in range(_NUM_TURNS):
+        said = texts[turn::_NUM_TURNS]
+        history = [f"{past}{text}\n" for past, text in zip(history, said, strict=False)]
+        turns = answered(llm, [(past, {"max_tokens": _TURN_TOKENS}) for past in history])
+        history = [f"{past}{case.text}\n" for past, case in zip(history, turns, strict=True)]
+        cases += turns
+    return cases
+
+
+def answered(llm, requests):
+    """The engine's answers to prompts, each with the fields of its body."""
+    params = []
+    for _, fields in requests:
+        fields = dict(fields)
+        form = fields.pop("structured_outputs", None)
+        constraint = None if form is None else StructuredOutputs(json_schema=form["json"])
+        params.append(SamplingParams(temperature=0, structured_outputs=constraint, **fields))
+    outputs = llm.generate([prompt for prompt, _ in requests], params)
+    failed = [output.error for output in outputs if output.error is not None]
+    if failed:
+        raise SystemExit(f"the engine refused a request of the soak test: {failed[0]}")
+    return [
+        Case({"prompt": prompt, "temperature": 0} | fields, output.text, len(output.token_ids))
+        for (prompt, fields), output in zip(requests, outputs, strict=True)
+    ]
+
+
 def soak(options):
-    """Send many requests, a third of which the client aborts."""
+    """Send many requests of all kinds, a third of which the client aborts."""
     draw = random.Random(0)
-    texts = load_prompts(options.prompts, 64)
-    lengths = (4, 12, 24, 48)
-    pairs = [(text, length) for text in texts for length in lengths]
-    expected = {}
     llm = offline(options)
-    params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for _, n in pairs]
-    outputs = llm.generate([text for text, _ in pairs], params)
-    expected = {pair: output.text for pair, output in zip(pairs, outputs, strict=True)}
+    cases = cases_of(llm, load_prompts(options.prompts, 60))
     llm.close()
     server = Server(options, "--max-queue", options.max_queue)
     at_once = 4 * (options.batch_size + options.max_queue)
@@ -362,44 +415,46 @@ def soak(options):
     try:
         start = time.perf_counter()
         for part in range(10):
-            chosen = [draw.choice(pairs) for _ in range(tenth)]
+            chosen = [draw.choice(cases) for _ in range(tenth)]
             bodies = []
-            for number, (text, length) in enumerate(chosen):
-                body = {"prompt": text, "max_tokens": length, "temperature": 0, "ignore_eos": True}
-                body["stream"] = number % 2 == 0 or number % 3 == 0
+            for number, case in enumerate(chosen):
+                body = {**case.body, "stream": number % 2 == 0 or number % 3 == 0}
                 if number % 3 == 0:
                     body["leave_after"] = draw.randint(1, 3)
                 bodies.append(body)
             answers = asyncio.run(full_answers(server.url, bodies, at_once))
-            for pair, answer in zip(chosen, answers, strict=True):
+            for case, answer in zip(chosen, answers, strict=True):
                 if answer.left:
                     kinds["left"] += 1
-                    good = expected[pair].startswith(answer.text)
+                    good = case.text.startswith(answer.text)
                 elif answer.status == 200 and answer.error is None:
                     kinds["answered"] += 1
-                    good = expected[pair] == answer.text and answer.num_tokens == pair[1]
+                    good = case.text == answer.text and answer.num_tokens == case.num_tokens
                 else:
+                    # Refusals for a full queue are sent again, so any other one is a fault.
                     kinds["refused"] += 1
-                    good = bool(answer.error)
+                    good = False
                 if not good:
-                    wrong.append((pair, answer))
+                    wrong.append((case, answer))
             memory.append(server.memory_mib())
             print(f"{(part + 1) * tenth} requests", dict(kinds), memory[-1], flush=True)
         seconds = time.perf_counter() - start
         inside = httpx.get(f"{server.url}/v1/stats").json()
     finally:
         server.close()
-    for pair, answer in wrong[:5]:
-        print("wrong:", pair, answer, "expected", expected[pair])
+    for case, answer in wrong[:5]:
+        print("wrong:", case.body, answer, "expected", case.text)
     growth = {name: memory[-1][name] / memory[0][name] - 1 for name in memory[0]}
     print(f"{len(wrong)} wrong, memory grew by {growth}, {seconds:.0f} s")
     return {
         "requests": sum(kinds.values()),
+        "different_requests": len(cases),
         "kinds": dict(kinds),
         "wrong": len(wrong),
         "memory_mib": memory,
         "memory_growth": growth,
         "left_in_the_engine": inside["num_running"] + inside["num_waiting"],
+        "prefix_cache_hit_rate": inside["prefix_cache_hit_rate"],
         "seconds": seconds,
     }
 
@@ -416,7 +471,7 @@ def main():
     parser.add_argument("--num-speculative-tokens", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--max-queue", type=int, default=32)
-    parser.add_argument("--max-model-len", type=int, default=512)
+    parser.add_argument("--max-model-len", type=int, default=1024)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--num-requests", type=int, default=128)
