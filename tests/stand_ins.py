@@ -24,6 +24,9 @@ class FixedLatency(LatencyModel):
     def observe_draft(self, *_):
         pass
 
+    def observe_tree_draft(self, *_):
+        pass
+
     def observe_companion(self, *_):
         pass
 

@@ -161,9 +161,10 @@ class TestLiveCorrection:
         model = LatencyModel(CURVE, DRAFT, DRAFT)
         model.observe_target(8, 100, seconds)
         model.observe_draft([8, 4], seconds)
+        model.observe_tree_draft([8, 4], seconds)
         model.observe_companion(8, seconds)
         assert model.target_seconds(8) == CURVE(8)
-        assert model.draft_seconds(8) == DRAFT(8)
+        assert model.draft_seconds(8) == model.tree_draft_seconds(8) == DRAFT(8)
         assert model.companion_seconds(8) == DRAFT(8)
 
     def test_ignores_steps_without_tokens(self):
@@ -200,5 +201,28 @@ class TestLiveCorrection:
     def test_absent_models_cost_nothing(self):
         model = LatencyModel(CURVE)
         model.observe_draft([4], 1.0)
+        model.observe_tree_draft([4], 1.0)
         model.observe_companion(4, 1.0)
         assert model.draft_seconds(8) == model.companion_seconds(8) == 0.0
+        assert model.tree_draft_seconds(8) == 0.0
+
+    def test_passes_that_grow_trees_have_their_own_time(self):
+        """Until one was observed, it is that of the passes for chains."""
+        model = LatencyModel(CURVE, DRAFT)
+        for _ in range(100):
+            model.observe_draft([8, 4], 3 * (DRAFT(8) + DRAFT(4)))
+        assert model.tree_draft_seconds(8) == model.draft_seconds(8)
+        for _ in range(100):
+            model.observe_step(
+                num_target_tokens=0,
+                context=0,
+                drafting=(),
+                growing=(1, 4, 4),
+                num_scored=0,
+                has_signals=False,
+                target_seconds=0.0,
+                draft_seconds=2 * (DRAFT(1) + 2 * DRAFT(4)),
+                companion_seconds=0.0,
+            )
+        assert model.tree_draft_seconds(4) == pytest.approx(2 * DRAFT(4), rel=0.05)
+        assert model.draft_seconds(4) == pytest.approx(3 * DRAFT(4), rel=0.05)

@@ -123,3 +123,24 @@ def test_recordings_count_what_is_not_replayed():
         counts.append(Recording.num_prepared - before)
     assert counts == [2, 4, 4, 4]
     assert done == ["worked", "worked", "replayed", "replayed", "replayed"]
+
+
+def test_simulated_times_replace_the_measured_ones(models):
+    """They are computed from the step's work, and the costs of passes are learnt from them."""
+    engine = assemble_recipe(models, Recipe(vocab=16), 4, policy="fixed")
+    model = latency()
+    engine._costs = CostLearner(model)
+    observed = []
+
+    def simulated(done):
+        observed.append((done.num_target_tokens, done.num_companion_tokens))
+        return times(draft=0.0, verify=7.0)
+
+    engine.simulated_times = simulated
+    before = model.target_seconds(1)
+    engine.add(None, [1, 2, 3], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
+    while engine.num_unfinished:
+        engine.step()
+        assert engine.times.total == 7.0
+    assert all(tokens >= 1 and scored == 0 for tokens, scored in observed[1:])
+    assert model.target_seconds(1) > 2 * before

@@ -440,7 +440,7 @@ class TestGrowingTree:
     def test_the_rest_of_the_copy_is_added_at_the_end(self):
         tree = self.grown()
         tree.add(-1, [3], [0.6], [0.3], 0.0)
-        proposed = tree.proposed()
+        proposed = tree.proposed(tree.order())
         assert proposed.tokens == [7, 3, 8, 9]
         assert proposed.parents == [-1, -1, 0, 2]
         assert list(proposed.values) == pytest.approx([0.5, 0.3, 0.2, 0.1])
@@ -464,6 +464,7 @@ class TestPolicies:
             np.array(values),
             None if entropy is None else np.array(entropy),
             coverage,
+            len(values),
         )
 
     def test_eagle2_stops_at_its_depth(self):

@@ -54,7 +54,6 @@ def every_step(monkeypatch):
     """Every step has trees, whatever they cost, and the companion scores all of them."""
     monkeypatch.setattr(_CompanionValue, "scores_step", lambda self: True)
     monkeypatch.setattr(ShapeChoice, "branches", lambda self, count: True)
-    monkeypatch.setattr(OfferPricing, "looks", lambda *_: True)
     monkeypatch.setattr(
         OfferPricing, "grow_trees", lambda self, level, *_: np.ones(len(level.values), dtype=bool)
     )
@@ -421,7 +420,6 @@ def test_the_companion_rests_where_its_scores_do_not_pay(models, monkeypatch, se
     """Its scores leave out nodes that are not worth their price, if its pass takes no time."""
     monkeypatch.setattr(SpeculativeVerification, "_node_price", lambda *_: 0.3)
     monkeypatch.setattr(ShapeChoice, "branches", lambda self, count: True)
-    monkeypatch.setattr(OfferPricing, "looks", lambda *_: True)
     engine = scoring(models, recipe=VARIED, max_batch_size=1, num_speculative_tokens=16)
     policy, found = engine._pipeline.policies.default, recorded_scores(engine)
     right = policy.observe
@@ -447,7 +445,6 @@ def test_a_text_without_room_for_the_largest_tree_is_not_scored(models, monkeypa
     """Whether a tree is scored depends on its limit, and not on the nodes that were drafted."""
     monkeypatch.setattr(_CompanionValue, "scores_step", lambda self: True)
     monkeypatch.setattr(ShapeChoice, "branches", lambda self, count: True)
-    monkeypatch.setattr(OfferPricing, "looks", lambda *_: True)
     target = Recipe(vocab=16, seed=6, context=64, config={"num_hidden_layers": 2})
     companion = replace(target.draft(**COMPANION_NOISE), context=32)
     folders = [models.folder(each) for each in (target, target.draft(0.1), companion)]

@@ -101,7 +101,7 @@ class FixedCosts(LatencyModel):
     def observe_target(self, *_):
         pass
 
-    observe_draft = observe_companion = observe_target
+    observe_draft = observe_tree_draft = observe_companion = observe_target
 
     def restart(self, *costs):
         if not hasattr(self, "target"):

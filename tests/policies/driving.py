@@ -176,7 +176,10 @@ def make(name, gamma, latency=None, has_companion=True, **options):
 
 
 def fix_price(policy, threshold, max_length=None, verify=None):
-    """Make the policy use this price in every step, whatever it learns."""
+    """Make the policy use this price in every step, whatever it learns.
+
+    There is no estimate then, so an exploring request drafts five tokens at most.
+    """
     length = policy.num_speculative_tokens if max_length is None else max_length
     price = Price(OperatingPoint(length, threshold), 1.0, threshold if verify is None else verify)
     policy.prices.price = lambda *_: price

@@ -9,12 +9,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from draftwise.core.goodput import StepEstimate
 from draftwise.core.latency import StageCost
 from draftwise.core.types import StepTimes
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.combined import Signals
 from draftwise.policies import POLICIES, PolicyContext, create_policy
-from draftwise.policies.pricing import PricingOptions
+from draftwise.policies.pricing import Pricing, PricingOptions
 from draftwise.policies.registry import options_of
 
 from ..stand_ins import FixedLatency, fixed_latency, profile
@@ -285,6 +286,17 @@ class TestExploring:
             if max(taken.draft.lengths) == 4:
                 found.append(step)
         assert found == explored
+
+    @pytest.mark.parametrize(
+        ("passes", "limit", "length"),
+        [(0.0, 16, 5), (2.1, 16, 5), (4.3, 16, 9), (20.0, 16, 16), (4.3, 7, 7)],
+    )
+    def test_an_explorer_drafts_twice_as_far_as_is_usual(self, monkeypatch, passes, limit, length):
+        policy = fix_price(make("adaptive", 16, explore_every=2), 0.9, max_length=0)
+        estimate = StepEstimate(2.0, 1.0, 3.0, passes)
+        monkeypatch.setattr(Pricing, "estimate", property(lambda _: estimate))
+        states = World.random(1, 16).states(limits=[limit])
+        assert [policy.draft_lengths(states) for _ in range(2)] == [[0], [length]]
 
     def test_requests_that_cannot_draft_do_not_explore(self):
         policy = fix_price(make("adaptive", 4, explore_every=2), 0.9, max_length=0)

@@ -89,7 +89,8 @@ def test_a_pause_of_the_machine_decides_nothing():
 
 def test_the_first_step_may_compile_kernels():
     choice = ShapeChoice()
-    assert choice.branches(1)
+    while not choice.branches(1):
+        choice.observe(*CHAIN)
     choice.observe(4, 500.0)
     branches, _ = run(choice, CHAIN, (4.2, 1.0), 400)
     assert np.mean(branches[100:]) > 0.8
@@ -97,9 +98,13 @@ def test_the_first_step_may_compile_kernels():
 
 def test_a_shape_that_is_never_measured_is_given_up():
     """As where every step also reads prompts."""
-    choice = ShapeChoice()
-    branches = [choice.branches(4) for _ in range(400)]
-    assert not any(branches[100:])
+    choice, branches = ShapeChoice(), []
+    for _ in range(400):
+        branches.append(choice.branches(4))
+        if not branches[-1]:
+            choice.observe(*CHAIN)
+    assert branches[8:32] == [True] * 24
+    assert not any(branches[32:])
 
 
 STATES = [RequestState(20, 4, 8, index) for index in range(2)]
@@ -143,8 +148,26 @@ class TestAdaptive:
         usual = fixed_latency().target_seconds(2, sum(state.num_tokens for state in STATES))
         assert seen == [(pytest.approx(1.5), pytest.approx(0.5 / usual))]
 
+    @pytest.mark.parametrize("has_model", [True, False])
+    def test_only_trees_without_a_model_rest(self, has_model):
+        """With a model, steps without drafts are measured among those with chains."""
+        policy = self.policy()
+        policy.shapes.branches = lambda num_requests: True
+        states = [state._replace(has_model=has_model) for state in STATES]
+        looked = []
+        for _ in range(200):
+            policy.branches(states)
+            looked.append(policy.looks_for_offers(states))
+            if looked[-1]:
+                policy.plan_drafts([each._replace(offer=[0.5], has_model=False) for each in states])
+                policy.observe(accepted(1, 0), times(False))
+            else:
+                policy.skip_drafts(states)
+                policy.observe(accepted(0, 0), times(False))
+        assert all(looked) == has_model
+
     def test_offers_are_looked_for_where_nobody_asks(self):
-        """As in a step with a draft model, after a step with trees that looked for none."""
+        """As in a step with a draft model, after a step that looked for none."""
         policy = self.policy()
         offers = [state._replace(offer=[0.99] * 4, has_model=False) for state in STATES]
         while policy.looks_for_offers(STATES):
@@ -171,8 +194,15 @@ def times(disturbed):
 def test_chains_are_measured_however_long_their_steps_say_nothing():
     """Steps that process prompts are not observed."""
     choice = ShapeChoice()
-    for _ in range(200):
-        if choice.branches(1):
-            choice.observe(*TREE)
+    assert not any(choice.branches(1) for _ in range(200))
     branches, _ = run(choice, (3.0, 0.5), TREE, 400)
     assert np.mean(branches[-100:]) < 0.2
+
+
+def test_chains_are_measured_first():
+    """Trees have their turn after them, so a short run drafts as without trees."""
+    choice, branches = ShapeChoice(), []
+    for _ in range(16):
+        branches.append(choice.branches(2))
+        choice.observe(*(TREE if branches[-1] else CHAIN))
+    assert branches == [False] * 8 + [True] * 8

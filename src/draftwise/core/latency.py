@@ -225,6 +225,9 @@ class LatencyModel:
         self.companion = companion
         self._target = LiveCost(target)
         self._draft = None if draft is None else LiveCost(draft)
+        # A pass that grows a tree also selects its nodes, so it has a correction of its own.
+        self._tree_draft = None if draft is None else LiveCost(draft)
+        self._has_tree_times = False
         self._companion = None if companion is None else LiveCost(companion)
 
     def target_seconds(self, num_tokens: float, context: float = 0.0) -> float:
@@ -255,6 +258,15 @@ class LatencyModel:
         """Seconds of one draft pass, which drafts one token for each of ``num_requests``."""
         return 0.0 if self._draft is None else self._draft(num_requests)
 
+    def tree_draft_seconds(self, num_nodes: float) -> float:
+        """Seconds of one draft pass that grows token trees from ``num_nodes`` nodes.
+
+        It is that of a pass for chains until such a pass was observed.
+        """
+        if self._tree_draft is None or not self._has_tree_times:
+            return self.draft_seconds(num_nodes)
+        return self._tree_draft(num_nodes)
+
     def companion_seconds(self, num_tokens: float) -> float:
         """Seconds of the companion's pass over ``num_tokens`` drafted tokens."""
         return 0.0 if self._companion is None else self._companion(num_tokens)
@@ -279,6 +291,17 @@ class LatencyModel:
         if self._draft is not None:
             self._draft.observe([(count, 0.0) for count in counts], seconds)
 
+    def observe_tree_draft(self, counts: Sequence[int], seconds: float) -> None:
+        """Update the cost of growing token trees with a step's draft time.
+
+        Args:
+            counts: number of nodes that each pass read.
+            seconds: the step's draft time.
+        """
+        if self._tree_draft is not None:
+            self._has_tree_times |= any(counts) and 0 < seconds < math.inf
+            self._tree_draft.observe([(count, 0.0) for count in counts], seconds)
+
     def observe_companion(self, num_tokens: int, seconds: float) -> None:
         """Update the companion's cost with its time for a pass over ``num_tokens`` tokens."""
         if self._companion is not None:
@@ -290,6 +313,7 @@ class LatencyModel:
         num_target_tokens: int,
         context: int,
         drafting: Sequence[int],
+        growing: Sequence[int] = (),
         num_scored: int,
         has_signals: bool,
         target_seconds: float,
@@ -302,6 +326,7 @@ class LatencyModel:
             num_target_tokens: number of tokens in the target's pass.
             context: tokens of context, summed over the requests.
             drafting: number of requests that drafted a token at each depth.
+            growing: number of nodes that each draft pass read, in a step with token trees.
             num_scored: number of tokens in the companion's pass; 0 without a pass.
             has_signals: whether the draft's signals were computed. The times of target and draft
                 then include signals and irregular rows, so they do not update the pass costs.
@@ -310,6 +335,7 @@ class LatencyModel:
         if not has_signals:
             self.observe_target(num_target_tokens, context, target_seconds)
             self.observe_draft(drafting, draft_seconds)
+            self.observe_tree_draft(growing, draft_seconds)
         if num_scored:
             self.observe_companion(num_scored, companion_seconds)
 

@@ -57,6 +57,8 @@ class Engine:
         latency: the model of step costs, updated while the engine runs; ``None`` if no policy uses
             it.
         times: the time that each part of the last step took.
+        simulated_times: computes these times from the step's work, to simulate another machine;
+            ``None`` to measure them.
         grammars: compiles grammars for structured outputs. It may be called ahead of a request,
             also from another thread.
         corpus: texts that drafts may continue beside the request's own; ``None`` without a corpus.
@@ -95,6 +97,7 @@ class Engine:
         self.max_model_len = target.max_model_len
         self.latency = latency
         self.times = StepTimes(0, 0, 0, 0, 0, 0)
+        self.simulated_times: Callable[[Step], StepTimes] | None = None
         self.grammars = GrammarCompiler(target.tokenizer, target.eos_token_ids)
         self._tokenizer = target.tokenizer
         self._eos_token_ids = target.eos_token_ids
@@ -198,9 +201,7 @@ class Engine:
     def _commit(self, step: Step) -> list[Request]:
         """Learn from a step and append its tokens; returns its requests."""
         batch, outcome, policies = step.batch, step.outcome, step.pipeline.policies
-        times = step.clock.times(self._rest, batch.num_prompt_tokens)
-        disturbed = not step.ran_alone or step.clock.prepared_passes
-        self.times = step.pipeline.counted(replace(times, disturbed=disturbed))
+        self.times = self._times_of(step)
         policies.observe(outcome, self.times)
         self._costs.observe(step, self.times)
         self._take_notes(step)
@@ -214,6 +215,13 @@ class Engine:
         self._forget([r.request_id for r in advanced if r.finish_reason is not None])
         self._rest = step.clock.since_last_lap()
         return advanced
+
+    def _times_of(self, step: Step) -> StepTimes:
+        if self.simulated_times is not None:
+            return self.simulated_times(step)
+        times = step.clock.times(self._rest, step.batch.num_prompt_tokens)
+        disturbed = not step.ran_alone or step.clock.prepared_passes
+        return step.pipeline.counted(replace(times, disturbed=disturbed))
 
     def _take_notes(self, step: Step) -> None:
         """Record which outputs are no longer exactly the target's, and which drafts were scored."""

@@ -136,17 +136,20 @@ class Step(PreparedStep):
         return len(self.plan.lengths) + sum(self.plan.lengths)
 
     @property
+    def num_companion_tokens(self) -> int:
+        """Number of tokens in the companion's pass, without those that it caught up with.
+
+        An oracle that scores in its place has such a number too.
+        """
+        scores = self.companion_scores
+        if scores is None:
+            return 0
+        return sum(self.draft.lengths) if scores.num_read is None else scores.num_read
+
+    @property
     def context(self) -> int:
         """Total number of tokens of all requests in the step."""
         return sum(len(request.tokens) for request in self.batch.generating)
-
-
-def _num_read(step: Step) -> int:
-    """Number of tokens in the companion's pass, without those that it caught up with."""
-    scores = step.companion_scores
-    if scores is None:
-        return 0
-    return sum(step.draft.lengths) if scores.num_read is None else scores.num_read
 
 
 class CostLearner:
@@ -172,9 +175,11 @@ class CostLearner:
         self._latency.observe_step(
             num_target_tokens=step.num_target_tokens,
             context=step.context,
-            # With continuations beside a model, the time of drafting contains the search for them.
+            # With continuations beside a model, the time of drafting contains the search for them,
+            # so these steps are left out. Trees are left out where the search found something.
             drafting=draft.drafting if draft.is_one_hot is None else (),
-            num_scored=_num_read(step),
+            growing=(draft.passes or ()) if draft.copied_nodes is None else (),
+            num_scored=step.num_companion_tokens,
             # One-hot proposals have signals without any computation.
             has_signals=not isinstance(draft.signals, OneHotSignals | None),
             target_seconds=times.total - times.draft - times.companion - times.select,

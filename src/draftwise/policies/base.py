@@ -146,7 +146,9 @@ class TreeLevel(NamedTuple):
         entropy: ``[nodes]`` entropy in nats of the draft's distribution that each node's token was
             taken from; ``None`` if the policy uses no signals of the draft.
         coverage: estimated probability that the target's token is among the children of a node that
-            it reaches, and is not a copied token there, from the level before.
+            it reaches, and is not a copied token there, from the level before. Children that are
+            not worth verifying do not count.
+        num_nodes: number of nodes of all trees that may be verified so far.
     """
 
     depth: int
@@ -154,6 +156,7 @@ class TreeLevel(NamedTuple):
     values: NDArray[np.float64]
     entropy: NDArray[np.float64] | None
     coverage: float
+    num_nodes: int
 
 
 @dataclass(frozen=True)
@@ -426,7 +429,8 @@ class Policy(ABC):
     def least_node_value(self, request: int, num_nodes: int) -> float:
         """The probability to be accepted below which a node of a token tree is not worth verifying.
 
-        It is asked before tokens are drawn, and only about trees of drawn tokens.
+        It is asked before the children of a level are drawn. For trees that are not drawn, it
+        decides what another level is expected to gain.
 
         Args:
             request: index of the tree's request in the step's batch.

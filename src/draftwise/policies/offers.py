@@ -62,7 +62,7 @@ class StepKind(Enum):
 
     ALONE = auto()  # not at all
     BESIDE_MODEL = auto()  # with a draft model, where that pays
-    TREES = auto()  # with a draft model, and offers are branches of its trees
+    TREES = auto()  # in token trees: offers are branches of a model's trees, or the trees
 
 
 class OfferPricing:
@@ -113,10 +113,12 @@ class OfferPricing:
         self._looks, self._is_interrupted = looks, False
         return looks
 
-    def always_look(self) -> None:
+    def always_look(self, kind: StepKind = StepKind.BESIDE_MODEL) -> None:
         """Begin a step of which :meth:`looks` is not asked, because a draft model runs anyway."""
-        self.kind = StepKind.BESIDE_MODEL
-        self._looks = self._is_second = True
+        changed = kind is not self.kind
+        self.kind = kind
+        self._looks = True
+        self._is_second = kind is StepKind.BESIDE_MODEL or not changed
 
     def interrupt(self) -> None:
         """Count the next step as one that follows a step of another kind."""
@@ -314,12 +316,12 @@ class OfferPricing:
             context: tokens of context, summed over the requests.
         """
         latency = self._latency
-        added = self._added(num_requests, len(level.values), context)
+        added = self._added(num_requests, level.num_nodes, context)
         gained = level.values * level.coverage / self.goodput(num_requests, context)
         worth = np.maximum(gained - added, 0.0)
         # A pass takes nearly as long with fewer nodes. So they are left out only if worthless.
         grows: NDArray[np.bool_] = worth > 0
-        if float(worth.sum()) <= latency.draft_seconds(int(grows.sum())):
+        if float(worth.sum()) <= latency.tree_draft_seconds(int(grows.sum())):
             grows[:] = False
         return grows
 
@@ -342,8 +344,8 @@ class OfferPricing:
     def _excess(self, num_requests: int) -> float:
         """What verified tokens add to a step, relative to the cost model.
 
-        Steps beside a draft model do not measure it. It is a property of the target's
-        pass, so they have that of the nearest batch size at which no model drafted.
+        Steps beside a draft model and steps with its trees do not measure it. It is a property of
+        the target's pass, so they have that of the nearest batch size at which no model drafted.
         """
         record = self._record(num_requests)
         if not record.is_known:

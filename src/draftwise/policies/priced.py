@@ -45,14 +45,20 @@ class PricedPolicy(PricedChains):
         self._is_asked_to_rest = self._rests = False
         self._saved_seconds = 0.0
         self._num_growing = 0
+        self._node_value: tuple[int, float] | None = None
         self._weights: Floats = np.ones(0)
 
     def looks_for_offers(self, requests: Sequence[RequestState]) -> bool:
         """Whether looking for offers pays, or the time without or with them is to be measured."""
         self._num_context_tokens = sum(request.num_tokens for request in requests)
-        self._num_growing = len(requests)
+        self._num_growing, self._node_value = len(requests), None
         self._is_asked_to_look = True
-        kind = StepKind.TREES if self._grows_trees else StepKind.ALONE
+        grows = self._grows_trees and self._is_asked_for_shape
+        if grows and any(request.has_model for request in requests):
+            # Steps without drafts are measured among those with chains.
+            self.offers.always_look(StepKind.TREES)
+            return True
+        kind = StepKind.TREES if grows else StepKind.ALONE
         return self.offers.looks(len(requests), kind)
 
     def adds_offers(self, requests: Sequence[RequestState]) -> bool:
@@ -96,8 +102,13 @@ class PricedPolicy(PricedChains):
 
     def least_node_value(self, request: int, num_nodes: int) -> float:
         """The value at which a node saves as much time as it adds."""
-        context = self._num_context_tokens
-        return self.offers.least_node_value(self._num_growing, num_nodes, context)
+        # All trees of a level have the same number of nodes so far.
+        if self._node_value is None or self._node_value[0] != num_nodes:
+            least = self.offers.least_node_value(
+                self._num_growing, num_nodes, self._num_context_tokens
+            )
+            self._node_value = num_nodes, least
+        return self._node_value[1]
 
     def grow_trees(self, level: TreeLevel) -> NDArray[np.bool_]:
         """Give children to the nodes whose children are worth another pass of the draft model."""
@@ -184,6 +195,7 @@ class PricedPolicy(PricedChains):
     def _begin_step(self, requests: Sequence[RequestState]) -> None:
         """Discard the state of the last step."""
         super()._begin_step(requests)
+        self._node_value = None
         self._has_shape, self._is_asked_for_shape = self._is_asked_for_shape, False
         self._grows_trees &= self._has_shape
         self._is_asked_to_look = self._chose_sources = False

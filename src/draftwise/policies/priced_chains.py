@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 
@@ -23,16 +24,21 @@ from draftwise.policies.pricing import Price, Pricing, PricingOptions
 Floats = NDArray[np.float64]
 
 
+# An exploring request drafts so many times the passes of the operating point, and so many tokens at
+# least, as far as its limit allows.
+_EXPLORED_BEYOND, _LEAST_EXPLORED = 2.0, 5
+
+
 class PricedChains(Policy):
     """Drafts with a model at the operating point with the best goodput.
 
     Subclasses select what is verified. A step's prices come from earlier steps. A request stops
     drafting when the probability that all its tokens so far are accepted falls below the threshold
     of the operating point. This is a predictable cut. At regular intervals one request explores: it
-    drafts to its limit and all its tokens are verified, regardless of prices. So the estimates of
-    tokens that are usually not verified stay up to date. Requests explore in turn. While nothing
-    else is drafted, the intervals double, because exploring costs time. Who explores depends on
-    earlier steps only.
+    drafts twice the expected number of passes, or five tokens if that is more, and all its tokens
+    are verified, regardless of prices. So the estimates of tokens that are usually not verified
+    stay up to date. Requests explore in turn. While nothing else is drafted, the intervals double,
+    because exploring costs time. Who explores, and how far, depends on earlier steps only.
     """
 
     needs_latency = True
@@ -123,7 +129,10 @@ class PricedChains(Policy):
         for index in drafting:
             self._max_lengths[index] = min(limits[index], point.max_length)
         if self._explorer is not None:
-            self._max_lengths[self._explorer] = limits[self._explorer]
+            estimate = self.prices.estimate
+            passes = 0.0 if estimate is None else estimate.passes
+            longest = max(_LEAST_EXPLORED, math.ceil(_EXPLORED_BEYOND * passes))
+            self._max_lengths[self._explorer] = min(limits[self._explorer], longest)
         # Without a threshold, signals decide nothing. Then they are computed only to learn.
         self._uses_signals = point.threshold > 0 or self._learns_from_step
         return self._max_lengths

@@ -33,7 +33,7 @@ class ShapeChoice:
     """Chooses between chains and trees, from the goodput of earlier steps."""
 
     def __init__(self) -> None:
-        """Start with a turn of trees."""
+        """Start with a turn of chains."""
         self._records: dict[int, _Record] = {}
         self._current = _Record(_Shape(), _Shape())
 
@@ -139,11 +139,11 @@ class _Record:
         return self.chains.duration > 0 and self.trees.duration > 0
 
     def begin_turn(self, num_requests: int) -> None:
-        """Give the next turn to the shape that may be best; the first one to trees."""
+        """Give the next turn to the shape that may be best; the first one to chains."""
         chains = self.chains.optimistic_goodput(num_requests)
         trees = self.trees.optimistic_goodput(num_requests)
         given_up = not self.trees.duration and self.trees.num_turns >= _MOST_TURNS
-        self.branches = not given_up and (trees > chains or math.isinf(trees))
+        self.branches = not given_up and trees > chains
         self.steps_left = _TURN
         (self.trees if self.branches else self.chains).num_turns += 1
 

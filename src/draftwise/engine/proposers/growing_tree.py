@@ -264,9 +264,8 @@ class GrowingTree:
             order = order[: self.max_nodes]
         return order
 
-    def proposed(self, order: Sequence[int] | None = None) -> ProposedTree:
-        """The tree of the nodes of :meth:`order`, which may be given if it is known."""
-        order = self.order() if order is None else order
+    def proposed(self, order: Sequence[int]) -> ProposedTree:
+        """The tree of the nodes of :meth:`order`."""
         places = {node: place for place, node in enumerate(order)} | {ROOT: ROOT}
         chosen = [self.nodes[node] for node in order]
         return ProposedTree(

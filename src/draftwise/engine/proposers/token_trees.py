@@ -21,17 +21,15 @@ what the draft's distribution has beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.trees import ROOT, draw_children
-from draftwise.core.types import TreeProbs, TreeSignals
+from draftwise.core.trees import ROOT
 from draftwise.engine.cached_model import CachedModel, NodeInput
-from draftwise.engine.distributions import row_probabilities
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.lifecycle import Commit
 from draftwise.engine.proposers.drafted_trees import (
@@ -40,8 +38,14 @@ from draftwise.engine.proposers.drafted_trees import (
     chain_of,
     worth_verifying,
 )
+from draftwise.engine.proposers.drawn_children import (
+    Drawing,
+    add_drawn_children,
+    open_distributions,
+)
 from draftwise.engine.proposers.growing_tree import COPIED, CopiedToken, GrowingTree, Node
 from draftwise.engine.proposers.proposals import Proposals
+from draftwise.engine.proposers.tree_growth import Growth, Reading
 from draftwise.engine.request import Request
 from draftwise.engine.tree_paths import known_nodes
 from draftwise.estimators.nodes import NodeAcceptance, RankAcceptance
@@ -57,9 +61,6 @@ _FIRST_COVERAGE, _COVERAGE_WEIGHT = 0.7, 0.05
 # The model grows a tree after so many steps without one, to be measured.
 _LONGEST_REST = 64
 
-# Smallest probability of a drawn token, for the estimates.
-_LEAST_PROB = 1e-30
-
 
 class _Children(NamedTuple):
     """The most likely next tokens at some rows.
@@ -73,92 +74,6 @@ class _Children(NamedTuple):
     tokens: list[list[int]]
     probs: Floats
     entropy: Floats | None
-
-
-class _Distributions(NamedTuple):
-    """What the children of nodes of drawn trees are drawn from: q without a copied token.
-
-    Attributes:
-        probs: ``[rows, own vocab]``; ``None`` without such nodes.
-        rows: by row of the logits, the row of ``probs``.
-        largest: ``[rows of the logits]`` largest probability; 0 for nodes of other trees.
-        support: ``[rows of the logits]`` number of tokens that have a probability.
-    """
-
-    probs: Tensor | None
-    rows: dict[int, int]
-    largest: Floats
-    support: NDArray[np.int64]
-
-
-# A tree, and nodes of it that the model has read or reads next.
-_Reading: TypeAlias = tuple[GrowingTree, list[int]]
-
-
-class _Drawing(NamedTuple):
-    """Children of one node that are drawn.
-
-    Attributes:
-        tree: the tree.
-        node: the node.
-        row: row of the distribution that they are drawn from.
-        values: estimated acceptance of each child.
-        largest: largest probability of the distribution, without a copied token.
-        entropy: entropy of the distribution.
-    """
-
-    tree: GrowingTree
-    node: int
-    row: int
-    values: list[float]
-    largest: float
-    entropy: float
-
-
-class _Growth:
-    """The trees of a step while they grow.
-
-    Attributes:
-        step: the step.
-        policy: decides which nodes get children.
-        signals: whether the policy uses the entropy of the draft.
-        trees: all trees.
-        parts: distributions that children were drawn from, ``[rows, own vocab]`` each.
-        rows: by request, the row of each drawn node.
-        known: distributions at all nodes that were read, ``[rows, own vocab]`` each; ``None`` if no
-            companion scores the trees.
-        known_rows: by request, the row of each node that was read.
-    """
-
-    def __init__(
-        self, step: DraftingStep, policy: Policy, signals: bool, trees: list[GrowingTree]
-    ) -> None:
-        self.step, self.policy, self.signals, self.trees = step, policy, signals, trees
-        self.parts: list[Tensor] = []
-        self.rows: dict[int, dict[int, int]] = {}
-        self.known: list[Tensor] | None = [] if policy.wants_companion() else None
-        self.known_rows: dict[int, dict[int, int]] = {tree.index: {} for tree in trees}
-
-    def remember(
-        self, logits: Tensor, temperature: Tensor, q: _Distributions, reading: Sequence[_Reading]
-    ) -> None:
-        """Keep the distributions at nodes that were read: q, and softmax for greedy requests."""
-        if self.known is None:
-            return
-        scale = torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
-        probs = (logits.float() / scale).softmax(dim=1).nan_to_num(nan=0.0)
-        if q.probs is not None:
-            probs[upload(list(q.rows), torch.long, probs.device)] = q.probs
-        row = sum(map(len, self.known))
-        self.known.append(probs)
-        for tree, nodes in reading:
-            self.known_rows[tree.index] |= {node: row + at for at, node in enumerate(nodes)}
-            row += len(nodes)
-
-    def least_value(self, tree: GrowingTree) -> float:
-        """The value below which no node of a tree is drawn."""
-        num_nodes = sum(min(len(tree.nodes), tree.max_nodes) for tree in self.trees)
-        return self.policy.least_node_value(tree.index, num_nodes)
 
 
 class TreeDrafting:
@@ -196,7 +111,9 @@ class TreeDrafting:
         paths = [np.cumprod([1.0, *(token.acceptance for token in copied[i])]) for i in able]
         values = np.array([1.0 - float(path[:2][-1] - path[-1]) for path in paths])
         entropy = np.zeros(len(able)) if policy.uses_draft_signals() else None
-        wanted = policy.grow_trees(TreeLevel(0, able, values, entropy, self._root_coverage))
+        num_nodes = sum(min(len(copied[i]), limits[i]) for i in able)
+        level = TreeLevel(0, able, values, entropy, self._root_coverage, num_nodes)
+        wanted = policy.grow_trees(level)
         if wanted is None or self._num_rests >= _LONGEST_REST:
             wanted = np.ones(len(able), dtype=bool)
         grows[able] = wanted
@@ -244,10 +161,10 @@ class TreeDrafting:
             branch = branch[:longest]
             trees.append(GrowingTree(index, greedy, step.limits[index], room, branch))
             self._drafted.append((request, len(request.tokens), trees[-1]))
-        growth = _Growth(step, policy, policy.uses_draft_signals(), trees)
+        growth = Growth(model, step, policy, trees)
         logits = model.read_roots(step.inputs)
         passes = [len(trees)]
-        reading: list[_Reading] = [(tree, [ROOT]) for tree in trees]
+        reading: list[Reading] = [(tree, [ROOT]) for tree in trees]
         while True:
             coverage = self._add_children(growth, logits, reading)
             if len(passes) == 1:
@@ -265,9 +182,9 @@ class TreeDrafting:
         return DraftedTrees(
             Proposals.of_trees(proposed),
             tuple(passes),
-            self._tree_probs(growth),
+            growth.tree_probs(),
             tuple(tree.copied for tree in proposed) if any(branches) else None,
-            self._tree_signals(growth, orders, branches),
+            growth.tree_signals(orders, branches),
         )
 
     def learn(self, commit: Commit) -> None:
@@ -311,7 +228,7 @@ class TreeDrafting:
         """A step failed. Nothing is learnt from it."""
         self._drafted = []
 
-    def _add_children(self, growth: _Growth, logits: Tensor, reading: Sequence[_Reading]) -> float:
+    def _add_children(self, growth: Growth, logits: Tensor, reading: Sequence[Reading]) -> float:
         """Add the children of the nodes that were read.
 
         Returns:
@@ -321,9 +238,9 @@ class TreeDrafting:
         step = growth.step
         owners = [tree.index for tree, nodes in reading for _ in nodes]
         temperature = step.batch.controls.temperature[upload(owners, torch.long, logits.device)]
-        found = self._children(logits, temperature, growth.signals)
-        q = self._distributions(step, logits, reading)
-        growth.remember(logits, temperature, q, reading)
+        found = self._children(logits, temperature, growth.wants_entropy)
+        q = open_distributions(self._model, step, logits, reading)
+        growth.keep_read(logits, temperature, q.probs, list(q.rows), reading)
         estimates = self._acceptance.predict(found.probs)
         # With policies that do not depend on time, a seed reproduces its text.
         fixed = {tree.index: growth.policy.is_reproducible(tree.index) for tree, _ in reading}
@@ -334,157 +251,44 @@ class TreeDrafting:
         ranks *= np.arange(ranks.shape[1]) < q.support[:, None]
         probs, rows, of_ranks = found.probs.tolist(), estimates.tolist(), ranks.tolist()
         entropy = [0.0] * len(owners) if found.entropy is None else found.entropy.tolist()
-        drawing: list[_Drawing] = []
+        drawing: list[Drawing] = []
         row, total, covered = 0, 0.0, 0.0
+        num_nodes = growth.num_nodes
         for tree, nodes in reading:
             tree.was_read(nodes, row)
             counts: list[int] = []
             own: list[list[float]] = []
+            least = growth.least_value(tree, num_nodes)
             if not tree.greedy:
                 # Drawn children are tested after a copied one was rejected.
                 own = [
                     [tree.open_share(node) * estimate for estimate in ranked]
                     for node, ranked in zip(nodes, of_ranks[row : row + len(nodes)], strict=True)
                 ]
-                counts = tree.children_to_draw(nodes, own, growth.least_value(tree))
+                counts = tree.children_to_draw(nodes, own, least)
             for at, node in enumerate(nodes):
                 if tree.greedy:
                     tree.add(node, found.tokens[row], probs[row], rows[row], entropy[row])
-                    copied = tree.copied_child(node)
-                    covered += tree.value(node) * sum(
+                    copied, value = tree.copied_child(node), tree.value(node)
+                    covered += value * sum(
                         estimate
                         for token, estimate in zip(found.tokens[row], rows[row], strict=True)
-                        if copied is None or token != copied.token
+                        if value * estimate >= least and (copied is None or token != copied.token)
                     )
                 else:
                     values = own[at][: counts[at]]
                     if values:
                         largest = float(q.largest[row])
                         drawing.append(
-                            _Drawing(tree, node, q.rows[row], values, largest, entropy[row])
+                            Drawing(tree, node, q.rows[row], values, largest, entropy[row])
                         )
                     covered += tree.value(node) * sum(values)
                 total += tree.open_value(node)
                 row += 1
         if drawing:
             assert q.probs is not None
-            self._draw(growth, q.probs, drawing)
+            add_drawn_children(self._model, growth, q.probs, drawing)
         return min(1.0, covered / total) if total else 0.0
-
-    def _distributions(
-        self, step: DraftingStep, logits: Tensor, reading: Sequence[_Reading]
-    ) -> _Distributions:
-        """The distributions that children of the nodes that were read are drawn from."""
-        nodes = enumerate((tree, node) for tree, own in reading for node in own)
-        drawn = [(row, tree, node) for row, (tree, node) in nodes if not tree.greedy]
-        largest, support = np.zeros(len(logits)), np.zeros(len(logits), dtype=np.int64)
-        if not drawn:
-            return _Distributions(None, {}, largest, support)
-        own_rows = [row for row, _, _ in drawn]
-        rows = upload(own_rows, torch.long, logits.device)
-        owners = upload([tree.index for _, tree, _ in drawn], torch.long, logits.device)
-        q = row_probabilities(logits[rows], step.batch.controls, owners).nan_to_num(nan=0.0)
-        q = self._without_copied(q, [tree.copied_child(node) for _, tree, node in drawn])
-        known = fetch(q.amax(dim=1), (q > 0).sum(dim=1))
-        largest[own_rows], support[own_rows] = (each.numpy() for each in known)
-        return _Distributions(q, {row: at for at, row in enumerate(own_rows)}, largest, support)
-
-    def _draw(self, growth: _Growth, distributions: Tensor, drawing: Sequence[_Drawing]) -> None:
-        """Draw children without replacement, and add them to their trees."""
-        batch, device = growth.step.batch, distributions.device
-        assert batch.uniforms is not None
-        q = distributions[upload([each.row for each in drawing], torch.long, device)]
-        width = max(len(each.values) for each in drawing)
-        uniforms = torch.zeros(len(drawing), width, dtype=torch.float64)
-        for at, each in enumerate(drawing):
-            tree, count = each.tree, len(each.values)
-            numbers = batch.uniforms.draft[tree.index, tree.num_drawn : tree.num_drawn + count]
-            uniforms[at, :count] = numbers
-            tree.num_drawn += count
-        drawn = draw_children(q, uniforms.to(device))
-        first_row = sum(map(len, growth.parts))
-        growth.parts.append(q)
-        tokens = self._model.target_tokens(drawn.clamp(min=0))
-        for at, (each, own, there) in enumerate(
-            zip(drawing, tokens.tolist(), (drawn >= 0).tolist(), strict=True)
-        ):
-            count = sum(there[: len(each.values)])
-            # A drawn token has a probability, even where rounding left none beside a copied one.
-            probs = [max(each.largest, _LEAST_PROB)] * count
-            first = len(each.tree.nodes)
-            each.tree.add(each.node, own[:count], probs, each.values[:count], each.entropy)
-            places = growth.rows.setdefault(each.tree.index, {})
-            places |= dict.fromkeys(range(first, len(each.tree.nodes)), first_row + at)
-
-    def _without_copied(self, q: Tensor, copied: Sequence[CopiedToken | None]) -> Tensor:
-        """Distributions without tokens that are children already; zeros where nothing is left.
-
-        Args:
-            q: ``[rows, own vocab]``.
-            copied: ``[rows]`` the token.
-        """
-        if not any(copied):
-            return q
-        tokens = upload([-1 if c is None else c.token for c in copied], torch.long, q.device)
-        ids = self._model.target_tokens(torch.arange(q.shape[1], device=q.device))
-        left = q.masked_fill(ids == tokens.unsqueeze(1), 0.0)
-        total = left.sum(dim=1, keepdim=True)
-        return left / torch.where(total > 0, total, 1.0)
-
-    def _tree_probs(self, growth: _Growth) -> TreeProbs | None:
-        """The distributions of drawn trees."""
-        drawn = {index: own for index, own in growth.rows.items() if own}
-        if not drawn:
-            return None
-        rows: list[list[int]] = [[] for _ in growth.step.limits]
-        for tree in growth.trees:
-            if tree.index in drawn:
-                places = drawn[tree.index]
-                rows[tree.index] = [places.get(node, -1) for node in range(len(tree.nodes))]
-        return self._probs_of(growth.parts, rows)
-
-    def _probs_of(self, parts: Sequence[Tensor], rows: list[list[int]]) -> TreeProbs:
-        """Distributions of nodes.
-
-        Args:
-            parts: ``[rows, own vocab]`` each.
-            rows: ``[batch]`` the row of each node.
-        """
-        probs, vocab_size = torch.cat(list(parts)), self._model.vocab_size
-        own = torch.arange(probs.shape[1], device=probs.device)
-        ids = self._model.target_tokens(own)
-        is_whole = len(own) == vocab_size and torch.equal(ids, own)
-        return TreeProbs(probs, rows, None if is_whole else ids, vocab_size)
-
-    def _tree_signals(
-        self,
-        growth: _Growth,
-        orders: Sequence[Sequence[int]],
-        branches: Sequence[Sequence[CopiedToken]],
-    ) -> TreeSignals | None:
-        """The signals of all nodes, in the order in which they are proposed.
-
-        Args:
-            growth: the trees that the model grew.
-            orders: the order of the nodes of each of them.
-            branches: ``[batch]`` known continuations. Alone, they are trees of requests that the
-                model did not draft for.
-        """
-        if growth.known is None:
-            return None
-        acceptance = [[token.acceptance for token in branch] for branch in branches]
-        rows = [[-1] * len(branch) for branch in branches]
-        ranks = [[COPIED] * len(branch) for branch in branches]
-        for tree, order in zip(growth.trees, orders, strict=True):
-            known, nodes = growth.known_rows[tree.index], [tree.nodes[node] for node in order]
-            rows[tree.index] = [-1 if n.rank == COPIED else known[n.parent] for n in nodes]
-            above = [max(tree.value(node.parent), 1e-30) for node in nodes]
-            acceptance[tree.index] = [
-                min(1.0, node.value / value) for node, value in zip(nodes, above, strict=True)
-            ]
-            ranks[tree.index] = [node.rank for node in nodes]
-        probs = self._probs_of(growth.known, rows)
-        return TreeSignals(probs, acceptance, ranks, growth.step.limits)
 
     def _children(self, logits: Tensor, temperature: Tensor, signals: bool) -> _Children:
         """The most likely tokens of each row; greedy rows have temperature 1."""
@@ -502,7 +306,7 @@ class TreeDrafting:
         tokens, probs = fetch(self._model.target_tokens(tokens), probs)
         return _Children(tokens.tolist(), probs.double().numpy(), entropy)
 
-    def _next_nodes(self, growth: _Growth, coverage: float) -> list[_Reading]:
+    def _next_nodes(self, growth: Growth, coverage: float) -> list[Reading]:
         """The nodes that get children next, in order of cache slot."""
         trees = growth.trees
         best = [(tree, tree.best_newest(self._width)) for tree in trees]
@@ -514,8 +318,9 @@ class TreeDrafting:
             chosen[0].depth,
             [tree.index for tree, _ in found],
             np.array([tree.open_value(node) for tree, node in found]),
-            np.array([node.entropy for node in chosen]) if growth.signals else None,
+            np.array([node.entropy for node in chosen]) if growth.wants_entropy else None,
             coverage,
+            growth.num_nodes,
         )
         grows = growth.policy.grow_trees(level)
         if grows is not None:
@@ -526,7 +331,7 @@ class TreeDrafting:
                 tree.stop()
         return [(tree, nodes) for tree, nodes in best if nodes]
 
-    def _inputs(self, step: DraftingStep, reading: Sequence[_Reading]) -> list[NodeInput]:
+    def _inputs(self, step: DraftingStep, reading: Sequence[Reading]) -> list[NodeInput]:
         lengths, inputs = self._model.cache.lengths, []
         for tree, nodes in reading:
             slot = step.cache_slots[tree.index]
