@@ -5,7 +5,8 @@
 
 The head of the page, up to its first section, is kept, and its counts of verdicts are updated. Each
 section has the text and the figure of a study, and its claims with a reason for each from
-`reasons.json` in the results folder. The numbers of claims and reasons must match, so that the
+`reasons.json` in the results folder. Studies without results are left out. The numbers of claims
+and reasons must match, so that the
 reasons are reviewed after new measurements.
 """
 
@@ -64,7 +65,10 @@ def page(head: str, folder: Path) -> str:
     reasons = json.loads((folder / _REASONS).read_text(encoding="utf-8"))
     sections, verdicts = [], Counter[str]()
     for name in STUDIES:
-        result = json.loads((folder / name / "data.json").read_text(encoding="utf-8"))
+        file = folder / name / "data.json"
+        if not file.exists():
+            continue
+        result = json.loads(file.read_text(encoding="utf-8"))
         sections.append(section(folder, result, reasons.get(name, [])))
         verdicts.update(each["verdict"] for each in result["findings"])
     counted = (
