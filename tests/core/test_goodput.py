@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,6 +97,18 @@ class TestStepEstimates:
         assert kept.size == 2 * (1 + (2 + 0) / 2)
         everything = estimate(OperatingPoint(2), 2, *drafts, LINEAR)
         assert everything.tokens == pytest.approx(2 * (1 + (0.5 + 0.2 + 1 + 1) / 2))
+
+    def test_a_step_that_drafts_has_one_first_pass(self):
+        drafts = np.full((4, 3), 0.5), np.full((4, 3), 0.5)
+        costs = replace(LINEAR, first_draft_extra=0.25)
+        for point, extra in (
+            (OperatingPoint(0), 0.0),
+            (OperatingPoint(1), 0.25),
+            (OperatingPoint(3), 0.25),
+            (OperatingPoint(3, 0.4), 0.25),
+        ):
+            without = estimate(point, 2, *drafts, LINEAR).seconds
+            assert estimate(point, 2, *drafts, costs).seconds == pytest.approx(without + extra)
 
     def test_points_are_estimated_independently(self):
         drafts = np.random.default_rng(0).random((40, 5))

@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -82,11 +83,30 @@ class TestStageCost:
             ((1, 2), (0.1, math.inf)),
             ((1, 2), (0.1, 0.2), -1e-6),
             ((1, 2), (0.1, 0.2), math.nan),
+            ((1, 2), (0.1, 0.2), 0.0, -1e-6),
+            ((1, 2), (0.1, 0.2), 0.0, math.inf),
         ],
     )
     def test_refuses_invalid_curves(self, values):
-        with pytest.raises(ValueError, match=r"tokens must be ascending|per_context_token"):
+        names = r"tokens must be ascending|per_context_token|first_extra"
+        with pytest.raises(ValueError, match=names):
             StageCost(*values)
+
+    def test_a_mean_over_passes_is_split_into_the_first_and_the_others(self):
+        cost = StageCost((1, 8), (0.002, 0.003)).split(0.004, 4)
+        assert cost.seconds == pytest.approx((0.001, 0.002))
+        assert cost.first_extra == 0.004
+        assert cost.first_extra + 4 * cost(8) == pytest.approx(4 * 0.003)
+        assert StageCost.from_dict(cost.to_dict()) == cost
+        # A pass takes some time, whatever the noise of the measurement.
+        assert StageCost((1, 8), (0.002, 0.003)).split(0.1, 4).seconds == pytest.approx(
+            (0.0002, 0.0003)
+        )
+
+    def test_older_files_have_no_first_pass(self):
+        values = CURVE.to_dict()
+        del values["first_extra"]
+        assert StageCost.from_dict(values) == CURVE
 
 
 class TestLiveCorrection:
@@ -191,6 +211,17 @@ class TestLiveCorrection:
         for n in (1, 8, 32):
             assert model.draft_seconds(n) == pytest.approx(3 * DRAFT(n), rel=0.05)
 
+    def test_the_first_pass_of_a_step_takes_longer(self):
+        first = replace(DRAFT, first_extra=0.01)
+        model = LatencyModel(CURVE, first)
+        assert model.first_draft_extra == 0.01
+        for step in range(300):
+            counts = [8, 6, 1] if step % 2 else [32]
+            model.observe_draft(counts, 2 * (0.01 + sum(map(DRAFT, counts))))
+        assert model.first_draft_extra == pytest.approx(0.02, rel=0.05)
+        for n in (1, 8, 32):
+            assert model.draft_seconds(n) == pytest.approx(2 * DRAFT(n), rel=0.1)
+
     def test_companion_cost_is_corrected(self):
         model = LatencyModel(CURVE, None, DRAFT)
         for step in range(300):
@@ -204,7 +235,7 @@ class TestLiveCorrection:
         model.observe_tree_draft([4], 1.0)
         model.observe_companion(4, 1.0)
         assert model.draft_seconds(8) == model.companion_seconds(8) == 0.0
-        assert model.tree_draft_seconds(8) == 0.0
+        assert model.tree_draft_seconds(8) == model.first_draft_extra == 0.0
 
     def test_passes_that_grow_trees_have_their_own_time(self):
         """Until one was observed, it is that of the passes for chains."""

@@ -193,6 +193,21 @@ class TestPasses:
     def test_a_target_alone_has_one_stage(self, triple):
         assert PassTimer(Models(triple.target), 1, 8, 2).stages == (Stage.TARGET,)
 
+    def test_the_first_draft_pass_is_measured(self, triple, monkeypatch):
+        timer = PassTimer(triple, 2, 16, 3)
+        drafted = []
+
+        def seconds(batch, length):
+            drafted.append((len(batch.generating), length))
+            return 0.5 + 0.1 * length + (5.0 if len(drafted) == 3 else 0.0)
+
+        monkeypatch.setattr(timer, "_draft_seconds", seconds)
+        assert timer.first_draft_extra(PassShape(2, 2, 8)) == pytest.approx(0.5)
+        assert drafted == [(2, 1), (2, 3)] * 5
+
+    def test_a_single_drafted_token_has_no_other_pass(self, triple):
+        assert PassTimer(triple, 1, 8, 1).first_draft_extra(PassShape(1, 1, 8)) == 0.0
+
     def test_interference_is_measured_for_both(self, triple):
         factors = measure_interference(PassTimer(triple, 2, 16, 2), [1, 2], 3, 16)
         assert factors.keys() == {Stage.TARGET, Stage.DRAFT}

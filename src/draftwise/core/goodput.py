@@ -80,10 +80,12 @@ class Costs:
         target: seconds of the target's pass as a function of its number of tokens: the drafted
             tokens and one for each request.
         draft: seconds of a draft pass as a function of the number of requests that draft.
+        first_draft_extra: additional seconds of the first draft pass of a step.
     """
 
     target: Callable[[float], float]
     draft: Callable[[float], float]
+    first_draft_extra: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ def step_estimates(
         gained = float((kept[:, : point.max_length] * verified).sum(axis=1).mean())
         size = num_requests * (1.0 + float(share.sum()))
         seconds, passes = costs.target(size), 0.0
+        if point.max_length:
+            seconds += costs.first_draft_extra
         for drafting in (1.0, *share[:-1].tolist())[: point.max_length]:
             # The pass runs if at least one request drafts.
             runs = 1.0 - (1.0 - drafting) ** num_requests

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +31,8 @@ _MAX_OBSERVED_RATIO = 3.0
 # The corrected time stays within this factor of the profiled time.
 _MAX_CORRECTION = 1000.0
 _NUM_DESCENT_SWEEPS = 10
+# A pass takes at least this share of the mean over the passes of a step.
+_LEAST_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,13 @@ class StageCost:
         seconds: measured time of a pass over each number of tokens, non-decreasing.
         per_context_token: additional seconds per context token that the pass attends to. Context
             is summed over the requests.
+        first_extra: additional seconds of the first pass of a step.
     """
 
     tokens: tuple[float, ...]
     seconds: tuple[float, ...]
     per_context_token: float = 0.0
+    first_extra: float = 0.0
 
     def __post_init__(self) -> None:
         rising = all(a < b for a, b in pairwise((0.0, *self.tokens)))
@@ -58,6 +62,8 @@ class StageCost:
             )
         if not 0 <= self.per_context_token < math.inf:
             raise ValueError("per_context_token must be finite and non-negative")
+        if not 0 <= self.first_extra < math.inf:
+            raise ValueError("first_extra must be finite and non-negative")
 
     def __call__(self, num_tokens: float, context: float = 0.0) -> float:
         """Seconds of a pass over ``num_tokens`` tokens that attends to ``context`` tokens.
@@ -88,7 +94,19 @@ class StageCost:
             "tokens": list(self.tokens),
             "seconds": list(self.seconds),
             "per_context_token": self.per_context_token,
+            "first_extra": self.first_extra,
         }
+
+    def split(self, first_extra: float, num_passes: int) -> StageCost:
+        """The cost of single passes, if the seconds are means over the passes of a step.
+
+        Args:
+            first_extra: additional seconds of the first pass.
+            num_passes: number of passes that the means are over.
+        """
+        share = first_extra / num_passes
+        seconds = tuple(max(each - share, _LEAST_SHARE * each) for each in self.seconds)
+        return replace(self, seconds=seconds, first_extra=first_extra)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> StageCost:
@@ -101,6 +119,8 @@ class StageCost:
             tuple(float(number) for number in values["tokens"]),
             tuple(float(number) for number in values["seconds"]),
             float(values["per_context_token"]),
+            # Older files have the mean over all passes of a step.
+            float(values.get("first_extra", 0.0)),
         )
 
 
@@ -129,10 +149,15 @@ class LiveCost:
         self._counts: Floats = np.zeros(0)
 
     def __call__(self, num_tokens: float, context: float = 0.0) -> float:
-        """Seconds of a pass; 0 without tokens."""
+        """Seconds of a pass that is not the first of a step; 0 without tokens."""
         if num_tokens <= 0:
             return 0.0
         return self._predict(self._features(num_tokens, context))
+
+    @property
+    def first_extra(self) -> float:
+        """Additional seconds of the first pass of a step."""
+        return self._k[1] * self.stage.first_extra
 
     def curve(self, most: int, context: float = 0.0) -> Floats:
         """``[most + 1]`` seconds of passes over 0 … ``most`` tokens."""
@@ -155,7 +180,7 @@ class LiveCost:
         return self._profiled[: most + 1], self._counts[: most + 1]
 
     def observe(self, passes: Sequence[tuple[float, float]], seconds: float) -> None:
-        """Update the correction with the total time of several passes.
+        """Update the correction with the total time of the passes of a step.
 
         Args:
             passes: tokens and context of each pass. Passes without tokens are ignored.
@@ -165,6 +190,7 @@ class LiveCost:
         if not features or not 0 < seconds < math.inf:
             return
         total = [sum(column) for column in zip(*features, strict=True)]
+        total[1] += self.stage.first_extra
         predicted = self._predict(total)
         seen = min(max(seconds / predicted, 1 / _MAX_OBSERVED_RATIO), _MAX_OBSERVED_RATIO)
         # Dividing by the prediction makes the errors relative, so every size has the same weight.
@@ -255,8 +281,19 @@ class LatencyModel:
         return max(0.0, (more - self.target_seconds(num_tokens, context)) / window)
 
     def draft_seconds(self, num_requests: float) -> float:
-        """Seconds of one draft pass, which drafts one token for each of ``num_requests``."""
+        """Seconds of one draft pass, which drafts one token for each of ``num_requests``.
+
+        The first pass of a step also takes :attr:`first_draft_extra`.
+        """
         return 0.0 if self._draft is None else self._draft(num_requests)
+
+    @property
+    def first_draft_extra(self) -> float:
+        """Additional seconds of the first draft pass of a step.
+
+        It sets up the draft and reads the tokens that the request gained in the step before.
+        """
+        return 0.0 if self._draft is None else self._draft.first_extra
 
     def tree_draft_seconds(self, num_nodes: float) -> float:
         """Seconds of one draft pass that grows token trees from ``num_nodes`` nodes.

@@ -321,7 +321,10 @@ class OfferPricing:
         worth = np.maximum(gained - added, 0.0)
         # A pass takes nearly as long with fewer nodes. So they are left out only if worthless.
         grows: NDArray[np.bool_] = worth > 0
-        if float(worth.sum()) <= latency.tree_draft_seconds(int(grows.sum())):
+        cost = latency.tree_draft_seconds(int(grows.sum()))
+        if level.depth == 0:
+            cost += latency.first_draft_extra
+        if float(worth.sum()) <= cost:
             grows[:] = False
         return grows
 

@@ -265,6 +265,8 @@ class Pricing:
         context = 0 if self._current is None else self._current[3]
         size = len(num_verified) + sum(num_verified)
         seconds = self._latency.target_seconds(size, context)
+        if any(num_drafted):
+            seconds += self._latency.first_draft_extra
         for place in range(max(num_drafted, default=0)):
             seconds += self._latency.draft_seconds(sum(n > place for n in num_drafted))
         return seconds
@@ -439,6 +441,7 @@ class Pricing:
         costs = Costs(
             lambda tokens: self._latency.target_seconds(tokens, context),
             self._latency.draft_seconds,
+            self._latency.first_draft_extra,
         )
         drafts = self.drafts.expected, self.drafts.acceptance
         estimates = step_estimates(self._points, num_requests, *drafts, costs)

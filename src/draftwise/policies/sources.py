@@ -137,7 +137,7 @@ class SourceChoice:
         num_behind = np.array([request.num_behind for request in requests])
         worth = values * self.gains.expected(requests, gained)
         of_model = (worth - own_cost - per_token * num_behind).tolist()
-        shared_cost = passes * max(0.0, single - per_token)
+        shared_cost = passes * max(0.0, single - per_token) + latency.first_draft_extra
         # Looking is not credited with leaving out requests for which the model gains nothing.
         model_alone = max(0.0, sum(max(gain, 0.0) for gain in of_model) - shared_cost)
         gains = [model - offer for model, offer in zip(of_model, of_offers, strict=True)]

@@ -63,7 +63,7 @@ def measure_latency(
     timer = PassTimer(models, max_batch_size, longest, gamma)
     shapes = quick_shapes(timer.stages, max_batch_size, gamma, longest)
     points = _measure_quickly(timer, shapes)
-    return LatencyProfile.of(models, points).latency_model()
+    return LatencyProfile.of(models, points, *_first_draft(timer, shapes)).latency_model()
 
 
 def measure_profile(
@@ -131,7 +131,20 @@ def measure_profile(
     if interference and not models.have_exit:
         batches = sorted({1, max(1, max_batch_size // 4), max_batch_size})
         factors = measure_interference(timer, batches, num_speculative_tokens + 1, contexts[0])
-    return replace(LatencyProfile.of(models, _points(times)), interference=factors)
+    profile = LatencyProfile.of(models, _points(times), *_first_draft(timer, shapes))
+    return replace(profile, interference=factors)
+
+
+def _first_draft(timer: PassTimer, shapes: Shapes) -> tuple[float, int]:
+    """What the first draft pass of a step takes beyond the others, and how many were timed.
+
+    It is measured for one request and for a batch, and hardly depends on their number.
+    """
+    drafts = shapes.get(Stage.DRAFT)
+    if not drafts:
+        return 0.0, 1
+    chosen = {drafts[0], drafts[len(drafts) // 2]}
+    return statistics.mean(map(timer.first_draft_extra, chosen)), timer.draft_depth
 
 
 def load_latency(path: str, models: Models) -> LatencyModel:

@@ -53,12 +53,20 @@ class LatencyProfile:
     created: str = ""
 
     @classmethod
-    def of(cls, models: Models, points: Iterable[Point]) -> LatencyProfile:
+    def of(
+        cls,
+        models: Models,
+        points: Iterable[Point],
+        first_draft_extra: float = 0.0,
+        draft_depth: int = 1,
+    ) -> LatencyProfile:
         """Fit a profile to passes measured on this machine.
 
         Args:
             models: loaded models.
             points: measured passes, at least one for each model.
+            first_draft_extra: seconds that the first draft pass of a step takes beyond the others.
+            draft_depth: number of draft passes in a step that the draft's points are means over.
         """
         points = tuple(points)
         stages = {point.stage for point in points}
@@ -67,6 +75,8 @@ class LatencyProfile:
             for stage in Stage
             if stage in stages
         }
+        if Stage.DRAFT in costs:
+            costs[Stage.DRAFT] = costs[Stage.DRAFT].split(first_draft_extra, draft_depth)
         described = {role: _describe(model) for role, model in _present(models).items()}
         created = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(_this_machine(models.target), described, points, costs, {}, created)

@@ -7,6 +7,7 @@ times therefore include probabilities, sampling and the acceptance law, as in a 
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -41,8 +42,10 @@ from draftwise.policies.fixed import FixedLength
 from draftwise.speculation import RequestSpeculation
 
 # Number of draft passes timed together. The first pass of a step also sets up the draft and
-# processes more tokens than the others.
+# processes more tokens than the others; :meth:`PassTimer.first_draft_extra` measures how much.
 _DEPTH = 4
+# Number of measurements of the first draft pass.
+_FIRST_REPEATS = 5
 
 
 class Stage(StrEnum):
@@ -102,6 +105,7 @@ class PassTimer:
 
     Attributes:
         stages: stages that have a model.
+        draft_depth: number of draft passes that are timed together.
     """
 
     def __init__(
@@ -149,8 +153,8 @@ class PassTimer:
         if models.companion is not None:
             cached_model = self._cached_model(Stage.COMPANION, models.companion)
             self._companion = CompanionModel(cached_model, self._vocab_size)
-        self._draft_depth = min(_DEPTH, self._num_drafted)
-        self._policy = _DraftAll(PolicyContext(self._draft_depth))
+        self.draft_depth = min(_DEPTH, self._num_drafted)
+        self._policy = _DraftAll(PolicyContext(self.draft_depth))
         self.stages = tuple(self._models)
 
     @torch.inference_mode()
@@ -161,15 +165,35 @@ class PassTimer:
         if stage is Stage.TARGET:
             return self._timed(self._target_pass(batch, shape))
         if stage is Stage.DRAFT:
-            assert self._drafter is not None
-            drafter = self._drafter
-            limits = [self._draft_depth] * shape.num_requests
-            seconds = self._timed(lambda: drafter.draft(batch, self._policy, limits))
-            return seconds / self._draft_depth
+            return self._draft_seconds(batch, self.draft_depth) / self.draft_depth
         assert self._companion is not None
         companion, draft = self._companion, self._synthetic_draft(shape.num_requests, shape[1])
         self._leave(batch, draft)
         return self._timed(lambda: companion.score(batch, draft))
+
+    @torch.inference_mode()
+    def first_draft_extra(self, shape: PassShape) -> float:
+        """Seconds that the first draft pass of a step takes beyond the others.
+
+        It is the median of differences between drafts of one token and of several; 0 if no more
+        than one token is drafted.
+        """
+        depth, extras = self.draft_depth, []
+        if depth == 1:
+            return 0.0
+        for _ in range(_FIRST_REPEATS):
+            seconds = []
+            for length in (1, depth):
+                self._rewind(Stage.DRAFT, shape)
+                seconds.append(self._draft_seconds(self._batch(shape), length))
+            extras.append((depth * seconds[0] - seconds[1]) / (depth - 1))
+        return max(0.0, statistics.median(extras))
+
+    def _draft_seconds(self, batch: Batch, length: int) -> float:
+        """Seconds of drafting so many tokens for each request."""
+        assert self._drafter is not None
+        drafter, limits = self._drafter, [length] * len(batch.generating)
+        return self._timed(lambda: drafter.draft(batch, self._policy, limits))
 
     def _target_pass(self, batch: Batch, shape: PassShape) -> Callable[[], object]:
         draft = self._synthetic_draft(shape.num_requests, shape.num_tokens - shape.num_requests)

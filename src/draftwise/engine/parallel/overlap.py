@@ -116,6 +116,7 @@ class OverlapDecision:
             num_requests * self._tokens_each, num_requests * self._context_each
         )
         draft = sum(self._latency.draft_seconds(num_requests * each) for each in self._drafting)
+        draft += self._latency.first_draft_extra if self._drafting else 0.0
         return target, draft
 
 
