@@ -36,7 +36,9 @@ def cost_arrays(latency: LatencyModel) -> dict[str, Any]:
     """Measured costs as arrays. A draft without a model costs nothing."""
     costs = {stage: getattr(latency, stage) for stage in STAGES}
     return {
-        stage: [cost.tokens, cost.seconds] if cost else [[1.0], [0.0]]
+        stage: [cost.tokens, cost.seconds, [cost.first_extra] * len(cost.tokens)]
+        if cost
+        else [[1.0], [0.0], [0.0]]
         for stage, cost in costs.items()
     }
 
@@ -52,8 +54,10 @@ def read_texts(path: Path) -> tuple[list[StageCost], Texts]:
         arrays = {name: file[name] for name in file.files}
     costs = []
     for stage in STAGES:
-        tokens, seconds = arrays.pop(stage).tolist()
-        costs.append(StageCost(tuple(tokens), tuple(seconds)))
+        # Older files have no first pass.
+        tokens, seconds, *first = arrays.pop(stage).tolist()
+        first_extra = first[0][0] if first else 0.0
+        costs.append(StageCost(tuple(tokens), tuple(seconds), first_extra=first_extra))
     found: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
     for name, values in arrays.items():
         workload, temperature, index, field = name.split("/")

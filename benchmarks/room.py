@@ -90,6 +90,7 @@ def threshold_goodput(
             drafted = (before[:, :length] >= from_reach)[rows]
             counts = drafted.sum(axis=1)
             seconds = draft[counts].sum(axis=1)
+            seconds = seconds + latency.first_draft_extra * (counts[:, 0] > 0)
             if scored is not None:
                 seconds = seconds + scoring[counts.sum(axis=1)]
             for threshold in THRESHOLDS:
@@ -102,7 +103,7 @@ def threshold_goodput(
 
 def static_goodput(reach: np.ndarray, batch: int, length: int, latency: LatencyModel) -> float:
     seconds = latency.target_seconds(batch * (1 + length), batch * CONTEXT)
-    seconds += length * latency.draft_seconds(batch)
+    seconds += latency.drafting_seconds([batch] * length)
     return batch * (1 + float(reach[:, :length].sum(axis=1).mean())) / seconds
 
 
@@ -124,6 +125,7 @@ def oracle_goodput(
                 depth = chosen.sum(axis=0)  # rows are non-increasing, so these are prefixes
                 gained = batch + float((rows * chosen).sum())
                 spent = target[batch + int(depth.sum())] + sum(draft[int(k)] for k in depth)
+                spent += latency.first_draft_extra if depth.any() else 0.0
                 best = max(best, (gained - goodput * spent, gained, spent))
             tokens += best[1]
             seconds += best[2]

@@ -424,7 +424,7 @@ def soak(options):
                 bodies.append(body)
             answers = asyncio.run(full_answers(server.url, bodies, at_once))
             for case, answer in zip(chosen, answers, strict=True):
-                if answer.left:
+                if answer.left and answer.error is None:
                     kinds["left"] += 1
                     good = case.text.startswith(answer.text)
                 elif answer.status == 200 and answer.error is None:
@@ -454,7 +454,7 @@ def soak(options):
         "memory_mib": memory,
         "memory_growth": growth,
         "left_in_the_engine": inside["num_running"] + inside["num_waiting"],
-        "prefix_cache_hit_rate": inside["prefix_cache_hit_rate"],
+        "recent_prefix_cache_hit_rate": inside["prefix_cache_hit_rate"],
         "seconds": seconds,
     }
 

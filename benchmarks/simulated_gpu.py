@@ -23,6 +23,8 @@ What the simulation leaves out:
 - Selection, signals and the host's work between passes take no time.
 - A draft that stops early saves its further passes. On a GPU, Draftwise records several passes as
   one graph and cuts the draft afterwards, so they are not saved there.
+- The draft's times are means over the passes of a step, so the first one takes as long as the
+  others.
 - The times were measured at temperature 0.
 """
 

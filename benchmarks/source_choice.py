@@ -37,7 +37,7 @@ from recorded_texts import add_recording_options, cost_arrays, read_texts, text_
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import load_workload
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
 from draftwise.core.sampling import probabilities
 from draftwise.core.signals import entropy
 from draftwise.core.types import Draft, DraftSignals, Outcome, StepTimes
@@ -259,8 +259,10 @@ class Replay:
         """Of a step with draft lengths of the model, verified tokens, and tokens it reads first."""
         context = sum(len(request.tokens) for request in self.running)
         seconds = self.latency.target_seconds(len(self.running) + verified, context)
-        for depth in range(max(drafted, default=0)):
-            seconds += self.latency.draft_seconds(sum(length > depth for length in drafted))
+        depths = range(max(drafted, default=0))
+        seconds += self.latency.drafting_seconds(
+            [sum(length > depth for length in drafted) for depth in depths]
+        )
         return seconds + self.per_token * behind
 
     def gain(self, accepted: Sequence[int], seconds: float) -> None:
@@ -452,8 +454,10 @@ def replay_all(arguments: argparse.Namespace) -> None:
     """Replay every workload, and print goodput relative to no speculation."""
     costs, recorded_texts = read_texts(arguments.texts)
     if arguments.draft_price != 1.0:
-        costs[1] = StageCost(
-            costs[1].tokens, tuple(arguments.draft_price * each for each in costs[1].seconds)
+        costs[1] = replace(
+            costs[1],
+            seconds=tuple(arguments.draft_price * each for each in costs[1].seconds),
+            first_extra=arguments.draft_price * costs[1].first_extra,
         )
     cells = []
     for (workload, temperature), answers in recorded_texts.items():

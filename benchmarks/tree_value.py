@@ -522,7 +522,7 @@ class Replay:
     ) -> float:
         if self._copies or not rule.depth:
             return 0.0
-        seconds = self._latency.draft_seconds(len(positions))
+        seconds = self._latency.drafting_seconds([len(positions)])
         for depth in range(1, rule.depth):
             # Nodes whose children are drafted in the next pass.
             count = 0
@@ -542,7 +542,7 @@ class Replay:
             accepted = self._random.random(len(widths)) < probs
             gained.append(1 + int(np.logical_and.accumulate(accepted).sum()))
         nodes = np.cumprod(widths) * len(positions)
-        seconds = float(curve[nodes.sum()])
+        seconds = float(curve[nodes.sum()]) + self._latency.first_draft_extra
         for width, drafted in zip(widths, nodes, strict=True):
             seconds += self._latency.draft_seconds(int(drafted // width))
         return gained, seconds

@@ -218,8 +218,8 @@ class LLM:
             path: the file; its name must end with ``.safetensors``.
 
         Raises:
-            InvalidParameterError: there is no corpus, the target has no tokenizer, the path is not
-                one or ends differently, or the file cannot be written.
+            InvalidParameterError: there is no corpus, the target has no tokenizer, ``path`` is no
+                path or does not end with ``.safetensors``, or the file cannot be written.
         """
         corpus = self.engine.corpus
         if corpus is None:

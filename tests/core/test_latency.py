@@ -98,10 +98,11 @@ class TestStageCost:
         assert cost.first_extra == 0.004
         assert cost.first_extra + 4 * cost(8) == pytest.approx(4 * 0.003)
         assert StageCost.from_dict(cost.to_dict()) == cost
-        # A pass takes some time, whatever the noise of the measurement.
-        assert StageCost((1, 8), (0.002, 0.003)).split(0.1, 4).seconds == pytest.approx(
-            (0.0002, 0.0003)
-        )
+        # Whatever the noise of its measurement, a pass takes some time, and all together as much
+        # as was measured.
+        noisy = StageCost((1, 8), (0.002, 0.003)).split(0.1, 4)
+        assert noisy.seconds == pytest.approx((0.0002, 0.0012))
+        assert noisy.first_extra + 4 * noisy(1) == pytest.approx(4 * 0.002)
 
     def test_older_files_have_no_first_pass(self):
         values = CURVE.to_dict()
@@ -221,6 +222,10 @@ class TestLiveCorrection:
         assert model.first_draft_extra == pytest.approx(0.02, rel=0.05)
         for n in (1, 8, 32):
             assert model.draft_seconds(n) == pytest.approx(2 * DRAFT(n), rel=0.1)
+        assert model.first_tree_draft_extra == model.first_draft_extra
+        assert model.drafting_seconds([]) == model.drafting_seconds([0, 0]) == 0.0
+        passes = model.draft_seconds(8) + model.draft_seconds(3)
+        assert model.drafting_seconds([8, 3, 0]) == passes + model.first_draft_extra
 
     def test_companion_cost_is_corrected(self):
         model = LatencyModel(CURVE, None, DRAFT)

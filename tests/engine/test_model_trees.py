@@ -18,7 +18,7 @@ from draftwise.models.tree_tokens import SegmentTree
 from draftwise.policies import create_policy
 from draftwise.policies.base import PolicyContext, RequestState, TreeLevel
 
-from ..stand_ins import fixed_latency
+from ..stand_ins import FixedLatency, fixed_latency
 from ..tiny_eagle_heads import EagleRecipe
 from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
@@ -484,6 +484,17 @@ class TestPolicies:
         assert policy.grow_trees(self.level([0.9, 0.8])).tolist() == [True, True]
         assert not policy.grow_trees(self.level([0.01, 0.005])).any()
         assert not policy.grow_trees(self.level([0.9, 0.8], coverage=0.001)).any()
+
+    def test_the_first_pass_must_also_be_worth_what_it_takes_beyond_the_others(self):
+        latency = fixed_latency()
+        slow = FixedLatency(latency.target, replace(latency.draft, first_extra=1.0))
+        states = [RequestState(20, 4, 8, index) for index in range(2)]
+        grown = []
+        for costs in (latency, slow):
+            policy = create_policy("adaptive", PolicyContext(8, costs, drafts_trees=True), {})
+            policy.looks_for_offers(states)
+            grown += [policy.grow_trees(self.level([0.9, 0.8], depth)).any() for depth in (0, 1)]
+        assert grown == [True, True, False, True]
 
     def test_chains_beside_continuations_may_come_from_the_model(self):
         policy = create_policy("eagle2", PolicyContext(8), {"depth": 4})

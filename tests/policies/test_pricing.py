@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ ORDINARY = [0.2, 0.4, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99]
 FLAT = StageCost((1, 4096), (0.010, 0.0101))
 LINEAR = StageCost((1, 2, 4096), (0.010, 0.011, 4.105))
 DRAFT = StageCost((1, 4096), (0.0008, 0.002))
+SLOW_START = replace(DRAFT, first_extra=0.004)
 
 
 def pricing_for(target, values, gamma=6, draft=DRAFT, **options):
@@ -62,6 +64,19 @@ def test_the_point_with_the_best_goodput_is_chosen(target, values, num_requests)
     points += [OperatingPoint(6, threshold) for threshold in (0.1, 0.3, 0.5, 0.8)]
     others = [simulated(made, each, num_requests, values, steps) for each in points]
     assert goodput >= 0.95 * max(others)
+
+
+def test_a_step_that_drafts_has_one_first_pass():
+    plain, made = pricing_for(FLAT, [0.8]), pricing_for(FLAT, [0.8], draft=SLOW_START)
+    for pricing in (plain, made):
+        pricing.price(3, 0)
+    estimates = [p._estimates(3, 0) for p in (plain, made)]
+    for point, estimate in estimates[1].items():
+        extra = estimate.seconds - estimates[0][point].seconds
+        assert extra == pytest.approx(0.004 if point.max_length else 0.0)
+    for drafted, extra in (((0, 0, 0), 0.0), ((0, 1, 0), 0.004), ((4, 2, 0), 0.004)):
+        seconds = [p.work_seconds(drafted, drafted) for p in (plain, made)]
+        assert seconds[1] - seconds[0] == pytest.approx(extra)
 
 
 def test_a_draft_without_cost_drafts_to_the_maximum_length():

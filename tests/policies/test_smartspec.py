@@ -7,10 +7,11 @@ from draftwise.policies import PolicyContext, RequestState, create_policy
 from ..stand_ins import NO_TIMES, FixedLatency, outcome
 
 
-def create(target, draft, gamma=6, **options):
+def create(target, draft, gamma=6, first_extra=0.0, **options):
     """A machine where n tokens cost ``target`` + n and a pass of the draft costs ``draft``."""
     latency = FixedLatency(
-        StageCost((1, 1001), (target + 1, target + 1001)), StageCost((1, 1000), (draft, draft))
+        StageCost((1, 1001), (target + 1, target + 1001)),
+        StageCost((1, 1000), (draft, draft), first_extra=first_extra),
     )
     return create_policy("smartspec", PolicyContext(gamma, latency), options)
 
@@ -30,6 +31,13 @@ def test_goodput_is_expected_tokens_divided_by_seconds():
     mixed = [*states(1), *states(1, limit=1)]
     expected = (1 + alpha + alpha**2 + alpha**3 + 1 + alpha) / (100 + 6 + 15)
     assert policy.goodput(3, mixed) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_first_pass_of_the_draft_costs_more():
+    policy = create(target=100, draft=5, first_extra=7)
+    alpha = policy.acceptance_rate
+    assert policy.goodput(2, states(1)) == pytest.approx((1 + alpha + alpha**2) / (103 + 10 + 7))
+    assert policy.goodput(0, states(1)) == pytest.approx(1 / 101)
 
 
 def test_the_length_has_the_best_goodput_for_the_batch():

@@ -195,15 +195,28 @@ class TestPasses:
 
     def test_the_first_draft_pass_is_measured(self, triple, monkeypatch):
         timer = PassTimer(triple, 2, 16, 3)
-        drafted = []
+        done = []
 
         def seconds(batch, length):
-            drafted.append((len(batch.generating), length))
-            return 0.5 + 0.1 * length + (5.0 if len(drafted) == 3 else 0.0)
+            done.append((len(batch.generating), length))
+            is_pause = len(done) < 8 or len(done) == 14
+            return 0.5 + 0.1 * length + 5.0 * is_pause
 
         monkeypatch.setattr(timer, "_draft_seconds", seconds)
+        monkeypatch.setattr(timer, "_rewind", lambda *_: done.append("rewound"))
         assert timer.first_draft_extra(PassShape(2, 2, 8)) == pytest.approx(0.5)
-        assert drafted == [(2, 1), (2, 3)] * 5
+        assert done == ["rewound", (2, 1), "rewound", (2, 3)] * 7
+
+    def test_without_time_the_first_draft_pass_is_like_the_others(self, triple):
+        assert PassTimer(triple, 2, 16, 3).first_draft_extra(PassShape(2, 2, 8), 0.0) == 0.0
+
+    def test_profiles_have_the_first_draft_pass_apart(self, triple, monkeypatch, tmp_path):
+        monkeypatch.setattr(PassTimer, "first_draft_extra", lambda *_: 1e-6)
+        assert measure_latency(triple, 2).first_draft_extra == pytest.approx(1e-6)
+        profile = measure_profile(triple, 1, [8], 2)
+        profile.save(tmp_path / "latency.json")
+        loaded = LatencyProfile.load(tmp_path / "latency.json")
+        assert loaded.costs[Stage.DRAFT].first_extra == pytest.approx(1e-6)
 
     def test_a_single_drafted_token_has_no_other_pass(self, triple):
         assert PassTimer(triple, 1, 8, 1).first_draft_extra(PassShape(1, 1, 8)) == 0.0

@@ -150,6 +150,9 @@ def _show(console: Console, profile: LatencyProfile) -> None:
         if stage in profile.costs:
             console.print(f"[bold]{stage}[/], ms per pass")
             console.print(_curve_table(profile, stage, unit))
+            extra = profile.costs[stage].first_extra
+            if extra:
+                console.print(f"the first pass of a step takes {1000 * extra:.2f} ms more")
     for stage, factor in profile.interference.items():
         console.print(
             f"target and draft at the same time: the {stage} takes {factor:.2f} times as long"

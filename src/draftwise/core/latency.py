@@ -31,7 +31,7 @@ _MAX_OBSERVED_RATIO = 3.0
 # The corrected time stays within this factor of the profiled time.
 _MAX_CORRECTION = 1000.0
 _NUM_DESCENT_SWEEPS = 10
-# A pass takes at least this share of the mean over the passes of a step.
+# The smallest pass takes at least this share of the mean over the passes of a step.
 _LEAST_SHARE = 0.1
 
 
@@ -104,9 +104,10 @@ class StageCost:
             first_extra: additional seconds of the first pass.
             num_passes: number of passes that the means are over.
         """
-        share = first_extra / num_passes
-        seconds = tuple(max(each - share, _LEAST_SHARE * each) for each in self.seconds)
-        return replace(self, seconds=seconds, first_extra=first_extra)
+        # Together the passes take as long as was measured, and each of them takes some time.
+        share = min(first_extra / num_passes, (1 - _LEAST_SHARE) * self.seconds[0])
+        seconds = tuple(each - share for each in self.seconds)
+        return replace(self, seconds=seconds, first_extra=num_passes * share)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> StageCost:
@@ -132,7 +133,8 @@ class LiveCost:
     k are dimensionless. The k minimise relative errors by recursive least squares with forgetting.
     They are regularised towards (0, f, 0), where f is the best-fitting single factor. Steps that
     are all of one size therefore scale the curve and do not change its shape. As no k is negative,
-    the curve is positive and increases with n.
+    the curve is positive and increases with n. What the first pass of a step takes beyond the
+    others is multiplied by k1.
     """
 
     def __init__(self, stage: StageCost) -> None:
@@ -179,16 +181,19 @@ class LiveCost:
             self._profiled = np.array([self.stage(n) for n in self._counts.tolist()])
         return self._profiled[: most + 1], self._counts[: most + 1]
 
-    def observe(self, passes: Sequence[tuple[float, float]], seconds: float) -> None:
+    def observe(self, passes: Sequence[tuple[float, float]], seconds: float) -> bool:
         """Update the correction with the total time of the passes of a step.
 
         Args:
             passes: tokens and context of each pass. Passes without tokens are ignored.
             seconds: total time. A value that is not positive and finite is ignored.
+
+        Returns:
+            Whether anything was learnt.
         """
         features = [self._features(*each) for each in passes if each[0] > 0]
         if not features or not 0 < seconds < math.inf:
-            return
+            return False
         total = [sum(column) for column in zip(*features, strict=True)]
         total[1] += self.stage.first_extra
         predicted = self._predict(total)
@@ -202,6 +207,7 @@ class LiveCost:
         self._factor_normal = _FORGETTING * self._factor_normal + total[1] ** 2
         self._factor_moment = _FORGETTING * self._factor_moment + total[1] * seen
         self._solve(self._factor_moment / self._factor_normal)
+        return True
 
     def _features(self, num_tokens: float, context: float) -> tuple[float, float, float]:
         per_pass, per_token = self._scale
@@ -291,9 +297,18 @@ class LatencyModel:
     def first_draft_extra(self) -> float:
         """Additional seconds of the first draft pass of a step.
 
-        It sets up the draft and reads the tokens that the request gained in the step before.
+        It sets up the draft, and may read several tokens of a request. It is measured with one.
         """
         return 0.0 if self._draft is None else self._draft.first_extra
+
+    def drafting_seconds(self, counts: Sequence[float]) -> float:
+        """Seconds of all draft passes of a step.
+
+        Args:
+            counts: number of requests that draft a token in each pass.
+        """
+        first = self.first_draft_extra if any(counts) else 0.0
+        return first + sum(self.draft_seconds(count) for count in counts)
 
     def tree_draft_seconds(self, num_nodes: float) -> float:
         """Seconds of one draft pass that grows token trees from ``num_nodes`` nodes.
@@ -303,6 +318,13 @@ class LatencyModel:
         if self._tree_draft is None or not self._has_tree_times:
             return self.draft_seconds(num_nodes)
         return self._tree_draft(num_nodes)
+
+    @property
+    def first_tree_draft_extra(self) -> float:
+        """Additional seconds of the first draft pass of a step with token trees."""
+        if self._tree_draft is None or not self._has_tree_times:
+            return self.first_draft_extra
+        return self._tree_draft.first_extra
 
     def companion_seconds(self, num_tokens: float) -> float:
         """Seconds of the companion's pass over ``num_tokens`` drafted tokens."""
@@ -336,8 +358,8 @@ class LatencyModel:
             seconds: the step's draft time.
         """
         if self._tree_draft is not None:
-            self._has_tree_times |= any(counts) and 0 < seconds < math.inf
-            self._tree_draft.observe([(count, 0.0) for count in counts], seconds)
+            passes = [(float(count), 0.0) for count in counts]
+            self._has_tree_times |= self._tree_draft.observe(passes, seconds)
 
     def observe_companion(self, num_tokens: int, seconds: float) -> None:
         """Update the companion's cost with its time for a pass over ``num_tokens`` tokens."""

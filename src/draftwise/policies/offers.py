@@ -62,7 +62,7 @@ class StepKind(Enum):
 
     ALONE = auto()  # not at all
     BESIDE_MODEL = auto()  # with a draft model, where that pays
-    TREES = auto()  # in token trees: offers are branches of a model's trees, or the trees
+    TREES = auto()  # token trees of a model, with offers as branches, or of offers alone
 
 
 class OfferPricing:
@@ -323,7 +323,7 @@ class OfferPricing:
         grows: NDArray[np.bool_] = worth > 0
         cost = latency.tree_draft_seconds(int(grows.sum()))
         if level.depth == 0:
-            cost += latency.first_draft_extra
+            cost += latency.first_tree_draft_extra
         if float(worth.sum()) <= cost:
             grows[:] = False
         return grows

@@ -264,12 +264,10 @@ class Pricing:
         """
         context = 0 if self._current is None else self._current[3]
         size = len(num_verified) + sum(num_verified)
+        passes = range(max(num_drafted, default=0))
+        drafting = [sum(n > place for n in num_drafted) for place in passes]
         seconds = self._latency.target_seconds(size, context)
-        if any(num_drafted):
-            seconds += self._latency.first_draft_extra
-        for place in range(max(num_drafted, default=0)):
-            seconds += self._latency.draft_seconds(sum(n > place for n in num_drafted))
-        return seconds
+        return seconds + self._latency.drafting_seconds(drafting)
 
     @property
     def estimate(self) -> StepEstimate | None:

@@ -85,11 +85,8 @@ class SmartSpec(Policy):
         seconds = self._latency.target_seconds(
             sum(lengths) + len(lengths), sum(request.num_tokens for request in requests)
         )
-        if any(lengths):
-            seconds += self._latency.first_draft_extra
-        for depth in range(k):
-            drafting = sum(length > depth for length in lengths)
-            seconds += self._latency.draft_seconds(drafting)
+        drafting = [sum(length > depth for length in lengths) for depth in range(k)]
+        seconds += self._latency.drafting_seconds(drafting)
         return gain / max(seconds, 1e-12)
 
     def observe(self, outcome: Outcome, times: StepTimes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import statistics
 import time
@@ -26,6 +27,8 @@ _BUDGET_SECONDS = 2.5
 _FIRST_SWEEP_FRACTION = 0.6
 _QUICK_REPEATS = 3
 _LONG_PASS_FRACTION = 0.02
+# Time budget in seconds for the first draft pass of a step.
+_FIRST_DRAFT_SECONDS = 0.3
 # Numbers of tokens that are measured regardless of the budget: the flat part of the curve and its
 # end.
 _REQUIRED_NUM_TOKENS = (1, 8, 32)
@@ -63,7 +66,8 @@ def measure_latency(
     timer = PassTimer(models, max_batch_size, longest, gamma)
     shapes = quick_shapes(timer.stages, max_batch_size, gamma, longest)
     points = _measure_quickly(timer, shapes)
-    return LatencyProfile.of(models, points, *_first_draft(timer, shapes)).latency_model()
+    first_draft = _first_draft(timer, points, time.perf_counter() + _FIRST_DRAFT_SECONDS)
+    return LatencyProfile.of(models, points, *first_draft).latency_model()
 
 
 def measure_profile(
@@ -131,20 +135,26 @@ def measure_profile(
     if interference and not models.have_exit:
         batches = sorted({1, max(1, max_batch_size // 4), max_batch_size})
         factors = measure_interference(timer, batches, num_speculative_tokens + 1, contexts[0])
-    profile = LatencyProfile.of(models, _points(times), *_first_draft(timer, shapes))
+    points = _points(times)
+    profile = LatencyProfile.of(models, points, *_first_draft(timer, points, math.inf))
     return replace(profile, interference=factors)
 
 
-def _first_draft(timer: PassTimer, shapes: Shapes) -> tuple[float, int]:
+def _first_draft(timer: PassTimer, points: Sequence[Point], deadline: float) -> tuple[float, int]:
     """What the first draft pass of a step takes beyond the others, and how many were timed.
 
-    It is measured for one request and for a batch, and hardly depends on their number.
+    It is measured for the smallest batch only, as it hardly depends on the number of requests.
+
+    Args:
+        timer: times passes.
+        points: measured passes.
+        deadline: see :meth:`PassTimer.first_draft_extra`.
     """
-    drafts = shapes.get(Stage.DRAFT)
+    drafts = [point.shape for point in points if point.stage is Stage.DRAFT]
     if not drafts:
         return 0.0, 1
-    chosen = {drafts[0], drafts[len(drafts) // 2]}
-    return statistics.mean(map(timer.first_draft_extra, chosen)), timer.draft_depth
+    smallest = min(drafts, key=lambda shape: shape.num_requests)
+    return timer.first_draft_extra(smallest, deadline), timer.draft_depth
 
 
 def load_latency(path: str, models: Models) -> LatencyModel:

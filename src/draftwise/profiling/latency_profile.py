@@ -38,8 +38,8 @@ class LatencyProfile:
     Attributes:
         machine: processor, number of threads, device, dtype of the weights, PyTorch version.
         models: name, fingerprint, dtype and number of parameters of each model, by role.
-        points: measured passes.
-        costs: fitted cost curve of each stage.
+        points: measured passes. Those of the draft are means over the passes of a step.
+        costs: fitted cost curve of each stage; for the draft, with the first pass of a step apart.
         interference: by stage, the factor by which a pass is slower while the other model runs;
             empty if it was not measured.
         created: date and time, ISO 8601.

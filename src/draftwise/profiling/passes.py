@@ -7,6 +7,7 @@ times therefore include probabilities, sampling and the acceptance law, as in a 
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -41,11 +42,12 @@ from draftwise.policies.base import PolicyContext, Signal
 from draftwise.policies.fixed import FixedLength
 from draftwise.speculation import RequestSpeculation
 
-# Number of draft passes timed together. The first pass of a step also sets up the draft and
-# processes more tokens than the others; :meth:`PassTimer.first_draft_extra` measures how much.
+# Number of draft passes timed together. The first pass of a step also sets up the draft; see
+# :meth:`PassTimer.first_draft_extra`.
 _DEPTH = 4
-# Number of measurements of the first draft pass.
-_FIRST_REPEATS = 5
+# Number of measurements of the first draft pass, and of untimed runs before them. A new size may
+# compile kernels, or record a graph in its second run.
+_FIRST_REPEATS, _FIRST_WARM_UPS = 5, 2
 
 
 class Stage(StrEnum):
@@ -172,22 +174,29 @@ class PassTimer:
         return self._timed(lambda: companion.score(batch, draft))
 
     @torch.inference_mode()
-    def first_draft_extra(self, shape: PassShape) -> float:
+    def first_draft_extra(self, shape: PassShape, deadline: float = math.inf) -> float:
         """Seconds that the first draft pass of a step takes beyond the others.
 
         It is the median of differences between drafts of one token and of several; 0 if no more
-        than one token is drafted.
+        than one token is drafted, or if there is no time for any measurement.
+
+        Args:
+            shape: shape of a draft pass.
+            deadline: no measurement begins after this value of ``time.perf_counter``.
         """
         depth, extras = self.draft_depth, []
         if depth == 1:
             return 0.0
-        for _ in range(_FIRST_REPEATS):
+        for repeat in range(_FIRST_WARM_UPS + _FIRST_REPEATS):
+            if time.perf_counter() > deadline:
+                break
             seconds = []
             for length in (1, depth):
                 self._rewind(Stage.DRAFT, shape)
                 seconds.append(self._draft_seconds(self._batch(shape), length))
-            extras.append((depth * seconds[0] - seconds[1]) / (depth - 1))
-        return max(0.0, statistics.median(extras))
+            if repeat >= _FIRST_WARM_UPS:
+                extras.append((depth * seconds[0] - seconds[1]) / (depth - 1))
+        return max(0.0, statistics.median(extras)) if extras else 0.0
 
     def _draft_seconds(self, batch: Batch, length: int) -> float:
         """Seconds of drafting so many tokens for each request."""

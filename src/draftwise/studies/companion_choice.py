@@ -80,7 +80,7 @@ class CompanionChoice(Study):
         for name, own in rows.items():
             latency = next(e for e in contenders if e.name == f"sv {name}").llm.engine.latency
             assert latency is not None
-            drafting = gamma * latency.draft_seconds(size)
+            drafting = latency.drafting_seconds([size] * gamma)
             own["cost"] = latency.companion_seconds(gamma * size) / drafting
             for policy in ("sv-published", "sv"):
                 figures = timed[f"{policy} {name}"]

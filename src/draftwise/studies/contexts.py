@@ -76,6 +76,6 @@ def contexts_left_out(data: Data) -> str:
     if not beyond:
         return ""
     return (
-        f" The target's maximum context is {data['limit']} tokens, so "
-        f"{', '.join(map(str, beyond))} could not be measured."
+        f" Contexts of {', '.join(map(str, beyond))} tokens leave no room for an answer within the "
+        f"target's {data['limit']}."
     )

@@ -166,12 +166,13 @@ def _measured(bench: Workbench, target_size: int) -> dict[str, Any]:
     for each in contenders:
         each.restart()
         each.llm.close()
-    target = latency.target_seconds(1)
+    target, gamma = latency.target_seconds(1), settings.num_speculative_tokens
+    draft = latency.drafting_seconds([1] * gamma) / gamma
     return {
         "draft": models.draft.name,
         "companion": models.companion.name,
         "parameters": target_size / models.draft.num_parameters,
-        "pass_time": target / latency.draft_seconds(1),
+        "pass_time": target / draft,
         "companion_pass_time": target / latency.companion_seconds(1),
         "batches": cells,
     }

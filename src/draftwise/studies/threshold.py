@@ -68,7 +68,7 @@ def goodput(lengths: Integers, acceptance: Floats, latency: LatencyModel) -> flo
     tokens = 1.0 + float((prefix_acceptance_prob * drafted).sum(axis=1).mean())
     by_length = np.bincount(lengths, minlength=1) / len(lengths)
     seconds = sum(
-        share * (latency.target_seconds(1.0 + n, _CONTEXT) + n * latency.draft_seconds(1))
+        share * (latency.target_seconds(1.0 + n, _CONTEXT) + latency.drafting_seconds([1] * n))
         for n, share in enumerate(by_length)
         if share
     )
@@ -100,6 +100,7 @@ def figures_of(records: Records, latency: LatencyModel) -> dict[str, Any]:
     at = int(np.argmax(curves["chosen on"]))
     length = int(np.argmax(fixed["chosen on"]))
     held = curves["held out"]
+    mean_pass = latency.drafting_seconds([1] * _MAX_LENGTH) / _MAX_LENGTH
     near = [v for t, v in zip(THRESHOLDS, held, strict=True) if abs(t - THRESHOLDS[at]) <= 0.25]
     return {
         "num_drafts": len(entropy),
@@ -115,7 +116,7 @@ def figures_of(records: Records, latency: LatencyModel) -> dict[str, Any]:
         "chosen_length": length,
         "held_out_speedup_fixed": fixed["held out"][length],
         "mean_length": float(svip_lengths(entropy, THRESHOLDS[at]).mean()),
-        "draft_cost": latency.draft_seconds(1) / latency.target_seconds(1, _CONTEXT),
+        "draft_cost": mean_pass / latency.target_seconds(1, _CONTEXT),
     }
 
 

@@ -60,13 +60,11 @@ class TreesByContext(Study):
                 f"{value:.2f} at {length}" for value, length in zip(values, rows, strict=True)
             )
 
-        gains, best = (
-            compared(_SVIP, _EAGLE2),
-            [
-                max(own[name]["ratio"] for name in (_EAGLE2, _SVIP, _FOREST)) / own[_CHAIN]["ratio"]
-                for own in rows.values()
-            ],
-        )
+        gains = compared(_SVIP, _EAGLE2)
+        best = [
+            max(own[name]["ratio"] for name in (_EAGLE2, _SVIP, _FOREST)) / own[_CHAIN]["ratio"]
+            for own in rows.values()
+        ]
         return Description(
             text + contexts_left_out(data),
             [

@@ -303,7 +303,7 @@ class Workbench:
             name, length, width, draft = Setting.parse(text)
             assert draft is None, "a study has one draft"
             speculation = self.speculation(
-                length or num_speculative_tokens,
+                num_speculative_tokens if length is None else length,
                 tree_width=width or 1,
                 companion=companion or self.settings.companion,
                 profile=self.profile(companion)
@@ -319,7 +319,9 @@ class Workbench:
     ) -> SpeculationConfig:
         """A speculation configuration with the models of the settings and the given changes."""
         s = self.settings
-        length = num_speculative_tokens or s.num_speculative_tokens
+        length = s.num_speculative_tokens
+        if num_speculative_tokens is not None:
+            length = num_speculative_tokens
         values: dict[str, Any] = {
             "companion": s.companion,
             "num_speculative_tokens": length,

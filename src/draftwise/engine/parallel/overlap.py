@@ -116,7 +116,9 @@ class OverlapDecision:
             num_requests * self._tokens_each, num_requests * self._context_each
         )
         draft = sum(self._latency.draft_seconds(num_requests * each) for each in self._drafting)
-        draft += self._latency.first_draft_extra if self._drafting else 0.0
+        if self._drafting:
+            share = min(1.0, num_requests * self._drafting[0])
+            draft += share * self._latency.first_draft_extra
         return target, draft
 
 

@@ -240,7 +240,7 @@ class TreeDrafting:
         temperature = step.batch.controls.temperature[upload(owners, torch.long, logits.device)]
         found = self._children(logits, temperature, growth.wants_entropy)
         q = open_distributions(self._model, step, logits, reading)
-        growth.keep_read(logits, temperature, q.probs, list(q.rows), reading)
+        growth.keep_read(logits, temperature, q.probs, q.rows, reading)
         estimates = self._acceptance.predict(found.probs)
         # With policies that do not depend on time, a seed reproduces its text.
         fixed = {tree.index: growth.policy.is_reproducible(tree.index) for tree, _ in reading}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 import torch
@@ -70,7 +70,7 @@ class Growth:
         logits: Tensor,
         temperature: Tensor,
         open_probs: Tensor | None,
-        open_rows: Sequence[int],
+        open_rows: Collection[int],
         reading: Sequence[Reading],
     ) -> None:
         """Keep the distributions at nodes that were read, if a companion scores the trees.
@@ -87,7 +87,7 @@ class Growth:
         scale = torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
         probs = (logits.float() / scale).softmax(dim=1).nan_to_num(nan=0.0)
         if open_probs is not None:
-            probs[upload(open_rows, torch.long, probs.device)] = open_probs
+            probs[upload(list(open_rows), torch.long, probs.device)] = open_probs
         row = sum(map(len, self._known))
         self._known.append(probs)
         for tree, nodes in reading:
