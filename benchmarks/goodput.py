@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figure_table import RELATIVE, Column, figure_table, per_step
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.contenders import Setting
@@ -107,29 +107,20 @@ def show(console: Console, title: str, figures: dict[str, Any]) -> None:
     best_ratio = figures[best]["ratio"]
     oracles = [f["ratio"] for name, f in figures.items() if name.startswith("oracle")]
     unbiased = best_static_unbiased(figures)
-    table = Table(
-        title=f"{title}: best static {best} {best_ratio:.3f}, cross-validated {unbiased:.3f}"
-    )
-    for name in ("policy", "× none", "±", "× best static", "of oracle", "tokens", "drafted"):
-        table.add_column(name, justify="left" if name == "policy" else "right")
-    for name in ("verified", "accepted", "select", "context", "step ms"):
-        table.add_column(name, justify="right")
-    for name, f in figures.items():
-        table.add_row(
-            name,
-            f"{f['ratio']:.3f}",
-            f"{f['standard_error']:.3f}",
-            f"{f['ratio'] / best_ratio:.3f}",
-            f"{f['ratio'] / max(oracles):.2f}" if oracles else "",
-            f"{f['tokens_per_request_step']:.2f}",
-            f"{f['drafted_per_request_step']:.2f}",
-            f"{f['verified_per_request_step']:.2f}",
-            f"{f['acceptance_rate']:.2f}",
-            f"{f['share_of_time']['select']:.1%}",
-            f"{f['context_per_request']:.0f}",
-            f"{f['step_ms']:.1f}",
-        )
-    console.print(table)
+    columns: dict[str, Column] = {
+        **RELATIVE,
+        "× best static": lambda f: f"{f['ratio'] / best_ratio:.3f}",
+        "of oracle": lambda f: f"{f['ratio'] / max(oracles):.2f}" if oracles else "",
+        "tokens": per_step("tokens"),
+        "drafted": per_step("drafted"),
+        "verified": per_step("verified"),
+        "accepted": lambda f: f"{f['acceptance_rate']:.2f}",
+        "select": lambda f: f"{f['share_of_time']['select']:.1%}",
+        "context": lambda f: f"{f['context_per_request']:.0f}",
+        "step ms": lambda f: f"{f['step_ms']:.1f}",
+    }
+    shown = f"{title}: best static {best} {best_ratio:.3f}, cross-validated {unbiased:.3f}"
+    console.print(figure_table(shown, figures, columns))
 
 
 def main() -> None:

@@ -40,8 +40,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figure_table import RELATIVE, figure_table, per_step
 from rich.console import Console
-from rich.table import Table
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
@@ -155,21 +155,11 @@ def contenders(llm: LLM, arguments: argparse.Namespace) -> list[Contender]:
 
 def show(console: Console, title: str, figures: dict[str, Any]) -> None:
     """Print one table."""
-    table = Table(title=f"{title}: best static {best_static(figures)}")
-    for name in ("policy", "× none", "±", "tokens", "drafted", "scored", "verified", "step ms"):
-        table.add_column(name, justify="left" if name == "policy" else "right")
-    for name, f in figures.items():
-        table.add_row(
-            name,
-            f"{f['ratio']:.3f}",
-            f"{f['standard_error']:.3f}",
-            f"{f['tokens_per_request_step']:.2f}",
-            f"{f['drafted_per_request_step']:.2f}",
-            f"{f['scored_per_request_step']:.2f}",
-            f"{f['verified_per_request_step']:.2f}",
-            f"{f['step_ms']:.2f}",
-        )
-    console.print(table)
+    kinds = ("tokens", "drafted", "scored", "verified")
+    columns = RELATIVE | {kind: per_step(kind) for kind in kinds}
+    columns["step ms"] = lambda f: f"{f['step_ms']:.2f}"
+    shown = f"{title}: best static {best_static(figures)}"
+    console.print(figure_table(shown, figures, columns))
 
 
 def main() -> None:

@@ -315,16 +315,18 @@ class LatencyModel:
 
         It is that of a pass for chains until such a pass was observed.
         """
-        if self._tree_draft is None or not self._has_tree_times:
-            return self.draft_seconds(num_nodes)
-        return self._tree_draft(num_nodes)
+        cost = self._tree_cost
+        return 0.0 if cost is None else cost(num_nodes)
 
     @property
     def first_tree_draft_extra(self) -> float:
         """Additional seconds of the first draft pass of a step with token trees."""
-        if self._tree_draft is None or not self._has_tree_times:
-            return self.first_draft_extra
-        return self._tree_draft.first_extra
+        cost = self._tree_cost
+        return 0.0 if cost is None else cost.first_extra
+
+    @property
+    def _tree_cost(self) -> LiveCost | None:
+        return self._tree_draft if self._has_tree_times else self._draft
 
     def companion_seconds(self, num_tokens: float) -> float:
         """Seconds of the companion's pass over ``num_tokens`` drafted tokens."""

@@ -24,8 +24,8 @@ from draftwise.policies.pricing import Price, Pricing, PricingOptions
 Floats = NDArray[np.float64]
 
 
-# An exploring request drafts so many times the passes of the operating point, and so many tokens at
-# least, as far as its limit allows.
+# Length of an exploring request's draft, relative to the operating point's number of passes, and
+# its minimum. The request's limit caps it.
 _EXPLORED_BEYOND, _LEAST_EXPLORED = 2.0, 5
 
 

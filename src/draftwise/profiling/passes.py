@@ -199,7 +199,7 @@ class PassTimer:
         return max(0.0, statistics.median(extras)) if extras else 0.0
 
     def _draft_seconds(self, batch: Batch, length: int) -> float:
-        """Seconds of drafting so many tokens for each request."""
+        """Seconds to draft ``length`` tokens for each request."""
         assert self._drafter is not None
         drafter, limits = self._drafter, [length] * len(batch.generating)
         return self._timed(lambda: drafter.draft(batch, self._policy, limits))

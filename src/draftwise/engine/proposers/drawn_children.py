@@ -77,13 +77,10 @@ def open_distributions(
     return OpenDistributions(q, {row: at for at, row in enumerate(own_rows)}, largest, support)
 
 
-def add_drawn_children(
-    model: CachedModel, growth: Growth, distributions: Tensor, drawing: Sequence[Drawing]
-) -> None:
+def add_drawn_children(growth: Growth, distributions: Tensor, drawing: Sequence[Drawing]) -> None:
     """Draw children without replacement, and add them to their trees.
 
     Args:
-        model: the draft model.
         growth: the trees.
         distributions: ``[rows, own vocab]``.
         drawing: the nodes that get children.
@@ -99,7 +96,7 @@ def add_drawn_children(
         uniforms[at, :count] = numbers
         tree.num_drawn += count
     drawn = draw_children(q, uniforms.to(device))
-    tokens = model.target_tokens(drawn.clamp(min=0))
+    tokens = growth.model.target_tokens(drawn.clamp(min=0))
     added = []
     for each, own, there in zip(drawing, tokens.tolist(), (drawn >= 0).tolist(), strict=True):
         count = sum(there[: len(each.values)])

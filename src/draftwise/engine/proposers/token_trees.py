@@ -287,7 +287,7 @@ class TreeDrafting:
                 row += 1
         if drawing:
             assert q.probs is not None
-            add_drawn_children(self._model, growth, q.probs, drawing)
+            add_drawn_children(growth, q.probs, drawing)
         return min(1.0, covered / total) if total else 0.0
 
     def _children(self, logits: Tensor, temperature: Tensor, signals: bool) -> _Children:

@@ -26,6 +26,7 @@ class Growth:
     """The trees of a step while they grow.
 
     Attributes:
+        model: the draft model.
         step: the step.
         policy: decides which nodes get children.
         wants_entropy: whether the policy uses the entropy of the draft.
@@ -38,12 +39,10 @@ class Growth:
         """Start with the roots.
 
         Args:
-            model: the draft model.
-            step, policy, trees: see above.
+            model, step, policy, trees: see above.
         """
-        self.step, self.policy, self.trees = step, policy, trees
+        self.model, self.step, self.policy, self.trees = model, step, policy, trees
         self.wants_entropy = policy.uses_draft_signals()
-        self._model = model
         # Distributions that children were drawn from, and by request the row of each drawn node.
         self._drawn: list[Tensor] = []
         self._drawn_rows: dict[int, dict[int, int]] = {}
@@ -153,8 +152,8 @@ class Growth:
             parts: ``[rows, own vocab]`` each.
             rows: ``[batch]`` the row of each node.
         """
-        probs, vocab_size = torch.cat(list(parts)), self._model.vocab_size
+        probs, vocab_size = torch.cat(list(parts)), self.model.vocab_size
         own = torch.arange(probs.shape[1], device=probs.device)
-        ids = self._model.target_tokens(own)
+        ids = self.model.target_tokens(own)
         is_whole = len(own) == vocab_size and torch.equal(ids, own)
         return TreeProbs(probs, rows, None if is_whole else ids, vocab_size)
