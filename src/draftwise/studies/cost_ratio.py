@@ -28,7 +28,7 @@ _STATIC = ("fixed:1", "fixed:2", "fixed:3", "fixed:5")
 _POLICIES = (*_STATIC, "svip", "smartspec", "sv-published", "sv", "adaptive")
 _BEST = "best static"
 # Parameters of the companion relative to those of the draft.
-_COMPANION_SIZE = 2
+COMPANION_SIZE = 2
 # Smallest batch size that counts as large.
 _LARGE = 8
 
@@ -66,8 +66,8 @@ class CostRatio(Study):
         # Small models first: if one cannot be inflated so little, nothing was measured in vain.
         for ratio in sorted(settings.cost_ratios, reverse=True):
             own = bench.beside(
-                _inflated(settings.draft, size / ratio),
-                _inflated(settings.companion, _COMPANION_SIZE * size / ratio),
+                inflated(settings.draft, size / ratio),
+                inflated(settings.companion, COMPANION_SIZE * size / ratio),
             )
             try:
                 found.append({"cost_ratio": ratio, **_measured(own, size)})
@@ -178,7 +178,7 @@ def _measured(bench: Workbench, target_size: int) -> dict[str, Any]:
     }
 
 
-def _inflated(name: str, num_parameters: float) -> str:
+def inflated(name: str, num_parameters: float) -> str:
     """The name of a bundled model, inflated to a number of parameters."""
     return f"{name.partition('@')[0]}@{round(num_parameters / 1000)}k"
 
