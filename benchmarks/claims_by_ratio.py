@@ -7,7 +7,8 @@ Four studies have claims whose verdicts depend on what a pass of the draft or th
 a hundredth to a tenth of the target's parameters, and with companions of twice the draft's. The
 study `cost-ratio` has the goodput of policies at the same ratios.
 
-Results are written after each ratio. Ratios that the output file contains are kept.
+Results are written after each ratio, which takes about twelve minutes on two cores. Ratios that the
+output file contains are kept.
 """
 
 from __future__ import annotations
@@ -23,48 +24,33 @@ from rich.console import Console
 from rich.table import Table
 
 from draftwise.benchmark.report import write_report
-from draftwise.studies.cost_ratio import COMPANION_SIZE, inflated
+from draftwise.studies.cost_ratio import at_cost_ratio
 from draftwise.studies.registry import study_class
 from draftwise.studies.settings import StudySettings
 from draftwise.studies.workbench import Workbench
+from draftwise.studies.writing import describe
 
 _STUDIES = ("threshold", "speedup-by-context", "gamma", "companion-choice")
-_TARGET, _DRAFT, _COMPANION = "zoo:target@200m", "zoo:draft", "zoo:companion"
-_OTHER_COMPANIONS = ("zoo:mid", "zoo:spare")
-_TARGET_PARAMETERS = 200e6
+_COMPANIONS = ("zoo:companion", "zoo:mid", "zoo:spare")
+_CONTEXTS = (128, 512, 1968)
 
 
-def measured(prompts: tuple[Path, ...], ratio: float, console: Console) -> dict[str, Any]:
+def measured(bench: Workbench, ratio: float) -> dict[str, Any]:
     """Texts and findings of all studies, with a draft of 1/``ratio`` of the target's parameters."""
-    draft_size = _TARGET_PARAMETERS / ratio
-    draft = inflated(_DRAFT, draft_size)
-    companion, *others = (
-        inflated(name, COMPANION_SIZE * draft_size) for name in (_COMPANION, *_OTHER_COMPANIONS)
-    )
-    settings = StudySettings(
-        prompts,
-        _TARGET,
-        draft,
-        companion,
-        (companion, *others),
-        contexts=(128, 512, 1968),
-    )
-    found: dict[str, Any] = {"draft": draft, "companion": companion}
-    with console.status("") as status:
-        bench = Workbench(settings, status.update)
-        try:
-            for name in _STUDIES:
-                study, start = study_class(name)(), time.perf_counter()
-                data = json.loads(json.dumps(study.measure(bench)))
-                description = study.describe(data)
-                found[name] = {
-                    "seconds": round(time.perf_counter() - start),
-                    "text": description.text,
-                    "findings": [asdict(each) for each in description.findings],
-                    "data": data,
-                }
-        finally:
-            bench.close()
+    own = at_cost_ratio(bench, ratio)
+    found: dict[str, Any] = {"draft": own.settings.draft, "companion": own.settings.companion}
+    try:
+        for name in _STUDIES:
+            study, start = study_class(name)(), time.perf_counter()
+            data, description = describe(study, study.measure(own))
+            found[name] = {
+                "seconds": round(time.perf_counter() - start),
+                "text": description.text,
+                "findings": [asdict(each) for each in description.findings],
+                "data": data,
+            }
+    finally:
+        own.close()
     return found
 
 
@@ -94,14 +80,20 @@ def main() -> None:
     ratios: dict[str, Any] = {}
     if args.output.exists():
         ratios = json.loads(args.output.read_text(encoding="utf-8"))["ratios"]
-    for ratio in args.cost_ratios:
-        if f"{ratio:g}" in ratios:
-            continue
-        ratios[f"{ratio:g}"] = measured(tuple(args.prompts), ratio, console)
-        write_report(
-            args.output, {"prompts": [each.name for each in args.prompts]}, {"ratios": ratios}
-        )
-        console.print(f"1/{ratio:g}: written to {args.output}")
+    settings = StudySettings(
+        tuple(args.prompts),
+        models=_COMPANIONS,
+        contexts=_CONTEXTS,
+        cost_ratios=tuple(args.cost_ratios),
+    )
+    with console.status("") as status:
+        bench = Workbench(settings, status.update)
+        for ratio in args.cost_ratios:
+            if f"{ratio:g}" in ratios:
+                continue
+            ratios[f"{ratio:g}"] = measured(bench, ratio)
+            write_report(args.output, settings.to_dict(), {"ratios": ratios})
+            console.print(f"1/{ratio:g}: written to {args.output}")
     console.print(table(ratios))
 
 

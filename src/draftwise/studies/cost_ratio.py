@@ -28,7 +28,7 @@ _STATIC = ("fixed:1", "fixed:2", "fixed:3", "fixed:5")
 _POLICIES = (*_STATIC, "svip", "smartspec", "sv-published", "sv", "adaptive")
 _BEST = "best static"
 # Parameters of the companion relative to those of the draft.
-COMPANION_SIZE = 2
+_COMPANION_SIZE = 2
 # Smallest batch size that counts as large.
 _LARGE = 8
 
@@ -59,16 +59,11 @@ class CostRatio(Study):
 
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """Measure all policies in interleaved turns, ratio by ratio."""
-        settings = bench.settings
-        assert settings.companion is not None
         size = bench.large.target.num_parameters
         found = []
         # Small models first: if one cannot be inflated so little, nothing was measured in vain.
-        for ratio in sorted(settings.cost_ratios, reverse=True):
-            own = bench.beside(
-                inflated(settings.draft, size / ratio),
-                inflated(settings.companion, COMPANION_SIZE * size / ratio),
-            )
+        for ratio in sorted(bench.settings.cost_ratios, reverse=True):
+            own = at_cost_ratio(bench, ratio)
             try:
                 found.append({"cost_ratio": ratio, **_measured(own, size)})
             finally:
@@ -178,7 +173,27 @@ def _measured(bench: Workbench, target_size: int) -> dict[str, Any]:
     }
 
 
-def inflated(name: str, num_parameters: float) -> str:
+def at_cost_ratio(bench: Workbench, ratio: float) -> Workbench:
+    """A workbench whose small models are inflated, for the same target and prompts.
+
+    Args:
+        bench: workbench with a draft and a companion of the zoo. Other models of its ``models``
+            are left out.
+        ratio: parameters of the target relative to those of the draft. The other models get twice
+            those of the draft.
+    """
+    settings = bench.settings
+    assert settings.companion is not None
+    draft_size = bench.large.target.num_parameters / ratio
+    size = _COMPANION_SIZE * draft_size
+    return bench.beside(
+        _inflated(settings.draft, draft_size),
+        _inflated(settings.companion, size),
+        tuple(_inflated(name, size) for name in settings.models if name.startswith(PREFIX)),
+    )
+
+
+def _inflated(name: str, num_parameters: float) -> str:
     """The name of a bundled model, inflated to a number of parameters."""
     return f"{name.partition('@')[0]}@{round(num_parameters / 1000)}k"
 

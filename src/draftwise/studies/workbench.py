@@ -60,9 +60,10 @@ class Workbench:
         self._profiles: dict[str | None, str] = {}
         self._collections: dict[tuple[str, str, str | None, int, str], Collection] = {}
 
-    def beside(self, draft: str, companion: str | None) -> Workbench:
+    def beside(self, draft: str, companion: str | None, models: tuple[str, ...] = ()) -> Workbench:
         """A workbench with other small models, which shares the target and the prompts."""
-        other = Workbench(replace(self.settings, draft=draft, companion=companion), self.status)
+        changed = replace(self.settings, draft=draft, companion=companion, models=models)
+        other = Workbench(changed, self.status)
         other.large, other.tasks = self.large, self.tasks
         other._quick, other._collections = self._quick, self._collections
         return other

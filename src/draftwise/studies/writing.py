@@ -17,7 +17,7 @@ from draftwise.benchmark.style import STYLE, svg
 from draftwise.errors import InvalidParameterError
 from draftwise.studies.registry import STUDIES, study_class
 from draftwise.studies.settings import StudySettings
-from draftwise.studies.study import Description, Study
+from draftwise.studies.study import Data, Description, Study
 
 DATA, FIGURE, TEXT, PAGE = "data.json", "figure", "text.md", "report.html"
 _RESOLUTION = 150
@@ -35,9 +35,7 @@ def write_study(
         about: settings, revision, machine and duration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # The same types as when the data is read from the file: JSON turns integer keys into strings.
-    data = json.loads(json.dumps(_plain(measured)))
-    description = study.describe(data)
+    data, description = describe(study, measured)
     content = {
         "study": study.name,
         "title": study.title,
@@ -61,6 +59,18 @@ def write_study(
             )
     plt.close(figure)
     return description
+
+
+def describe(study: Study, measured: Mapping[str, Any]) -> tuple[Data, Description]:
+    """The data of a study as it is written and read, and its description.
+
+    Args:
+        study: the study.
+        measured: results of :meth:`Study.measure`.
+    """
+    # The same types as when the data is read from the file: JSON turns integer keys into strings.
+    data = json.loads(json.dumps(_plain(measured)))
+    return data, study.describe(data)
 
 
 def redraw(folder: Path, names: Sequence[str]) -> None:
