@@ -18,6 +18,7 @@ from draftwise.studies.workbench import Workbench, same_distribution
 from draftwise.studies.writing import about, read, redraw, write_page, write_study
 from draftwise.zoo import registry
 
+from ..tiny_heads import HeadRecipe
 from ..tiny_models import Recipe
 
 pytestmark = pytest.mark.slow
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.slow
 NAMES = ("target", "draft", "companion")
 GROUP = "multi-turn conversation"
 TARGET = Recipe(vocab=300, context=128, tokenizer=True)
+HEAD = HeadRecipe(vocab=300, draft_vocab=40, layer={"max_position_embeddings": 128})
 OTHERS = tuple(TARGET.draft(0.2, noise_seed=seed) for seed in (1, 2, 3))
 
 
@@ -48,6 +50,7 @@ def settings(models, tmp_path_factory):
         draft=draft,
         companion=companion,
         models=(draft, companion, other),
+        head=HEAD.save(tmp_path_factory.mktemp("heads") / "head", "speculators"),
         num_prompts=3,
         max_tokens=12,
         long_text=24,

@@ -85,6 +85,13 @@ def study(
             rich_help_panel=MODELS,
         ),
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            help="EAGLE head of the target that the study goodput compares with the draft.",
+            rich_help_panel=MODELS,
+        ),
+    ] = None,
     num_prompts: Annotated[
         int, typer.Option(help="Number of prompts per task.", rich_help_panel=_WORKLOAD)
     ] = 8,
@@ -194,6 +201,7 @@ def study(
             draft=chosen.require_draft_model("studies are about drafts"),
             companion=chosen.companion,
             models=chosen.models,
+            head=head,
             num_prompts=num_prompts,
             longest_prompt=longest_prompt,
             max_tokens=max_tokens,

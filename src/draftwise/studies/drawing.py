@@ -71,7 +71,9 @@ def heat_map(
     cells = np.array([[np.nan if v is None else v for v in row] for row in values], dtype=float)
     low, high = limits or (float(np.nanmin(cells)), float(np.nanmax(cells)))
     axes.imshow(cells, cmap="cividis", vmin=low, vmax=high, aspect="auto")
-    axes.set_xticks(range(len(across)), across, rotation=45 if max(map(len, across)) > 6 else 0)
+    axes.set_xticks(range(len(across)), across)
+    if max(map(len, across)) > 6:
+        plt.setp(axes.get_xticklabels(), rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(down)), down)
     axes.grid(visible=False)
     axes.set_title(label)

@@ -1,15 +1,16 @@
 """Goodput of policies over tasks and batch sizes.
 
 Recomputes SV's main result (Kim et al. 2025): throughput of target-only decoding, speculative
-decoding with a fixed length, and SV, over tasks and batch sizes. The abstract reports that SV is
-faster than both in all cases. At large batches it is up to 1.9 times as fast as speculative
-decoding, and 1.4 times on average, and fixed-length speculation is slower than target-only
-decoding.
+decoding with a fixed length, and SV, over tasks and batch sizes, with policies of other sources
+beside them. The abstract reports that SV is faster than target-only decoding and speculative
+decoding in all cases. At large batches it is up to 1.9 times as fast as speculative decoding, and
+1.4 times on average, and fixed-length speculation is slower than target-only decoding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,12 @@ from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.sustained import begin, compete, summary
 from draftwise.studies.workbench import Workbench
 
-_POLICIES = ("fixed:2", "fixed:5", "sv-published", "adaptive", "sv")
+# Policies of other sources that SV is compared with.
+_OTHERS = ("svip", "smartspec", "staged")
+# Policies that are also measured with an EAGLE head as the draft, and how their names begin then.
+_WITH_HEAD = ("fixed:5", "sv")
+_HEAD = "head, "
+_POLICIES = ("fixed:2", "fixed:5", *_OTHERS, "sv-published", "adaptive", "sv")
 # Smallest batch size that counts as large.
 _LARGE = 8
 
@@ -42,7 +48,15 @@ class Goodput(Study):
     def measure(self, bench: Workbench) -> dict[str, Any]:
         """Measure all policies in interleaved turns, task by task."""
         s = bench.settings
-        contenders = bench.contenders(["none", *_POLICIES])
+        policies = list(_POLICIES)
+        contenders = bench.contenders(["none", *policies])
+        if s.head is not None:
+            with closing(bench.beside(s.head, s.companion)) as beside:
+                with_head = beside.contenders(_WITH_HEAD)
+            for each in with_head:
+                each.name = _HEAD + each.name
+                policies.append(each.name)
+            contenders += with_head
         cells: dict[str, dict[str, Any]] = {}
         for batch_size in s.batch_sizes:
             learnt = False
@@ -55,14 +69,15 @@ class Goodput(Study):
                 compete(contenders, rounds, s.turn, *steps)
                 learnt = True
                 cells.setdefault(task.name, {})[str(batch_size)] = summary(contenders)
-        return {"policies": list(_POLICIES), "tasks": cells}
+        return {"policies": policies, "tasks": cells}
 
     @styled
     def draw(self, data: Data) -> Figure:
         """Draw one heat map per batch size."""
         tasks, policies = data["tasks"], data["policies"]
         sizes = list(next(iter(tasks.values())))
-        figure, axes = panels(len(sizes), width=3.6, height=1.2 + 0.32 * len(tasks), sharey=True)
+        width, height = 0.8 + 0.42 * len(policies), 1.6 + 0.32 * len(tasks)
+        figure, axes = panels(len(sizes), width=width, height=height, sharey=True)
         for panel, size in zip(axes, sizes, strict=True):
             values = [[own[size][name]["ratio"] for name in policies] for own in tasks.values()]
             # Fixed limits, so that colours are comparable between batch sizes.
@@ -100,6 +115,20 @@ class Goodput(Study):
         large = [size for size in sizes if int(size) >= _LARGE] or [last]
         ahead = [mean("sv", size, "fixed:5") for size in large]
         published = [mean("sv-published", size, "fixed:5") for size in large]
+        others = {
+            name: geometric_mean(mean("sv", size, name) for size in large) for name in _OTHERS
+        }
+        fixed, sv = (_HEAD + name for name in _WITH_HEAD)
+        with_head = []
+        if sv in data["policies"]:
+            ratios = [mean(sv, size, fixed) for size in sizes]
+            with_head.append(
+                Finding.of(
+                    "With an EAGLE head, SV is faster than a fixed length at every batch size.",
+                    ", ".join(f"{r:.2f} at {s}" for r, s in zip(ratios, sizes, strict=True)),
+                    [ratio > 1.0 for ratio in ratios],
+                )
+            )
         return Description(
             text,
             [
@@ -125,8 +154,18 @@ class Goodput(Study):
                     f"fixed 5: {mean('fixed:5', last):.2f} at {last}",
                     mean("fixed:5", last) < 1.0,
                 ),
+                Finding.of(
+                    "At large batches SV is faster than other policies.",
+                    f"relative to {_listed(others)}, at batch {' and '.join(large)}",
+                    [value > 1.0 for value in others.values()],
+                ),
+                *with_head,
             ],
         )
+
+
+def _listed(ratios: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
 
 
 def _errors(sizes: Mapping[str, Any]) -> list[float]:

@@ -30,6 +30,7 @@ class StudySettings:
         draft: name of the draft.
         companion: name of the companion; ``None`` for studies without one.
         models: names of small models that comparing studies use as draft and companion in turn.
+        head: EAGLE head of the target that ``goodput`` compares with the draft; ``None`` for none.
         num_prompts: number of prompts per task, sampled with ``seed``.
         longest_prompt: maximum number of prompt tokens; longer prompts are skipped.
         max_tokens: tokens generated per prompt.
@@ -60,6 +61,7 @@ class StudySettings:
     draft: str = "zoo:draft"
     companion: str | None = "zoo:companion"
     models: tuple[str, ...] = ("zoo:draft", "zoo:mid", "zoo:companion", "zoo:spare")
+    head: str | None = None
     num_prompts: int = 8
     longest_prompt: int = 300
     max_tokens: int = 64
