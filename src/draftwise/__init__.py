@@ -20,7 +20,7 @@ __all__ = [
     "SpeculationConfig",
     "StructuredOutputs",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "LLM": "draftwise.llm",
