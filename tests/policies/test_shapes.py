@@ -8,7 +8,8 @@ import torch
 
 from draftwise.core.types import Outcome
 from draftwise.policies import create_policy
-from draftwise.policies.base import PolicyContext, RequestState
+from draftwise.policies.base import PolicyContext
+from draftwise.policies.inputs import RequestState
 from draftwise.policies.router import PolicyRouter
 from draftwise.policies.shapes import ShapeChoice
 
@@ -87,6 +88,17 @@ def test_a_pause_of_the_machine_decides_nothing():
     assert np.mean(branches) > 0.7
 
 
+@pytest.mark.parametrize("num_requests", [1, 8])
+def test_slow_first_steps_decide_nothing(num_requests):
+    """As on a machine that does something else while the engine starts."""
+    choice = ShapeChoice()
+    for _ in range(8):
+        assert not choice.branches(num_requests)
+        choice.observe(1.8, 2.0)
+    branches, _ = run(choice, CHAIN, (2.4, 1.0), 300, num_requests)
+    assert np.mean(branches[100:]) < 0.2
+
+
 def test_the_first_step_may_compile_kernels():
     choice = ShapeChoice()
     while not choice.branches(1):
@@ -103,8 +115,8 @@ def test_a_shape_that_is_never_measured_is_given_up():
         branches.append(choice.branches(4))
         if not branches[-1]:
             choice.observe(*CHAIN)
-    assert branches[8:32] == [True] * 24
-    assert not any(branches[32:])
+    assert branches[:64] == ([False] * 8 + [True] * 8) * 4
+    assert not any(branches[64:])
 
 
 STATES = [RequestState(20, 4, 8, index) for index in range(2)]
@@ -196,6 +208,7 @@ def test_chains_are_measured_however_long_their_steps_say_nothing():
     choice = ShapeChoice()
     assert not any(choice.branches(1) for _ in range(200))
     branches, _ = run(choice, (3.0, 0.5), TREE, 400)
+    assert not any(branches[56:64])
     assert np.mean(branches[-100:]) < 0.2
 
 

@@ -2,8 +2,8 @@
 
 A tree gains more tokens per step than a chain, and its step takes longer. Which is more depends on
 the models, the text, the load, and on how long a pass over more tokens takes. So both are measured,
-at each batch size. They take turns at first. Later, the worse one gets a turn when so few of its
-steps are recent that it may have become the better one.
+at each batch size. They take turns until the goodput of both is known well enough. Later, the worse
+one gets a turn when so few of its steps are recent that it may have become the better one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ _TURN = 8
 _FORGETTING = 0.998
 # Standard deviation of a step's tokens per request, and of its duration, relative to their means.
 _SPREAD_OF_TOKENS, _SPREAD_OF_SECONDS = 0.6, 0.1
+# They take turns until both had so many that count, and until the relative standard error of their
+# goodput is at most this, or until one is clearly better. The first turn of each does not count: it
+# may compile kernels, and the policy does not know yet how much to draft.
+_FIRST_TURNS, _FIRST_ERROR = 3, 0.1
 # A batch size that is new begins with what the nearest known one has measured, as at most so many
 # steps.
 _PRIOR_STEPS = 8.0
 # Durations are clipped to this factor of their mean. A pause of the machine says nothing.
 _MOST_UNUSUAL = 3.0
-# Number of turns after which trees that were never measured are given up. Chains never are.
-_MOST_TURNS = 3
 
 
 class ShapeChoice:
@@ -68,6 +70,12 @@ class ShapeChoice:
         )
 
 
+def _relative_error(num_requests: int, steps: float) -> float:
+    """Standard error of the goodput of some steps, relative to it."""
+    variance = _SPREAD_OF_TOKENS**2 / num_requests + _SPREAD_OF_SECONDS**2
+    return math.sqrt(variance / steps)
+
+
 @dataclass
 class _Shape:
     """Recent steps of one shape, as sums.
@@ -77,14 +85,14 @@ class _Shape:
         tokens: tokens per request that they gained.
         duration: their relative duration.
         num_turns: number of turns so far.
-        is_warm: whether it had a step. The first one may compile kernels, and is left out.
+        num_skipped: number of its first steps that were left out.
     """
 
     steps: float = 0.0
     tokens: float = 0.0
     duration: float = 0.0
     num_turns: int = 0
-    is_warm: bool = False
+    num_skipped: int = 0
 
     def forget(self) -> None:
         """Give all steps less weight."""
@@ -94,8 +102,8 @@ class _Shape:
 
     def observe(self, tokens: float, duration: float) -> None:
         """Add a step."""
-        if not self.is_warm:
-            self.is_warm = True
+        if self.num_skipped < _TURN:
+            self.num_skipped += 1
             return
         if self.steps:
             duration = min(duration, _MOST_UNUSUAL * self.duration / self.steps)
@@ -107,15 +115,20 @@ class _Shape:
         """The same means, with the weight of a few steps at most."""
         weight = min(1.0, _PRIOR_STEPS / self.steps)
         return _Shape(
-            weight * self.steps, weight * self.tokens, weight * self.duration, is_warm=True
+            weight * self.steps,
+            weight * self.tokens,
+            weight * self.duration,
+            num_skipped=_TURN,
         )
 
     def optimistic_goodput(self, num_requests: int) -> float:
-        """The goodput, plus one standard error; infinite without any step."""
-        if not self.duration:
-            return math.inf
-        variance = _SPREAD_OF_TOKENS**2 / num_requests + _SPREAD_OF_SECONDS**2
-        return self.tokens / self.duration * (1.0 + math.sqrt(variance / self.steps))
+        """The goodput, plus one standard error."""
+        return self.goodput * (1.0 + _relative_error(num_requests, self.steps))
+
+    @property
+    def goodput(self) -> float:
+        """Relative to one token per step without drafts. The shape must have been measured."""
+        return self.tokens / self.duration
 
 
 @dataclass
@@ -126,26 +139,51 @@ class _Record:
         chains, trees: recent steps of both.
         branches: whether the current turn is that of trees.
         steps_left: number of steps until the turn ends.
+        is_settled: whether the shapes no longer take turns regardless of their goodput.
     """
 
     chains: _Shape
     trees: _Shape
+    is_settled: bool = False
     branches: bool = field(default=True, init=False)
     steps_left: int = field(default=0, init=False)
 
     @property
     def is_known(self) -> bool:
-        """Whether both shapes were measured."""
-        return self.chains.duration > 0 and self.trees.duration > 0
+        """Whether both shapes were measured, in more than a few steps."""
+        return self.is_settled and self.chains.duration > 0 and self.trees.duration > 0
 
     def begin_turn(self, num_requests: int) -> None:
-        """Give the next turn to the shape that may be best; the first one to chains."""
-        chains = self.chains.optimistic_goodput(num_requests)
-        trees = self.trees.optimistic_goodput(num_requests)
-        given_up = not self.trees.duration and self.trees.num_turns >= _MOST_TURNS
-        self.branches = not given_up and trees > chains
+        """Give the next turn to the shape that may be best; the first one to chains.
+
+        Trees that were not measured in their first turns are given up. Chains never are.
+        """
+        chains, trees = self.chains, self.trees
+        self.is_settled |= self._had_first_turns(num_requests)
+        if not chains.num_skipped:  # every step so far also read prompts
+            self.branches = False
+        elif not self.is_settled:
+            self.branches = not self.branches
+        elif not chains.duration or not trees.duration:
+            self.branches = False
+        else:
+            goodput = chains.optimistic_goodput(num_requests)
+            self.branches = trees.optimistic_goodput(num_requests) > goodput
         self.steps_left = _TURN
         (self.trees if self.branches else self.chains).num_turns += 1
+
+    def _had_first_turns(self, num_requests: int) -> bool:
+        """Whether both shapes had enough turns to be compared."""
+        counted = min(self.chains.num_turns, self.trees.num_turns) - 1
+        if counted <= 0:
+            return False
+        error = _relative_error(num_requests, _TURN * counted)
+        if counted >= _FIRST_TURNS and error <= _FIRST_ERROR:
+            return True
+        if counted < _FIRST_TURNS - 1 or not self.chains.duration or not self.trees.duration:
+            return False
+        low, high = sorted((self.chains.goodput, self.trees.goodput))
+        return low * (1.0 + 2.0 * error) < high * (1.0 - 2.0 * error)
 
     def observe(self, tokens: float, duration: float) -> None:
         """Add a step of the current turn's shape."""
@@ -155,4 +193,4 @@ class _Record:
 
     def as_prior(self) -> _Record:
         """The beginning of another batch size."""
-        return _Record(self.chains.as_prior(), self.trees.as_prior())
+        return _Record(self.chains.as_prior(), self.trees.as_prior(), is_settled=True)
