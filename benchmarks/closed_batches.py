@@ -29,7 +29,7 @@ from draftwise.benchmark.contest import compete, make_cell, num_identical, ratio
 from draftwise.benchmark.figures import spread
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import load_workload
-from draftwise.policies.base import RequestState
+from draftwise.policies.inputs import RequestState
 from draftwise.policies.offers import Floats
 from draftwise.policies.priced import PricedPolicy
 

@@ -51,7 +51,8 @@ from draftwise.engine.request import Request
 from draftwise.engine.suffix.matcher import SuffixMatcher
 from draftwise.models.attention import Segment
 from draftwise.policies import PolicyContext, create_policy
-from draftwise.policies.base import DraftPosition, Policy
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import DraftPosition
 from draftwise.policies.router import PolicyRouter
 from draftwise.profiling.latency import measure_latency
 from draftwise.speculation import RequestSpeculation

@@ -8,7 +8,8 @@ from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
-from draftwise.policies.base import DraftPosition, Policy, PolicyContext, Signal
+from draftwise.policies.base import Policy, PolicyContext, Signal
+from draftwise.policies.inputs import DraftPosition
 from draftwise.speculation import SpeculationConfig
 
 from .exact import process

@@ -16,7 +16,8 @@ from draftwise.errors import InvalidParameterError
 from draftwise.models.native import library
 from draftwise.models.tree_tokens import SegmentTree
 from draftwise.policies import create_policy
-from draftwise.policies.base import PolicyContext, RequestState, TreeLevel
+from draftwise.policies.base import PolicyContext
+from draftwise.policies.inputs import RequestState, TreeLevel
 
 from ..stand_ins import FixedLatency, fixed_latency
 from ..tiny_eagle_heads import EagleRecipe

@@ -7,7 +7,8 @@ import torch
 from draftwise.core.latency import StageCost
 from draftwise.core.types import Outcome, StepTimes
 from draftwise.policies import create_policy
-from draftwise.policies.base import PolicyContext, RequestState
+from draftwise.policies.base import PolicyContext
+from draftwise.policies.inputs import RequestState
 from draftwise.policies.looking import LookingValue
 
 from ..stand_ins import FixedLatency, fixed_latency

@@ -15,7 +15,7 @@ from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.engine.request import Request
 from draftwise.models.transfer import upload
 from draftwise.params import SamplingParams
-from draftwise.policies.base import RequestState
+from draftwise.policies.inputs import RequestState
 
 
 class PromptChunk(NamedTuple):

@@ -15,7 +15,7 @@ from draftwise.core.types import CompanionScores, Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.cached_model import CachedModel, ForwardInput
 from draftwise.engine.request import Request
-from draftwise.policies.base import DraftPosition
+from draftwise.policies.inputs import DraftPosition
 
 
 class TargetOracle:

@@ -16,7 +16,7 @@ from draftwise.outputs import (
     TokenSource,
 )
 from draftwise.params import SamplingParams
-from draftwise.policies.base import AcceptanceHistory, RequestState
+from draftwise.policies.inputs import AcceptanceHistory, RequestState
 from draftwise.speculation import RequestSpeculation
 
 NO_CACHE_SLOT = -1
@@ -131,7 +131,7 @@ class Request:
 
         Args:
             draft_limit: maximum draft length.
-            expected_remaining: see :class:`draftwise.policies.base.RequestState`.
+            expected_remaining: see :class:`draftwise.policies.inputs.RequestState`.
         """
         return RequestState(
             len(self.tokens),

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from draftwise.core.types import Outcome, StepTimes
-from draftwise.policies.base import DraftPosition, PolicyContext, RequestState, Signal
+from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.inputs import DraftPosition, RequestState
 from draftwise.policies.options import number_option
 from draftwise.policies.stopping import EarlyStop
 

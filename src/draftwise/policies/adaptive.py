@@ -10,8 +10,9 @@ from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.estimators.combined import FORMULAS, HIGHEST, LOWEST, Inputs, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.estimators.polynomial import LARGEST_ENTROPY, LAST_POSITION, SMALLEST_TOKEN_PROB
-from draftwise.policies.base import DraftPosition, PolicyContext, Signal
+from draftwise.policies.base import PolicyContext, Signal
 from draftwise.policies.filtering import MIN_REQUIRED, UNFILTERED_LIMIT, keep_by_rule
+from draftwise.policies.inputs import DraftPosition
 from draftwise.policies.priced import Floats, PricedPolicy
 
 # Minimum weight of the tokens in a calibration error. The error of fewer tokens is mostly noise.

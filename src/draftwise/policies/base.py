@@ -22,8 +22,8 @@ on earlier steps.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 from operator import mul
@@ -36,15 +36,11 @@ from torch import Tensor
 from draftwise.core.goodput import expected_accepted
 from draftwise.core.rules import DraftRule
 from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
+from draftwise.policies.inputs import DraftPosition, RequestState, TreeLevel
 
 if TYPE_CHECKING:
     from draftwise.core.latency import LatencyModel
     from draftwise.estimators.profile import AcceptanceProfile
-
-
-# Initial estimate for a request without verified tokens, and the weight of each new token.
-_INITIAL_MEAN = 0.6
-_TOKEN_WEIGHT = 0.1
 
 
 class Signal(StrEnum):
@@ -64,65 +60,6 @@ _OF_THE_DRAFT = {Signal.ENTROPY, Signal.TOKEN_PROBABILITY}
 _OF_THE_COMPANION = {Signal.OVERLAP, Signal.AGREEMENT}
 
 
-class AcceptanceHistory:
-    """Mean acceptance probability of a request's recent tokens, with exponential forgetting.
-
-    Attributes:
-        mean: running mean, 0 … 1.
-    """
-
-    def __init__(self) -> None:
-        """Start from the initial estimate."""
-        self.mean = _INITIAL_MEAN
-
-    def learn(self, acceptance: Sequence[float]) -> None:
-        """Update the mean with the acceptance probabilities of a step's verified tokens.
-
-        Each token is weighted by the probability that all tokens before it were accepted.
-
-        Args:
-            acceptance: acceptance probability of each verified token, in draft order.
-        """
-        reach_probability = 1.0
-        for probability in acceptance:
-            self.mean += _TOKEN_WEIGHT * reach_probability * (probability - self.mean)
-            reach_probability *= probability
-
-
-class RequestState(NamedTuple):
-    """The state of a request before a step, as a policy sees it.
-
-    Attributes:
-        num_tokens: number of tokens so far, prompt and output.
-        num_output_tokens: number of tokens generated so far.
-        draft_limit: maximum draft length, limited by the remaining output and the models' contexts;
-            0 while the prompt is being processed.
-        request_id: unique number.
-        greedy: whether it is decoded at temperature 0.
-        history: mean acceptance probability of its recent tokens, 0 … 1.
-        policy: name of the policy that it requests; ``None`` for the engine's.
-        expected_remaining: expected number of tokens until it ends, if no other request takes its
-            place then; 0 if one does.
-        offer: estimated acceptance probability of each token of a continuation that is known
-            before anything is drafted, such as the text after an earlier occurrence of the last
-            tokens. Empty without one.
-        has_model: whether a draft model can draft for it.
-        num_behind: number of its tokens that the draft model has not read yet, besides the newest.
-    """
-
-    num_tokens: int
-    num_output_tokens: int
-    draft_limit: int
-    request_id: int = 0
-    greedy: bool = False
-    history: float = 0.5
-    policy: str | None = None
-    expected_remaining: float = 0.0
-    offer: Sequence[float] = ()
-    has_model: bool = True
-    num_behind: int = 0
-
-
 class DraftChoice(NamedTuple):
     """What is drafted for one request.
 
@@ -134,117 +71,6 @@ class DraftChoice(NamedTuple):
 
     length: int
     uses_offer: bool
-
-
-class TreeLevel(NamedTuple):
-    """Nodes of token trees whose children the draft model may propose next.
-
-    Attributes:
-        depth: number of tokens on the path to each node, itself included.
-        requests: ``[nodes]`` index of each node's request in the step's batch.
-        values: ``[nodes]`` estimated probability that the path to each node is accepted.
-        entropy: ``[nodes]`` entropy in nats of the draft's distribution that each node's token was
-            taken from; ``None`` if the policy uses no signals of the draft.
-        coverage: estimated probability that the target's token is among the children of a node that
-            it reaches, and is not a copied token there, from the level before. Children that are
-            not worth verifying do not count.
-        num_nodes: number of nodes of all trees that may be verified so far.
-    """
-
-    depth: int
-    requests: Sequence[int]
-    values: NDArray[np.float64]
-    entropy: NDArray[np.float64] | None
-    coverage: float
-    num_nodes: int
-
-
-@dataclass(frozen=True)
-class DraftPosition:
-    """The token just drafted, for the requests that are still drafting.
-
-    The signals are ``None`` if the policy uses none of the draft's signals.
-
-    Attributes:
-        index: position in the draft, from 0.
-        requests: index of each ``active`` request in the step's batch.
-        tokens: ``[active]`` int64, the token drawn.
-        draft_probs: ``[active, vocab]`` float32, the draft's own distribution: q, and for greedy
-            requests the distribution at temperature 1.
-        entropy: ``[active]`` float32, H of ``draft_probs`` in nats.
-        token_probs: ``[active]`` float32, the probability of the drawn token in ``draft_probs``.
-        agreement: ``[active]`` float32, the target's acceptance probability of the token, for
-            policies with ``uses_target_oracle``.
-    """
-
-    index: int
-    requests: Sequence[int]
-    tokens: Tensor
-    draft_probs: Tensor | None
-    entropy: Tensor | None
-    token_probs: Tensor | None
-    agreement: Tensor | None = None
-
-    def with_agreement(self, agreement: Tensor) -> DraftPosition:
-        """A copy with the target's acceptance probabilities, ``[active]`` float32."""
-        return replace(self, agreement=agreement)
-
-
-class LazyPosition(DraftPosition):
-    """A position whose distributions are fetched from the draft's memory on first access."""
-
-    def __init__(
-        self,
-        index: int,
-        requests: Sequence[int],
-        tokens: Tensor,
-        everyone: Tensor,
-        entropy: Tensor,
-        token_probs: Tensor,
-        agreement: Tensor | None = None,
-        widen: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        """Set up. The other arguments are those of :class:`DraftPosition`.
-
-        Args:
-            everyone: ``[batch, vocab]`` float32 distributions of all requests, on any device.
-            widen: converts distributions to the target's vocabulary; ``None`` if they are over it.
-        """
-        values = {
-            "index": index,
-            "requests": requests,
-            "tokens": tokens,
-            "_everyone": everyone,
-            "entropy": entropy,
-            "token_probs": token_probs,
-            "agreement": agreement,
-            "_widen": widen,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def with_agreement(self, agreement: Tensor) -> LazyPosition:
-        """See :class:`DraftPosition`."""
-        assert self.entropy is not None
-        assert self.token_probs is not None
-        return LazyPosition(
-            self.index,
-            self.requests,
-            self.tokens,
-            vars(self)["_everyone"],
-            self.entropy,
-            self.token_probs,
-            agreement,
-            vars(self)["_widen"],
-        )
-
-    @property
-    def draft_probs(self) -> Tensor | None:
-        """``[active, vocab]`` float32 on the host."""
-        everyone: Tensor = vars(self)["_everyone"]
-        widen: Callable[[Tensor], Tensor] | None = vars(self)["_widen"]
-        probs = everyone.cpu()[list(self.requests)]
-        return probs if widen is None else widen(probs)
 
 
 @dataclass(frozen=True)

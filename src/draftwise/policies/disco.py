@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftwise.policies.base import DraftPosition, PolicyContext
+from draftwise.policies.base import PolicyContext
+from draftwise.policies.inputs import DraftPosition
 from draftwise.policies.learned import LearnedStop
 from draftwise.policies.options import number_option
 

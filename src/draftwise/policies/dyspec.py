@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from draftwise.policies.base import DraftPosition, PolicyContext, RequestState, Signal
+from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.inputs import DraftPosition, RequestState
 from draftwise.policies.options import number_option
 from draftwise.policies.stopping import EarlyStop, RunningProduct
 

@@ -8,15 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.policies.base import (
-    DraftChoice,
-    DraftPosition,
-    Policy,
-    PolicyContext,
-    RequestState,
-    Signal,
-    TreeLevel,
-)
+from draftwise.policies.base import DraftChoice, Policy, PolicyContext, Signal
+from draftwise.policies.inputs import DraftPosition, RequestState, TreeLevel
 from draftwise.policies.options import integer_option, number_option
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from draftwise.core.types import Outcome, StepTimes
-from draftwise.policies.base import Policy, PolicyContext, RequestState, Signal
+from draftwise.policies.base import Policy, PolicyContext, Signal
+from draftwise.policies.inputs import RequestState
 
 _FIRST_LENGTH = 5
 _GROWTH, _SHRINKAGE = 2, 1

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.classifier import AcceptanceHead, features
-from draftwise.policies.base import DraftPosition, PolicyContext, RequestState, Signal
+from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.inputs import DraftPosition, RequestState
 from draftwise.policies.stopping import EarlyStop
 
 

@@ -9,7 +9,7 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.policies.base import RequestState
+from draftwise.policies.inputs import RequestState
 
 Floats = NDArray[np.float64]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftwise.policies.base import Policy, RequestState
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import RequestState
 
 
 class NoSpeculation(Policy):

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
-from draftwise.policies.base import RequestState, TreeLevel
+from draftwise.policies.inputs import RequestState, TreeLevel
 from draftwise.policies.nearest import nearest
 
 Floats = NDArray[np.float64]

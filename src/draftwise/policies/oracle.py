@@ -9,8 +9,9 @@ from torch import Tensor
 
 from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.estimators.combined import Signals
-from draftwise.policies.base import DraftPosition, Signal
+from draftwise.policies.base import Signal
 from draftwise.policies.filtering import Integers
+from draftwise.policies.inputs import DraftPosition
 from draftwise.policies.priced import Floats, PricedPolicy
 
 

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from draftwise.core.goodput import OperatingPoint
 from draftwise.core.types import Outcome, StepTimes
-from draftwise.policies.base import DraftChoice, PolicyContext, RequestState, TreeLevel
+from draftwise.policies.base import DraftChoice, PolicyContext
 from draftwise.policies.filtering import Integers
+from draftwise.policies.inputs import RequestState, TreeLevel
 from draftwise.policies.looking import LookingValue
 from draftwise.policies.offers import OfferPricing, StepKind
 from draftwise.policies.priced_chains import PricedChains

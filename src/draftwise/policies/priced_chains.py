@@ -16,9 +16,10 @@ from draftwise.core.rules import RuleResults
 from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.estimators.combined import SignalModel, Signals
 from draftwise.estimators.pair import ModelPair
-from draftwise.policies.base import DraftPosition, Policy, PolicyContext, RequestState
+from draftwise.policies.base import Policy, PolicyContext
 from draftwise.policies.exploration import Exploration
 from draftwise.policies.filtering import Integers, Scorer, keep_in_range, keep_likely
+from draftwise.policies.inputs import DraftPosition, RequestState
 from draftwise.policies.pricing import Price, Pricing, PricingOptions
 
 Floats = NDArray[np.float64]

@@ -21,14 +21,8 @@ from draftwise.core.types import (
     StepTimes,
 )
 from draftwise.errors import InvalidParameterError
-from draftwise.policies.base import (
-    DraftChoice,
-    DraftPosition,
-    Policy,
-    PolicyContext,
-    RequestState,
-    TreeLevel,
-)
+from draftwise.policies.base import DraftChoice, Policy, PolicyContext
+from draftwise.policies.inputs import DraftPosition, RequestState, TreeLevel
 from draftwise.policies.registry import POLICIES, check_needs, create_policy, policy_class
 
 Decision = TypeVar("Decision")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwise.core.types import Outcome, StepTimes
-from draftwise.policies.base import Policy, PolicyContext, RequestState, Signal
+from draftwise.policies.base import Policy, PolicyContext, Signal
+from draftwise.policies.inputs import RequestState
 from draftwise.policies.options import integer_option, number_option
 
 # Initial acceptance rate, and its weight as a number of observed tokens.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from draftwise.core.goodput import StepEstimate
 from draftwise.core.latency import LatencyModel
-from draftwise.policies.base import RequestState
+from draftwise.policies.inputs import RequestState
 from draftwise.policies.model_gains import ModelGains
 from draftwise.policies.nearest import record_of
 from draftwise.policies.offers import batch_bucket

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from draftwise.policies.base import DraftPosition, PolicyContext, RequestState
+from draftwise.policies.base import PolicyContext
+from draftwise.policies.inputs import DraftPosition, RequestState
 from draftwise.policies.learned import LearnedStop
 from draftwise.policies.options import number_option
 from draftwise.policies.stopping import RunningProduct

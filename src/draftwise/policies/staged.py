@@ -9,7 +9,8 @@ from torch import Tensor
 
 from draftwise.core.rejection import sample
 from draftwise.core.types import CompanionScores, Draft, Plan
-from draftwise.policies.base import PolicyContext, RequestState, Signal
+from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.inputs import RequestState
 from draftwise.policies.stopping import EarlyStop
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwise.policies.base import DraftPosition, Policy, RequestState
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import DraftPosition, RequestState
 
 
 class EarlyStop(Policy):

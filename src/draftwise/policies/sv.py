@@ -13,7 +13,8 @@ from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTime
 from draftwise.estimators.combined import Inputs, Signals
 from draftwise.estimators.pair import ModelPair
 from draftwise.policies.adaptive import Adaptive, calibration_error
-from draftwise.policies.base import DraftChoice, PolicyContext, RequestState, Signal
+from draftwise.policies.base import DraftChoice, PolicyContext, Signal
+from draftwise.policies.inputs import RequestState
 from draftwise.policies.priced import Floats
 from draftwise.policies.scored_trees import ScoredTrees
 

@@ -9,7 +9,8 @@ import torch
 
 from draftwise.core.types import CompanionScores, Draft, Outcome, Plan, StepTimes
 from draftwise.estimators.tables import AcceptanceTable
-from draftwise.policies.base import Policy, PolicyContext, RequestState, Signal
+from draftwise.policies.base import Policy, PolicyContext, Signal
+from draftwise.policies.inputs import RequestState
 
 
 class PublishedVerification(Policy):

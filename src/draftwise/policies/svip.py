@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftwise.policies.base import DraftPosition, PolicyContext, Signal
+from draftwise.policies.base import PolicyContext, Signal
+from draftwise.policies.inputs import DraftPosition
 from draftwise.policies.options import number_option
 from draftwise.policies.stopping import EarlyStop
 

@@ -26,8 +26,9 @@ from draftwise.errors import DraftwiseError, InvalidParameterError
 from draftwise.estimators.profile import NO_MODEL
 from draftwise.estimators.records import Floats, Records
 from draftwise.params import SamplingParams
-from draftwise.policies.base import PolicyContext, RequestState, Signal
+from draftwise.policies.base import PolicyContext, Signal
 from draftwise.policies.fixed import FixedLength
+from draftwise.policies.inputs import RequestState
 from draftwise.profiling.checkpoint import Collected, load_checkpoint, save_checkpoint
 from draftwise.speculation import SpeculationConfig
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from draftwise.core.types import CompanionScores, Draft, Plan
 from draftwise.llm import LLM
-from draftwise.policies.base import DraftPosition, Policy, RequestState
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import DraftPosition, RequestState
 from draftwise.policies.priced import PricedPolicy
 
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]

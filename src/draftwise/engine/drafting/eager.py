@@ -13,7 +13,7 @@ from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.engine.drafting.sampling import draw
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.transfer import upload
-from draftwise.policies.base import DraftPosition
+from draftwise.policies.inputs import DraftPosition
 
 
 class EagerBackend:

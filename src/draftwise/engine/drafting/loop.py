@@ -17,7 +17,8 @@ from draftwise.engine.masks import next_masks
 from draftwise.engine.oracle import TargetOracle
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.transfer import upload
-from draftwise.policies.base import DraftPosition, LazyPosition, Policy
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import DraftPosition, LazyPosition
 
 
 class DraftingBackend(Protocol):

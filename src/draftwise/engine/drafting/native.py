@@ -17,7 +17,7 @@ from draftwise.engine.cached_model import CachedModel
 from draftwise.engine.drafting.loop import DraftingStep
 from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.native.drafting import DraftRun
-from draftwise.policies.base import DraftPosition
+from draftwise.policies.inputs import DraftPosition
 
 
 class NativeBackend:

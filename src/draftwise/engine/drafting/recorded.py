@@ -24,7 +24,7 @@ from draftwise.models.draft_buffers import DraftBuffers
 from draftwise.models.ragged import RaggedAttention, TokenwiseAttention
 from draftwise.models.static_steps import LARGEST_STEP, Recording, StaticSteps, step_size
 from draftwise.models.transfer import upload
-from draftwise.policies.base import DraftPosition, LazyPosition
+from draftwise.policies.inputs import DraftPosition, LazyPosition
 
 # Tokens drawn between two copies to the host.
 _CHUNK = 8

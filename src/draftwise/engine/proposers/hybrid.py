@@ -19,7 +19,8 @@ from draftwise.engine.proposers.growing_tree import CopiedToken
 from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.proposers.proposals import Proposals
 from draftwise.engine.request import Request
-from draftwise.policies.base import Policy, RequestState
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import RequestState
 
 
 class HybridProposer(Proposer):

@@ -18,7 +18,8 @@ from draftwise.engine.proposers.proposals import planned_lengths
 from draftwise.engine.proposers.registry import register
 from draftwise.engine.proposers.token_trees import TreeDrafting
 from draftwise.engine.request import Request
-from draftwise.policies.base import Policy, RequestState
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import RequestState
 
 
 @register

@@ -15,7 +15,8 @@ from draftwise.core.random import StepUniforms
 from draftwise.core.trees import ROOT
 from draftwise.core.types import Draft, DraftSignals
 from draftwise.engine.drafting.loop import DraftProgress, answer
-from draftwise.policies.base import DraftPosition, Policy, RequestState
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import DraftPosition, RequestState
 
 
 class ProposedTree(NamedTuple):

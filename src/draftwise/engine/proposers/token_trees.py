@@ -51,7 +51,8 @@ from draftwise.engine.tree_paths import known_nodes
 from draftwise.estimators.nodes import NodeAcceptance, RankAcceptance
 from draftwise.models.transfer import fetch, upload
 from draftwise.models.tree_tokens import MAX_TREE_TOKENS
-from draftwise.policies.base import Policy, TreeLevel
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import TreeLevel
 
 Floats = NDArray[np.float64]
 

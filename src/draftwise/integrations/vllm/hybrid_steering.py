@@ -14,7 +14,8 @@ from draftwise.integrations.vllm.steering import Agree, ReadTexts
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_drafts import TextProposer
 from draftwise.integrations.vllm.text_steering import ContinuesTexts
-from draftwise.policies.base import Policy, RequestState
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import RequestState
 
 
 class HybridSteering(ContinuesTexts):

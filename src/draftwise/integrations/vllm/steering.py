@@ -20,7 +20,8 @@ from draftwise.core.types import CompanionScores, Draft, DraftSignals, StepTimes
 from draftwise.engine.drafting.loop import DraftProgress, answer
 from draftwise.integrations.vllm.steps import PendingStep, RequestView, StepResult, Verified
 from draftwise.integrations.vllm.text_drafts import Texts
-from draftwise.policies.base import AcceptanceHistory, DraftPosition, Policy, RequestState
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import AcceptanceHistory, DraftPosition, RequestState
 from draftwise.policies.priced import PricedPolicy
 
 Decision = TypeVar("Decision")

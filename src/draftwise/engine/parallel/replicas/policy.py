@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwise.core.rules import DraftRule
-from draftwise.policies.base import Policy, RequestState
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import RequestState
 
 
 class PrecomputedPolicy(Policy):

@@ -15,7 +15,8 @@ from draftwise.engine.proposers.model import ModelProposer
 from draftwise.engine.request import Request
 from draftwise.errors import EngineError
 from draftwise.models.draft_buffers import DraftBuffers
-from draftwise.policies.base import DraftPosition, Policy
+from draftwise.policies.base import Policy
+from draftwise.policies.inputs import DraftPosition
 
 
 class ReplicatedProposer(ModelProposer):
