@@ -59,6 +59,18 @@ def test_steps_with_signals_do_not_update_the_costs_of_passes():
     assert (model.target_seconds(16), model.draft_seconds(4)) == before
 
 
+@pytest.mark.parametrize("lengths", [(3,), (2,) * 4])
+def test_regular_steps_with_signals_update_the_cost_of_the_target(lengths):
+    """Otherwise a few early steps would decide for long what a token costs."""
+    model = latency()
+    learner, before = CostLearner(model), (model.target_seconds(16), model.draft_seconds(4))
+    for _ in range(60):
+        picked = step((5,) * len(lengths), lengths, signals=object())
+        learner.observe(picked, times(draft=0.09, verify=0.05))
+    assert model.target_seconds(16) > 2 * before[0]
+    assert model.draft_seconds(4) == before[1]
+
+
 def test_scored_steps_update_the_cost_of_the_companion():
     model = latency()
     learner, before = CostLearner(model), model.companion_seconds(12)

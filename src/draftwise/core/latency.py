@@ -377,6 +377,7 @@ class LatencyModel:
         growing: Sequence[int] = (),
         num_scored: int,
         has_signals: bool,
+        is_regular: bool = False,
         target_seconds: float,
         draft_seconds: float,
         companion_seconds: float,
@@ -389,12 +390,16 @@ class LatencyModel:
             drafting: number of requests that drafted a token at each depth.
             growing: number of nodes that each draft pass read, in a step with token trees.
             num_scored: number of tokens in the companion's pass; 0 without a pass.
-            has_signals: whether the draft's signals were computed. The times of target and draft
-                then include signals and irregular rows, so they do not update the pass costs.
+            has_signals: whether the draft's signals were computed. The time of the draft then
+                includes signals, and does not update its cost. That of the target may include
+                irregular rows.
+            is_regular: whether the same number of tokens was verified for each request. Then the
+                target's time updates its cost, with signals too.
             target_seconds, draft_seconds, companion_seconds: time of each part.
         """
-        if not has_signals:
+        if is_regular or not has_signals:
             self.observe_target(num_target_tokens, context, target_seconds)
+        if not has_signals:
             self.observe_draft(drafting, draft_seconds)
             self.observe_tree_draft(growing, draft_seconds)
         if num_scored:

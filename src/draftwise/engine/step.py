@@ -182,6 +182,7 @@ class CostLearner:
             num_scored=step.num_companion_tokens,
             # One-hot proposals have signals without any computation.
             has_signals=not isinstance(draft.signals, OneHotSignals | None),
+            is_regular=len(set(step.plan.lengths)) == 1,
             target_seconds=times.total - times.draft - times.companion - times.select,
             draft_seconds=times.draft,
             companion_seconds=times.companion,
