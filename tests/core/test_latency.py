@@ -256,9 +256,30 @@ class TestLiveCorrection:
                 growing=(1, 4, 4),
                 num_scored=0,
                 has_signals=False,
+                is_tree=True,
                 target_seconds=0.0,
                 draft_seconds=2 * (DRAFT(1) + 2 * DRAFT(4)),
                 companion_seconds=0.0,
             )
         assert model.tree_draft_seconds(4) == pytest.approx(2 * DRAFT(4), rel=0.05)
         assert model.draft_seconds(4) == pytest.approx(3 * DRAFT(4), rel=0.05)
+
+    def test_passes_over_trees_do_not_change_the_cost_of_others(self):
+        model = LatencyModel(CURVE)
+        before = model.marginal_seconds(16)
+        assert model.marginal_tree_seconds(16) == before
+        for number in range(100):
+            size = 8 + number % 25
+            model.observe_step(
+                num_target_tokens=size,
+                context=0,
+                drafting=(),
+                num_scored=0,
+                has_signals=False,
+                is_tree=True,
+                target_seconds=3 * CURVE(size),
+                draft_seconds=0.0,
+                companion_seconds=0.0,
+            )
+        assert model.marginal_tree_seconds(16) == pytest.approx(3 * before, rel=0.1)
+        assert model.marginal_seconds(16) == before

@@ -256,6 +256,9 @@ class LatencyModel:
         self.draft = draft
         self.companion = companion
         self._target = LiveCost(target)
+        # Verifying a tree may take longer: sampled children are tested one by one.
+        self._tree_target = LiveCost(target)
+        self._has_tree_target_times = False
         self._draft = None if draft is None else LiveCost(draft)
         # A pass that grows a tree also selects its nodes, so it has a correction of its own.
         self._tree_draft = None if draft is None else LiveCost(draft)
@@ -282,9 +285,15 @@ class LatencyModel:
 
     def marginal_seconds(self, num_tokens: float, context: float = 0.0) -> float:
         """Seconds per additional token: the slope from ``num_tokens`` to a quarter above it."""
-        window = max(1.0, num_tokens / 4)
-        more = self.target_seconds(num_tokens + window, context)
-        return max(0.0, (more - self.target_seconds(num_tokens, context)) / window)
+        return _marginal(self._target, num_tokens, context)
+
+    def marginal_tree_seconds(self, num_tokens: float, context: float = 0.0) -> float:
+        """:meth:`marginal_seconds` in a pass over token trees.
+
+        It is that of other passes until a pass over trees was observed.
+        """
+        cost = self._tree_target if self._has_tree_target_times else self._target
+        return _marginal(cost, num_tokens, context)
 
     def draft_seconds(self, num_requests: float) -> float:
         """Seconds of one draft pass, which drafts one token for each of ``num_requests``.
@@ -378,6 +387,7 @@ class LatencyModel:
         num_scored: int,
         has_signals: bool,
         is_regular: bool = False,
+        is_tree: bool = False,
         target_seconds: float,
         draft_seconds: float,
         companion_seconds: float,
@@ -395,9 +405,13 @@ class LatencyModel:
                 irregular rows.
             is_regular: whether the same number of tokens was verified for each request. Then the
                 target's time updates its cost, with signals too.
+            is_tree: whether the target verified token trees.
             target_seconds, draft_seconds, companion_seconds: time of each part.
         """
-        if is_regular or not has_signals:
+        if is_tree:
+            passes = [(float(num_target_tokens), float(context))]
+            self._has_tree_target_times |= self._tree_target.observe(passes, target_seconds)
+        elif is_regular or not has_signals:
             self.observe_target(num_target_tokens, context, target_seconds)
         if not has_signals:
             self.observe_draft(drafting, draft_seconds)
@@ -409,3 +423,10 @@ class LatencyModel:
     def drift(self) -> float:
         """Corrected over profiled time of the target's pass at eight tokens; above 1 is slower."""
         return self.target_seconds(8) / max(self.target(8), 1e-12)
+
+
+def _marginal(cost: LiveCost, num_tokens: float, context: float) -> float:
+    """Slope of a cost from ``num_tokens`` to a quarter above it."""
+    window = max(1.0, num_tokens / 4)
+    more = cost(num_tokens + window, context)
+    return max(0.0, (more - cost(num_tokens, context)) / window)

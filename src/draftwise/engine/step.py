@@ -183,6 +183,7 @@ class CostLearner:
             # One-hot proposals have signals without any computation.
             has_signals=not isinstance(draft.signals, OneHotSignals | None),
             is_regular=len(set(step.plan.lengths)) == 1,
+            is_tree=draft.parents is not None,
             target_seconds=times.total - times.draft - times.companion - times.select,
             draft_seconds=times.draft,
             companion_seconds=times.companion,

@@ -340,8 +340,8 @@ class OfferPricing:
         return self._added(num_requests, num_nodes, context) * goodput
 
     def _added(self, num_requests: int, num_nodes: int, context: int) -> float:
-        """Seconds that one more token adds to the target's pass."""
-        seconds = self._latency.marginal_seconds(num_requests + num_nodes, context)
+        """Seconds that one more node of a token tree adds to the target's pass."""
+        seconds = self._latency.marginal_tree_seconds(num_requests + num_nodes, context)
         return seconds * self._excess(num_requests)
 
     def _excess(self, num_requests: int) -> float:
