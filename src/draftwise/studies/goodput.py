@@ -115,57 +115,56 @@ class Goodput(Study):
         large = [size for size in sizes if int(size) >= _LARGE] or [last]
         ahead = [mean("sv", size, "fixed:5") for size in large]
         published = [mean("sv-published", size, "fixed:5") for size in large]
+        findings = [
+            Finding.of(
+                "SV is faster than fixed-length speculative decoding at every batch size.",
+                "lossless SV relative to fixed 5: "
+                + ", ".join(f"{mean('sv', s, 'fixed:5'):.2f} at {s}" for s in sizes),
+                [mean("sv", size, "fixed:5") > 1.0 for size in sizes],
+            ),
+            Finding.of(
+                "At large batches SV is 1.4 times as fast on average.",
+                f"{geometric_mean(ahead):.2f} (lossless), {geometric_mean(published):.2f} "
+                f"(as published) at batch {' and '.join(large)}",
+                geometric_mean(ahead) >= 1.4,
+            ),
+            Finding.of(
+                "SV is faster than target-only decoding at every batch size.",
+                ", ".join(f"{mean('sv', size):.2f} at {size}" for size in sizes),
+                [mean("sv", size) > 1.0 for size in sizes],
+            ),
+            Finding.of(
+                "At the largest batch, fixed-length speculation is slower than the target.",
+                f"fixed 5: {mean('fixed:5', last):.2f} at {last}",
+                mean("fixed:5", last) < 1.0,
+            ),
+        ]
+        # Data of earlier versions, and data without a head, have fewer policies.
         others = {
-            name: geometric_mean(mean("sv", size, name) for size in large) for name in _OTHERS
+            name: geometric_mean(mean("sv", size, name) for size in large)
+            for name in _OTHERS
+            if name in data["policies"]
         }
+        if others:
+            each = ", ".join(f"{name} {ratio:.2f}" for name, ratio in others.items())
+            findings.append(
+                Finding.of(
+                    "At large batches SV is faster than other policies.",
+                    f"relative to {each}, at batch {' and '.join(large)}",
+                    [ratio > 1.0 for ratio in others.values()],
+                )
+            )
         fixed, sv = (_HEAD + name for name in _WITH_HEAD)
-        with_head = []
         if sv in data["policies"]:
             ratios = [mean(sv, size, fixed) for size in sizes]
-            with_head.append(
+            findings.append(
                 Finding.of(
                     "With an EAGLE head, SV is faster than a fixed length at every batch size.",
                     ", ".join(f"{r:.2f} at {s}" for r, s in zip(ratios, sizes, strict=True)),
                     [ratio > 1.0 for ratio in ratios],
                 )
             )
-        return Description(
-            text,
-            [
-                Finding.of(
-                    "SV is faster than fixed-length speculative decoding at every batch size.",
-                    "lossless SV relative to fixed 5: "
-                    + ", ".join(f"{mean('sv', s, 'fixed:5'):.2f} at {s}" for s in sizes),
-                    [mean("sv", size, "fixed:5") > 1.0 for size in sizes],
-                ),
-                Finding.of(
-                    "At large batches SV is 1.4 times as fast on average.",
-                    f"{geometric_mean(ahead):.2f} (lossless), {geometric_mean(published):.2f} "
-                    f"(as published) at batch {' and '.join(large)}",
-                    geometric_mean(ahead) >= 1.4,
-                ),
-                Finding.of(
-                    "SV is faster than target-only decoding at every batch size.",
-                    ", ".join(f"{mean('sv', size):.2f} at {size}" for size in sizes),
-                    [mean("sv", size) > 1.0 for size in sizes],
-                ),
-                Finding.of(
-                    "At the largest batch, fixed-length speculation is slower than the target.",
-                    f"fixed 5: {mean('fixed:5', last):.2f} at {last}",
-                    mean("fixed:5", last) < 1.0,
-                ),
-                Finding.of(
-                    "At large batches SV is faster than other policies.",
-                    f"relative to {_listed(others)}, at batch {' and '.join(large)}",
-                    [value > 1.0 for value in others.values()],
-                ),
-                *with_head,
-            ],
-        )
-
-
-def _listed(ratios: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+        return Description(text, findings)
 
 
 def _errors(sizes: Mapping[str, Any]) -> list[float]:
