@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -142,7 +143,10 @@ def test_version():
     assert re.fullmatch(r"\d+\.\d+\.\d+", draftwise.__version__)
     pyproject = ROOT.parent.parent / "pyproject.toml"
     if pyproject.is_file():
-        assert f'version = "{draftwise.__version__}"' in pyproject.read_text()
+        settings = tomllib.loads(pyproject.read_text())
+        assert settings["project"]["dynamic"] == ["version"]
+        stated = pyproject.parent / settings["tool"]["hatch"]["version"]["path"]
+        assert stated.samefile(draftwise.__file__)
     try:
         installed = metadata.version("draftwise")
     except metadata.PackageNotFoundError:
