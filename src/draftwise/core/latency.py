@@ -135,11 +135,16 @@ class LiveCost:
     are all of one size therefore scale the curve and do not change its shape. As no k is negative,
     the curve is positive and increases with n. What the first pass of a step takes beyond the
     others is multiplied by k1.
+
+    Attributes:
+        stage: the profiled cost.
+        was_observed: whether any time was observed.
     """
 
     def __init__(self, stage: StageCost) -> None:
         """Start from the profiled cost."""
         self.stage = stage
+        self.was_observed = False
         largest = stage.tokens[-1]
         self._scale = max(stage(1), 1e-9), max(stage(largest), 1e-9) / largest
         self._k = [0.0, 1.0, 0.0]
@@ -161,6 +166,12 @@ class LiveCost:
         """Additional seconds of the first pass of a step."""
         return self._k[1] * self.stage.first_extra
 
+    def marginal(self, num_tokens: float, context: float = 0.0) -> float:
+        """Seconds per additional token: the slope from ``num_tokens`` to a quarter above it."""
+        window = max(1.0, num_tokens / 4)
+        more = self(num_tokens + window, context)
+        return max(0.0, (more - self(num_tokens, context)) / window)
+
     def curve(self, most: int, context: float = 0.0) -> Floats:
         """``[most + 1]`` seconds of passes over 0 … ``most`` tokens."""
         per_pass, per_token = self._scale
@@ -181,19 +192,17 @@ class LiveCost:
             self._profiled = np.array([self.stage(n) for n in self._counts.tolist()])
         return self._profiled[: most + 1], self._counts[: most + 1]
 
-    def observe(self, passes: Sequence[tuple[float, float]], seconds: float) -> bool:
+    def observe(self, passes: Sequence[tuple[float, float]], seconds: float) -> None:
         """Update the correction with the total time of the passes of a step.
 
         Args:
             passes: tokens and context of each pass. Passes without tokens are ignored.
             seconds: total time. A value that is not positive and finite is ignored.
-
-        Returns:
-            Whether anything was learnt.
         """
         features = [self._features(*each) for each in passes if each[0] > 0]
         if not features or not 0 < seconds < math.inf:
-            return False
+            return
+        self.was_observed = True
         total = [sum(column) for column in zip(*features, strict=True)]
         total[1] += self.stage.first_extra
         predicted = self._predict(total)
@@ -207,7 +216,6 @@ class LiveCost:
         self._factor_normal = _FORGETTING * self._factor_normal + total[1] ** 2
         self._factor_moment = _FORGETTING * self._factor_moment + total[1] * seen
         self._solve(self._factor_moment / self._factor_normal)
-        return True
 
     def _features(self, num_tokens: float, context: float) -> tuple[float, float, float]:
         per_pass, per_token = self._scale
@@ -258,11 +266,9 @@ class LatencyModel:
         self._target = LiveCost(target)
         # Verifying a tree may take longer: sampled children are tested one by one.
         self._tree_target = LiveCost(target)
-        self._has_tree_target_times = False
         self._draft = None if draft is None else LiveCost(draft)
         # A pass that grows a tree also selects its nodes, so it has a correction of its own.
         self._tree_draft = None if draft is None else LiveCost(draft)
-        self._has_tree_times = False
         self._companion = None if companion is None else LiveCost(companion)
 
     def target_seconds(self, num_tokens: float, context: float = 0.0) -> float:
@@ -285,15 +291,15 @@ class LatencyModel:
 
     def marginal_seconds(self, num_tokens: float, context: float = 0.0) -> float:
         """Seconds per additional token: the slope from ``num_tokens`` to a quarter above it."""
-        return _marginal(self._target, num_tokens, context)
+        return self._target.marginal(num_tokens, context)
 
     def marginal_tree_seconds(self, num_tokens: float, context: float = 0.0) -> float:
         """:meth:`marginal_seconds` in a pass over token trees.
 
         It is that of other passes until a pass over trees was observed.
         """
-        cost = self._tree_target if self._has_tree_target_times else self._target
-        return _marginal(cost, num_tokens, context)
+        cost = self._tree_target if self._tree_target.was_observed else self._target
+        return cost.marginal(num_tokens, context)
 
     def draft_seconds(self, num_requests: float) -> float:
         """Seconds of one draft pass, which drafts one token for each of ``num_requests``.
@@ -335,7 +341,8 @@ class LatencyModel:
 
     @property
     def _tree_cost(self) -> LiveCost | None:
-        return self._tree_draft if self._has_tree_times else self._draft
+        grown = self._tree_draft
+        return grown if grown is not None and grown.was_observed else self._draft
 
     def companion_seconds(self, num_tokens: float) -> float:
         """Seconds of the companion's pass over ``num_tokens`` drafted tokens."""
@@ -370,7 +377,7 @@ class LatencyModel:
         """
         if self._tree_draft is not None:
             passes = [(float(count), 0.0) for count in counts]
-            self._has_tree_times |= self._tree_draft.observe(passes, seconds)
+            self._tree_draft.observe(passes, seconds)
 
     def observe_companion(self, num_tokens: int, seconds: float) -> None:
         """Update the companion's cost with its time for a pass over ``num_tokens`` tokens."""
@@ -409,8 +416,7 @@ class LatencyModel:
             target_seconds, draft_seconds, companion_seconds: time of each part.
         """
         if is_tree:
-            passes = [(float(num_target_tokens), float(context))]
-            self._has_tree_target_times |= self._tree_target.observe(passes, target_seconds)
+            self._tree_target.observe([(num_target_tokens, context)], target_seconds)
         elif is_regular or not has_signals:
             self.observe_target(num_target_tokens, context, target_seconds)
         if not has_signals:
@@ -423,10 +429,3 @@ class LatencyModel:
     def drift(self) -> float:
         """Corrected over profiled time of the target's pass at eight tokens; above 1 is slower."""
         return self.target_seconds(8) / max(self.target(8), 1e-12)
-
-
-def _marginal(cost: LiveCost, num_tokens: float, context: float) -> float:
-    """Slope of a cost from ``num_tokens`` to a quarter above it."""
-    window = max(1.0, num_tokens / 4)
-    more = cost(num_tokens + window, context)
-    return max(0.0, (more - cost(num_tokens, context)) / window)

@@ -1,4 +1,4 @@
-"""What a policy is told of the requests and drafts of a step."""
+"""Inputs of a policy: the state of each request, and the drafts of a step so far."""
 
 from __future__ import annotations
 
