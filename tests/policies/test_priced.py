@@ -264,7 +264,7 @@ class TestExploring:
             for step in range(40):
                 world = World.random(3, 4, seed=100 * seed + step)
                 lengths.append(take_step(policy, world, world.states(limits=[4, 2, 4])).draft)
-                policy.exploration.others_drafted = True
+                policy.exploration.others_drafted()
             turns.append([draft.lengths for draft in lengths])
         assert turns[0] == turns[1]
         (first, *_, last) = [step for step, each in enumerate(turns[0], 1) if any(each)]
@@ -286,6 +286,19 @@ class TestExploring:
             if max(taken.draft.lengths) == 4:
                 found.append(step)
         assert found == explored
+
+    def test_drafts_of_small_batches_do_not_shorten_the_intervals_of_large_ones(self):
+        policy = fix_price(make("adaptive", 4, explore_every=5), 0.0, max_length=0)
+        found: dict[int, list[int]] = {2: [], 8: []}
+        for step in range(1, 101):
+            for size, explored in found.items():
+                fix_price(policy, 0.0, max_length=0 if size == 8 else 2)
+                world = World.random(size, 4, seed=10 * step + size)
+                taken = take_step(policy, world)
+                policy.observe(outcome_of(world, taken), one_second())
+                if max(taken.draft.lengths) == 4:
+                    explored.append(step)
+        assert found == {2: list(range(5, 101, 5)), 8: [5, 15, 35, 75]}
 
     @pytest.mark.parametrize(
         ("passes", "limit", "length"),

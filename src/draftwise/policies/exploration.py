@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draftwise.policies.offers import batch_bucket
 
 # The interval between explorations is at most this many times the first.
 _LONGEST_INTERVAL = 8
@@ -11,8 +14,8 @@ _LONGEST_INTERVAL = 8
 class Exploration:
     """Lets requests explore in turn, at intervals that double while nothing else is drafted.
 
-    Attributes:
-        others_drafted: whether a request that did not explore drafted since the last exploration.
+    Each batch size has its own interval. In a batch that ends, the last requests draft, which says
+    nothing about the full batch.
     """
 
     def __init__(self, every: int) -> None:
@@ -21,22 +24,44 @@ class Exploration:
         Args:
             every: number of steps of the first interval.
         """
-        self._every = self._interval = self._next_step = every
+        self._every = every
         self._count = 0
-        self.others_drafted = False
+        self._records: dict[int, _Record] = {}
+        self._current = _Record(every)
 
-    def explorer(self, step: int, drafting: Sequence[int]) -> int | None:
+    def explorer(self, num_requests: int, drafting: Sequence[int]) -> int | None:
         """The request that explores in a step; ``None`` for none. Call it once per step.
 
         Args:
-            step: number of the step.
+            num_requests: number of requests that gain tokens in the step, at least 1.
             drafting: the requests that can draft, at least one.
         """
-        if step < self._next_step:
+        bucket = batch_bucket(num_requests)
+        record = self._current = self._records.setdefault(bucket, _Record(self._every))
+        record.num_steps += 1
+        if record.num_steps < record.interval:
             return None
         self._count += 1
-        longer = min(2 * self._interval, _LONGEST_INTERVAL * self._every)
-        self._interval = self._every if self.others_drafted else longer
-        self._next_step = step + self._interval
-        self.others_drafted = False
+        longer = min(2 * record.interval, _LONGEST_INTERVAL * self._every)
+        record.interval = self._every if record.others_drafted else longer
+        record.num_steps, record.others_drafted = 0, False
         return drafting[self._count % len(drafting)]
+
+    def others_drafted(self) -> None:
+        """Record that a request that does not explore drafted in the step that was asked about."""
+        self._current.others_drafted = True
+
+
+@dataclass
+class _Record:
+    """Steps at similar batch sizes.
+
+    Attributes:
+        interval: number of steps from one exploration to the next.
+        num_steps: number of steps since the last exploration.
+        others_drafted: whether a request that did not explore drafted in one of them.
+    """
+
+    interval: int
+    num_steps: int = 0
+    others_drafted: bool = False

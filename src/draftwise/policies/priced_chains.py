@@ -120,7 +120,7 @@ class PricedChains(Policy):
             return self._max_lengths
         self._price = self.prices.price(num_requests, self._num_context_tokens)
         point = self._price.point
-        self._explorer = self.exploration.explorer(self._num_steps, drafting)
+        self._explorer = self.exploration.explorer(num_requests, drafting)
         if self._explorer is None and point.max_length == 0:
             return self._max_lengths
         self._greedy = np.array([request.greedy for request in requests], dtype=bool)
@@ -189,7 +189,8 @@ class PricedChains(Policy):
         by_others = (np.asarray(outcome.num_drafted) > 0) & ~self._is_offered
         if self._explorer is not None:
             by_others[self._explorer] = False
-        self.exploration.others_drafted |= bool(by_others.any())
+        if by_others.any():
+            self.exploration.others_drafted()
         if draft is None or draft.signals is None or not self._learns_from_step:
             return
         acceptance = outcome.acceptance.cpu().double().numpy()
