@@ -39,7 +39,8 @@ from numpy.typing import NDArray
 
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.workload import chat_prompts
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import CompanionScores, Draft, DraftSignals, Outcome, StepTimes
 from draftwise.policies import DraftPosition, PolicyContext, RequestState, create_policy
 from draftwise.policies.base import Policy

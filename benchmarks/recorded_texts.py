@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 
 STAGES = "target", "draft"
 # The arrays of each answer, by workload and temperature.

@@ -46,7 +46,7 @@ from rich.console import Console
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import chat_prompts
-from draftwise.core.latency import StageCost
+from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import StepTimes
 from draftwise.engine.step import Step
 from draftwise.studies.sustained import (

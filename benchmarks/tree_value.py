@@ -46,7 +46,8 @@ from recorded_texts import add_recording_options, cost_arrays, read_texts, text_
 from draftwise import LLM, SamplingParams, SpeculationConfig
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import load_workload
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.engine.assembly import Models
 from draftwise.engine.suffix.search import _own_matches, continued
 from draftwise.models.attention import Segment

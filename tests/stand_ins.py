@@ -5,8 +5,9 @@ import functools
 import numpy as np
 import torch
 
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
 from draftwise.core.signals import entropy, token_probabilities
+from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import DraftSignals, Outcome, StepTimes
 from draftwise.estimators.fits import estimator_fits
 from draftwise.estimators.profile import fit_profile

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from draftwise import SamplingParams
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import CompanionScores, Draft, StepTimes
 from draftwise.engine.step import CostLearner, Step
 from draftwise.models.static_steps import Recording

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from draftwise import LLM, RequestSpeculation, SamplingParams, SpeculationConfig
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.engine.assembly import EngineOptions
 from draftwise.engine.parallel import overlap, pinned_threads
 from draftwise.engine.parallel.overlap import (

@@ -9,7 +9,7 @@ import torch
 
 from draftwise import SamplingParams
 from draftwise.core.goodput import OperatingPoint
-from draftwise.core.latency import StageCost
+from draftwise.core.stage_cost import StageCost
 from draftwise.policies import POLICIES
 from draftwise.policies.pricing import Price, Pricing
 

@@ -33,7 +33,8 @@ import torch
 from vllm import LLM, SamplingParams, TokensPrompt
 
 from draftwise.benchmark.peer_engines.vllm_repair import repair
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import Plan
 from draftwise.integrations.vllm import worker
 from draftwise.integrations.vllm.hybrid_steering import HybridSteering

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import DraftSignals
 from draftwise.integrations.vllm.hybrid_steering import HybridSteering
 from draftwise.integrations.vllm.steps import RequestView, Verified

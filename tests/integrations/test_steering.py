@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
 from draftwise.core.signals import agreement, overlap
+from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import CompanionScores
 from draftwise.integrations.vllm.steering import Steering
 from draftwise.integrations.vllm.steps import RequestView, Verified, verified_by_request

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.engine.suffix.continuing import TextContinuations
 from draftwise.integrations.vllm.steps import RequestView, Verified
 from draftwise.integrations.vllm.text_copies import TextCopies

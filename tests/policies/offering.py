@@ -1,6 +1,7 @@
 """Requests with offers, and the costs of a machine on which few tokens more are cheap."""
 
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.policies import RequestState
 
 TARGET = StageCost((1, 8, 16, 64), (0.010, 0.012, 0.020, 0.080))

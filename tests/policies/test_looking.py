@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.core.latency import StageCost
+from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import Outcome, StepTimes
 from draftwise.policies import create_policy
 from draftwise.policies.base import PolicyContext

@@ -308,3 +308,23 @@ def test_a_batch_without_a_look_is_only_timed():
     # A policy that always looks lets the others search, too.
     requests[1] = requests[1]._replace(policy="fixed")
     assert router.looks_for_offers(requests)
+
+
+def test_steps_that_look_and_the_first_ones_that_do_not_are_learnt_from(monkeypatch):
+    policy = create_policy("adaptive", PolicyContext(3, fixed_latency()), {"warm_up": 0})
+    calls, learnt = [], []
+    monkeypatch.setattr(policy.offers, "observe", lambda *_: calls.append(1))
+    requests = offering((), (), has_model=False)
+    zeros = torch.zeros(2, 0)
+    outcome = Outcome((0, 0), (0, 0), (0, 0), (5, 6), zeros, frozenset(), zeros, (0, 0))
+    for step in range(22):
+        looks = step < 4 or step in (10, 11)
+        monkeypatch.setattr(policy.offers, "looks", lambda *_, looks=looks: looks)
+        calls.clear()
+        if policy.looks_for_offers(requests):
+            policy.plan_drafts(requests)
+        else:
+            policy.skip_drafts(requests)
+        policy.observe(outcome, StepTimes(0.0, 0.0, 0.0, 0.01, 0.0, 0.0))
+        learnt += [step] * len(calls)
+    assert learnt == [0, 1, 2, 3, 4, 5, 7, 10, 11, 12, 13, 15, 19]

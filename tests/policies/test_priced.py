@@ -10,12 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from draftwise.core.goodput import StepEstimate
-from draftwise.core.latency import StageCost
+from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import StepTimes
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.combined import Signals
 from draftwise.policies import POLICIES, PolicyContext, create_policy
-from draftwise.policies.pricing import Pricing, PricingOptions
+from draftwise.policies.pricing import Pricing
+from draftwise.policies.pricing_options import PricingOptions
 from draftwise.policies.registry import options_of
 
 from ..stand_ins import FixedLatency, fixed_latency, profile
@@ -548,3 +549,26 @@ class TestSources:
     def test_a_model_that_is_as_expensive_as_estimated_is_hardly_tried(self):
         shares = self.shares(self.policy(), 0.020)
         assert np.mean(shares) < 0.1
+
+
+class TestSteadyRests:
+    """Where nothing is drafted, only some steps are learnt from, because learning takes time."""
+
+    def test_one_step_in_four_is_learnt_from_after_the_first_ones(self, monkeypatch):
+        policy = fix_price(make("adaptive", 4, warm_up=8, explore_every=1000), 0.0, max_length=0)
+        learnt = []
+        monkeypatch.setattr(policy.prices, "count_step", lambda _: learnt.append(step))
+        for step in range(1, 25):
+            world = World.random(2, 4, seed=step)
+            policy.observe(outcome_of(world, take_step(policy, world)), one_second())
+        assert learnt == [*range(1, 9), 12, 16, 20, 24]
+
+    def test_steps_that_draft_are_always_learnt_from(self, monkeypatch):
+        policy = fix_price(make("adaptive", 4, warm_up=0, explore_every=1000), 0.0, max_length=2)
+        learnt = []
+        monkeypatch.setattr(policy.prices, "count_step", lambda _: learnt.append(step))
+        for step in range(1, 13):
+            fix_price(policy, 0.0, max_length=2 if step in (5, 10) else 0)
+            world = World.random(2, 4, seed=step)
+            policy.observe(outcome_of(world, take_step(policy, world)), one_second())
+        assert learnt == [1, 2, 4, 5, 6, 7, 9, 10, 11, 12]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from draftwise.core.goodput import OperatingPoint, point_kind
-from draftwise.core.latency import StageCost
-from draftwise.policies.pricing import Price, Pricing, PricingOptions
+from draftwise.core.stage_cost import StageCost
+from draftwise.policies.pricing import Price, Pricing
+from draftwise.policies.pricing_options import PricingOptions
 
 from ..stand_ins import FixedLatency
 

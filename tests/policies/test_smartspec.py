@@ -1,6 +1,6 @@
 import pytest
 
-from draftwise.core.latency import StageCost
+from draftwise.core.stage_cost import StageCost
 from draftwise.errors import InvalidParameterError
 from draftwise.policies import PolicyContext, RequestState, create_policy
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.core.latency import StageCost
+from draftwise.core.stage_cost import StageCost
 from draftwise.estimators.fits import estimator_fits
 from draftwise.estimators.profile import fit_profile
 from draftwise.estimators.tables import AcceptanceTable

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.engine.assembly import Models
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
 from draftwise.models.loading import load_model

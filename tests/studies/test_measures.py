@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.core.latency import StageCost
+from draftwise.core.stage_cost import StageCost
 from draftwise.errors import InvalidParameterError
 from draftwise.llm import LLM
 from draftwise.outputs import SpeculationStats

@@ -161,10 +161,11 @@ class TargetVerifier:
 
 def _states_of_slots(tap: StateTap, segments: list[Segment]) -> dict[int, StateRows]:
     """The collected states by cache slot."""
-    parts = torch.split(tap.rows, [count for _, _, count in segments])
-    return {
-        slot: StateRows(start, part) for (slot, start, _), part in zip(segments, parts, strict=True)
-    }
+    rows, first, states = tap.rows, 0, {}
+    for slot, start, count in segments:
+        states[slot] = StateRows(start, rows[first : first + count])
+        first += count
+    return states
 
 
 class _Review(NamedTuple):

@@ -50,7 +50,7 @@ class Adaptive(PricedPolicy):
         Args:
             context: see :class:`PolicyContext`; a latency model is required. The first acceptance
                 estimate comes from the profile if there is one.
-            options: fields of :class:`draftwise.policies.pricing.PricingOptions`.
+            options: fields of :class:`draftwise.policies.pricing_options.PricingOptions`.
         """
         super().__init__(context, **options)
         self.models = ModelPair.of(Inputs.FREE, context.parameters)

@@ -21,6 +21,9 @@ from draftwise.policies.sources import SourceChoice
 
 Floats = NDArray[np.float64]
 
+# Of consecutive steps that draft nothing, the first two are learnt from, and then one in so many.
+_LEARN_FROM_RESTS = 4
+
 
 class PricedPolicy(PricedChains):
     """Chooses the source and the shape of drafts by prices.
@@ -44,6 +47,7 @@ class PricedPolicy(PricedChains):
         self._chose_sources = False
         # Whether the coming step, and the current one, only time a step without drafts.
         self._is_asked_to_rest = self._rests = False
+        self._num_rests_in_row = 0
         self._saved_seconds = 0.0
         self._num_growing = 0
         self._node_value: tuple[int, float] | None = None
@@ -119,6 +123,7 @@ class PricedPolicy(PricedChains):
         """Begin a step that is only timed."""
         self._begin_step(requests)
         self._is_offered, self._chose_sources = np.ones(len(requests), dtype=bool), True
+        self._rests = True
         self._weights, self._grows_trees = np.ones(len(requests)), False
 
     def plan_drafts(self, requests: Sequence[RequestState]) -> list[DraftChoice]:
@@ -213,6 +218,8 @@ class PricedPolicy(PricedChains):
                 1.0 + sum(outcome.num_accepted) / num_requests,
                 self.offers.relative_duration(num_requests, self._num_context_tokens, times.total),
             )
+        if self._is_left_out(outcome):
+            return
         context, verified = self._num_context_tokens, sum(outcome.num_verified)
         no_model = self._is_offered.all() or not any(outcome.num_drafted)
         if times.is_typical and self._explorer is None:
@@ -231,6 +238,20 @@ class PricedPolicy(PricedChains):
         if self._chose_sources and not self._is_offered.all():
             self._observe_gains(outcome)
         super().observe(outcome, times)
+
+    def _is_left_out(self, outcome: Outcome) -> bool:
+        """Whether nothing is learnt from a step, as it drafted nothing, like others before it.
+
+        Learning takes time, which counts most where drafts do not pay. Steps that looked for offers
+        are never left out: those that found nothing count as much as the others.
+        """
+        looked = self._chose_sources and not self._rests
+        if looked or any(outcome.num_drafted):
+            self._num_rests_in_row = 0
+            return False
+        self._num_rests_in_row += 1
+        is_known = self._num_steps > self.options.warm_up and self._num_rests_in_row > 2
+        return is_known and self._num_rests_in_row % _LEARN_FROM_RESTS > 0
 
     def _observe_gains(self, outcome: Outcome) -> None:
         """Learn how many tokens the draft model gains for different requests."""

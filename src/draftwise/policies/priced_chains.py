@@ -20,7 +20,8 @@ from draftwise.policies.base import Policy, PolicyContext
 from draftwise.policies.exploration import Exploration
 from draftwise.policies.filtering import Integers, Scorer, keep_in_range, keep_likely
 from draftwise.policies.inputs import DraftPosition, RequestState
-from draftwise.policies.pricing import Price, Pricing, PricingOptions
+from draftwise.policies.pricing import Price, Pricing
+from draftwise.policies.pricing_options import PricingOptions
 
 Floats = NDArray[np.float64]
 
@@ -49,7 +50,7 @@ class PricedChains(Policy):
 
         Args:
             context: see :class:`PolicyContext`; a latency model is required.
-            options: fields of :class:`draftwise.policies.pricing.PricingOptions`.
+            options: fields of :class:`draftwise.policies.pricing_options.PricingOptions`.
 
         Raises:
             InvalidParameterError: an option is out of range.

@@ -22,7 +22,7 @@ from draftwise.policies.heuristic import Heuristic
 from draftwise.policies.none import NoSpeculation
 from draftwise.policies.oracle import Oracle
 from draftwise.policies.priced import PricedPolicy
-from draftwise.policies.pricing import PricingOptions
+from draftwise.policies.pricing_options import PricingOptions
 from draftwise.policies.smartspec import SmartSpec
 from draftwise.policies.specdec_plus_plus import SpecDecPlusPlus
 from draftwise.policies.staged import Staged

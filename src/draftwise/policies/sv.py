@@ -161,7 +161,7 @@ class SpeculativeVerification(Adaptive):
         Args:
             context: see :class:`PolicyContext`; a latency model is required. Without a companion
                 the policy behaves like ``adaptive``.
-            options: fields of :class:`draftwise.policies.pricing.PricingOptions`.
+            options: fields of :class:`draftwise.policies.pricing_options.PricingOptions`.
         """
         super().__init__(context, **options)
         self.combined = ModelPair.of(Inputs.COMBINED, context.parameters)

@@ -31,7 +31,7 @@ class PredictableVerification(SpeculativeVerification):
 
         Args:
             context: see :class:`PolicyContext`; a latency model is required.
-            options: fields of :class:`draftwise.policies.pricing.PricingOptions`.
+            options: fields of :class:`draftwise.policies.pricing_options.PricingOptions`.
         """
         super().__init__(context, **options)
         self.predictable = ModelPair.of(Inputs.PREDICTABLE, context.parameters)

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.engine.assembly import Models
 from draftwise.errors import InvalidParameterError
 from draftwise.models.loading import LoadedModel

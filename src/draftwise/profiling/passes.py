@@ -101,7 +101,7 @@ class PassTimer:
     dropped, so that no token needs the lower layers, or a deeper exit has judged the draft, so that
     fewer layers are left. Costs are a function of the number of tokens, which does not tell these
     cases. They are overestimated by the skipped layers until steps have corrected the costs; see
-    :class:`draftwise.core.latency.LiveCost`.
+    :class:`draftwise.core.stage_cost.LiveCost`.
 
     Calls from several threads are safe only for different stages, and with an exit not at all.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from draftwise.core.latency import StageCost
+from draftwise.core.stage_cost import StageCost
 
 # Timed rounds over all sizes, after one untimed round that allocates memory and compiles kernels.
 _ROUNDS = 4

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
 from draftwise.core.signals import entropy, token_probabilities
+from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import CompanionScores, Draft, DraftSignals, StepTimes
 from draftwise.engine.drafting.loop import DraftProgress, answer
 from draftwise.integrations.vllm.steps import PendingStep, RequestView, StepResult, Verified

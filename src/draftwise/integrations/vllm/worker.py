@@ -8,7 +8,8 @@ import torch
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
-from draftwise.core.latency import LatencyModel, StageCost
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.errors import InvalidParameterError
 from draftwise.estimators.profile import AcceptanceProfile
 from draftwise.integrations.vllm.compatibility import check_version, vllm_version
