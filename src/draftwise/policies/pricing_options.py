@@ -12,10 +12,10 @@ class PricingOptions:
     """Options of pricing. Every field is an option of the policies that use prices.
 
     Attributes:
-        explore_every: number of steps between two explorations, in which a request's whole draft is
-            verified. Tokens that are never verified teach nothing about acceptance. The interval
-            doubles while nothing is drafted between two explorations, up to eight times this
-            number.
+        explore_every: number of steps between two explorations at one batch size. In an exploration
+            a request's whole draft is verified. Tokens that are never verified teach nothing about
+            acceptance. The interval doubles while nothing is drafted between two explorations, up
+            to eight times this number.
         learn_every: number of steps between two steps that are learnt from. In these steps signals
             are computed even if they decide nothing. Computing signals and learning take time.
         warm_up: number of first steps, of which every other one is learnt from, because the first
