@@ -77,7 +77,8 @@ def test_some_steps_look_for_nothing_to_learn_their_time():
     pricing = OfferPricing(latency())
     found = looked(pricing, 240, 9, 0.012)
     rests = [step for step, looks in enumerate(found, 1) if not looks]
-    assert rests == [step + each for step in range(22, 240, 24) for each in (0, 1)]
+    # Often until their time is known.
+    assert rests == [step + each for step in (6, 14, *range(22, 240, 24)) for each in (0, 1)]
     often = OfferPricing(latency())
     assert looked(often, 800, 24, 0.015).count(False) < 30
 
@@ -89,6 +90,23 @@ def test_offers_that_do_not_pay_become_the_exception():
     # The text begins to repeat itself.
     looked(pricing, 300, 24, 0.015)
     assert looked(pricing, 80, 24, 0.015).count(True) > 70
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stops"),
+    [((6, 6, 6, 6, 6), True), ((5, 5, 5, 5, 10), False)],
+    ids=["the same in every step", "rarely many"],
+)
+def test_offers_become_the_exception_once_it_is_certain_that_they_do_not_pay(tokens, stops):
+    """Steps with offers gain 1.2 tokens per request, in a time in which 1.24 would be gained."""
+    pricing = OfferPricing(latency())
+    alone = pricing.usual_seconds(5, 0)
+    for gained in tokens * 40:
+        looks = pricing.looks(5)
+        seconds = alone * 1.2 / 0.97 if looks else alone
+        observe(pricing, gained if looks else 5, seconds, num_requests=5)
+    found = [pricing.looks(5) for _ in range(80)]
+    assert found.count(True) == (8 if stops else 74)
 
 
 def test_learning_from_the_offers_of_the_step_before_is_not_counted_as_a_step_without_them():
@@ -191,7 +209,7 @@ def test_a_cost_that_was_measured_is_forgotten_where_nothing_is_verified():
 
 def test_a_change_lasts_for_two_steps_also_if_the_batch_shrinks():
     pricing = OfferPricing(latency())
-    found = [pricing.looks(8 - number // 30) for number in range(90)]
+    found = [pricing.looks(8 - number // 30) for number in range(88)]
     rests = [number for number, looks in enumerate(found) if not looks]
     assert rests
     assert all(number + 1 in rests or number - 1 in rests for number in rests)

@@ -39,8 +39,9 @@ Integers = NDArray[np.int64]
 
 # Weight of a step's goodput relative to the step after it.
 _FORGETTING = 0.97
-# Of so many steps, two look for nothing; rarely if offers gain much, by more than this factor.
-_REST_EVERY, _RARELY, _MUCH = 24, 80, 1.3
+# Of so many steps, two look for nothing: often until the time of such steps is known, and rarely if
+# offers gain much, by more than this factor.
+_FIRST_REST_EVERY, _REST_EVERY, _RARELY, _MUCH = 8, 24, 80, 1.3
 # Where offers do not pay, they are looked for in two of so many steps.
 _LOOK_EVERY = 20
 # Number of steps without offers after which their time is known.
@@ -51,6 +52,8 @@ _SPREAD = 0.6
 _RATE_WEIGHT = 0.1
 # Weight of the cost model where little was measured, in steps whose duration offers double.
 _EXCESS_PRIOR = 1.0
+# Standard deviation of a step's duration, relative to its mean.
+_SPREAD_OF_SECONDS = 0.1
 # Durations are clipped to this factor around the usual one.
 _MOST_UNUSUAL = 3.0
 # What tokens add is at least and at most this factor times the cost model's.
@@ -100,11 +103,13 @@ class OfferPricing:
             return False
         record = self._record(num_requests)
         record.num_steps += 1
-        gain = (self._nearest_known(num_requests, kind) or record).gain
-        if gain < 1:
+        known = self._nearest_known(num_requests, kind)
+        if known is not None and known.loses:
             looks = record.num_steps % _LOOK_EVERY >= _LOOK_EVERY - 2
         else:
-            period = _RARELY if gain > _MUCH else _REST_EVERY
+            period = _FIRST_REST_EVERY
+            if known is not None:
+                period = _RARELY if known.gain > _MUCH else _REST_EVERY
             looks = record.num_steps % period < period - 2
         if not self._is_second:
             # A change lasts for two steps at least, also if the batch size changes.
@@ -175,8 +180,7 @@ class OfferPricing:
         slowdown = min(max(times.total / alone, usual / _MOST_UNUSUAL), usual * _MOST_UNUSUAL)
         others = (times.draft + times.companion + times.select) / alone
         if self._looks:
-            record.tokens = _FORGETTING * record.tokens + num_tokens
-            record.tokens_alone = _FORGETTING * record.tokens_alone + num_requests * slowdown
+            record.observe_look(num_requests, num_tokens, slowdown)
             if not record.is_known:
                 return
             record.expected *= _FORGETTING
@@ -361,7 +365,9 @@ class _Record:
     """Recent steps of similar batch sizes, relative to the cost model.
 
     Attributes:
-        tokens: sum over steps that looked for offers.
+        num_looks, num_requests, tokens: sums over steps that looked for offers: their number, their
+            requests, and the tokens that they gained.
+        squares: sum of the squares of the tokens of each step, divided by its number of requests.
         tokens_alone: tokens that the same time would have gained without offers, by the cost model.
         num_rests: number of steps that did not look for offers.
         slowdown: their mean duration, relative to the cost model's.
@@ -371,7 +377,10 @@ class _Record:
             relative to steps without offers; sums over steps.
     """
 
+    num_looks: float = 0.0
+    num_requests: float = 0.0
     tokens: float = 0.0
+    squares: float = 0.0
     tokens_alone: float = 0.0
     num_rests: int = 0
     slowdown: float = 0.0
@@ -400,6 +409,30 @@ class _Record:
     def gain(self) -> float:
         """Goodput of steps that looked for offers, relative to the others; 1 without any."""
         return self.tokens * self.correction / self.tokens_alone if self.tokens_alone else 1.0
+
+    @property
+    def loses(self) -> bool:
+        """Whether looking for offers is a loss, even if the gain is one standard error higher."""
+        if not self.num_requests:
+            return False
+        mean = self.tokens / self.num_requests
+        variance = max(self.squares / self.num_requests - mean**2, 0.0) / mean**2
+        error = math.sqrt((variance + _SPREAD_OF_SECONDS**2) / self.num_looks)
+        return self.gain * (1.0 + error) < 1.0
+
+    def observe_look(self, num_requests: int, num_tokens: float, slowdown: float) -> None:
+        """Add a step that looked for offers.
+
+        Args:
+            num_requests: its number of requests.
+            num_tokens: number of gained tokens.
+            slowdown: its duration, relative to one without offers by the cost model.
+        """
+        self.num_looks = _FORGETTING * self.num_looks + 1.0
+        self.num_requests = _FORGETTING * self.num_requests + num_requests
+        self.tokens = _FORGETTING * self.tokens + num_tokens
+        self.squares = _FORGETTING * self.squares + num_tokens**2 / num_requests
+        self.tokens_alone = _FORGETTING * self.tokens_alone + num_requests * slowdown
 
 
 def batch_bucket(num_requests: int) -> int:
