@@ -219,7 +219,7 @@ class Contender:
         if self.num_added < self.batch_size:
             ends = -(-params.max_tokens * (self.num_added + 1) // self.batch_size)
             params = replace(params, max_tokens=ends)
-        request = self.llm.engine.add(None, list(ids), params)
+        request = self.llm.engine.add(None, list(ids), params, others_follow=True)
         self.running[request.request_id] = request
         self.num_added += 1
 
