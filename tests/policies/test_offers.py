@@ -98,12 +98,12 @@ def test_offers_that_do_not_pay_become_the_exception():
     ids=["the same in every step", "rarely many"],
 )
 def test_offers_become_the_exception_once_it_is_certain_that_they_do_not_pay(tokens, stops):
-    """Steps with offers gain 1.2 tokens per request, in a time in which 1.24 would be gained."""
+    """Steps with offers gain 1.2 tokens per request, in a time in which 1.26 would be gained."""
     pricing = OfferPricing(latency())
     alone = pricing.usual_seconds(5, 0)
     for gained in tokens * 40:
         looks = pricing.looks(5)
-        seconds = alone * 1.2 / 0.97 if looks else alone
+        seconds = alone * 1.2 / 0.95 if looks else alone
         observe(pricing, gained if looks else 5, seconds, num_requests=5)
     found = [pricing.looks(5) for _ in range(80)]
     assert found.count(True) == (8 if stops else 74)

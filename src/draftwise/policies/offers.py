@@ -412,13 +412,13 @@ class _Record:
 
     @property
     def loses(self) -> bool:
-        """Whether looking for offers is a loss, even if the gain is one standard error higher."""
+        """Whether looking for offers is a loss, even if the gain is two standard errors higher."""
         if not self.num_requests:
             return False
         mean = self.tokens / self.num_requests
         variance = max(self.squares / self.num_requests - mean**2, 0.0) / mean**2
         error = math.sqrt((variance + _SPREAD_OF_SECONDS**2) / self.num_looks)
-        return self.gain * (1.0 + error) < 1.0
+        return self.gain * (1.0 + 2.0 * error) < 1.0
 
     def observe_look(self, num_requests: int, num_tokens: float, slowdown: float) -> None:
         """Add a step that looked for offers.
