@@ -106,7 +106,7 @@ def test_offers_become_the_exception_once_it_is_certain_that_they_do_not_pay(tok
         seconds = alone * 1.2 / 0.95 if looks else alone
         observe(pricing, gained if looks else 5, seconds, num_requests=5)
     found = [pricing.looks(5) for _ in range(80)]
-    assert found.count(True) == (8 if stops else 74)
+    assert found.count(True) == (8 if stops else 60)
 
 
 def test_learning_from_the_offers_of_the_step_before_is_not_counted_as_a_step_without_them():

@@ -557,7 +557,7 @@ class TestSteadyRests:
     def test_one_step_in_four_is_learnt_from_after_the_first_ones(self, monkeypatch):
         policy = fix_price(make("adaptive", 4, warm_up=8, explore_every=1000), 0.0, max_length=0)
         learnt = []
-        monkeypatch.setattr(policy.prices, "count_step", lambda _: learnt.append(step))
+        monkeypatch.setattr(policy.prices, "observe", lambda *_: learnt.append(step))
         for step in range(1, 25):
             world = World.random(2, 4, seed=step)
             policy.observe(outcome_of(world, take_step(policy, world)), one_second())
@@ -566,9 +566,31 @@ class TestSteadyRests:
     def test_steps_that_draft_are_always_learnt_from(self, monkeypatch):
         policy = fix_price(make("adaptive", 4, warm_up=0, explore_every=1000), 0.0, max_length=2)
         learnt = []
-        monkeypatch.setattr(policy.prices, "count_step", lambda _: learnt.append(step))
+        monkeypatch.setattr(policy.prices, "observe", lambda *_: learnt.append(step))
         for step in range(1, 13):
             fix_price(policy, 0.0, max_length=2 if step in (5, 10) else 0)
             world = World.random(2, 4, seed=step)
             policy.observe(outcome_of(world, take_step(policy, world)), one_second())
         assert learnt == [1, 2, 4, 5, 6, 7, 9, 10, 11, 12]
+
+    def test_steps_that_read_prompts_do_not_take_the_place_of_others(self, monkeypatch):
+        policy = fix_price(make("adaptive", 4, warm_up=0, explore_every=1000), 0.0, max_length=0)
+        learnt, counted = [], []
+        monkeypatch.setattr(policy.prices, "observe", lambda *_: learnt.append(step))
+        monkeypatch.setattr(policy.prices, "count_step", counted.append)
+        for step in range(1, 25):
+            times = replace(one_second(), num_prompt_tokens=0 if step % 4 else 9)
+            world = World.random(2, 4, seed=step)
+            policy.observe(outcome_of(world, take_step(policy, world)), times)
+        assert learnt == [1, 2, 5, 10, 15, 21]
+        assert counted == [step % 4 > 0 for step in range(1, 25)]
+
+    def test_all_steps_of_a_trial_are_learnt_from(self, monkeypatch):
+        policy = fix_price(make("adaptive", 4, warm_up=0, explore_every=1000), 0.0, max_length=0)
+        monkeypatch.setattr(Pricing, "in_trial", property(lambda _: 10 <= step < 20))
+        learnt = []
+        monkeypatch.setattr(policy.prices, "observe", lambda *_: learnt.append(step))
+        for step in range(1, 31):
+            world = World.random(2, 4, seed=step)
+            policy.observe(outcome_of(world, take_step(policy, world)), one_second())
+        assert learnt == [1, 2, 4, 8, *range(10, 20), 22, 26, 30]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftwise.policies.offers import batch_bucket
+from draftwise.policies.nearest import batch_bucket
 
 # The interval between explorations is at most this many times the first.
 _LONGEST_INTERVAL = 8

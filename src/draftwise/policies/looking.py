@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from draftwise.policies.nearest import record_of
-from draftwise.policies.offers import batch_bucket
+from draftwise.policies.nearest import batch_bucket, record_of
 from draftwise.policies.recent_mean import RecentMean
 
 # Where looking does not pay, one of so many steps looks. It has no common factor with the number of

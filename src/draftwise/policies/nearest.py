@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 Record = TypeVar("Record")
+
+
+def batch_bucket(num_requests: int) -> int:
+    """Batch sizes that share a record: two groups per doubling."""
+    return round(2 * math.log2(num_requests))
 
 
 def nearest(keys: Iterable[int], key: int) -> int | None:

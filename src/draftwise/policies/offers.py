@@ -32,16 +32,16 @@ from numpy.typing import NDArray
 from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
 from draftwise.policies.inputs import RequestState, TreeLevel
-from draftwise.policies.nearest import nearest
+from draftwise.policies.nearest import batch_bucket, nearest
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 # Weight of a step's goodput relative to the step after it.
 _FORGETTING = 0.97
-# Of so many steps, two look for nothing: often until the time of such steps is known, and rarely if
-# offers gain much, by more than this factor.
-_FIRST_REST_EVERY, _REST_EVERY, _RARELY, _MUCH = 8, 24, 80, 1.3
+# Of so many steps, two look for nothing: often while it is not certain that offers pay, and rarely
+# if they gain much, by more than this factor.
+_UNCERTAIN_REST_EVERY, _REST_EVERY, _RARELY, _MUCH = 8, 24, 80, 1.3
 # Where offers do not pay, they are looked for in two of so many steps.
 _LOOK_EVERY = 20
 # Number of steps without offers after which their time is known.
@@ -53,7 +53,7 @@ _RATE_WEIGHT = 0.1
 # Weight of the cost model where little was measured, in steps whose duration offers double.
 _EXCESS_PRIOR = 1.0
 # Standard deviation of a step's duration, relative to its mean.
-_SPREAD_OF_SECONDS = 0.1
+_SPREAD_OF_SECONDS = 0.05
 # Durations are clipped to this factor around the usual one.
 _MOST_UNUSUAL = 3.0
 # What tokens add is at least and at most this factor times the cost model's.
@@ -107,8 +107,8 @@ class OfferPricing:
         if known is not None and known.loses:
             looks = record.num_steps % _LOOK_EVERY >= _LOOK_EVERY - 2
         else:
-            period = _FIRST_REST_EVERY
-            if known is not None:
+            period = _UNCERTAIN_REST_EVERY
+            if known is not None and known.gain >= 1.0:
                 period = _RARELY if known.gain > _MUCH else _REST_EVERY
             looks = record.num_steps % period < period - 2
         if not self._is_second:
@@ -413,11 +413,15 @@ class _Record:
     @property
     def loses(self) -> bool:
         """Whether looking for offers is a loss, even if the gain is two standard errors higher."""
-        if not self.num_requests:
+        if not self.num_requests or not self.num_rests:
             return False
         mean = self.tokens / self.num_requests
         variance = max(self.squares / self.num_requests - mean**2, 0.0) / mean**2
-        error = math.sqrt((variance + _SPREAD_OF_SECONDS**2) / self.num_looks)
+        # Where no token was accepted so far, the next one may be.
+        of_tokens = max(math.sqrt(variance / self.num_looks), 1.0 / self.num_requests)
+        num_rests = min(self.num_rests, 1.0 / (1.0 - _FORGETTING))
+        of_seconds = _SPREAD_OF_SECONDS * math.sqrt(1.0 / self.num_looks + 1.0 / num_rests)
+        error = math.hypot(of_tokens, of_seconds)
         return self.gain * (1.0 + 2.0 * error) < 1.0
 
     def observe_look(self, num_requests: int, num_tokens: float, slowdown: float) -> None:
@@ -433,8 +437,3 @@ class _Record:
         self.tokens = _FORGETTING * self.tokens + num_tokens
         self.squares = _FORGETTING * self.squares + num_tokens**2 / num_requests
         self.tokens_alone = _FORGETTING * self.tokens_alone + num_requests * slowdown
-
-
-def batch_bucket(num_requests: int) -> int:
-    """Batch sizes that share a record: two groups per doubling."""
-    return round(2 * math.log2(num_requests))

@@ -218,7 +218,9 @@ class PricedPolicy(PricedChains):
                 1.0 + sum(outcome.num_accepted) / num_requests,
                 self.offers.relative_duration(num_requests, self._num_context_tokens, times.total),
             )
-        if self._is_left_out(outcome):
+        if self._is_left_out(outcome, times.is_typical):
+            if self._is_priced:
+                self.prices.count_step(times.is_typical)
             return
         context, verified = self._num_context_tokens, sum(outcome.num_verified)
         no_model = self._is_offered.all() or not any(outcome.num_drafted)
@@ -239,15 +241,20 @@ class PricedPolicy(PricedChains):
             self._observe_gains(outcome)
         super().observe(outcome, times)
 
-    def _is_left_out(self, outcome: Outcome) -> bool:
+    def _is_left_out(self, outcome: Outcome, is_typical: bool) -> bool:
         """Whether nothing is learnt from a step, as it drafted nothing, like others before it.
 
         Learning takes time, which counts most where drafts do not pay. Steps that looked for offers
-        are never left out: those that found nothing count as much as the others.
+        are never left out: those that found nothing count as much as the others. Those of a trial
+        are not either, because a trial has few.
         """
         looked = self._chose_sources and not self._rests
         if looked or any(outcome.num_drafted):
             self._num_rests_in_row = 0
+            return False
+        if not is_typical:
+            return True
+        if self.prices.in_trial:
             return False
         self._num_rests_in_row += 1
         is_known = self._num_steps > self.options.warm_up and self._num_rests_in_row > 2

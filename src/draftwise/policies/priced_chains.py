@@ -36,11 +36,12 @@ class PricedChains(Policy):
 
     Subclasses select what is verified. A step's prices come from earlier steps. A request stops
     drafting when the probability that all its tokens so far are accepted falls below the threshold
-    of the operating point. This is a predictable cut. At regular intervals one request explores: it
-    drafts twice the expected number of passes, or five tokens if that is more, and all its tokens
-    are verified, regardless of prices. So the estimates of tokens that are usually not verified
-    stay up to date. Requests explore in turn. While nothing else is drafted, the intervals double,
-    because exploring costs time. Who explores, and how far, depends on earlier steps only.
+    of the operating point. This is a predictable cut. At regular intervals, counted at each batch
+    size, one request explores: it drafts twice the expected number of passes, or five tokens if
+    that is more, and all its tokens are verified, regardless of prices. So the estimates of tokens
+    that are usually not verified stay up to date. Requests explore in turn. While nothing else is
+    drafted, the intervals double, because exploring costs time. Who explores, and how far, depends
+    on earlier steps only.
     """
 
     needs_latency = True

@@ -231,6 +231,11 @@ class Pricing:
         choice, price, _, _ = self._current
         return price is choice.challenger and price.point.max_length > 0
 
+    @property
+    def in_trial(self) -> bool:
+        """Whether the step that was priced last is one of a trial."""
+        return self._current is not None and self._current[0].challenger is not None
+
     def will_measure(self, num_requests: int) -> bool:
         """Whether the next step measures a point of a trial, as far as is known before its price.
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from draftwise.policies.nearest import record_of
-from draftwise.policies.offers import batch_bucket
+from draftwise.policies.nearest import batch_bucket, record_of
 
 # Number of steps of a turn.
 _TURN = 8

@@ -18,8 +18,7 @@ from draftwise.core.goodput import StepEstimate
 from draftwise.core.latency import LatencyModel
 from draftwise.policies.inputs import RequestState
 from draftwise.policies.model_gains import ModelGains
-from draftwise.policies.nearest import record_of
-from draftwise.policies.offers import batch_bucket
+from draftwise.policies.nearest import batch_bucket, record_of
 from draftwise.policies.recent_mean import RecentMean
 
 Floats = NDArray[np.float64]
