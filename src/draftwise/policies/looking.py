@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from draftwise.policies.nearest import batch_bucket, record_of
+from draftwise.policies.nearest import record_of
 from draftwise.policies.recent_mean import RecentMean
 
 # Where looking does not pay, one of so many steps looks. It has no common factor with the number of
@@ -59,7 +59,7 @@ class LookingValue:
         """What is known at a batch size. Similar ones share it."""
         return record_of(
             self._records,
-            batch_bucket(num_requests),
+            num_requests,
             lambda record: record.is_measured,
             lambda known: _Record() if known is None else known.as_prior(),
         )

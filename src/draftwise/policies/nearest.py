@@ -21,18 +21,19 @@ def nearest(keys: Iterable[int], key: int) -> int | None:
 
 def record_of(
     records: dict[int, Record],
-    key: int,
+    num_requests: int,
     is_known: Callable[[Record], bool],
     begin: Callable[[Record | None], Record],
 ) -> Record:
     """The record of a batch size. A new one is added, and begins with the nearest known one.
 
     Args:
-        records: the records by keys of batch sizes.
-        key: key of the batch size.
+        records: the records by :func:`batch_bucket`.
+        num_requests: the batch size.
         is_known: whether another record may be the beginning.
         begin: makes a record from the nearest known one, or from ``None``.
     """
+    key = batch_bucket(num_requests)
     if key not in records:
         known = nearest((other for other, record in records.items() if is_known(record)), key)
         records[key] = begin(None if known is None else records[known])

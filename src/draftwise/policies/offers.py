@@ -107,8 +107,9 @@ class OfferPricing:
         if known is not None and known.loses:
             looks = record.num_steps % _LOOK_EVERY >= _LOOK_EVERY - 2
         else:
-            period = _UNCERTAIN_REST_EVERY
-            if known is not None and known.gain >= 1.0:
+            if known is None or known.gain < 1.0:
+                period = _UNCERTAIN_REST_EVERY
+            else:
                 period = _RARELY if known.gain > _MUCH else _REST_EVERY
             looks = record.num_steps % period < period - 2
         if not self._is_second:
@@ -412,8 +413,11 @@ class _Record:
 
     @property
     def loses(self) -> bool:
-        """Whether looking for offers is a loss, even if the gain is two standard errors higher."""
-        if not self.num_requests or not self.num_rests:
+        """Whether looking for offers is a loss, even if the gain is two standard errors higher.
+
+        The duration of a step without offers must be known.
+        """
+        if not self.num_looks:
             return False
         mean = self.tokens / self.num_requests
         variance = max(self.squares / self.num_requests - mean**2, 0.0) / mean**2

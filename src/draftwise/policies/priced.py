@@ -218,9 +218,9 @@ class PricedPolicy(PricedChains):
                 1.0 + sum(outcome.num_accepted) / num_requests,
                 self.offers.relative_duration(num_requests, self._num_context_tokens, times.total),
             )
+        if self._is_priced:
+            self.prices.count_step(times.is_typical)
         if self._is_left_out(outcome, times.is_typical):
-            if self._is_priced:
-                self.prices.count_step(times.is_typical)
             return
         context, verified = self._num_context_tokens, sum(outcome.num_verified)
         no_model = self._is_offered.all() or not any(outcome.num_drafted)

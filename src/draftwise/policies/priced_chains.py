@@ -181,8 +181,6 @@ class PricedChains(Policy):
         num_requests = len(self._requests)
         if not num_requests or outcome.acceptance is None or outcome.prefix_acceptance_prob is None:
             return
-        if self._is_priced:
-            self.prices.count_step(times.is_typical)
         if times.is_typical and self._runs_as_priced:
             seconds = times.total - times.companion - self._looking_seconds
             self.prices.observe(seconds, outcome.num_drafted, outcome.num_verified)

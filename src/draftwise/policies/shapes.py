@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from draftwise.policies.nearest import batch_bucket, record_of
+from draftwise.policies.nearest import record_of
 
 # Number of steps of a turn.
 _TURN = 8
@@ -63,7 +63,7 @@ class ShapeChoice:
         """What is known at a batch size. Similar ones share it."""
         return record_of(
             self._records,
-            batch_bucket(num_requests),
+            num_requests,
             lambda record: record.is_known,
             lambda known: _Record(_Shape(), _Shape()) if known is None else known.as_prior(),
         )

@@ -18,7 +18,7 @@ from draftwise.core.goodput import StepEstimate
 from draftwise.core.latency import LatencyModel
 from draftwise.policies.inputs import RequestState
 from draftwise.policies.model_gains import ModelGains
-from draftwise.policies.nearest import batch_bucket, record_of
+from draftwise.policies.nearest import record_of
 from draftwise.policies.recent_mean import RecentMean
 
 Floats = NDArray[np.float64]
@@ -75,7 +75,7 @@ class SourceChoice:
         """The pace at a batch size; a new one begins with that of the nearest known one."""
         return record_of(
             self._paces,
-            batch_bucket(num_requests),
+            num_requests,
             lambda pace: pace.count >= _PACE_MEMORY,
             lambda known: (
                 RecentMean(_PACE_MEMORY, 1.0) if known is None else known.as_prior(_PRIOR_STEPS)
