@@ -4,7 +4,7 @@
         --output results/closed_batches.json
 
 All requests start together, and the time until the last one ends is measured, prompts included.
-``adaptive`` weighs an accepted token by what it takes off this end (`policies/offers.py`).
+``adaptive`` weighs an accepted token by what it takes off this end (`policies/token_weights.py`).
 ``equal weights`` is the same policy with the same worth for all tokens. Ratios are tokens per
 second relative to no speculation, with the quartiles over rounds.
 """
@@ -30,8 +30,8 @@ from draftwise.benchmark.figures import spread
 from draftwise.benchmark.report import write_report
 from draftwise.benchmark.workload import load_workload
 from draftwise.policies.inputs import RequestState
-from draftwise.policies.offers import Floats
 from draftwise.policies.priced import PricedPolicy
+from draftwise.policies.token_weights import Floats
 
 WEIGHED, EQUAL = "adaptive", "equal weights"
 
@@ -42,10 +42,10 @@ def equally_weighted(llm: LLM, speculation: SpeculationConfig) -> PolicyContende
     policy = contender.llm.engine.policies.get(None)
     assert isinstance(policy, PricedPolicy)
 
-    def weights(requests: Sequence[RequestState], context: int) -> Floats:
+    def weights(requests: Sequence[RequestState], context: int, uses_offers: bool) -> Floats:
         return np.ones(len(requests))
 
-    policy.offers.weights = weights  # type: ignore[method-assign]
+    policy.token_weights.weights = weights  # type: ignore[method-assign]
     return contender
 
 

@@ -271,7 +271,7 @@ def test_a_failed_step_leaves_no_state_in_the_policy(models):
     engine = build_offering(models, VARIED, "adaptive", 8, draft="suffix")
     for index in range(6):
         engine.add(None, [1, 2, 3, index] * 4, SamplingParams(max_tokens=30, seed=index))
-    rates = engine.policies.default.offers._rates
+    rates = engine.policies.default.token_weights._rates
     while not rates:
         engine.step()
     verify = engine._verifier.verify

@@ -1,4 +1,4 @@
-"""Prices of offered tokens: the selection over the batch, and weights."""
+"""Prices of offered tokens: the selection over the batch."""
 
 import itertools
 
@@ -12,6 +12,7 @@ from draftwise.core.types import Outcome, StepTimes
 from draftwise.policies import PolicyContext, create_policy
 from draftwise.policies.offers import OfferPricing
 from draftwise.policies.router import PolicyRouter
+from draftwise.policies.token_weights import TokenWeights
 
 from ..stand_ins import fixed_latency
 from .offering import latency, offering
@@ -216,71 +217,13 @@ def test_a_change_lasts_for_two_steps_also_if_the_batch_shrinks():
     assert not pricing.looks(0)
 
 
-def test_tokens_are_worth_the_same_while_others_follow():
-    pricing = OfferPricing(latency())
-    requests = offering((0.9,), (0.9,))
-    assert pricing.weights(requests, 0).tolist() == [1.0, 1.0]
-    requests[0] = requests[0]._replace(expected_remaining=50.0)
-    assert pricing.weights(requests, 0).tolist() == [1.0, 1.0]
-
-
-def test_tokens_of_the_request_that_ends_last_are_worth_more():
-    pricing = OfferPricing(latency())
-    requests = offering(*[(0.9,)] * 8, remaining=4.0)
-    requests[3] = requests[3]._replace(expected_remaining=40.0)
-    weights = pricing.weights(requests, 0)
-    assert weights[3] == 1.0
-    assert (np.delete(weights, 3) < 0.3).all()
-    assert (weights > 0).all()
-    # With equal ends, all are worth the same.
-    assert pricing.weights(offering(*[(0.9,)] * 8, remaining=4.0), 0) == pytest.approx(1.0)
-
-
-def test_a_token_is_worth_what_its_request_adds_to_the_steps_that_it_takes():
-    """With certain ends, the time until all is done is the sum of steps times what they add."""
-    pricing = OfferPricing(latency())
-    remaining = [4000.0, 3000.0, 2000.0, 1000.0]
-    requests = [
-        request._replace(expected_remaining=each)
-        for request, each in zip(offering(*[(1e-9,)] * 4), remaining, strict=True)
-    ]
-    steps = latency().target_curve(4)
-
-    def until_all_is_done(lengths):
-        ends = sorted(lengths, reverse=True)
-        return sum(
-            (end - following) * steps[running]
-            for running, (end, following) in enumerate(itertools.pairwise([*ends, 0.0]), 1)
-        )
-
-    saved = [
-        until_all_is_done(remaining)
-        - until_all_is_done([each - (row == other) for other, each in enumerate(remaining)])
-        for row in range(4)
-    ]
-    relative = np.array(saved) / np.mean(saved)
-    assert pricing.weights(requests, 0) == pytest.approx(np.minimum(relative, 1.0), rel=1e-3)
-
-
-def test_a_request_that_can_gain_fast_does_not_end_last():
-    pricing = OfferPricing(latency())
-    requests = offering((0.9,) * 8, (), remaining=30.0)
-    requests[0] = requests[0]._replace(expected_remaining=60.0)
-    for _ in range(30):
-        assert pricing.weights(requests, 0).argmax() == 1
-    # It will probably gain again, until it is forgotten.
-    requests[0] = requests[0]._replace(offer=(0.01,))
-    assert pricing.weights(requests, 0).argmax() == 1
-    pricing.forget([0])
-    assert pricing.weights(requests, 0).argmax() == 0
-
-
 def test_weights_change_the_selection():
     pricing = OfferPricing(latency())
     requests = offering(*[(0.9,)] * 8, remaining=3.0)
 
     def selected():
-        return pricing.select(requests, pricing.weights(requests, 0) / pricing.goodput(8, 0), 0)
+        values = TokenWeights(latency()).weights(requests, 0) / pricing.goodput(8, 0)
+        return pricing.select(requests, values, 0)
 
     even = selected()
     requests[5] = requests[5]._replace(expected_remaining=60.0)

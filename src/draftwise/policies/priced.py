@@ -18,6 +18,7 @@ from draftwise.policies.offers import OfferPricing, StepKind
 from draftwise.policies.priced_chains import PricedChains
 from draftwise.policies.shapes import ShapeChoice
 from draftwise.policies.sources import SourceChoice
+from draftwise.policies.token_weights import TokenWeights
 
 Floats = NDArray[np.float64]
 
@@ -38,6 +39,7 @@ class PricedPolicy(PricedChains):
         super().__init__(context, **options)
         assert context.latency is not None
         self.offers = OfferPricing(context.latency)
+        self.token_weights = TokenWeights(context.latency)
         self.sources = SourceChoice(context.latency)
         self.shapes = ShapeChoice()
         self.looking = LookingValue()
@@ -145,7 +147,7 @@ class PricedPolicy(PricedChains):
             self._begin_step(requests)
             limits = self._max_lengths
         context = self._num_context_tokens
-        self._weights = self.offers.weights(requests, context)
+        self._weights = self.token_weights.weights(requests, context, self.offers.looks_now)
         goodput = max(self._price.goodput, self.offers.goodput(len(requests), context))
         values = self._weights / goodput
         selected = self.offers.select(requests, values, context)
@@ -278,4 +280,4 @@ class PricedPolicy(PricedChains):
 
     def forget(self, request_ids: Collection[int]) -> None:
         """Delete the state of ended requests."""
-        self.offers.forget(request_ids)
+        self.token_weights.forget(request_ids)
