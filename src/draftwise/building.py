@@ -220,6 +220,10 @@ class EngineBuilder:
             latency = self._latency(speculation, models, costs)
         replicas = None
         if models.draft is not None and self._settings.draft_replicas > 1:
+            if overlap is not None:
+                raise InvalidParameterError(
+                    "overlap", "cannot be combined with draft_replicas; use one of them"
+                )
             if len(speculation.draft_names) > 1:
                 raise InvalidParameterError(
                     "draft_replicas", "cannot be combined with several drafts; name the model only"
@@ -228,10 +232,6 @@ class EngineBuilder:
         options = self._settings.options
         parts = models, speculation, options, latency, profile
         if overlap is not None and models.draft is not None:
-            if replicas is not None:
-                raise InvalidParameterError(
-                    "overlap", "cannot be combined with draft_replicas; use one of them"
-                )
             return OverlappedEngine(*parts, turns=self.turns, overlap=overlap), models
         if replicas is None:
             return Engine(*parts, turns=self.turns), models
@@ -283,7 +283,11 @@ class EngineBuilder:
         if wanted:
             return OverlapOptions()
         target_is_free = not policy.uses_target_oracle and not models.have_exit
-        can_overlap = self._settings.device.type == "cpu" and target_is_free
+        can_overlap = (
+            self._settings.device.type == "cpu"
+            and self._settings.draft_replicas == 1
+            and target_is_free
+        )
         if wanted is False or costs is None or not can_overlap:
             return None
         measured = costs.interference

@@ -157,6 +157,47 @@ def test_a_request_that_ends_as_overlap_stops_to_pay_is_reported_once(models, mo
     assert sorted(ended) == [r.request_id for r in requests]
 
 
+def test_the_times_of_each_step_are_reported_once(models, monkeypatch):
+    """Also of those that a cancellation or a whole step finishes."""
+    llm = build(models, max_batch_size=6)
+    engine = llm.engine
+    steps, commit, committed = itertools.count(), OverlappedEngine._commit, []
+    monkeypatch.setattr(engine.overlap, "is_faster", lambda num_requests: next(steps) % 5 != 4)
+
+    def counting(self, step):
+        advanced = commit(self, step)
+        committed.append(self.times)
+        return advanced
+
+    monkeypatch.setattr(OverlappedEngine, "_commit", counting)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    requests = [engine.add(None, [1 + i], params) for i in range(6)]
+    reported = []
+    while engine.num_unfinished:
+        engine.step()
+        reported += engine.step_times
+        if len(reported) == 4:
+            engine.cancel(requests[0])
+    assert list(map(id, reported)) == list(map(id, committed[: len(reported)]))
+    assert len(committed) - len(reported) <= 1
+
+
+def test_requests_of_one_half_advance_in_every_other_step(models):
+    llm = build(models, max_batch_size=4)
+    engine = llm.engine
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    requests = [engine.add(None, [1 + i], params) for i in range(4)]
+    engine.step()
+    for request in requests[1::2]:
+        engine.cancel(request)
+    assert {request.cache_slot % 2 for request in requests[::2]} == {0}
+    idle = 0
+    while engine.num_unfinished:
+        idle = 0 if engine.step() else idle + 1
+        assert idle < 2
+    assert all(len(request.tokens) == 41 for request in requests[::2])
+
+
 def test_the_policy_can_change_between_steps(models, expected):
     llm = build(models, max_batch_size=6)
     changes = iter([{"policy": "svip"}, {"num_speculative_tokens": 1}, {"policy": "none"}] * 40)

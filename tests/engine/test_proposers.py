@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from draftwise import SamplingParams, SpeculationConfig
+from draftwise.core.latency import LatencyModel
+from draftwise.core.stage_cost import StageCost
 from draftwise.core.types import StepTimes
 from draftwise.engine.assembly import EngineOptions, Models
 from draftwise.engine.engine import Engine
@@ -67,6 +69,28 @@ def build(models, recipe, policy, max_batch_size, draft=LastTokens.name, **specu
         fixed_latency() if made.needs_latency else None,
         profile() if made.needs_profile else None,
     )
+
+
+def test_the_policy_knows_the_cost_of_the_proposer(models):
+    """Of a user's own proposer, in the default policy and in those that requests name."""
+    costly = StageCost((1.0, 64.0), (0.5, 0.5))
+
+    class Costly(LastTokens):
+        name = "costly"
+
+        @classmethod
+        def cost_model(cls, latency):
+            return LatencyModel(latency.target, costly)
+
+    register(Costly)
+    try:
+        engine = build(models, Recipe(), "adaptive", 2, draft="costly")
+    finally:
+        del PROPOSERS["costly"]
+    for name in (None, "adaptive", "smartspec"):
+        policy = engine.policies.get(name)
+        latency = policy.prices._latency if name != "smartspec" else policy._latency
+        assert latency.draft_seconds(1) == pytest.approx(0.5)
 
 
 LOSSLESS = [

@@ -113,7 +113,6 @@ class Assembly:
         self.models, self.speculation, self.options = models, speculation, options
         target = models.target
         self._vocab_size, self._device = target.model.vocab_size, target.model.device
-        self._latency = latency
         self._given_policy = policy
         self.max_new_tokens = max(
             options.max_chunk_tokens, speculation.num_speculative_tokens + 1, _MIN_NEW_TOKENS
@@ -126,7 +125,7 @@ class Assembly:
         self._remembers_outputs = False
         self._context = PolicyContext(
             speculation.num_speculative_tokens,
-            latency,
+            _with_costs_of(proposers, latency),
             profile,
             has_companion=models.companion is not None,
             has_draft=bool(proposers),
@@ -184,12 +183,8 @@ class Assembly:
         Args:
             policy: the default policy; ``None`` for the one that was created first.
         """
-        proposer = self.proposer()
-        context = self._context
-        if self._latency is not None:
-            context = replace(context, latency=proposer.cost_model(self._latency))
-        policies = PolicyRouter(context, policy or self._first_policy)
-        return SpeculationPipeline(policies, proposer, self.companion(), self._oracle)
+        policies = PolicyRouter(self._context, policy or self._first_policy)
+        return SpeculationPipeline(policies, self.proposer(), self.companion(), self._oracle)
 
     def proposer(self) -> Proposer:
         """Create the proposer."""
@@ -332,6 +327,14 @@ class Assembly:
         return model.model.new_cache(
             self.options.max_batch_size, model.max_model_len, self.max_new_tokens
         )
+
+
+def _with_costs_of(proposers: list[str], latency: LatencyModel | None) -> LatencyModel | None:
+    """The costs of steps with these proposers, from those of the models' passes."""
+    for name in proposers:
+        if latency is not None:
+            latency = PROPOSERS[name].cost_model(latency)
+    return latency
 
 
 def proposer_names(speculation: SpeculationConfig, models: Models) -> list[str]:

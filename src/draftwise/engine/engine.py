@@ -14,16 +14,16 @@ from draftwise.core.latency import LatencyModel
 from draftwise.core.types import StepTimes
 from draftwise.engine.acceptance import Acceptance
 from draftwise.engine.assembly import Assembly, EngineOptions, Models
-from draftwise.engine.batch import HistoryStore
+from draftwise.engine.batch import Batch, HistoryStore
 from draftwise.engine.grammars import GrammarCompiler
 from draftwise.engine.logprobs import token_logprobs
 from draftwise.engine.pipeline import SpeculationPipeline
 from draftwise.engine.prefix_cache import PrefixStats
 from draftwise.engine.request import Request, check_params, check_prompt
 from draftwise.engine.scheduler import Scheduler
-from draftwise.engine.step import CostLearner, Step, Stopwatch
+from draftwise.engine.step import CostLearner, PreparedStep, Step, Stopwatch
 from draftwise.engine.turns import Turns
-from draftwise.engine.verification import TargetVerifier
+from draftwise.engine.verification import TargetVerifier, Verified
 from draftwise.errors import (
     ClosedError,
     DraftwiseError,
@@ -57,6 +57,8 @@ class Engine:
         latency: the model of step costs, updated while the engine runs; ``None`` if no policy uses
             it.
         times: the time that each part of the last step took.
+        step_times: the same of all steps that ended since the call of :meth:`step` before the last
+            one. Overlapped steps may end in a later call than they begin, or two in one call.
         simulated_times: computes these times from the step's work, to simulate another machine;
             ``None`` to measure them.
         grammars: compiles grammars for structured outputs. It may be called ahead of a request,
@@ -97,6 +99,8 @@ class Engine:
         self.max_model_len = target.max_model_len
         self.latency = latency
         self.times = StepTimes(0, 0, 0, 0, 0, 0)
+        self.step_times: Sequence[StepTimes] = ()
+        self._times_since_step: list[StepTimes] = []
         self.simulated_times: Callable[[Step], StepTimes] | None = None
         self.grammars = GrammarCompiler(target.tokenizer, target.eos_token_ids)
         self._tokenizer = target.tokenizer
@@ -159,6 +163,11 @@ class Engine:
         return self._scheduler.num_waiting
 
     @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of a prompt and its output together that fit the context and the caches."""
+        return min(self.max_model_len, self._scheduler.max_cached_tokens)
+
+    @property
     def cache_usage(self) -> float:
         """Fraction of the cache that is reserved for running requests."""
         return self._scheduler.num_reserved_tokens / self._scheduler.max_cached_tokens
@@ -179,29 +188,52 @@ class Engine:
         with self.turns:
             self._check_usable()
             try:
-                pipeline, clock = self._pipeline, Stopwatch()
-                batch = self._scheduler.next_batch(self.lenience)
-                clock.lap("rest")
-                draft = pipeline.propose(batch)
-                clock.lap("draft")
-                scores = pipeline.score(batch, draft)
-                clock.lap("companion")
-                plan = pipeline.select(draft, scores)
-                clock.lap("select")
-                verified = self._verifier.verify(batch, plan)
-                clock.lap("verify")
-                outcome = self._acceptance.accept(batch, draft, plan, verified.logits)
-                clock.lap("accept")
-                step = Step(pipeline, clock, batch, draft, scores, plan, *verified, outcome)
-                return self._commit(step)
+                advanced = self._advance()
             except BaseException as error:
                 self._recover(error)
                 raise
+            self.step_times, self._times_since_step = self._times_since_step, []
+            return advanced
+
+    def _advance(self) -> list[Request]:
+        """One whole step; returns the requests that gained tokens or ended."""
+        clock = Stopwatch()
+        batch = self._scheduler.next_batch(self.lenience)
+        clock.lap("rest")
+        step = self._prepare(self._pipeline, batch, clock)
+        return self._accept(step, self._verify(step))
+
+    @staticmethod
+    def _prepare(pipeline: SpeculationPipeline, batch: Batch, clock: Stopwatch) -> PreparedStep:
+        """Draft, and decide what is verified."""
+        draft = pipeline.propose(batch)
+        clock.lap("draft")
+        scores = pipeline.score(batch, draft)
+        clock.lap("companion")
+        plan = pipeline.select(draft, scores)
+        clock.lap("select")
+        return PreparedStep(pipeline, clock, batch, draft, scores, plan)
+
+    def _verify(self, step: PreparedStep) -> Verified:
+        """The target's pass."""
+        verified = self._verifier.verify(step.batch, step.plan)
+        step.clock.lap("verify")
+        return verified
+
+    def _accept(
+        self, step: PreparedStep, verified: Verified, ran_alone: bool = True
+    ) -> list[Request]:
+        """Apply the acceptance law, and commit the step; returns its requests."""
+        outcome = self._acceptance.accept(step.batch, step.draft, step.plan, verified.logits)
+        step.clock.lap("accept")
+        computed = vars(step) | verified._asdict()
+        return self._commit(Step(**computed, outcome=outcome, ran_alone=ran_alone))
 
     def _commit(self, step: Step) -> list[Request]:
         """Learn from a step and append its tokens; returns its requests."""
         batch, outcome, policies = step.batch, step.outcome, step.pipeline.policies
         self.times = self._times_of(step)
+        self._times_since_step.append(self.times)
         policies.observe(outcome, self.times)
         self._costs.observe(step, self.times)
         self._take_notes(step)

@@ -56,11 +56,6 @@ class PrefixCache:
         self._others = [(model, PrefixStore(model.cache, num_blocks)) for model in cached_models]
         self.stats = PrefixStats()
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens that the target's store contains."""
-        return len(self._target) * BLOCK_SIZE
-
     def admit(self, request: Request) -> None:
         """A request got a cache slot, which is empty."""
         for store in self._all_stores():
@@ -109,11 +104,6 @@ class PrefixCache:
         for model, store in self._others:
             if self._stores_now(store, request, is_over):
                 store.store(slot, model.prefix_text(request), model.prefix_salt(request))
-
-    def clear(self) -> None:
-        """Drop everything that is stored."""
-        for store in self._all_stores():
-            store.clear()
 
     def _stores_now(self, store: PrefixStore, request: Request, is_over: bool) -> bool:
         length = store.cache.lengths[request.cache_slot]

@@ -186,7 +186,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Number of requests that have a cache slot or get one in the next step."""
+        """Number of requests that have a cache slot, or get one as soon as there is memory."""
         return min(self.num_unfinished, self._target_cache.num_cache_slots)
 
     def next_batch(

@@ -1,4 +1,4 @@
-"""One target pass over the planned tokens, and the acceptance law applied to its logits."""
+"""One target pass over the planned tokens."""
 
 from __future__ import annotations
 

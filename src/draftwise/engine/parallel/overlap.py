@@ -18,7 +18,6 @@ import torch
 
 from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import Assembly, EngineOptions, Models
-from draftwise.engine.batch import Batch
 from draftwise.engine.engine import Engine
 from draftwise.engine.parallel.pinned_threads import PinnedThread, shares
 from draftwise.engine.pipeline import SpeculationPipeline
@@ -172,23 +171,20 @@ class OverlappedEngine(Engine):
         self._ahead: PreparedStep | None = None
         self._advanced: list[Request] = []
 
-    @torch.inference_mode()
-    def step(self) -> list[Request]:
-        """Advance the requests of one half, or every request; see :meth:`Engine.step`."""
-        with self.turns:
-            self._check_usable()
-            try:
-                if self.overlap.is_faster(self._scheduler.num_running):
-                    advanced = self._half_step()
-                else:
-                    self._finish_started_steps()
-                    advanced = super().step()
-            except BaseException as error:
-                self._recover(error)
-                raise
-            finished, self._advanced = self._advanced, []
-            # A request of a half that was finished early may have advanced again.
-            return list({each.request_id: each for each in [*finished, *advanced]}.values())
+    def _advance(self) -> list[Request]:
+        """Advance the requests of one half, or every request."""
+        if self.overlap.is_faster(self._scheduler.num_running):
+            advanced = self._half_step()
+        else:
+            advanced = self._whole_step()
+        finished, self._advanced = self._advanced, []
+        # A request of a half that was finished early may have advanced again.
+        return list({each.request_id: each for each in [*finished, *advanced]}.values())
+
+    def _whole_step(self) -> list[Request]:
+        """Finish the prepared half, and advance every request."""
+        self._finish_started_steps()
+        return super()._advance()
 
     def _half_step(self) -> list[Request]:
         """Verify the prepared half while the other half drafts."""
@@ -199,15 +195,15 @@ class OverlappedEngine(Engine):
         )
         clock.lap("rest")
         if batch.is_empty:
-            if ahead is None:
-                return super().step()
-            self._finish_started_steps()
-            return []
-        small = self._small.submit(lambda: self._prepare(self._pipelines[half], batch, clock))
+            return self._whole_step()
+        pipeline = self._pipelines[half]
+        small = self._small.submit(
+            torch.inference_mode()(lambda: self._prepare(pipeline, batch, clock))
+        )
         large: Future[Verified] | None = None
         if ahead is not None:
             ahead.clock.start_again()
-            large = self._large.submit(lambda: self._verify(ahead))
+            large = self._large.submit(torch.inference_mode()(lambda: self._verify(ahead)))
         try:
             verified = None if large is None else large.result()
         finally:  # if one thread fails, wait for the other one
@@ -215,39 +211,15 @@ class OverlappedEngine(Engine):
             self._ahead = small.result()
         if ahead is None or verified is None:
             return []
-        return self._accept(ahead, verified)
+        return self._accept(ahead, verified, ran_alone=False)
 
+    @torch.inference_mode()
     def _finish_started_steps(self) -> None:
         """Finish the prepared half."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.clock.start_again()
-            self._advanced += self._accept(ahead, self._verify(ahead))
-
-    @staticmethod
-    @torch.inference_mode()
-    def _prepare(pipeline: SpeculationPipeline, batch: Batch, clock: Stopwatch) -> PreparedStep:
-        draft = pipeline.propose(batch)
-        clock.lap("draft")
-        scores = pipeline.score(batch, draft)
-        clock.lap("companion")
-        plan = pipeline.select(draft, scores)
-        clock.lap("select")
-        return PreparedStep(pipeline, clock, batch, draft, scores, plan)
-
-    @torch.inference_mode()
-    def _verify(self, step: PreparedStep) -> Verified:
-        verified = self._verifier.verify(step.batch, step.plan)
-        step.clock.lap("verify")
-        return verified
-
-    @torch.inference_mode()
-    def _accept(self, step: PreparedStep, verified: Verified) -> list[Request]:
-        outcome = self._acceptance.accept(step.batch, step.draft, step.plan, verified.logits)
-        step.clock.lap("accept")
-        parts = vars(step)
-        whole = Step(**parts, **verified._asdict(), outcome=outcome, ran_alone=False)
-        return self._commit(whole)
+            self._advanced += self._accept(ahead, self._verify(ahead), ran_alone=False)
 
     def _commit(self, step: Step) -> list[Request]:
         if step.is_typical:

@@ -119,7 +119,8 @@ class Proposer(ABC):
             EngineError: the state is lost, and the engine becomes unusable.
         """
 
-    def cost_model(self, latency: LatencyModel) -> LatencyModel:
+    @classmethod
+    def cost_model(cls, latency: LatencyModel) -> LatencyModel:
         """The cost of steps with this proposer, for policies that price their choices.
 
         Args:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.core.latency import LatencyModel
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch
 from draftwise.engine.lifecycle import Commit
@@ -199,10 +198,6 @@ class HybridProposer(Proposer):
         continuing = list(requests)
         self._offers.recover(continuing)
         self._drafter.recover(continuing)
-
-    def cost_model(self, latency: LatencyModel) -> LatencyModel:
-        """The draft model's cost."""
-        return self._drafter.cost_model(latency)
 
     def close(self) -> None:
         """Close both."""

@@ -43,7 +43,6 @@ class ModelProposer(Proposer):
         super().__init__(context)
         assert context.draft_model is not None
         self.cached_model = context.draft_model
-        self.max_context = self.cached_model.capacity
         self._backends = self._new_backends()
         self._trees: TreeDrafting | None = None
         if context.tree_width > 1:

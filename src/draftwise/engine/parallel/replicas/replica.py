@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.core.sampling import LogitControls
+from draftwise.core.sampling import LogitControls, TokenHistory
 from draftwise.core.types import Draft
 from draftwise.engine.batch import Batch, PromptChunk
 from draftwise.engine.cached_model import CachedModel
@@ -61,7 +61,7 @@ class Replica:
             generating=[self._requests[slot] for slot in share.cache_slots],
             can_draft=[limit > 0 for limit in share.limits],
             controls=_moved(share.controls, self._draft.device),
-            token_history=share.token_history,
+            token_history=_moved_history(share.token_history, self._draft.device),
             uniforms=share.uniforms,
             lenience=[1.0] * len(share.cache_slots),
             expected_remaining=[0.0] * len(share.cache_slots),
@@ -123,6 +123,12 @@ def _moved(controls: LogitControls, device: torch.device) -> LogitControls:
         if isinstance(value, Tensor)
     }
     return replace(controls, **moved)
+
+
+def _moved_history(history: TokenHistory | None, device: torch.device) -> TokenHistory | None:
+    if history is None:
+        return None
+    return TokenHistory(history.tokens.to(device), history.counts.to(device))
 
 
 def _text(row: int) -> Request:
