@@ -268,8 +268,8 @@ class LLM:
     def close(self) -> None:
         """Free the memory of models and caches, and end threads and processes.
 
-        Running requests of other threads, and all later calls, raise
-        :class:`~draftwise.errors.ClosedError`. Another ``LLM`` made by :meth:`with_speculation`
+        Running requests of other threads end with a :class:`~draftwise.errors.ClosedError`, and all
+        later calls raise one. Another ``LLM`` made by :meth:`with_speculation`
         stays usable. ``del llm`` frees the memory as well. Closing twice has no effect.
         """
         resources, self._resources = self._resources, None
@@ -322,9 +322,10 @@ class LLM:
             ``error`` set; the other prompts are not affected.
 
         Raises:
-            ClosedError: the ``LLM`` is closed, or was closed during the call.
+            ClosedError: the ``LLM`` is closed.
             DraftwiseError: the arguments are invalid, or every prompt failed; in the latter case
-                the first error is raised.
+                the first error is raised. A prompt that did not end before the ``LLM`` was closed
+                has failed.
         """
         each = as_list(prompts)
         call = Call(self.engine)

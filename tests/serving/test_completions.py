@@ -134,6 +134,15 @@ def test_echo_returns_the_prompt(client):
     assert answer["choices"][0]["text"].startswith("one two")
 
 
+def test_each_answer_begins_with_the_echo_of_its_prompt(client, offline):
+    prompts = [offline.tokenize(text) for text in ("one two", "three")]
+    answer = ask(client, prompt=prompts, max_tokens=4, echo=True, n=2, temperature=0.7).json()
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert len(texts) == 4
+    assert all(text.startswith("one two") for text in texts[:2])
+    assert all(text.startswith("three") for text in texts[2:])
+
+
 def test_speculation_settings_of_a_request(client):
     def speculation(**own):
         body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "speculation": own}

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from draftwise.errors import InvalidParameterError, ModelNotFoundError
+from draftwise.serving import service as service_module
 from draftwise.serving.logs import set_up_logs
 from draftwise.serving.run import open_socket
 from draftwise.serving.settings import EngineSettings, ServerSettings
@@ -145,7 +146,10 @@ def metrics(server):
     return server.service.metrics.text().decode()
 
 
-def test_a_full_queue_gives_a_retry_time():
+def test_a_full_queue_gives_a_retry_time(monkeypatch):
+    def no_tokenizer(*_, **__):
+        raise AssertionError("a refused prompt is not tokenized")
+
     with (
         running(TWO_AT_ONCE, ServerSettings(max_queue=1)) as server,
         ThreadPoolExecutor(8) as pool,
@@ -153,6 +157,7 @@ def test_a_full_queue_gives_a_retry_time():
     ):
         waiting = [pool.submit(post, server, LONG) for _ in "abc"]
         until(lambda: num_inside(server) == 3)
+        monkeypatch.setattr(service_module, "tokenize", no_tokenizer)
         for stream in (False, True):
             refused = client.post("/v1/completions", json={**SHORT, "stream": stream})
             assert refused.status_code == 429
@@ -162,6 +167,7 @@ def test_a_full_queue_gives_a_retry_time():
         too_many = client.post("/v1/completions", json={**SHORT, "n": 4})
         assert too_many.status_code == 400
         assert too_many.json()["error"]["param"] == "n"
+        monkeypatch.undo()
         assert all(each.result(PATIENCE_SECONDS).status_code == 200 for each in waiting)
         assert client.post("/v1/completions", json=SHORT).status_code == 200
         assert 'draftwise:refused_requests_total{reason="queue"} 2.0' in metrics(server)
@@ -192,6 +198,10 @@ def test_a_request_larger_than_the_cache_is_refused():
         answers = [pool.submit(post, server, body) for _ in "abcdef"]
         texts = {a.result(PATIENCE_SECONDS).json()["choices"][0]["text"] for a in answers}
         assert len(texts) == 1
+        # Without a limit, an answer may be as long as the cache allows.
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True}
+        usage = client.post("/v1/chat/completions", json=chat).json()["usage"]
+        assert 100 < usage["total_tokens"] == server.service.client.model.max_request_tokens < 200
 
 
 def test_nan_logits_end_only_one_request(tmp_path):

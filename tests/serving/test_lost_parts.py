@@ -202,6 +202,11 @@ def test_requests_of_a_suspended_engine_time_out():
             os.kill(pid, signal.SIGCONT)
         until_health_is(server, (200, "ok"))
         answers_again(server, expected)
+        # The engine made the change when it went on, and the next engine makes it too.
+        os.kill(pid, signal.SIGKILL)
+        answers_again(server, expected)
+        with server.client() as client:
+            assert client.get("/v1/speculation").json()["num_speculative_tokens"] == 1
 
 
 def test_a_command_that_cannot_be_serialised_affects_no_other(shared):

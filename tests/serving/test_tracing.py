@@ -57,6 +57,24 @@ def test_a_span_of_a_failed_request_has_its_error(traced):
     assert span.attributes["error.type"] == "PromptError"
 
 
+def test_a_refused_request_has_a_span(traced):
+    server, exporter = traced
+    exporter.clear()
+    admission = server.service._admission
+    admission.num_inside += 10**6
+    # It is full after the prompt was tokenized, but not before.
+    check, results = admission.check, iter([lambda _: None, admission.check])
+    admission.check = lambda count: next(results)(count)
+    try:
+        with server.client() as client:
+            assert client.post("/v1/completions", json={"prompt": [5]}).status_code == 429
+    finally:
+        admission.check = check
+        admission.num_inside -= 10**6
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes["error.type"] == "OverloadedError"
+
+
 def test_without_an_endpoint_there_are_no_spans():
     assert isinstance(set_up_tracing(None), NoTracing)
     tracing = set_up_tracing("http://127.0.0.1:9/")

@@ -35,8 +35,8 @@ class Admission:
         self._expected: list[float] = []  # heap of the retry times of rejected requests
         self.num_inside = 0
 
-    def enter(self, count: int) -> None:
-        """Admit requests, either all of them or none.
+    def check(self, count: int) -> None:
+        """Check whether requests would be admitted.
 
         Raises:
             InvalidParameterError: the number of requests exceeds the limit.
@@ -52,6 +52,14 @@ class Admission:
                 f"{self.num_inside} requests are waiting or running; try again later",
                 self._retry_after(self.num_inside + count - self._limit),
             )
+
+    def enter(self, count: int) -> None:
+        """Admit requests, either all of them or none.
+
+        Raises:
+            DraftwiseError: they are not admitted; see :meth:`check`.
+        """
+        self.check(count)
         if not self.num_inside:
             self._ends.clear()
         self.num_inside += count

@@ -25,7 +25,7 @@ from draftwise.serving.bodies import CLIENT_CLOSED, JsonRoute
 from draftwise.serving.chat_answers import ChatFormat
 from draftwise.serving.completion_answers import CompletionFormat, Echo
 from draftwise.serving.errors import grammar_errors_named
-from draftwise.serving.generation import AnswerSpec, Generation
+from draftwise.serving.generation import Generation
 from draftwise.serving.http_errors import (
     answer_error,
     answer_http,
@@ -164,7 +164,7 @@ async def model(name: str, service: Served) -> dict[str, Any]:
 async def complete(body: CompletionBody, request: Request, service: Served) -> Response:
     """Create text completions."""
     generation = await service.completion(body, request.state.client)
-    echoes = [await _echo(service, body, each) for each in generation.specs]
+    echoes = await _echoes(service, body, generation)
     answer_format = CompletionFormat(
         service.model_name, body.return_tokens, service.token_texts, echoes
     )
@@ -194,7 +194,7 @@ async def tokenize(body: TokenizeBody, service: Served) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidParameterError("prompt", "give either a prompt or messages")
     prompt = body.prompt or [message.plain() for message in body.messages or []]
-    _, ids = await service.tokenize(prompt, body.chat())
+    _, ids = await service.tokenize(prompt, service.new_deadline(), body.chat())
     return {"count": len(ids), "max_model_len": service.client.model.max_model_len, "tokens": ids}
 
 
@@ -202,7 +202,7 @@ async def tokenize(body: TokenizeBody, service: Served) -> dict[str, Any]:
 async def detokenize(body: DetokenizeBody, service: Served) -> dict[str, Any]:
     """Convert token ids to text."""
     service.check_model(body.model)
-    return {"prompt": await service.detokenize(body.tokens)}
+    return {"prompt": await service.detokenize(body.tokens, service.new_deadline())}
 
 
 @_guarded.get("/v1/speculation", responses=openapi.SPECULATION)
@@ -241,11 +241,20 @@ async def _answer(
     return JSONResponse(content)
 
 
-async def _echo(service: Service, body: CompletionBody, spec: AnswerSpec) -> Echo | None:
-    """The prompt to return before an answer; ``None`` unless ``echo`` is set."""
-    if not body.echo:
-        return None
-    text = spec.prompt
-    if text is None:
-        text = await service.detokenize(spec.prompt_ids)
-    return Echo(text, spec.prompt_ids, spec.params.prompt_logprobs is not None)
+async def _echoes(
+    service: Service, body: CompletionBody, generation: Generation
+) -> list[Echo | None]:
+    """The prompt to return before each answer; ``None`` unless ``echo`` is set."""
+    echoes: list[Echo | None] = []
+    for spec in generation.specs:
+        if not body.echo:
+            echoes.append(None)
+        elif spec.is_first:
+            text = spec.prompt
+            if text is None:
+                text = await service.detokenize(spec.prompt_ids, generation.deadline)
+            has_logprobs = spec.params.prompt_logprobs is not None
+            echoes.append(Echo(text, spec.prompt_ids, has_logprobs))
+        else:
+            echoes.append(echoes[-1])
+    return echoes

@@ -55,8 +55,10 @@ class EngineClient:
         self._requests: dict[int, ServedRequest] = {}
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
-        # Changes of the speculation settings, which also apply to the next engine.
+        # Changes of the speculation settings, which also apply to the next engine, and those that
+        # the engine has not confirmed, by call.
         self._changes: dict[str, Any] = {}
+        self._unconfirmed: dict[int, dict[str, Any]] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -136,17 +138,12 @@ class EngineClient:
         call = next(self._numbers)
         payload = serialize(UpdateSpeculation(call, changes))
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._answers[call] = answer
+        self._answers[call], self._unconfirmed[call] = answer, changes
         self._supervisor.send(payload)
         try:
-            described = await answer
+            return await answer
         finally:
             self._answers.pop(call, None)
-        if "policy" in changes:
-            # The options of another policy do not apply to it.
-            changes.setdefault("policy_options", {})
-        self._changes |= changes
-        return described
 
     def engine_is_ready(self, ready: Ready) -> None:
         """Send the changed settings and the waiting requests to a new engine."""
@@ -168,6 +165,9 @@ class EngineClient:
             if request is not None:
                 request.fail(error)
         for call, described in outputs.answers:
+            changes = self._unconfirmed.pop(call, {})
+            if not isinstance(described, DraftwiseError):
+                self._remember(changes)
             answer = self._answers.pop(call, None)
             if answer is None or answer.done():
                 if isinstance(described, DraftwiseError):
@@ -189,12 +189,20 @@ class EngineClient:
             # Only the metrics are incomplete; the outputs have been distributed.
             _LOG.exception("outputs of the engine could not be counted")
 
+    def _remember(self, changes: dict[str, Any]) -> None:
+        """Keep changes that the engine has made, also if nobody waits for its answer any more."""
+        if "policy" in changes:
+            # The options of another policy do not apply to it.
+            changes.setdefault("policy_options", {})
+        self._changes |= changes
+
     def engine_was_lost(self, error: DraftwiseError) -> None:
         """Fail all requests and calls that wait for the engine."""
         requests, self._requests = self._requests, {}
         for request in requests.values():
             request.fail(error)
         answers, self._answers = self._answers, {}
+        self._unconfirmed.clear()
         for answer in answers.values():
             if not answer.done():
                 answer.set_exception(error)

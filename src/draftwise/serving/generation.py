@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -14,15 +15,12 @@ from draftwise.outputs import FinishReason, SpeculationStats
 from draftwise.params import SamplingParams
 from draftwise.serving.admission import Admission
 from draftwise.serving.client import EngineClient
-from draftwise.serving.errors import (
-    DeadlineExceededError,
-    OverloadedError,
-    grammar_errors_named,
-)
+from draftwise.serving.deadline import Deadline
+from draftwise.serving.errors import OverloadedError, grammar_errors_named
 from draftwise.serving.messages import Piece
 from draftwise.serving.metrics import RequestMetrics
 from draftwise.serving.requests import RequestUpdate, ServedRequest
-from draftwise.serving.tracing import Tracing, record_stats
+from draftwise.serving.tracing import NoSpan, Span, Tracing, record_stats
 from draftwise.speculation import RequestSpeculation
 
 
@@ -70,6 +68,7 @@ class Generation:
     Attributes:
         specs: specification of each answer.
         progress: progress of each answer.
+        deadline: when the last token must be generated.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Generation:
         metrics: RequestMetrics,
         specs: Sequence[AnswerSpec],
         speculation: RequestSpeculation,
-        timeout: float,
+        deadline: Deadline,
         tracing: Tracing,
         model: str,
         grammar_field: str | None = None,
@@ -92,7 +91,7 @@ class Generation:
             metrics: metrics for latencies of requests.
             specs: specification of each answer.
             speculation: speculation settings of all answers.
-            timeout: maximum seconds from now to the last token.
+            deadline: when the last token must be generated.
             tracing: creates the span of the generation.
             model: name of the model in the span.
             grammar_field: field of the body that defines the grammar, for error messages; ``None``
@@ -102,9 +101,9 @@ class Generation:
         self.progress = [Progress() for _ in specs]
         self._client, self._admission, self._metrics = client, admission, metrics
         self._speculation, self._grammar_field = speculation, grammar_field
-        self._arrived = time.monotonic()
-        self._timeout = timeout
-        self._span = tracing.begin(model, self.num_prompt_tokens, len(specs))
+        self.deadline = deadline
+        self._new_span = partial(tracing.begin, model, self.num_prompt_tokens, len(specs))
+        self._span: Span = NoSpan()
         self._first_token_seconds: float | None = None
         self._updates: asyncio.Queue[RequestUpdate] = asyncio.Queue()
         self._requests: list[ServedRequest] = []
@@ -128,10 +127,12 @@ class Generation:
         Raises:
             DraftwiseError: the engine rejects a request, or the queue is full.
         """
+        self._span = self._new_span()
         try:
             self._admission.enter(len(self.specs))
-        except OverloadedError as error:
-            self._metrics.refused("queue")
+        except DraftwiseError as error:
+            if isinstance(error, OverloadedError):
+                self._metrics.refused("queue")
             self._span.set_attribute("error.type", type(error).__name__)
             self._span.end()
             raise
@@ -148,7 +149,7 @@ class Generation:
                     )
                 )
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self.seconds_left, self._time_out)
+            self._timer = loop.call_later(self.deadline.seconds_left, self._time_out)
             for request in self._requests:
                 await request.added()
         except BaseException as error:
@@ -185,9 +186,9 @@ class Generation:
         now = time.monotonic()
         if piece.token_ids:
             if progress.last_token_time is None:
-                self._metrics.first_token(now - self._arrived)
+                self._metrics.first_token(now - self.deadline.arrived)
                 if self._first_token_seconds is None:
-                    self._first_token_seconds = now - self._arrived
+                    self._first_token_seconds = now - self.deadline.arrived
             else:
                 self._metrics.next_tokens(now - progress.last_token_time)
             progress.last_token_time = now
@@ -198,15 +199,8 @@ class Generation:
             progress.stats = piece.stats
             progress.num_cached_tokens = piece.num_cached_tokens
 
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until the timeout."""
-        return max(0.0, self._arrived + self._timeout - time.monotonic())
-
     def _time_out(self) -> None:
-        error = DeadlineExceededError(
-            "request_timeout", f"the answer was not complete after {self._timeout:g} seconds"
-        )
+        error = self.deadline.exceeded("the answer was not complete")
         for request in self._requests:
             if not request.is_done:
                 self._client.cancel(request)
@@ -231,4 +225,4 @@ class Generation:
             if reason is None:
                 failed = self._error is not None or isinstance(error, DraftwiseError)
                 reason = FinishReason.ERROR if failed else FinishReason.CANCELLED
-            self._metrics.ended(reason, time.monotonic() - self._arrived, progress.num_tokens)
+            self._metrics.ended(reason, self.deadline.seconds, progress.num_tokens)

@@ -71,6 +71,7 @@ class Ready:
     Attributes:
         name: name of the target.
         max_model_len: maximum number of tokens of a prompt and its output together.
+        max_request_tokens: the same, if the memory of the caches is considered too.
         vocab_size: vocabulary size of the target.
         tokenizer: tokenizer of the target; ``None`` if it has none.
         fingerprints: fingerprints of the models by role.
@@ -79,6 +80,7 @@ class Ready:
 
     name: str
     max_model_len: int
+    max_request_tokens: int
     vocab_size: int
     tokenizer: Any
     fingerprints: Mapping[str, str]
@@ -105,13 +107,15 @@ class Piece:
     Attributes:
         key: key of the request.
         token_ids: new token ids.
-        texts: new text, one item per token with the source of the token.
+        texts: new text, in parts with the source of their tokens. Text that may still change, and
+            that of a possible stop string, comes with a later piece.
         logprobs: log-probabilities of the new tokens; ``None`` if they were not requested.
         finish_reason: set in the last piece of a request.
         error: the error, if the request failed.
         stats: counts of speculative decoding; set in the last piece.
         prompt_logprobs: log-probabilities of the prompt; set in the first piece if they were
             requested.
+        num_cached_tokens: prompt tokens that were found in the prefix cache; set in the last piece.
     """
 
     key: int
@@ -132,10 +136,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """Times and counts of one step.
+    """Times and counts of one call of :meth:`Engine.step`.
+
+    Overlapped steps may end in a later call than they begin, or two in one call.
 
     Attributes:
-        seconds: duration of each phase of the step.
+        seconds: duration of each phase of the steps that ended.
         num_requests: number of requests that received tokens.
         num_tokens: number of generated tokens.
         num_prompt_tokens: number of processed prompt tokens.
@@ -145,6 +151,7 @@ class StepStats:
         num_scored: number of drafted tokens scored by the companion.
         verified: number of verified tokens by position in the draft.
         accepted: number of accepted tokens by position in the draft.
+        num_steps: number of steps that ended.
     """
 
     seconds: Mapping[str, float]
@@ -157,6 +164,7 @@ class StepStats:
     num_scored: int
     verified: list[int]
     accepted: list[int]
+    num_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +189,14 @@ class EngineLoad:
 
 @dataclass(slots=True)
 class EngineOutputs:
-    """Results of the commands received since the last report, and of at most one step.
+    """Results of the commands received since the last report, and of at most one call of a step.
 
     Attributes:
         added: keys of requests that were added to the engine.
         refused: keys of requests that were rejected, each with its error.
         answers: results of :class:`UpdateSpeculation`, each with its call number.
         pieces: pieces of the requests that received tokens or ended.
-        step: times and counts of the step; ``None`` if there was none.
+        step: times and counts of the call; ``None`` if no step ended in it.
         load: load of the engine.
     """
 

@@ -182,7 +182,7 @@ class Metrics:
     def _count(self, step: StepStats) -> None:
         verified, accepted = sum(step.verified), sum(step.accepted)
         for name, value in {
-            "draftwise:steps": 1,
+            "draftwise:steps": step.num_steps,
             "draftwise:request_steps": step.num_requests,
             "draftwise:gained_tokens": step.num_tokens,
             "draftwise:scored_tokens": step.num_scored,

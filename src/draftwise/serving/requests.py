@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from draftwise.errors import DraftwiseError
 from draftwise.serving.link import serialize
@@ -19,7 +18,6 @@ class ServedRequest:
     Attributes:
         key: key of the request, unique within the server.
         payload: serialised command that adds the request to the engine.
-        arrived: monotonic time of its arrival, in seconds.
         is_done: whether the request has ended.
     """
 
@@ -36,7 +34,6 @@ class ServedRequest:
         """
         self.key = command.key
         self.payload = serialize(command)
-        self.arrived = time.monotonic()
         self.is_done = False
         self._number, self._updates = number, updates
         self._added: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -93,7 +93,7 @@ class EventStream(Response):
             await until_disconnect(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        timeout = self._generation.seconds_left + _GRACE_SECONDS
+        timeout = self._generation.deadline.seconds_left + _GRACE_SECONDS
         try:
             # A client that does not read the events before the timeout counts as disconnected.
             async with asyncio.timeout(timeout), self._generation:

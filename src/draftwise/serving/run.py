@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import threading
@@ -60,7 +61,7 @@ async def serve(
                 log_config=None,
                 access_log=False,
                 lifespan="off",
-                timeout_graceful_shutdown=int(settings.drain_timeout),
+                timeout_graceful_shutdown=math.ceil(settings.drain_timeout),
                 server_header=False,
             ),
             on_ready,

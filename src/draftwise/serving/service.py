@@ -11,7 +11,8 @@ from draftwise.errors import InvalidParameterError, PromptError
 from draftwise.prompts import ChatTemplateParams, Prompt, is_tokens, tokenize
 from draftwise.serving.admission import Admission
 from draftwise.serving.client import EngineClient
-from draftwise.serving.errors import DeadlineExceededError, UnknownModelError
+from draftwise.serving.deadline import Deadline
+from draftwise.serving.errors import OverloadedError, UnknownModelError
 from draftwise.serving.generation import AnswerSpec, Generation
 from draftwise.serving.health import Health, HealthStatus
 from draftwise.serving.messages import EngineOutputs
@@ -62,7 +63,7 @@ class Service:
         self.statistics = Statistics()
         self.client = EngineClient(engine, self._observe, self.metrics, self.settings.step_timeout)
         self._admission = Admission(engine.max_batch_size, self.settings.max_queue)
-        self._tokenizing = TokenizerThread(self.settings.request_timeout)
+        self._tokenizing = TokenizerThread()
 
     async def start(self) -> None:
         """Load the models.
@@ -165,13 +166,18 @@ class Service:
         chat = ChatTemplateParams(tools=tooling.tools, variables=body.chat_template_kwargs)
         return await self._generation(body, client, [messages], max_tokens, chat, tooling.grammar)
 
+    def new_deadline(self) -> Deadline:
+        """The deadline of a request that arrives now."""
+        return Deadline(self.settings.request_timeout)
+
     async def tokenize(
-        self, prompt: Prompt, chat: ChatTemplateParams | None = None
+        self, prompt: Prompt, deadline: Deadline, chat: ChatTemplateParams | None = None
     ) -> tuple[str | None, list[int]]:
         """Tokenize a prompt.
 
         Args:
             prompt: text, token ids, or messages.
+            deadline: when the tokens are needed.
             chat: parameters of the chat template.
 
         Returns:
@@ -179,6 +185,7 @@ class Service:
 
         Raises:
             PromptError: the prompt is empty, malformed or too long.
+            DeadlineExceededError: it was not tokenized before the deadline.
         """
         tokenizer = self.client.model.tokenizer
         chat = replace(chat or ChatTemplateParams(), template=self.settings.chat_template)
@@ -187,15 +194,20 @@ class Service:
             self._check_length(len(prompt))
             text, ids = work()
         else:
-            text, ids = await self._tokenizing.run(work)
+            text, ids = await self._tokenizing.run(work, deadline)
             self._check_length(len(ids))
         return text, ids
 
-    async def detokenize(self, tokens: list[int]) -> str:
+    async def detokenize(self, tokens: list[int], deadline: Deadline) -> str:
         """Convert token ids to text.
+
+        Args:
+            tokens: the token ids.
+            deadline: when the text is needed.
 
         Raises:
             PromptError: the target has no tokenizer, or a token id is outside its vocabulary.
+            DeadlineExceededError: they were not converted before the deadline.
         """
         model = self.client.model
         if model.tokenizer is None:
@@ -205,7 +217,7 @@ class Service:
                 raise PromptError(
                     "tokens", f"token {token} is outside the vocabulary of {model.vocab_size}"
                 )
-        return await self._tokenizing.run(partial(model.tokenizer.decode, tokens))
+        return await self._tokenizing.run(partial(model.tokenizer.decode, tokens), deadline)
 
     async def speculation(self, **changes: Any) -> dict[str, Any]:
         """Apply changes, if any, to the speculation settings and return the settings.
@@ -215,14 +227,12 @@ class Service:
             DeadlineExceededError: the engine did not respond before the request timeout.
             DraftwiseError: there is no engine.
         """
+        deadline = self.new_deadline()
         try:
-            async with asyncio.timeout(self.settings.request_timeout):
+            async with asyncio.timeout(deadline.seconds_left):
                 return await self.client.speculation(**changes)
         except TimeoutError:
-            seconds = self.settings.request_timeout
-            raise DeadlineExceededError(
-                "request_timeout", f"the engine did not respond within {seconds:g} seconds"
-            ) from None
+            raise deadline.exceeded("the engine did not respond") from None
 
     def describe_model(self) -> dict[str, Any]:
         """Description of the model in `/v1/models`."""
@@ -244,17 +254,20 @@ class Service:
         chat: ChatTemplateParams | None = None,
         grammar: StructuredOutputs | None = None,
     ) -> Generation:
+        deadline = self.new_deadline()
         self.check_model(body.model)
+        self._check_admission(len(prompts) * body.n)
         grammar_field = body.grammar_field() if grammar is None else "tools"
         if grammar is None:
             grammar = body.grammar()
         specs: list[AnswerSpec] = []
         for prompt in prompts:
-            text, ids = await self.tokenize(prompt, chat)
+            text, ids = await self.tokenize(prompt, deadline, chat)
             _check_prompt_logprobs(body, len(ids))
             most = max_tokens
             if most is None:
-                most = self.client.model.max_model_len - len(ids)
+                # A prompt that fills the caches is refused by the engine.
+                most = max(1, self.client.model.max_request_tokens - len(ids))
             for number in range(body.n):
                 params = body.sampling(most, number, client)
                 if grammar is not None:
@@ -266,11 +279,19 @@ class Service:
             self.metrics.requests,
             specs,
             body.own_speculation(),
-            self.settings.request_timeout,
+            deadline,
             self._tracing,
             self.model_name,
             grammar_field,
         )
+
+    def _check_admission(self, count: int) -> None:
+        """Check whether the answers would be admitted now, before their prompts are tokenized."""
+        try:
+            self._admission.check(count)
+        except OverloadedError:
+            self.metrics.requests.refused("queue")
+            raise
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens > self.max_prompt_tokens:

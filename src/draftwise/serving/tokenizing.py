@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from draftwise.serving.errors import DeadlineExceededError
+from draftwise.serving.deadline import Deadline
 
 Result = TypeVar("Result")
 _Work = tuple[Future[Any], Callable[[], Any]]
@@ -22,13 +22,8 @@ class TokenizerThread:
     It is a daemon thread, so that a function that hangs does not prevent the shutdown.
     """
 
-    def __init__(self, timeout: float) -> None:
-        """Start the thread.
-
-        Args:
-            timeout: seconds after which a call fails.
-        """
-        self._timeout = timeout
+    def __init__(self) -> None:
+        """Start the thread."""
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._started: float | None = None
         self._thread = threading.Thread(target=self._run, name="draftwise-tokenize", daemon=True)
@@ -45,21 +40,23 @@ class TokenizerThread:
         """Whether the thread is running."""
         return self._thread.is_alive()
 
-    async def run(self, work: Callable[[], Result]) -> Result:
+    async def run(self, work: Callable[[], Result], deadline: Deadline) -> Result:
         """Call a function in the thread and return its result.
 
+        Args:
+            work: the function.
+            deadline: when the call fails.
+
         Raises:
-            DeadlineExceededError: the function did not return before the timeout.
+            DeadlineExceededError: the function did not return before the deadline.
         """
         future: Future[Result] = Future()
         self._work.put((future, work))
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(deadline.seconds_left):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
-            raise DeadlineExceededError(
-                "request_timeout", f"the prompt was not tokenized within {self._timeout:g} seconds"
-            ) from None
+            raise deadline.exceeded("the prompt was not tokenized") from None
 
     def close(self) -> None:
         """End the thread after the running function returns."""

@@ -40,10 +40,12 @@ class NoTracing:
 
     def begin(self, model: str, num_prompt_tokens: int, num_answers: int) -> Span:
         """Return a span that does nothing."""
-        return _NoSpan()
+        return NoSpan()
 
 
-class _NoSpan:
+class NoSpan:
+    """A span that does nothing."""
+
     def set_attribute(self, key: str, value: Any) -> None:
         """Do nothing."""
 

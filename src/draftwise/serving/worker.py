@@ -13,9 +13,9 @@ from typing import Any, TextIO
 from draftwise.core.types import PARTS
 from draftwise.engine.prefix_cache import PrefixStats
 from draftwise.engine.request import Request
-from draftwise.errors import DraftwiseError, DraftwiseWarning
+from draftwise.errors import DraftwiseError, DraftwiseWarning, EngineError
 from draftwise.llm import LLM
-from draftwise.outputs import FinishReason, SpeculationStats
+from draftwise.outputs import SpeculationStats
 from draftwise.policies import POLICIES
 from draftwise.processes import end_quickly, end_with_parent
 from draftwise.serving.errors import EngineFaultError, EngineLostError
@@ -144,6 +144,7 @@ class EngineWorker:
             Ready(
                 llm.target.name,
                 llm.engine.max_model_len,
+                llm.engine.max_request_tokens,
                 llm.target.model.vocab_size,
                 llm.target.tokenizer,
                 {role: each.fingerprint for role, each in roles.items() if each is not None},
@@ -207,10 +208,10 @@ class EngineWorker:
     def _report_failed(self, outputs: EngineOutputs) -> None:
         """Report the requests that ended because a command finished a started step, which failed.
 
-        The engine reports only requests that end in a step of its own.
+        The next step reports those that ended for a reason of their own.
         """
         for request in list(self._requests.values()):
-            if request.finish_reason is FinishReason.ERROR:
+            if isinstance(request.error, EngineError):
                 error = EngineFaultError("engine", "a step failed while another request ended")
                 outputs.refused.append((self._keys[request.request_id], error))
                 self._forget(request)
@@ -269,18 +270,21 @@ class EngineWorker:
             outputs.pieces.append(self._piece(request))
             if request.finish_reason is not None:
                 self._forget(request)
-        times, prefixes = engine.times, engine.prefix_stats
+        ended, prefixes = engine.step_times, engine.prefix_stats
+        if not ended:  # the step only prepared one half of the batch
+            return
         outputs.step = StepStats(
-            {part: getattr(times, part) for part in PARTS},
+            {part: sum(getattr(times, part) for times in ended) for part in PARTS},
             len(advanced),
             totals.num_tokens,
-            times.num_prompt_tokens,
+            sum(times.num_prompt_tokens for times in ended),
             prefixes.num_queried - self._prefixes.num_queried,
             prefixes.num_hits - self._prefixes.num_hits,
             totals.num_drafted,
             totals.num_scored,
             verified,
             accepted,
+            len(ended),
         )
         self._prefixes = prefixes
 
