@@ -362,13 +362,18 @@ class Simulation:
         counts: Sequence[int],
         verified: Sequence[int],
     ) -> None:
-        """As the engine does, in every step."""
-        if draft.signals is None:
-            context = len(verified) * CONTEXT
-            latency.observe_target(len(verified) + sum(verified), context, times.verify)
-            latency.observe_draft(counts, times.draft)
-        elif times.companion:
-            latency.observe_companion(sum(draft.lengths), times.companion)
+        """As the engine does, which learns from fewer steps once it has seen some."""
+        latency.observe_step(
+            num_target_tokens=len(verified) + sum(verified),
+            context=len(verified) * CONTEXT,
+            drafting=counts,
+            num_scored=sum(draft.lengths) if times.companion else 0,
+            has_signals=draft.signals is not None,
+            is_regular=len(set(verified)) == 1,
+            target_seconds=times.verify,
+            draft_seconds=times.draft,
+            companion_seconds=times.companion,
+        )
 
 
 @dataclass(frozen=True)
@@ -440,9 +445,10 @@ def show(results: dict[str, Any], policies: Sequence[str], baseline: dict[str, A
                     for c in cells
                     if c in baseline and policy in baseline[c]
                 }
-                least = min(changes, key=changes.__getitem__)
-                line += f" | over baseline {geometric_mean(list(changes.values())):.4f}"
-                line += f", worst {changes[least]:.3f} ({least})"
+                if changes:
+                    least = min(changes, key=changes.__getitem__)
+                    line += f" | over baseline {geometric_mean(list(changes.values())):.4f}"
+                    line += f", worst {changes[least]:.3f} ({least})"
             print(line)
 
 
@@ -472,11 +478,11 @@ def simulate(arguments: argparse.Namespace) -> None:
     baseline = None
     if arguments.baseline:
         baseline = json.loads(arguments.baseline.read_text())["results"]
-    show(results, arguments.policies, baseline)
     if arguments.output:
         settings = {name: str(value) for name, value in vars(arguments).items() if name != "action"}
         report = {"settings": settings, "results": results}
         arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    show(results, arguments.policies, baseline)
 
 
 def main() -> None:

@@ -37,9 +37,14 @@ def cost_arrays(latency: LatencyModel) -> dict[str, Any]:
     """Measured costs as arrays. A draft without a model costs nothing."""
     costs = {stage: getattr(latency, stage) for stage in STAGES}
     return {
-        stage: [cost.tokens, cost.seconds, [cost.first_extra] * len(cost.tokens)]
+        stage: [
+            cost.tokens,
+            cost.seconds,
+            [cost.first_extra] * len(cost.tokens),
+            [cost.per_context_token] * len(cost.tokens),
+        ]
         if cost
-        else [[1.0], [0.0], [0.0]]
+        else [[1.0], [0.0], [0.0], [0.0]]
         for stage, cost in costs.items()
     }
 
@@ -55,10 +60,10 @@ def read_texts(path: Path) -> tuple[list[StageCost], Texts]:
         arrays = {name: file[name] for name in file.files}
     costs = []
     for stage in STAGES:
-        # Older files have no first pass.
-        tokens, seconds, *first = arrays.pop(stage).tolist()
-        first_extra = first[0][0] if first else 0.0
-        costs.append(StageCost(tuple(tokens), tuple(seconds), first_extra=first_extra))
+        # Older files have no first pass, and others no cost of the context.
+        tokens, seconds, *others = arrays.pop(stage).tolist()
+        first_extra, per_context_token = [*(row[0] for row in others), 0.0, 0.0][:2]
+        costs.append(StageCost(tuple(tokens), tuple(seconds), per_context_token, first_extra))
     found: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
     for name, values in arrays.items():
         workload, temperature, index, field = name.split("/")

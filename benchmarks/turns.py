@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -45,6 +46,7 @@ def pass_turns(
 
 
 def ratio_of_turns(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
-    """Median over turns of after / before, and its standard error."""
+    """Median over turns of after / before, and its standard error; NaN with a single turn."""
     ratios = [b / a for a, b in zip(before, after, strict=True)]
-    return statistics.median(ratios), statistics.stdev(ratios) / len(ratios) ** 0.5
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else math.nan
+    return statistics.median(ratios), error

@@ -30,7 +30,7 @@ from rich.table import Table
 from draftwise.benchmark.titles import BASELINE, is_complete
 
 TOP_P = 0.95
-# Settings that are the same in all runs, besides those that a run is about.
+# Settings that may differ between runs that are shown together.
 _OWN_SETTINGS = (
     "workload",
     "output",

@@ -54,6 +54,7 @@ MAY_IMPORT = {
         "params",
         "policies",
         "speculation",
+        "values",
     },
     "building": {
         "core",

@@ -50,6 +50,15 @@ def test_a_profile_is_written_and_printed(command):
     assert str(file) in out
 
 
+def test_passes_over_different_numbers_of_tokens_per_request_are_not_shown(command):
+    _, out, _, file = command("--dtype", "float32", "--max-batch-size", "8")
+    targets = [p for p in LatencyProfile.load(file).points if p.stage is Stage.TARGET]
+    whole = {p.shape: p.seconds for p in targets if p.shape.num_tokens == 8}
+    assert any(p.shape.num_tokens % p.shape.num_requests for p in targets)
+    shown = next(line.split() for line in out.splitlines() if re.match(r" +1 ", line))
+    assert shown[-1] == f"{1000 * whole[8, 8, 16]:.2f}"
+
+
 def test_the_cost_of_verification_is_printed(command):
     _, out, _, file = command("--dtype", "float32")
     cost = LatencyProfile.load(file).costs[Stage.TARGET]

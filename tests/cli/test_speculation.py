@@ -122,6 +122,12 @@ def test_fixed_draft_lengths_get_advice(command):
     assert "per step" not in summary
 
 
+def test_trees_get_no_advice_about_draft_lengths(command):
+    _, out, _ = command("--policy", "fixed", "--tree-width", "2", "--json")
+    assert json.loads(out)["speculation"]["advised_num_speculative_tokens"] is None
+    assert "advice" not in rows(command("--policy", "fixed", "--tree-width", "2")[1])
+
+
 @pytest.mark.parametrize(
     ("num_accepted", "text"),
     [

@@ -32,6 +32,11 @@ CHANGES = {
 }
 
 
+def drift(model):
+    """Corrected over profiled time of a pass over eight tokens."""
+    return model.target_seconds(8) / CURVE(8)
+
+
 def follow(change, sizes, num_steps=300, seed=0):
     """A latency model after noisy observations of a changed machine."""
     generator = random.Random(seed)
@@ -118,7 +123,7 @@ class TestLiveCorrection:
             assert model.target_seconds(n, 500) == pytest.approx(CURVE(n, 500))
             assert model.draft_seconds(n) == pytest.approx(DRAFT(n))
             assert model.companion_seconds(n) == pytest.approx(DRAFT(n))
-        assert model.drift == pytest.approx(1.0)
+        assert drift(model) == pytest.approx(1.0)
 
     @pytest.mark.parametrize("change", CHANGES)
     def test_follows_a_changed_machine_at_every_size(self, change):
@@ -149,11 +154,11 @@ class TestLiveCorrection:
 
     def test_returns_when_the_machine_recovers(self):
         model = follow("double", SIZES)
-        assert model.drift > 1.8
+        assert drift(model) > 1.8
         for step in range(300):
             n = SIZES[step % len(SIZES)]
             model.observe_target(n, 0, CURVE(n))
-        assert model.drift == pytest.approx(1.0, rel=0.03)
+        assert drift(model) == pytest.approx(1.0, rel=0.03)
 
     @given(
         st.lists(
@@ -195,7 +200,7 @@ class TestLiveCorrection:
         model.observe_draft([], 1.0)
         model.observe_draft([0, 0], 1.0)
         model.observe_companion(0, 1.0)
-        assert model.drift == pytest.approx(1.0)
+        assert drift(model) == pytest.approx(1.0)
         assert model.draft_seconds(8) == DRAFT(8)
         assert model.companion_seconds(8) == DRAFT(8)
 

@@ -414,6 +414,8 @@ class TestStaleness:
             f"--dtype float32 --device cpu --threads {threads} --max-batch-size 3 "
             "--contexts 8,24 --num-speculative-tokens 2 -o out.json"
         )
+        beside = replace(profile, models=models, interference={Stage.TARGET: 1.2, Stage.DRAFT: 1.1})
+        assert beside.command("out.json").endswith(" --interference -o out.json")
         alone = replace(profile, models={"target": models["target"]})
         assert " --draft none " in alone.command("out.json")
         models["draft"]["dtype"] = "bfloat16"

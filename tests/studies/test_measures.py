@@ -19,6 +19,7 @@ from draftwise.studies import (
     bias,
     bounds,
     calibration,
+    contexts,
     correlation,
     fairness,
     information_gain,
@@ -34,7 +35,7 @@ from draftwise.studies import (
 )
 from draftwise.studies.positions import Passage, Positions, positions_of, repeated
 from draftwise.studies.settings import StudySettings
-from draftwise.studies.sustained import Contender, Counts, begin, best_static, summary
+from draftwise.studies.sustained import Contender, Counts, begin, best_static, compete, summary
 
 from ..estimators.synthetic import records_of, smooth_law, smooth_records
 from ..stand_ins import FixedLatency
@@ -49,7 +50,6 @@ def positions(accepted, text=None, **columns):
     values = {
         "text": text,
         "index": index,
-        "context": index,
         "entropy": zeros,
         "target_entropy": zeros,
         "divergence": zeros,
@@ -70,7 +70,6 @@ def passage(p, q, tokens=None, c=None, text=None):
     numbers = np.arange(size)
     return Passage(
         np.zeros(size, dtype=np.int64) if text is None else np.asarray(text),
-        numbers,
         numbers,
         torch.zeros(size, dtype=torch.long) if tokens is None else torch.as_tensor(tokens),
         p,
@@ -138,7 +137,7 @@ def test_independent_acceptance_has_geometric_oracle_lengths():
 def _many(accepted, text, index):
     zeros = np.zeros(len(accepted))
     ones = np.ones((len(accepted), 1))
-    return Positions(text, index, index, *(zeros,) * 6, accepted, accepted, ones, ones)
+    return Positions(text, index, *(zeros,) * 6, accepted, accepted, ones, ones)
 
 
 def test_around_a_rejection():
@@ -241,7 +240,39 @@ def test_acceptance_is_higher_at_repeated_positions():
     assert found["along"][0]["acceptance"] < found["along"][-1]["acceptance"]
 
 
+@pytest.mark.parametrize("study", [oracle_length, rejection])
+@pytest.mark.parametrize("accepted", [True, False])
+def test_texts_without_both_kinds_of_tokens_are_refused(study, accepted):
+    with pytest.raises(InvalidParameterError, match="too few for accepted and rejected") as caught:
+        study.figures_of(positions([accepted] * 6))
+    assert caught.value.field == "max_tokens"
+
+
 # -- SV --------------------------------------------------------------------------------------
+
+
+def test_records_without_both_kinds_of_tokens_are_refused():
+    ones = np.ones(20)
+    records = records_of(ones, ones, ones)
+    with pytest.raises(InvalidParameterError, match="too few for accepted and rejected"):
+        information_gain.figures_of_triple(records, records)
+
+
+def test_a_surface_of_few_tokens_is_refused():
+    with pytest.raises(InvalidParameterError, match="too few for 8 tokens in a bin"):
+        acceptance_surface.surface(smooth_records(4), num_bins=5)
+
+
+def test_prompts_must_fit_beside_the_answer():
+    assert contexts.longest_prompt(70, 69) == 1
+    with pytest.raises(InvalidParameterError, match="must be above 70") as caught:
+        contexts.longest_prompt(70, 70)
+    assert caught.value.field == "max_model_len"
+
+
+def test_one_turn_has_no_standard_error():
+    with pytest.raises(InvalidParameterError, match="rounds: must be at least 2"):
+        compete([Contender("none", "none", None, batch_size=3)], 1, 0.1, 0)
 
 
 def test_an_independent_companion_has_no_gain():

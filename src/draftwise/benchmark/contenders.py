@@ -94,7 +94,7 @@ class PolicyContender:
         self.llm = llm
         self._policy = BASELINE if llm.speculation is None else llm.speculation.policy_name
         self._draws_trees = llm.speculation is not None and llm.speculation.tree_width > 1
-        self.learns = policy_class(self._policy).needs_latency or self._draws_trees
+        self.learns = llm.engine.policies.default.learns or self._draws_trees
 
     def refusal(self, batch_size: int, params: SamplingParams) -> None:
         """Supports everything."""

@@ -50,7 +50,7 @@ def report_of(
     return {
         "started": started,
         "command": " ".join(["draftwise", *sys.argv[1:]]),
-        **provenance(settings),
+        **provenance({}),
         "settings": {name: _portable(value) for name, value in settings.items()},
         "models": {
             role: {

@@ -167,7 +167,9 @@ def _target_table(profile: LatencyProfile, context: int) -> Table:
     cells = {
         (p.shape.num_requests, p.shape.num_tokens // p.shape.num_requests): p.seconds
         for p in profile.points
-        if p.stage is Stage.TARGET and p.shape.context == context
+        if p.stage is Stage.TARGET
+        and p.shape.context == context
+        and p.shape.num_tokens % p.shape.num_requests == 0
     }
     batches = sorted({batch for batch, _ in cells})
     table = Table(box=None, header_style="dim")

@@ -70,7 +70,8 @@ def describe_speculation(llm: LLM, stats: SpeculationStats) -> dict[str, Any]:
     if speculation is None:
         return {"policy": "none"}
     lenience, advised = speculation.lenience, None
-    if speculation.policy_name == "fixed" and stats.num_drafted:
+    is_chain = speculation.tree_width == 1
+    if speculation.policy_name == "fixed" and is_chain and stats.num_drafted:
         advised = _advised(stats, speculation.num_speculative_tokens)
     return {
         "policy": speculation.policy_name,

@@ -204,8 +204,3 @@ class LatencyModel:
             self.observe_tree_draft(growing, draft_seconds)
         if num_scored:
             self.observe_companion(num_scored, companion_seconds)
-
-    @property
-    def drift(self) -> float:
-        """Corrected over profiled time of the target's pass at eight tokens; above 1 is slower."""
-        return self.target_seconds(8) / max(self.target(8), 1e-12)

@@ -63,36 +63,6 @@ def check_parents(parents: Sequence[int]) -> None:
             raise ValueError(f"parents[{node}] must be between -1 and {node - 1}, got {parent}")
 
 
-def depths(parents: Tensor) -> Tensor:
-    """``[batch, nodes]`` depth of each node; 1 for children of the root.
-
-    Args:
-        parents: ``[batch, nodes]`` int64 index of each node's parent, -1 for the root.
-    """
-    # Column 0 is the root.
-    found = torch.zeros(parents.shape[0], parents.shape[1] + 1, dtype=torch.long)
-    found = found.to(parents.device)
-    for node in range(parents.shape[1]):
-        parent = parents[:, node : node + 1] + 1
-        found[:, node + 1] = found.gather(1, parent).squeeze(1) + 1
-    return found[:, 1:]
-
-
-def ancestors(parents: Tensor) -> Tensor:
-    """``[batch, nodes, nodes]`` whether node j is node i or on the path to it: what i attends to.
-
-    Args:
-        parents: ``[batch, nodes]`` int64 index of each node's parent, -1 for the root.
-    """
-    batch, nodes = parents.shape
-    found = torch.zeros(batch, nodes + 1, nodes, dtype=torch.bool, device=parents.device)
-    for node in range(nodes):
-        at = (parents[:, node] + 1).view(-1, 1, 1).expand(-1, 1, nodes)
-        found[:, node + 1] = found.gather(1, at).squeeze(1)
-        found[:, node + 1, node] = True
-    return found[:, 1:]
-
-
 def accept_drawn_path(
     tokens: Tensor, parents: Tensor, lengths: Tensor, drawn: Tensor
 ) -> AcceptedPath:

@@ -286,6 +286,11 @@ class Policy(ABC):
     def observe(self, outcome: Outcome, times: StepTimes) -> None:  # noqa: B027
         """Learn from the acceptance decisions of a step."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether its decisions depend on the outcomes of earlier steps."""
+        return type(self).observe is not Policy.observe
+
     def forget(self, request_ids: Collection[int]) -> None:  # noqa: B027
         """Delete the state of ended requests."""
 

@@ -19,6 +19,7 @@ from draftwise.profiling.interference import measure_interference
 from draftwise.profiling.latency_profile import LatencyProfile
 from draftwise.profiling.passes import PassShape, PassTimer, Stage, longest_context
 from draftwise.profiling.shapes import Shapes, quick_shapes, thorough_shapes
+from draftwise.values import integer
 
 # Quick measurement: time budget in seconds for all models, fraction of the budget for the first
 # pass over every size, repetitions of a size after that, and the longest pass that is repeated, as
@@ -92,12 +93,8 @@ def measure_profile(
     Raises:
         InvalidParameterError: a size is out of range.
     """
-    for name, value, least in (
-        ("max_batch_size", max_batch_size, 1),
-        ("num_speculative_tokens", num_speculative_tokens, 1),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InvalidParameterError(name, f"must be a positive integer, got {value!r}")
+    integer("max_batch_size", max_batch_size, 1)
+    integer("num_speculative_tokens", num_speculative_tokens, 1)
     longest = longest_context(models, num_speculative_tokens)
     if contexts is None:
         contexts = [n for n in _CONTEXTS if n <= longest] or [longest]

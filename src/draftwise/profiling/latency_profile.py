@@ -196,7 +196,10 @@ class LatencyProfile:
         words += ["--max-batch-size", str(max(shape.num_requests for shape in shapes))]
         words += ["--contexts", ",".join(str(context) for context in contexts)]
         most = max(-(-shape.num_tokens // shape.num_requests) for shape in shapes) - 1
-        words += ["--num-speculative-tokens", str(most), "-o", str(path)]
+        words += ["--num-speculative-tokens", str(most)]
+        if self.interference:
+            words.append("--interference")
+        words += ["-o", str(path)]
         return shlex.join(words)
 
 

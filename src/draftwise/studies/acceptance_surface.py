@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from draftwise.errors import InvalidParameterError
 from draftwise.estimators.information import was_tested
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import heat_map, panels, styled
@@ -43,14 +44,19 @@ def surface(records: Records, num_bins: int = _NUM_BINS) -> dict[str, Any]:
             float(t / n) if n >= _MIN_TOKENS else None for t, n in zip(total, number, strict=True)
         ]
 
+    by_overlap, by_agreement = along(row), along(column)
+    if any(all(mean is None for mean in means) for means in (by_overlap, by_agreement)):
+        raise InvalidParameterError(
+            "max_tokens", f"too few for {_MIN_TOKENS} tokens in a bin; increase it"
+        )
     return {
         "num_tokens": len(tested),
         "num_bins": num_bins,
         "acceptance": float(tested.acceptance.mean()),
         "means": [[None if np.isnan(v) else float(v) for v in r] for r in means.reshape(shape)],
         "counts": counts.reshape(shape).tolist(),
-        "by_overlap": along(row),
-        "by_agreement": along(column),
+        "by_overlap": by_overlap,
+        "by_agreement": by_agreement,
     }
 
 

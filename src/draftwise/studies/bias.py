@@ -113,7 +113,6 @@ def _some(passage: Passage, chosen: Any) -> Passage:
     return Passage(
         passage.text[chosen],
         passage.index[chosen],
-        passage.context[chosen],
         passage.tokens[index],
         passage.p[index],
         passage.q[index],

@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import legend_below, look
+from draftwise.errors import InvalidParameterError
 from draftwise.studies.drawing import panels
 from draftwise.studies.study import Data
 from draftwise.studies.sustained import begin, compete, summary
@@ -29,13 +30,16 @@ def measure_contexts(
         names: policies; see :meth:`Workbench.contenders`.
         longest_draft: maximum number of tokens that a step adds to a context.
         warm_up_steps: untimed steps of each policy at each length.
+
+    Raises:
+        InvalidParameterError: the target's context has no room for a prompt.
     """
     s = bench.settings
     contenders = bench.contenders(["none", *names], with_profile=False)
     limit = bench.large.target.max_model_len
-    room = s.max_tokens + longest_draft
+    longest = longest_prompt(limit, s.max_tokens + longest_draft)
     figures = {}
-    for length in sorted({min(length, limit - room) for length in s.contexts}):
+    for length in sorted({min(length, longest) for length in s.contexts}):
         bench.status(f"context {length}")
         prompts = bench.prompts_of_length(length, _PROMPTS)
         params = replace(bench.sampling, max_tokens=s.max_tokens)
@@ -43,6 +47,23 @@ def measure_contexts(
         compete(contenders, s.rounds, s.turn, warm_up_steps, warm_up_steps)
         figures[str(length)] = summary(contenders)
     return {"contexts": figures, "limit": limit, "wanted": list(s.contexts)}
+
+
+def longest_prompt(limit: int, room: int) -> int:
+    """Maximum number of prompt tokens that leaves room for an answer.
+
+    Args:
+        limit: maximum number of tokens of a prompt and its answer together.
+        room: number of tokens that the answer may have, and of a last draft.
+
+    Raises:
+        InvalidParameterError: there is no room for a prompt.
+    """
+    if limit <= room:
+        raise InvalidParameterError(
+            "max_model_len", f"must be above {room}, which answers need; got {limit}"
+        )
+    return limit - room
 
 
 def draw_contexts(data: Data, names: Sequence[str]) -> Figure:

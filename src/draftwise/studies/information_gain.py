@@ -20,6 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS
+from draftwise.errors import InvalidParameterError
 from draftwise.estimators.information import information_gains, pearson
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import panels, styled
@@ -39,11 +40,16 @@ def figures_of_triple(records: Records, target_records: Records) -> dict[str, An
         target_records: the same tokens with the target in the companion's place.
 
     Raises:
+        InvalidParameterError: all tokens were accepted, or none.
         RuntimeError: the two records have different tokens.
     """
     if not np.array_equal(records.acceptance, target_records.acceptance):
         raise RuntimeError("the two runs drafted differently")
     gains = information_gains(records, "accepted")
+    if not gains["H"].entropy:
+        raise InvalidParameterError(
+            "max_tokens", "too few for accepted and rejected tokens; increase it"
+        )
     figures: dict[str, Any] = {
         "num_tokens": len(records),
         "mean_acceptance": float(

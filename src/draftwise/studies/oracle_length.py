@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from draftwise.benchmark.style import COLOURS
+from draftwise.errors import InvalidParameterError
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Booleans, Integers, Positions
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study
@@ -51,10 +52,16 @@ def oracle_lengths(text: Integers, accepted: Booleans) -> tuple[Integers, Intege
 
 
 def figures_of(positions: Positions) -> dict[str, Any]:
-    """All results for a set of positions."""
+    """All results for a set of positions.
+
+    Raises:
+        InvalidParameterError: no token was rejected, or none accepted.
+    """
     starts, lengths = oracle_lengths(positions.text, positions.accepted)
-    if not len(lengths):
-        return {"num_drafts": 0}
+    if not lengths.any():
+        raise InvalidParameterError(
+            "max_tokens", "too few for accepted and rejected tokens; increase it"
+        )
     alpha = float(positions.accepted.mean())
     index = positions.index[starts]
     edges = np.unique(np.linspace(0, index.max() + 1, _NUM_BINS + 1).astype(int))
@@ -80,7 +87,7 @@ def figures_of(positions: Positions) -> dict[str, Any]:
         "mean": float(lengths.mean()),
         "variance": float(lengths.var()),
         # Variance if all tokens were accepted independently with the same probability.
-        "variance_by_chance": alpha / (1 - alpha) ** 2 if alpha < 1 else float("inf"),
+        "variance_by_chance": alpha / (1 - alpha) ** 2,
         "shares": (np.bincount(lengths.clip(max=_MAX_SHOWN)) / len(lengths)).tolist(),
         "by_context": by_context,
         "one_text": {"at": index[first].tolist(), "length": lengths[first].tolist()},

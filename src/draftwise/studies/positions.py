@@ -50,7 +50,6 @@ class Passage:
     Attributes:
         text: ``[n]`` index of the text.
         index: ``[n]`` position in the output, from 0.
-        context: ``[n]`` number of tokens before the position, including the prompt.
         tokens: ``[n]`` int64, the tokens that the target generated.
         p: ``[n, vocab]`` float32, the target's distribution.
         q: ``[n, vocab]`` float32, the draft's distribution.
@@ -61,7 +60,6 @@ class Passage:
 
     text: Integers
     index: Integers
-    context: Integers
     tokens: Tensor
     p: Tensor
     q: Tensor
@@ -76,7 +74,6 @@ class Positions:
     Attributes:
         text: index of the text.
         index: position in the output, from 0.
-        context: number of tokens before the position, including the prompt.
         entropy: H(q) in nats.
         target_entropy: H(p) in nats.
         divergence: KL(q ‖ p) in nats.
@@ -91,7 +88,6 @@ class Positions:
 
     text: Integers
     index: Integers
-    context: Integers
     entropy: Floats
     target_entropy: Floats
     divergence: Floats
@@ -146,12 +142,9 @@ def read_texts(
         part = texts[start:end]
         read = [_distributions(m, part, longest, vocab_size, temperature, top_p) for m in present]
         counts = [len(text.tokens) for text in part]
-        index = np.concatenate([np.arange(count) for count in counts])
-        before = np.repeat([len(text.prompt) for text in part], counts)
         yield Passage(
             text=np.repeat(np.arange(start, end), counts),
-            index=index,
-            context=before + index,
+            index=np.concatenate([np.arange(count) for count in counts]),
             tokens=torch.tensor([t for text in part for t in text.tokens]),
             p=read[0],
             q=read[1],
@@ -218,7 +211,6 @@ def _positions(passage: Passage, generator: np.random.Generator) -> Positions:
     return Positions(
         text=passage.text,
         index=passage.index,
-        context=passage.context,
         entropy=_numbers(entropy(q)).clip(min=0.0),
         target_entropy=_numbers(entropy(p)).clip(min=0.0),
         divergence=_numbers(kl_divergence(q, p)).clip(min=0.0),

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from draftwise.benchmark.contenders import PolicyContender
 from draftwise.benchmark.style import COLOURS, HATCHES
+from draftwise.studies.contexts import longest_prompt
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.study import SV, Data, Description, Finding, Study
 from draftwise.studies.whole_calls import answer_interleaved
@@ -38,10 +39,11 @@ class PrefillHeavy(Study):
         """Measure both workloads at the middle batch size."""
         s = bench.settings
         size = sorted(s.batch_sizes)[len(s.batch_sizes) // 2]
-        limit = bench.large.target.max_model_len - s.max_tokens - s.num_speculative_tokens
+        room = s.max_tokens + s.num_speculative_tokens
+        longest = longest_prompt(bench.large.target.max_model_len, room)
         shapes = {
-            "long prompts, short answers": (min(_LONG_PROMPT, limit), _SHORT_ANSWER),
-            "short prompts, long answers": (min(_SHORT_PROMPT, limit), s.max_tokens),
+            "long prompts, short answers": (min(_LONG_PROMPT, longest), _SHORT_ANSWER),
+            "short prompts, long answers": (min(_SHORT_PROMPT, longest), s.max_tokens),
         }
         contenders = [
             PolicyContender(each.name, each.llm) for each in bench.contenders(["none", *_POLICIES])

@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS, look
+from draftwise.errors import InvalidParameterError
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Booleans, Floats, Positions
 from draftwise.studies.study import SVIP, Data, Description, Finding, Study
@@ -48,8 +49,16 @@ def chance_of_higher(values: Floats, chosen: Booleans) -> float:
 
 
 def figures_of(positions: Positions) -> dict[str, Any]:
-    """All results for a set of positions."""
+    """All results for a set of positions.
+
+    Raises:
+        InvalidParameterError: no token was rejected, or none accepted.
+    """
     accepted = positions.accepted
+    if accepted.all() or not accepted.any():
+        raise InvalidParameterError(
+            "max_tokens", "too few for accepted and rejected tokens; increase it"
+        )
     top = float(max(positions.entropy.max(), 1e-6))
     edges = np.linspace(0.0, top, _NUM_BINS + 1)
     finite = np.isfinite(positions.divergence)

@@ -34,10 +34,6 @@ _SCRIPTED_STEPS = 30
 _FIRST_STEPS = 20
 # After this many consecutive steps without a full batch, the batch will never be full.
 _MAX_STEPS_NOT_FULL = 2_000
-# Policies whose decisions do not depend on what they have observed.
-_NON_LEARNING = {
-    *("none", "fixed", "svip", "adaedl", "confidence", "disco", "specdec++", "replay"),
-}
 USING_A_PROFILE = {"adaptive", "sv", "sv-predictable", "sv-published", "disco", "specdec++"}
 _COUNTED = ("tokens", "steps", "drafted", "verified", "accepted", "scored")
 # Assumed maximum number of accepted tokens of a token tree in one step.
@@ -107,7 +103,7 @@ class Contender:
     @property
     def learns(self) -> bool:
         """Whether the policy, or the order of a tree's nodes, adapts to observations."""
-        return self.policy not in _NON_LEARNING or self._draws_trees
+        return self.llm.engine.policies.default.learns or self._draws_trees
 
     @property
     def _draws_trees(self) -> bool:
@@ -310,7 +306,12 @@ def compete(
         first_steps: untimed steps of the other policies; 0 for none. After them, every contender
             starts again and runs untimed until its first batch has ended.
         progress: called after every warm-up and every turn.
+
+    Raises:
+        InvalidParameterError: a contender would have a single turn, which has no standard error.
     """
+    if num_rounds(rounds, contenders[0].batch_size) < 2:
+        raise InvalidParameterError("rounds", "must be at least 2 at batch sizes above 2")
     for each in contenders:
         steps = warm_up_steps if each.learns else first_steps
         if steps:
@@ -354,7 +355,7 @@ def summary(contenders: Sequence[Contender]) -> dict[str, Any]:
         figures[each.name] = {
             "goodput": goodput,
             "ratio": goodput / (base.tokens / base.seconds),
-            "standard_error": float(np.std(ratios) / np.sqrt(max(len(ratios) - 1, 1))),
+            "standard_error": float(np.std(ratios) / np.sqrt(len(ratios) - 1)),
             "rounds": [round(ratio, 3) for ratio in ratios],
             "static": each.static,
             "steps": steps,

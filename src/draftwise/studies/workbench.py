@@ -55,8 +55,8 @@ class Workbench:
         self.status = on_status
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._quick: dict[str, LLM] = {}
-        self._texts: dict[tuple[float, int], list[Text]] = {}
-        self._positions: dict[tuple[float, int], Positions] = {}
+        self._texts: dict[tuple[float, int | None], list[Text]] = {}
+        self._positions: dict[tuple[float, int | None], Positions] = {}
         self._profiles: dict[str | None, str] = {}
         self._collections: dict[tuple[str, str, str | None, int, str], Collection] = {}
 
@@ -172,13 +172,14 @@ class Workbench:
         """Texts that the target generates, without those of a single token."""
         s = self.settings
         heat = s.temperature if temperature is None else temperature
-        key = heat, max_tokens or s.max_tokens
+        key = heat, max_tokens
         if key not in self._texts:
             self.status("generating texts with the target")
-            llm, params = self.quick(), replace(self.sampling, temperature=heat, max_tokens=key[1])
+            llm, params = self.quick(), replace(self.sampling, temperature=heat)
             prompts = self.prompts
             if max_tokens is not None:  # long texts, and fewer of them
                 prompts = prompts[: _LONG_TEXTS * s.num_prompts]
+                params = replace(params, max_tokens=max_tokens)
             seeds = [replace(params, seed=s.seed + i) for i in range(len(prompts))]
             outputs = llm.generate(prompts, seeds)
             pairs = zip(prompts, outputs, strict=True)
@@ -199,8 +200,7 @@ class Workbench:
     ) -> Positions:
         """Signals and acceptance at all positions of the texts."""
         s = self.settings
-        heat = s.temperature if temperature is None else temperature
-        key = heat, max_tokens or s.max_tokens
+        key = s.temperature if temperature is None else temperature, max_tokens
         if key not in self._positions:
             passages = self.passages(temperature, max_tokens)
             self._positions[key] = positions_of(passages, s.seed)
