@@ -57,6 +57,22 @@ def test_files_that_cannot_be_written_are_named(tmp_path):
         AnswerCache("target", MAX_TOKENS, tmp_path).get(JOBS[0])
 
 
+def test_answers_that_cannot_be_stored_end_the_run(llm, tmp_path, monkeypatch):
+    """Also after others were generated."""
+    cache = AnswerCache("target", MAX_TOKENS, tmp_path)
+    add, stored = cache.add, []
+
+    def full_disk(job, tokens):
+        stored.append(job)
+        if len(stored) > 2:
+            raise InvalidParameterError("answers", "cannot write: no space left on device")
+        add(job, tokens)
+
+    monkeypatch.setattr(cache, "add", full_disk)
+    with pytest.raises(InvalidParameterError, match="no space left"):
+        answer(llm, JOBS, cache, MAX_TOKENS)
+
+
 def test_limits(llm, tmp_path):
     few = answer(llm, JOBS, AnswerCache("few", MAX_TOKENS, tmp_path), MAX_TOKENS, num_tokens=20)
     sizes = [len(tokens) for _, tokens in few.answers]

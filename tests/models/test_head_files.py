@@ -8,6 +8,7 @@ import torch
 
 from draftwise.errors import ModelNotFoundError, UnsupportedModelError
 from draftwise.models.heads import HeadLayout, find_head, parse_head_config, read_head
+from draftwise.models.heads.parsing import is_head_config
 
 from ..tiny_heads import LAYOUTS, HeadRecipe
 from ..tiny_models import Recipe
@@ -105,12 +106,42 @@ def test_other_folders_are_no_heads(tmp_path, models):
         ({"target_hidden_size": 32}, r"fc.weight of the head has the shape \[16, 48\]"),
         ({"norm_before_fc": True}, "1 are missing, such as input_norm.weight"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        ({"eagle_config": [1]}, "eagle_config in config.json of the head must be an object"),
+        ({"eagle_aux_hidden_state_layer_ids": 2}, "must be a list, got 2"),
     ],
 )
 def test_wrong_configurations_are_refused(tmp_path, changes, message):
     folder = HEAD.save(tmp_path, changes=changes)
     with pytest.raises(UnsupportedModelError, match=message):
         read_head(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 6, "num_key_value_heads": 4}, "6, must be a multiple of"),
+        ({"num_attention_heads": 2, "num_key_value_heads": 4}, "2, must be a multiple of"),
+        ({"layer_types": 1}, "layer_types in config.json of the head must be a list"),
+        ({"rope_scaling": "linear"}, "rope_scaling in config.json of the head must be an object"),
+    ],
+)
+def test_wrong_layers_are_refused(changes, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        parse_head_config(HEAD.config("safeailab") | {"rope_parameters": None} | changes)
+
+
+def test_malformed_architectures_are_refused():
+    with pytest.raises(UnsupportedModelError, match="architectures in .* must be a list"):
+        is_head_config({"architectures": 5})
+
+
+def test_states_without_layer_ids_are_refused():
+    """By default a head reads three states of the target."""
+    config = HEAD.config("safeailab") | {"num_aux_hidden_states": 4}
+    for name in ("eagle_aux_hidden_state_layer_ids", "eagle_config"):
+        config.pop(name, None)
+    with pytest.raises(UnsupportedModelError, match="reads 4 hidden states"):
+        parse_head_config(config).states_of(8)
 
 
 OWN = torch.arange(6)

@@ -103,6 +103,26 @@ def test_a_slot_that_has_begun_gets_what_is_missing():
     check(cache, 1, text)
 
 
+def test_two_slots_with_the_same_text_share_blocks():
+    """Also if both go on in the same steps, so that neither restores what the other stored."""
+    cache = new_cache("full")
+    store = PrefixStore(cache, 10)
+    text = list(range(160))
+    for end in (48, 64, 112, 160):
+        for slot in (0, 1):
+            compute(cache, slot, text, end)
+        for slot in (0, 1):
+            store.store(slot, text, "")
+    assert len(store) == 10
+    other = list(range(500, 660))
+    compute(cache, 2, other, 160)
+    store.store(2, other, "")
+    assert len(store) == 10
+    cache.clear(0)
+    assert store.restore(0, other, "", 160) == 160
+    check(cache, 0, other)
+
+
 def test_the_least_recently_used_blocks_are_dropped():
     cache = new_cache("full")
     store = PrefixStore(cache, 4)

@@ -58,10 +58,16 @@ def test_sizes(text, size):
     assert parse_num_parameters(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "m", "0m", "-1m", "1e9", "200 millions"])
+@pytest.mark.parametrize("text", ["", "m", "0m", "-1m", "1e9", "200 millions", "9" * 400])
 def test_unusable_sizes(text):
     with pytest.raises(InvalidParameterError, match="parameters"):
         parse_num_parameters(text)
+
+
+def test_a_cache_that_cannot_be_written_is_named(weights, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(InvalidParameterError, match="set DRAFTWISE_CACHE to another folder"):
+        resolve("zoo:target@1m")
 
 
 def test_inflated_is_built_once(weights, tmp_path, monkeypatch):

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftwise.engine.request import Request
-from draftwise.errors import DraftwiseError, InvalidParameterError
+from draftwise.errors import (
+    CacheExhaustedError,
+    InvalidParameterError,
+    NumericalError,
+    PromptError,
+)
 from draftwise.llm import LLM
 from draftwise.outputs import FinishReason
 from draftwise.params import SamplingParams
@@ -254,7 +259,7 @@ class _Run:
             self._llm.generate([list(job.prompt) for job in batch], params, self._on_step)
         except _TimeIsUpError:
             return
-        except DraftwiseError:
+        except (PromptError, CacheExhaustedError, NumericalError):
             # All prompts of this batch failed. Others may not.
             if not self.done:
                 raise

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from draftwise.distillation.head import Eagle3Head
 from draftwise.distillation.target import rope_theta
 from draftwise.distillation.teacher import Teacher
-from draftwise.errors import InvalidParameterError, UnsupportedModelError
+from draftwise.errors import InvalidParameterError, ModelNotFoundError, UnsupportedModelError
 from draftwise.models.heads import (
     HeadConfig,
     HeadKind,
@@ -90,13 +90,15 @@ def read_start(folder: str) -> tuple[HeadConfig, HeadWeights]:
     """Read a head that is to be continued.
 
     Raises:
-        InvalidParameterError: the folder contains no head of EAGLE-3.
-        UnsupportedModelError: the head cannot be read.
+        InvalidParameterError: the folder contains no head of EAGLE-3, or it cannot be read.
     """
-    found = find_head(folder) if Path(folder).is_dir() else None
-    if found is None:
-        raise InvalidParameterError("start_from", f"there is no EAGLE-3 head in {folder!r}")
-    config, weights = read_head(found)
+    try:
+        found = find_head(folder) if Path(folder).is_dir() else None
+        if found is None:
+            raise InvalidParameterError("start_from", f"there is no EAGLE-3 head in {folder!r}")
+        config, weights = read_head(found)
+    except (ModelNotFoundError, UnsupportedModelError) as error:
+        raise InvalidParameterError("start_from", error.message) from error
     if config.kind is not HeadKind.EAGLE3:
         raise InvalidParameterError(
             "start_from", f"the head in {folder!r} is of {config.kind.label}, not of EAGLE-3"

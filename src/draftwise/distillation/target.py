@@ -69,7 +69,7 @@ def read_config(name: str, role: str, trust_remote_code: bool = False) -> Any:
         location = find_on_hub(location, role)
     try:
         config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
-    except (ValueError, OSError) as error:
+    except Exception as error:  # a broken file can make the library raise anything
         if "trust_remote_code" in str(error):
             reason = "it contains custom code; if you trust it, set trust_remote_code"
         else:

@@ -75,9 +75,14 @@ class GgufFile:
         self._role = role
         if not self.path.is_file():
             raise ModelNotFoundError(role, f"there is no file {name!r}")
-        with self.path.open("rb") as file:
-            if file.read(len(_MAGIC)) != _MAGIC:
-                raise UnsupportedModelError(role, f"{name!r} is not a GGUF file")
+        try:
+            with self.path.open("rb") as file:
+                is_gguf = file.read(len(_MAGIC)) == _MAGIC
+        except OSError as error:
+            reason = error.strerror or error
+            raise UnsupportedModelError(role, f"cannot read {name!r}: {reason}") from error
+        if not is_gguf:
+            raise UnsupportedModelError(role, f"{name!r} is not a GGUF file")
         try:
             self._reader = _read_header(self.path)
         except ImportError as error:

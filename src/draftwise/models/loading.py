@@ -246,12 +246,14 @@ def locate(name: str, role: str) -> str:
 
     Raises:
         ModelNotFoundError: the folder does not exist or contains no model.
+        InvalidParameterError: a bundled model cannot have the given size, or its cache cannot be
+            written.
     """
     if name.startswith(zoo.PREFIX):
         try:
             return str(zoo.resolve(name))
-        except ModelNotFoundError as error:
-            raise ModelNotFoundError(role, error.message) from error
+        except (ModelNotFoundError, InvalidParameterError) as error:
+            raise type(error)(role, error.message) from error
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -116,8 +116,8 @@ class PrefixStore:
             return
         if chain and self._blocks.get(chain[-1].key) is not chain[-1]:
             chain = []  # dropped meanwhile
-        if not chain:
-            chain = self._match(tokens, salt, end * BLOCK_SIZE)
+        # Another cache slot may have stored the next blocks of the same text.
+        chain = self._match(tokens, salt, end * BLOCK_SIZE, chain)
         self._touch(chain)
         known, places = len(chain), []
         try:
@@ -149,11 +149,20 @@ class PrefixStore:
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._chains = [[] for _ in self._chains]
 
-    def _match(self, tokens: Sequence[int], salt: str, limit: int) -> list[_Block]:
-        """The longest chain of stored blocks with which a text begins."""
-        chain: list[_Block] = []
-        before: Hashable = salt
-        for start in range(0, limit - BLOCK_SIZE + 1, BLOCK_SIZE):
+    def _match(
+        self, tokens: Sequence[int], salt: str, limit: int, known: Sequence[_Block] = ()
+    ) -> list[_Block]:
+        """The longest chain of stored blocks with which a text begins.
+
+        Args:
+            tokens: the text.
+            salt: as in :meth:`restore`.
+            limit: maximum number of tokens of the chain.
+            known: its first blocks, if they are known.
+        """
+        chain = list(known)
+        before: Hashable = chain[-1].number if chain else salt
+        for start in range(len(chain) * BLOCK_SIZE, limit - BLOCK_SIZE + 1, BLOCK_SIZE):
             block = self._blocks.get((before, tuple(tokens[start : start + BLOCK_SIZE])))
             if block is None:
                 break

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from draftwise.errors import ModelNotFoundError
+from draftwise.errors import InvalidParameterError, ModelNotFoundError
 from draftwise.zoo.sizes import INFLATE_VERSION, parse_num_parameters
 
 PREFIX = "zoo:"
@@ -67,14 +67,31 @@ def _fingerprint(folder: Path) -> str:
 
 
 def _inflated(source: Path, num_parameters: int) -> Path:
+    """The folder of an inflated model, which is made if it is not in the cache.
+
+    Raises:
+        InvalidParameterError: the model cannot have this size, or the cache cannot be written.
+    """
     folder = cache_folder() / "zoo"
     destination = folder / f"{source.name}-{num_parameters}-{_fingerprint(source)}"
-    if destination.is_dir():
-        return destination
+    if not destination.is_dir():
+        try:
+            _write_inflated(source, num_parameters, destination)
+        except OSError as error:
+            raise InvalidParameterError(
+                "cache",
+                f"cannot write the inflated model to {str(folder)!r}: {error.strerror or error}; "
+                "set DRAFTWISE_CACHE to another folder",
+            ) from error
+    return destination
+
+
+def _write_inflated(source: Path, num_parameters: int, destination: Path) -> None:
     # This import loads torch, which names without a size do not need.
     from draftwise.zoo.inflate import inflate
     from draftwise.zoo.inflate_draft import inflate_draft, reads_target
 
+    folder = destination.parent
     folder.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=folder))
     try:
@@ -93,4 +110,3 @@ def _inflated(source: Path, num_parameters: int) -> Path:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return destination

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from draftwise.errors import InvalidParameterError
@@ -19,7 +20,7 @@ def parse_num_parameters(text: str) -> int:
     Raises :class:`InvalidParameterError` for anything else.
     """
     match = _SIZE.fullmatch(text.strip().lower())
-    if match is None or float(match[1]) <= 0:
+    if match is None or not 0 < float(match[1]) < math.inf:
         raise InvalidParameterError(
             "parameters", f"must be a size such as 200m, 1.5b or 8704128, got {text!r}"
         )

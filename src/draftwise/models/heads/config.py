@@ -132,6 +132,12 @@ class HeadConfig:
                 f"the head reads the hidden states {list(layers)}, and the target has "
                 f"{num_target_layers} layers; set eagle_aux_hidden_state_layer_ids in config.json",
             )
+        if len(layers) != self.num_states:
+            raise UnsupportedModelError(
+                _ROLE,
+                f"the head reads {self.num_states} hidden states, and config.json has no "
+                "eagle_aux_hidden_state_layer_ids that name them",
+            )
         return layers
 
     def check_target(self, hidden_size: int, vocab_size: int, num_layers: int) -> None:

@@ -54,9 +54,14 @@ def find_head(location: str) -> Path | None:
             return None
         if not _may_be_head(Path(config)):
             return None
-        location = snapshot_download(
-            location, allow_patterns=[_CONFIG, TRAINING_FILE, _SAFE, *_PICKLED]
-        )
+        try:
+            location = snapshot_download(
+                location, allow_patterns=[_CONFIG, TRAINING_FILE, _SAFE, *_PICKLED]
+            )
+        except (HfHubHTTPError, OSError) as error:
+            raise ModelNotFoundError(
+                _ROLE, f"cannot download the head {location!r}: {error}"
+            ) from error
     folder = Path(location)
     return folder if _is_head(folder) else None
 

@@ -55,7 +55,7 @@ def _is_named_eagle(config: Mapping[str, Any]) -> bool:
 
 def _names(config: Mapping[str, Any]) -> list[str]:
     """The architectures, in lower case."""
-    return [str(each).lower() for each in config.get("architectures") or ()]
+    return [str(each).lower() for each in _list(config, "architectures")]
 
 
 def parse_head_config(config: Mapping[str, Any]) -> HeadConfig:
@@ -91,7 +91,7 @@ def parse_head_config(config: Mapping[str, Any]) -> HeadConfig:
 def _parse_eagle3(
     layout: HeadLayout, top: Mapping[str, Any], layer: Mapping[str, Any]
 ) -> HeadConfig:
-    nested = top.get("eagle_config") or {}
+    nested = _mapping(top, "eagle_config")
     if nested.get("use_aux_hidden_state") is False:
         raise UnsupportedModelError(
             _ROLE, "the head reads the target's last hidden state only (use_aux_hidden_state)"
@@ -159,13 +159,20 @@ def _layer_settings(
             _ROLE, f"the head's layer is of type {kind!r}; supported are {', '.join(types)}"
         )
     hidden_size, num_heads = _size(layer, "hidden_size"), _size(layer, "num_attention_heads")
+    num_kv_heads = _size(layer, "num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise UnsupportedModelError(
+            _ROLE,
+            f"num_attention_heads in config.json of the head, {num_heads}, must be a multiple of "
+            f"num_key_value_heads, {num_kv_heads}",
+        )
     return {
         "hidden_size": hidden_size,
         "target_vocab_size": _size(layer, "vocab_size"),
         "num_layers": num_layers,
         "intermediate_size": _size(layer, "intermediate_size"),
         "num_heads": num_heads,
-        "num_kv_heads": _size(layer, "num_key_value_heads", num_heads),
+        "num_kv_heads": num_kv_heads,
         "head_size": _size(layer, "head_dim", hidden_size // num_heads),
         "activation": str(layer.get("hidden_act", "silu")),
         "rms_norm_eps": _number(layer, "rms_norm_eps", _DEFAULT_EPSILON),
@@ -173,6 +180,26 @@ def _layer_settings(
         "max_position_embeddings": _size(layer, "max_position_embeddings", _DEFAULT_CONTEXT),
         "windows": _windows(layer, num_layers),
     }
+
+
+def _mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object of a configuration; ``None`` in the file stands for an empty one."""
+    value = config.get(name)
+    if not isinstance(value, Mapping | None):
+        raise UnsupportedModelError(
+            _ROLE, f"{name} in config.json of the head must be an object, got {value!r}"
+        )
+    return value or {}
+
+
+def _list(config: Mapping[str, Any], name: str) -> Sequence[Any]:
+    """A list of a configuration; ``None`` in the file stands for an empty one."""
+    value = config.get(name)
+    if not isinstance(value, list | tuple | None):
+        raise UnsupportedModelError(
+            _ROLE, f"{name} in config.json of the head must be a list, got {value!r}"
+        )
+    return value or ()
 
 
 def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -210,7 +237,7 @@ def _state_layers(top: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[in
         ("target_layer_ids", 1),
     )
     for name, shift in conventions:
-        ids = top.get(name) or nested.get(name)
+        ids = _list(top, name) or _list(nested, name)
         if not ids:
             continue
         if not all(isinstance(each, int) for each in ids) or not ascend(ids):
@@ -223,10 +250,10 @@ def _state_layers(top: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[in
 
 def _rope_parameters(layer: Mapping[str, Any]) -> dict[str, Any]:
     """Type, base and parameters of the rotary embedding, from the older or the newer keys."""
-    found = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
+    found = dict(_mapping(layer, "rope_parameters") or _mapping(layer, "rope_scaling"))
     kind = found.pop("type", None)
     found.setdefault("rope_type", kind or "default")
-    found.setdefault("rope_theta", layer.get("rope_theta", _DEFAULT_THETA))
+    found.setdefault("rope_theta", _number(layer, "rope_theta", _DEFAULT_THETA))
     if found["rope_type"] in _LENGTH_DEPENDENT_ROTARY:
         raise UnsupportedModelError(
             _ROLE,
@@ -237,7 +264,7 @@ def _rope_parameters(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 def _windows(layer: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
     """The window of each layer."""
-    types = layer.get("layer_types") or ["full_attention"] * num_layers
+    types = _list(layer, "layer_types") or ["full_attention"] * num_layers
     windows: list[int | None] = []
     for kind in types[:num_layers]:
         if kind not in ("full_attention", "sliding_attention"):
