@@ -131,7 +131,7 @@ def test_wrong_layers_are_refused(changes, message):
 
 
 def test_malformed_architectures_are_refused():
-    with pytest.raises(UnsupportedModelError, match="architectures in .* must be a list"):
+    with pytest.raises(UnsupportedModelError, match=r"architectures in .* must be a list"):
         is_head_config({"architectures": 5})
 
 
