@@ -149,7 +149,7 @@ class TestTrainedHead:
 
     @pytest.fixture
     def arguments(self, prompt_file):
-        training = ["--train-on", str(prompt_file), "--train-minutes", "0.05"]
+        training = ["--train-on", str(prompt_file), "--train-minutes", "0.1"]
         return [*training, "--policies", "fixed:2", "--batch-sizes", "1", "--max-model-len", "600"]
 
     def test_it_drafts_beside_copied_text(self, command, arguments, tmp_path):
