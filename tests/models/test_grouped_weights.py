@@ -10,6 +10,7 @@ from draftwise.models.loading import load_model
 from draftwise.models.native import suitability
 from draftwise.models.native.grouped import IN_GROUPS, is_groupable
 from draftwise.models.native.library import native_library
+from draftwise.models.native.narrow import QUANTIZED_BITS
 from draftwise.models.quantization import QuantizedMatrix, keep_quantized, quantized_matrix
 
 from ..tiny_models import Recipe
@@ -33,6 +34,13 @@ FORMATS = [
     (8, 16, True, False),
     (8, None, False, False),  # one scale per output
 ]
+
+
+def stored_bits(formats):
+    """A matrix unit multiplies integers of 8 bits with one scale per output without groups."""
+    has_scale_per_output = all(group is None for _, group, _, _ in formats)
+    tiles = native_library().multiplies_tiles
+    return QUANTIZED_BITS if has_scale_per_output and tiles else IN_GROUPS
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +102,7 @@ def loaded(models, monkeypatch, formats, dtype, recipe=RECIPE):
 )
 def test_products_use_the_stored_integers(models, monkeypatch, formats, num_tokens):
     model = loaded(models, monkeypatch, formats, torch.bfloat16)
-    assert model.native.bits == IN_GROUPS
+    assert model.native.bits == stored_bits(formats)
     exact = loaded(models, monkeypatch, formats, torch.float32)
     tokens = torch.randint(0, 203, (num_tokens,), generator=torch.Generator().manual_seed(1))
     got, expected = (logits_of(each, tokens.tolist()) for each in (model, exact))
@@ -124,7 +132,7 @@ def test_a_matrix_may_be_gate_and_up_in_one(models, monkeypatch, chosen):
     # Its own code rounds these weights to bfloat16, which matters more than in a real model.
     monkeypatch.setitem(packed_model._TOLERANCE, torch.bfloat16, 1.0)
     model = loaded(models, monkeypatch, [chosen], torch.bfloat16, recipe)
-    assert model.native.bits == IN_GROUPS
+    assert model.native.bits == stored_bits([chosen])
     exact = loaded(models, monkeypatch, [chosen], torch.float32, recipe)
     tokens = list(range(20))
     got, expected = (logits_of(each, tokens) for each in (model, exact))
