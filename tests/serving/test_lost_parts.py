@@ -204,6 +204,8 @@ def test_requests_of_a_suspended_engine_time_out():
         answers_again(server, expected)
         # The engine made the change when it went on, and the next engine makes it too.
         os.kill(pid, signal.SIGKILL)
+        until(lambda: server.service.client.pid not in (None, pid))
+        until_health_is(server, (200, "ok"))
         answers_again(server, expected)
         with server.client() as client:
             assert client.get("/v1/speculation").json()["num_speculative_tokens"] == 1

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from draftwise.errors import InvalidParameterError
 from draftwise.estimators.information import was_tested
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import heat_map, panels, styled
-from draftwise.studies.study import SV, Data, Description, Finding, Study
+from draftwise.studies.study import SV, Data, Description, Finding, Study, too_few_tokens
 from draftwise.studies.workbench import Workbench
 
 _NUM_BINS = 8
@@ -46,9 +45,7 @@ def surface(records: Records, num_bins: int = _NUM_BINS) -> dict[str, Any]:
 
     by_overlap, by_agreement = along(row), along(column)
     if any(all(mean is None for mean in means) for means in (by_overlap, by_agreement)):
-        raise InvalidParameterError(
-            "max_tokens", f"too few for {_MIN_TOKENS} tokens in a bin; increase it"
-        )
+        raise too_few_tokens(f"{_MIN_TOKENS} tokens in a bin")
     return {
         "num_tokens": len(tested),
         "num_bins": num_bins,

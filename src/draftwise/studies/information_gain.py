@@ -20,12 +20,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS
-from draftwise.errors import InvalidParameterError
 from draftwise.estimators.information import information_gains, pearson
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.settings import StudySettings
-from draftwise.studies.study import SV, Data, Description, Finding, Study
+from draftwise.studies.study import SV, Data, Description, Finding, Study, too_few_tokens
 from draftwise.studies.workbench import Workbench, same_distribution
 
 BINNINGS = ("5x5", "10x10", "20x20", "adaptive")
@@ -47,9 +46,7 @@ def figures_of_triple(records: Records, target_records: Records) -> dict[str, An
         raise RuntimeError("the two runs drafted differently")
     gains = information_gains(records, "accepted")
     if not gains["H"].entropy:
-        raise InvalidParameterError(
-            "max_tokens", "too few for accepted and rejected tokens; increase it"
-        )
+        raise too_few_tokens("accepted and rejected tokens")
     figures: dict[str, Any] = {
         "num_tokens": len(records),
         "mean_acceptance": float(

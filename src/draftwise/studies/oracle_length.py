@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from draftwise.benchmark.style import COLOURS
-from draftwise.errors import InvalidParameterError
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Booleans, Integers, Positions
-from draftwise.studies.study import SVIP, Data, Description, Finding, Study
+from draftwise.studies.study import SVIP, Data, Description, Finding, Study, too_few_tokens
 from draftwise.studies.workbench import Workbench
 
 _NUM_BINS = 6
@@ -59,9 +58,7 @@ def figures_of(positions: Positions) -> dict[str, Any]:
     """
     starts, lengths = oracle_lengths(positions.text, positions.accepted)
     if not lengths.any():
-        raise InvalidParameterError(
-            "max_tokens", "too few for accepted and rejected tokens; increase it"
-        )
+        raise too_few_tokens("accepted and rejected tokens")
     alpha = float(positions.accepted.mean())
     index = positions.index[starts]
     edges = np.unique(np.linspace(0, index.max() + 1, _NUM_BINS + 1).astype(int))

@@ -15,10 +15,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS, look
-from draftwise.errors import InvalidParameterError
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Booleans, Floats, Positions
-from draftwise.studies.study import SVIP, Data, Description, Finding, Study
+from draftwise.studies.study import SVIP, Data, Description, Finding, Study, too_few_tokens
 from draftwise.studies.workbench import Workbench
 
 _OFFSETS = (-4, -3, -2, -1, 0, 1)
@@ -56,9 +55,7 @@ def figures_of(positions: Positions) -> dict[str, Any]:
     """
     accepted = positions.accepted
     if accepted.all() or not accepted.any():
-        raise InvalidParameterError(
-            "max_tokens", "too few for accepted and rejected tokens; increase it"
-        )
+        raise too_few_tokens("accepted and rejected tokens")
     top = float(max(positions.entropy.max(), 1e-6))
     edges = np.linspace(0.0, top, _NUM_BINS + 1)
     finite = np.isfinite(positions.divergence)

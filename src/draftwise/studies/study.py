@@ -18,6 +18,17 @@ Data = Mapping[str, Any]
 HOLDS, HOLDS_NOT, PARTLY = "holds", "does not hold", "holds in part"
 
 
+def too_few_tokens(what: str) -> InvalidParameterError:
+    """The error of a study whose texts have too few tokens.
+
+    Args:
+        what: what the tokens are too few for.
+    """
+    return InvalidParameterError(
+        "max_tokens", f"too few for {what}; increase it, or use more prompts"
+    )
+
+
 @dataclass(frozen=True)
 class Finding:
     """A claim of the source compared with the measurement.

@@ -18,11 +18,10 @@ from matplotlib.figure import Figure
 
 from draftwise.benchmark.style import COLOURS, look
 from draftwise.core.latency import LatencyModel
-from draftwise.errors import InvalidParameterError
 from draftwise.estimators.records import Records
 from draftwise.studies.drawing import panels, styled
 from draftwise.studies.positions import Floats, Integers
-from draftwise.studies.study import SVIP, Data, Description, Finding, Study
+from draftwise.studies.study import SVIP, Data, Description, Finding, Study, too_few_tokens
 from draftwise.studies.workbench import Workbench
 
 # The threshold in the authors' code, converted to the paper's form.
@@ -83,10 +82,7 @@ def figures_of(records: Records, latency: LatencyModel) -> dict[str, Any]:
     """
     entropy, acceptance = chains_of(records, _MAX_LENGTH)
     if len(entropy) < 2:
-        raise InvalidParameterError(
-            "max_tokens",
-            f"too few for two drafts of {_MAX_LENGTH} tokens; increase it or use more prompts",
-        )
+        raise too_few_tokens(f"two drafts of {_MAX_LENGTH} tokens")
     half = len(entropy) // 2
     alone = goodput(np.zeros(len(entropy), dtype=np.int64), acceptance, latency)
     curves: dict[str, list[float]] = {}
