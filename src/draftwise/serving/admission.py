@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
+from collections.abc import Callable
 
 from draftwise.errors import InvalidParameterError
 from draftwise.serving.errors import OverloadedError
@@ -23,14 +24,18 @@ class Admission:
     requests would cost as much as the admitted requests.
     """
 
-    def __init__(self, max_running: int, max_queue: int) -> None:
+    def __init__(
+        self, max_running: int, max_queue: int, on_refused: Callable[[], None] = lambda: None
+    ) -> None:
         """Set the limits.
 
         Args:
             max_running: maximum number of running requests.
             max_queue: maximum number of waiting requests.
+            on_refused: called when requests are refused because the queue is full.
         """
         self._limit = max_running + max_queue
+        self._on_refused = on_refused
         self._ends: deque[float] = deque(maxlen=_MAX_ENDS)
         self._expected: list[float] = []  # heap of the retry times of rejected requests
         self.num_inside = 0
@@ -47,6 +52,7 @@ class Admission:
                 "n", f"{count} answers exceed the limit of {self._limit} waiting or running answers"
             )
         if self.num_inside + count > self._limit:
+            self._on_refused()
             raise OverloadedError(
                 "server",
                 f"{self.num_inside} requests are waiting or running; try again later",

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -16,11 +15,11 @@ from draftwise.params import SamplingParams
 from draftwise.serving.admission import Admission
 from draftwise.serving.client import EngineClient
 from draftwise.serving.deadline import Deadline
-from draftwise.serving.errors import OverloadedError, grammar_errors_named
+from draftwise.serving.errors import grammar_errors_named
 from draftwise.serving.messages import Piece
 from draftwise.serving.metrics import RequestMetrics
 from draftwise.serving.requests import RequestUpdate, ServedRequest
-from draftwise.serving.tracing import NoSpan, Span, Tracing, record_stats
+from draftwise.serving.tracing import Tracing, record_stats
 from draftwise.speculation import RequestSpeculation
 
 
@@ -102,8 +101,7 @@ class Generation:
         self._client, self._admission, self._metrics = client, admission, metrics
         self._speculation, self._grammar_field = speculation, grammar_field
         self.deadline = deadline
-        self._new_span = partial(tracing.begin, model, self.num_prompt_tokens, len(specs))
-        self._span: Span = NoSpan()
+        self._tracing, self._model = tracing, model
         self._first_token_seconds: float | None = None
         self._updates: asyncio.Queue[RequestUpdate] = asyncio.Queue()
         self._requests: list[ServedRequest] = []
@@ -127,12 +125,10 @@ class Generation:
         Raises:
             DraftwiseError: the engine rejects a request, or the queue is full.
         """
-        self._span = self._new_span()
+        self._span = self._tracing.begin(self._model, self.num_prompt_tokens, len(self.specs))
         try:
             self._admission.enter(len(self.specs))
         except DraftwiseError as error:
-            if isinstance(error, OverloadedError):
-                self._metrics.refused("queue")
             self._span.set_attribute("error.type", type(error).__name__)
             self._span.end()
             raise
@@ -186,9 +182,10 @@ class Generation:
         now = time.monotonic()
         if piece.token_ids:
             if progress.last_token_time is None:
-                self._metrics.first_token(now - self.deadline.arrived)
+                seconds = now - self.deadline.arrived
+                self._metrics.first_token(seconds)
                 if self._first_token_seconds is None:
-                    self._first_token_seconds = now - self.deadline.arrived
+                    self._first_token_seconds = seconds
             else:
                 self._metrics.next_tokens(now - progress.last_token_time)
             progress.last_token_time = now

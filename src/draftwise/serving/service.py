@@ -12,7 +12,7 @@ from draftwise.prompts import ChatTemplateParams, Prompt, is_tokens, tokenize
 from draftwise.serving.admission import Admission
 from draftwise.serving.client import EngineClient
 from draftwise.serving.deadline import Deadline
-from draftwise.serving.errors import OverloadedError, UnknownModelError
+from draftwise.serving.errors import UnknownModelError
 from draftwise.serving.generation import AnswerSpec, Generation
 from draftwise.serving.health import Health, HealthStatus
 from draftwise.serving.messages import EngineOutputs
@@ -62,7 +62,11 @@ class Service:
         self.metrics = Metrics()
         self.statistics = Statistics()
         self.client = EngineClient(engine, self._observe, self.metrics, self.settings.step_timeout)
-        self._admission = Admission(engine.max_batch_size, self.settings.max_queue)
+        self._admission = Admission(
+            engine.max_batch_size,
+            self.settings.max_queue,
+            partial(self.metrics.requests.refused, "queue"),
+        )
         self._tokenizing = TokenizerThread()
 
     async def start(self) -> None:
@@ -256,7 +260,8 @@ class Service:
     ) -> Generation:
         deadline = self.new_deadline()
         self.check_model(body.model)
-        self._check_admission(len(prompts) * body.n)
+        # A full queue refuses the prompts before they are tokenized.
+        self._admission.check(len(prompts) * body.n)
         grammar_field = body.grammar_field() if grammar is None else "tools"
         if grammar is None:
             grammar = body.grammar()
@@ -284,14 +289,6 @@ class Service:
             self.model_name,
             grammar_field,
         )
-
-    def _check_admission(self, count: int) -> None:
-        """Check whether the answers would be admitted now, before their prompts are tokenized."""
-        try:
-            self._admission.check(count)
-        except OverloadedError:
-            self.metrics.requests.refused("queue")
-            raise
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens > self.max_prompt_tokens:

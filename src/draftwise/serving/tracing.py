@@ -40,12 +40,10 @@ class NoTracing:
 
     def begin(self, model: str, num_prompt_tokens: int, num_answers: int) -> Span:
         """Return a span that does nothing."""
-        return NoSpan()
+        return _NoSpan()
 
 
-class NoSpan:
-    """A span that does nothing."""
-
+class _NoSpan:
     def set_attribute(self, key: str, value: Any) -> None:
         """Do nothing."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ from draftwise.engine.request import Request
 from draftwise.models.draft_buffers import clear_beyond
 from draftwise.params import SamplingParams
 from draftwise.speculation import RequestSpeculation
+
+Moved = TypeVar("Moved", LogitControls, TokenHistory)
 
 
 class Replica:
@@ -54,6 +56,9 @@ class Replica:
         """Draft for this replica's share of a step."""
         for change in share.texts:
             self._change(change)
+        history = share.token_history
+        if history is not None:
+            history = _moved(history, self._draft.device)
         batch = Batch(
             chunks=[
                 PromptChunk(self._requests[slot], start, end) for slot, start, end in share.chunks
@@ -61,7 +66,7 @@ class Replica:
             generating=[self._requests[slot] for slot in share.cache_slots],
             can_draft=[limit > 0 for limit in share.limits],
             controls=_moved(share.controls, self._draft.device),
-            token_history=_moved_history(share.token_history, self._draft.device),
+            token_history=history,
             uniforms=share.uniforms,
             lenience=[1.0] * len(share.cache_slots),
             expected_remaining=[0.0] * len(share.cache_slots),
@@ -116,19 +121,12 @@ def _cut(draft: Draft, lengths: tuple[int, ...]) -> Draft:
     return replace(draft, lengths=lengths)
 
 
-def _moved(controls: LogitControls, device: torch.device) -> LogitControls:
+def _moved(tensors: Moved, device: torch.device) -> Moved:
+    """A copy whose tensors are on a device."""
     moved: dict[str, Any] = {
-        name: value.to(device)
-        for name, value in vars(controls).items()
-        if isinstance(value, Tensor)
+        name: value.to(device) for name, value in vars(tensors).items() if isinstance(value, Tensor)
     }
-    return replace(controls, **moved)
-
-
-def _moved_history(history: TokenHistory | None, device: torch.device) -> TokenHistory | None:
-    if history is None:
-        return None
-    return TokenHistory(history.tokens.to(device), history.counts.to(device))
+    return replace(tensors, **moved)
 
 
 def _text(row: int) -> Request:
