@@ -118,6 +118,16 @@ def test_sizes_of_the_target(size):
     assert 40 < aspect < 200
 
 
+@pytest.mark.parametrize("name", ["draft", "companion", "mid", "spare"])
+@pytest.mark.parametrize("size", [20_000_000, 40_000_000])
+def test_small_models_are_inflated_to_widths_of_the_native_kernels(name, size):
+    config = STAGES[name].shape.config()
+    plan = choose_plan(config, size)
+    assert plan.num_parameters == pytest.approx(size, rel=0.05)
+    assert config.hidden_size * plan.num_copies % 32 == 0
+    assert config.intermediate_size * plan.num_mlp_copies % 32 == 0
+
+
 def test_folder(tmp_path):
     source = tmp_path / "source"
     tiny_model().save_pretrained(source)

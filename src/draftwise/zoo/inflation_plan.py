@@ -13,6 +13,8 @@ from draftwise.errors import InvalidParameterError
 # Llama-like models of 0.2 to 1 billion parameters are 60 to 130 times as wide as they are deep.
 _IDEAL_ASPECT = 100.0
 _MAX_COPIES = 64
+# The native kernels for large models need widths that are multiples of this.
+_WIDTH_UNIT = 32
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,17 @@ def choose_plan(config: LlamaConfig, num_parameters: int) -> InflationPlan:
         aspect = config.hidden_size * plan.num_copies / plan.num_layers
         shape = abs(math.log(aspect / _IDEAL_ASPECT))
         mlp = abs(math.log(plan.num_mlp_copies / plan.num_copies))
-        return 20 * abs(math.log(plan.num_parameters / num_parameters)) + shape + mlp
+        kernels = 0.0 if _fits_kernels(config, plan) else 1.0
+        return 20 * abs(math.log(plan.num_parameters / num_parameters)) + shape + mlp + kernels
 
     return min(plans, key=cost)
+
+
+def _fits_kernels(config: LlamaConfig, plan: InflationPlan) -> bool:
+    """Whether the widths of the residual stream, the heads and the MLP fit the native kernels."""
+    widths = (
+        config.hidden_size * plan.num_copies,
+        config.num_key_value_heads * config.head_dim * plan.num_copies,
+        config.intermediate_size * plan.num_mlp_copies,
+    )
+    return all(width % _WIDTH_UNIT == 0 for width in widths)

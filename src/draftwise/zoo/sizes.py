@@ -8,7 +8,7 @@ import re
 from draftwise.errors import InvalidParameterError
 
 # Part of the cache key. Increment it whenever the output of ``inflate`` changes for the same input.
-INFLATE_VERSION = 1
+INFLATE_VERSION = 2
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmbg]?)")
