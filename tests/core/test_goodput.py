@@ -68,10 +68,11 @@ def simulated_goodput(point, num_requests, costs, values, num_steps):
             if not active:
                 break
             seconds += costs.draft(len(active))
-            active = [probability * random.choice(values) for probability in active]
-            active = [probability for probability in active if probability >= point.threshold]
-            verified += len(active)
-            tokens += sum(active)
+            drafted = [probability * random.choice(values) for probability in active]
+            active = [probability for probability in drafted if probability >= point.threshold]
+            chosen = drafted if point.verifies_all else active
+            verified += len(chosen)
+            tokens += sum(chosen)
         seconds += costs.target(num_requests + verified)
         tokens += num_requests
         size += num_requests + verified
@@ -81,8 +82,9 @@ def simulated_goodput(point, num_requests, costs, values, num_steps):
 class TestStepEstimates:
     @pytest.mark.parametrize("num_requests", [1, 7, 32])
     @pytest.mark.parametrize("threshold", [0.0, 0.1, 0.4, 0.75])
-    def test_estimates_equal_a_simulation(self, num_requests, threshold):
-        point = OperatingPoint(4, threshold)
+    @pytest.mark.parametrize("verifies_all", [False, True])
+    def test_estimates_equal_a_simulation(self, num_requests, threshold, verifies_all):
+        point = OperatingPoint(4, threshold, verifies_all)
         drafts = np.array(list(itertools.product(VALUES, repeat=4)))
         estimated = estimate(point, num_requests, drafts, drafts, LINEAR)
         num_steps = 4000 // num_requests + 300
@@ -97,6 +99,10 @@ class TestStepEstimates:
         assert kept.size == 2 * (1 + (2 + 0) / 2)
         everything = estimate(OperatingPoint(2), 2, *drafts, LINEAR)
         assert everything.tokens == pytest.approx(2 * (1 + (0.5 + 0.2 + 1 + 1) / 2))
+        drafted = estimate(OperatingPoint(2, 0.5, verifies_all=True), 2, *drafts, LINEAR)
+        assert drafted.tokens == pytest.approx(2 * (1 + (0.5 + 0.2 + 1) / 2))
+        assert drafted.size == 2 * (1 + (2 + 1) / 2)
+        assert drafted.passes == kept.passes
 
     def test_a_step_that_drafts_has_one_first_pass(self):
         drafts = np.full((4, 3), 0.5), np.full((4, 3), 0.5)
@@ -114,7 +120,8 @@ class TestStepEstimates:
         drafts = np.random.default_rng(0).random((40, 5))
         given = 6, drafts, drafts[::-1], STAIRS
         points = [
-            OperatingPoint(*each) for each in [(0,), (3,), (5,), (5, 0.2), (4, 0.6), (2, 0.9)]
+            OperatingPoint(*each)
+            for each in [(0,), (3,), (5,), (5, 0.2), (5, 0.2, True), (4, 0.6), (2, 0.9)]
         ]
         assert step_estimates(points, *given) == [estimate(point, *given) for point in points]
 

@@ -31,10 +31,12 @@ PRICED = [name for name, p in POLICIES.items() if issubclass(p, PricedPolicy) an
 def varying_prices(monkeypatch):
     points = itertools.cycle([0.05, 0.2, 0.0, 0.35, 0.5, 0.7, 0.3, 0.45])
     lengths = itertools.cycle([3, 2, 4])
+    verifies_all = itertools.cycle([False, False, True, False, False])
 
     def price(*_):
         threshold = next(points)
-        return Price(OperatingPoint(next(lengths), threshold), 1.0, threshold or 0.4)
+        point = OperatingPoint(next(lengths), threshold, next(verifies_all))
+        return Price(point, 1.0, threshold or 0.4)
 
     monkeypatch.setattr(Pricing, "price", price)
     monkeypatch.setattr(Pricing, "companion_price", lambda *_: 0.0)
@@ -74,7 +76,8 @@ def reset_operating_points(monkeypatch):
     """Restart a cycle of operating points."""
 
     def begin():
-        points = itertools.cycle([(4, 0.3), (3, 0.0), (4, 0.15), (0, 0.0), (4, 0.5)])
+        filtered = [(4, 0.3), (3, 0.0), (4, 0.15), (0, 0.0), (4, 0.5)]
+        points = itertools.cycle([*filtered, *filtered, (4, 0.4, True)])
         monkeypatch.setattr(
             Pricing, "price", lambda *_: Price(OperatingPoint(*next(points)), 1.0, 0.3)
         )
@@ -120,7 +123,7 @@ def test_rule_results_equal_the_policys_selection(models, reset_operating_points
     def both(self, draft, companion_scores):
         untouched = replace(draft, probs=None if draft.probs is None else draft.probs.clone())
         plan = select(self, draft, companion_scores)
-        threshold = self._price.point.threshold
+        threshold = self.filter_threshold
         if companion_scores is not None or threshold == 0 or not any(draft.lengths):
             return plan
         assert self._rule_results.cover(draft)

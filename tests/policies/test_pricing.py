@@ -42,10 +42,11 @@ def simulated(made, point, num_requests, values, num_steps=1500):
             if not active:
                 break
             seconds += costs.draft_seconds(len(active))
-            active = [probability * random.choice(values) for probability in active]
-            active = [probability for probability in active if probability >= point.threshold]
-            verified += len(active)
-            tokens += sum(active)
+            drafted = [probability * random.choice(values) for probability in active]
+            active = [probability for probability in drafted if probability >= point.threshold]
+            chosen = drafted if point.verifies_all else active
+            verified += len(chosen)
+            tokens += sum(chosen)
         seconds += costs.target_seconds(num_requests + verified)
         tokens += num_requests
     return tokens / seconds
@@ -63,6 +64,7 @@ def test_the_point_with_the_best_goodput_is_chosen(target, values, num_requests)
     assert price.goodput == pytest.approx(goodput, rel=0.1)
     points = [OperatingPoint(length) for length in range(7)]
     points += [OperatingPoint(6, threshold) for threshold in (0.1, 0.3, 0.5, 0.8)]
+    points += [OperatingPoint(6, threshold, True) for threshold in (0.1, 0.3, 0.5, 0.8)]
     others = [simulated(made, each, num_requests, values, steps) for each in points]
     assert goodput >= 0.95 * max(others)
 
@@ -97,6 +99,16 @@ def test_an_expensive_draft_is_not_used(num_requests):
 def test_informative_signals_lead_to_a_threshold():
     price = pricing_for(LINEAR, INFORMATIVE).price(8, 0)
     assert price.point.threshold > 0
+
+
+def test_a_drafted_token_is_verified_where_verification_is_free():
+    """The last token of a draft that stopped is unlikely, but its pass has been made."""
+    slow = StageCost((1, 64), (0.003, 0.003))
+    free = pricing_for(StageCost((1, 256), (0.010, 0.010)), INFORMATIVE, draft=slow).price(1, 0)
+    assert free.point.threshold > 0
+    assert free.point.verifies_all
+    costly = pricing_for(StageCost((1, 256), (0.010, 2.0)), INFORMATIVE, draft=slow).price(8, 0)
+    assert not costly.point.verifies_all
 
 
 def test_a_step_in_the_cost_does_not_stop_the_choice():

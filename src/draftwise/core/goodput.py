@@ -64,12 +64,15 @@ class OperatingPoint:
     Attributes:
         max_length: maximum number of tokens drafted for a request.
         threshold: minimum probability that all drafted tokens of a request are accepted. A request
-            continues drafting while this holds, and a token is verified under the same condition.
-            With 0, ``max_length`` tokens are drafted and verified for every request.
+            continues drafting while this holds. With 0, ``max_length`` tokens are drafted and
+            verified for every request.
+        verifies_all: whether all drafted tokens are verified. Otherwise a token is verified under
+            the same condition, so that the last token of a draft often is not.
     """
 
     max_length: int
     threshold: float = 0.0
+    verifies_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,14 +137,16 @@ def step_estimates(
     result = []
     for point in points:
         # If a token is verified, all tokens before it are verified too.
-        verified = predicted[:, : point.max_length] >= point.threshold
-        share = verified.mean(axis=0)
+        likely = predicted[:, : point.max_length] >= point.threshold
+        drafted = np.ones_like(likely)
+        drafted[:, 1:] = likely[:, :-1]
+        verified = drafted if point.verifies_all else likely
         gained = float((kept[:, : point.max_length] * verified).sum(axis=1).mean())
-        size = num_requests * (1.0 + float(share.sum()))
+        size = num_requests * (1.0 + float(verified.mean(axis=0).sum()))
         seconds, passes = costs.target(size), 0.0
         if point.max_length:
             seconds += costs.first_draft_extra
-        for drafting in (1.0, *share[:-1].tolist())[: point.max_length]:
+        for drafting in drafted.mean(axis=0).tolist():
             # The pass runs if at least one request drafts.
             runs = 1.0 - (1.0 - drafting) ** num_requests
             passes += runs

@@ -22,11 +22,11 @@ _MIN_CALIBRATION_WEIGHT = 30
 class Adaptive(PricedPolicy):
     """Compares an online acceptance estimate from the draft's own signals with prices.
 
-    Let P_i = P(accept | H_i, q_i(x_i), history, i) and w_i = Π_{j≤i} P_j. Token i is verified if
-    w_i ≥ c, as a filtered proposal. Another token is drafted under the same condition. The policy
-    uses the operating point with the best expected goodput at the batch size. An operating point is
-    either a threshold c, or a draft length for all requests; length 0 is no speculation. See
-    :mod:`draftwise.policies.pricing`.
+    Let P_i = P(accept | H_i, q_i(x_i), history, i) and w_i = Π_{j≤i} P_j. Another token is drafted
+    if w_i ≥ c. Token i is verified under the same condition, as a filtered proposal, or always. The
+    policy uses the operating point with the best expected goodput at the batch size. An operating
+    point is either a threshold c with one of the two, or a draft length for all requests; length 0
+    is no speculation. See :mod:`draftwise.policies.pricing`.
     """
 
     name = "adaptive"
@@ -93,7 +93,7 @@ class Adaptive(PricedPolicy):
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Select the tokens whose probability to be accepted reaches the threshold."""
         self._draft, self._companion_scores = draft, None
-        threshold = self._price.point.threshold
+        threshold = self.filter_threshold
         if threshold == 0 or not any(draft.lengths):
             return Plan(draft.tokens, draft.lengths, draft.probs)
         if self._rule_results.cover(draft):

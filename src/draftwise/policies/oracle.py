@@ -49,7 +49,7 @@ class Oracle(PricedPolicy):
     def select(self, draft: Draft, companion_scores: CompanionScores | None) -> Plan:
         """Select the tokens whose expected gain exceeds their cost."""
         self._draft, self._companion_scores = draft, companion_scores
-        threshold = self._price.point.threshold
+        threshold = self.filter_threshold
         if companion_scores is None or threshold == 0:
             return Plan(draft.tokens, draft.lengths, draft.probs)
         return self.keep_likely(draft, companion_scores, self._expected, self._log_odds, threshold)

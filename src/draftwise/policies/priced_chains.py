@@ -60,7 +60,9 @@ class PricedChains(Policy):
         if context.latency is None:
             raise ValueError(f"{self.name} needs a latency model")
         self.options = PricingOptions(**options)  # type: ignore[arg-type]
-        self.prices = Pricing(context.latency, context.num_speculative_tokens, self.options)
+        self.prices = Pricing(
+            context.latency, context.num_speculative_tokens, self.options, filters=self.filters
+        )
         # Requests for which the draft model does not draft, and whether the others do as the
         # operating point says.
         self._is_offered: NDArray[np.bool_] = np.zeros(0, dtype=bool)
@@ -333,6 +335,12 @@ class PricedChains(Policy):
             return models[greedy].likely_range(entropy, history, places, required)
 
         return keep_in_range(draft, expected, find, self._thresholds(threshold), self._greedy)
+
+    @property
+    def filter_threshold(self) -> float:
+        """Probability below which this step's drafted tokens are not verified; 0 verifies all."""
+        point = self._price.point
+        return 0.0 if point.verifies_all else point.threshold
 
     def _thresholds(self, threshold: float) -> Floats:
         """``[batch]`` threshold of each request; 0 for the explorer and for offered tokens."""

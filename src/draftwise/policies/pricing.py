@@ -17,8 +17,8 @@ the step's own draws through a common budget (see docs/lossless.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from draftwise.core.goodput import (
     Costs,
@@ -43,7 +43,7 @@ class Price:
     """The operating point of a step, and its prices.
 
     Attributes:
-        point: maximum draft length, and threshold for drafting and verification.
+        point: maximum draft length, and threshold for drafting or for verification too.
         goodput: λ, the expected tokens per second at the operating point.
         verify: price of one more token in the target's pass, in tokens: λ times its seconds.
     """
@@ -121,7 +121,12 @@ class Pricing:
     """
 
     def __init__(
-        self, latency: LatencyModel, max_draft_length: int, options: PricingOptions | None = None
+        self,
+        latency: LatencyModel,
+        max_draft_length: int,
+        options: PricingOptions | None = None,
+        *,
+        filters: bool = True,
     ) -> None:
         """Set up.
 
@@ -129,6 +134,8 @@ class Pricing:
             latency: costs of passes.
             max_draft_length: maximum draft length of all operating points.
             options: options of pricing; ``None`` for the defaults.
+            filters: whether there are operating points at which a threshold selects the tokens to
+                verify too.
         """
         self.options = options or PricingOptions()
         self.drafts = DraftMemory(
@@ -141,7 +148,11 @@ class Pricing:
         if max_draft_length:
             count = self.options.num_thresholds
             thresholds = [(i + 1) / (count + 1) for i in range(count)]
-            self._points += [OperatingPoint(max_draft_length, each) for each in thresholds]
+            self._points += [
+                OperatingPoint(max_draft_length, each, verifies_all)
+                for each in thresholds
+                for verifies_all in ((False, True) if filters else (True,))
+            ]
 
     def price(self, num_requests: int, context: int) -> Price:
         """The price of the next step. Call it once per step.
@@ -350,7 +361,10 @@ class Pricing:
         choice.num_timed = choice.num_untimed = 0
         corrections.update(choice.num_steps, self._points, choice.incumbent.point)
         estimates = choice.estimates = self._estimates(num_requests, context)
-        goodput = {p: e.goodput / corrections.factor(p) for p, e in estimates.items()}
+        goodput = {
+            point: estimates[point].goodput / corrections.factor(point)
+            for point in _without_worse_twins(estimates, choice.incumbent.point)
+        }
 
         def optimistic_goodput(point: OperatingPoint) -> float:
             """Goodput with an exploration bonus for every point except the best one."""
@@ -404,6 +418,25 @@ class Pricing:
         return Price(
             point, goodput, goodput * self._latency.marginal_seconds(estimate.size, context)
         )
+
+
+def _without_worse_twins(
+    estimates: Mapping[OperatingPoint, StepEstimate], incumbent: OperatingPoint
+) -> list[OperatingPoint]:
+    """The points of which none but the incumbent has a twin with a better estimate.
+
+    Twins have the same threshold, and only one of them verifies all drafted tokens. Which is better
+    follows from the same drafts and from the cost of a verified token. So no trial is spent on it.
+    """
+
+    def is_worse(point: OperatingPoint) -> bool:
+        twin = replace(point, verifies_all=not point.verifies_all)
+        if twin not in estimates:
+            return False
+        own, other = estimates[point].goodput, estimates[twin].goodput
+        return other > own or (other == own and twin.verifies_all)
+
+    return [point for point in estimates if point == incumbent or not is_worse(point)]
 
 
 def _choice_key(num_requests: int) -> int:

@@ -324,10 +324,10 @@ class SpeculativeVerification(Adaptive):
     def verification_threshold(self) -> float:
         """Minimum probability at which a scored token is verified.
 
-        This is the threshold of the operating point. If the operating point has none, it is the
-        price of verifying one more token.
+        This is the threshold of the operating point. If the operating point verifies all drafted
+        tokens, it is the price of verifying one more token.
         """
-        return self._price.point.threshold or self._price.verify
+        return self.filter_threshold or self._price.verify
 
     @property
     def acceptance_estimate(self) -> Floats:
@@ -391,7 +391,7 @@ class SpeculativeVerification(Adaptive):
         prefix_acceptance_prob = np.cumprod(np.where(drafted, expected, 0.0), axis=1)
         free = np.cumprod(np.where(drafted, self._expected[:, :width], 0.0), axis=1)
         with_scores = (prefix_acceptance_prob >= price) & drafted
-        without_scores = drafted & (free >= self._price.point.threshold)
+        without_scores = drafted & (free >= self.filter_threshold)
         more_kept = float(
             prefix_acceptance_prob[with_scores].sum() - prefix_acceptance_prob[without_scores].sum()
         )
