@@ -1,4 +1,4 @@
-"""An upper bound for studies: uses the target's acceptance probabilities in advance."""
+"""For studies: uses the target's acceptance probabilities in advance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Oracle(PricedPolicy):
     """
 
     name = "oracle"
-    summary = "knows the target's acceptance; an upper bound for studies, not for use"
+    summary = "knows the target's acceptance; for studies of what perfect estimates would gain"
     source = "this project"
     signals = frozenset({Signal.TARGET, Signal.LOAD, Signal.TOKEN_PROBABILITY})
     filters = True
