@@ -90,6 +90,43 @@ def test_compare_as_json(command, prompt_file):
     assert compared["speculative"]["num_tokens"] == compared["target_only"]["num_tokens"]
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("bad", [0, 2])
+def test_a_bad_prompt_does_not_end_a_comparison(command, tmp_path, batch_size, bad):
+    prompts = ["bad", "a bed", "head", "fed"]
+    prompts[bad] = "deaf " * 60
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in prompts))
+    arguments = ["generate", "--prompts", str(file), "--compare", "--max-tokens", "4"]
+    arguments += ["--dtype=float32", f"--batch-size={batch_size}"]
+    status, out, _ = command(*arguments, "--json")
+    assert status == 2
+    result = json.loads(out)
+    reasons = [output["finish_reason"] for output in result["outputs"]]
+    assert reasons == ["error" if index == bad else "length" for index in range(4)]
+    assert "context" in result["outputs"][bad]["error"]
+    assert result["outputs"][bad]["error"].endswith("raise --max-model-len")
+    assert result["compare"]["num_identical"] == result["compare"]["num_compared"] == 3
+    assert result["compare"]["num_prompts"] == 4
+    assert "all 3 texts are identical" in command(*arguments)[1]
+
+
+def test_every_bad_prompt_of_a_batch_has_its_own_error(command, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    prompts = ["deaf " * 60, "deaf " * 70, "a bed", "head"]
+    file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in prompts))
+    arguments = ["--prompts", str(file), "--compare", "--max-tokens", "4", "--batch-size=2"]
+    _, out, _ = command("generate", *arguments, "--json")
+    first, second = (output["error"] for output in json.loads(out)["outputs"][:2])
+    assert first != second
+
+
+def test_a_comparison_in_which_every_prompt_fails_is_an_error(command):
+    status, out, err = command("generate", "deaf " * 60, "--compare")
+    assert (status, out) == (2, "")
+    assert err.startswith("error prompt: ")
+
+
 def test_sampled_comparison_does_not_claim_equal_texts(command):
     arguments = ["head", "--compare", "--temperature", "1", "--seed", "1", "--max-tokens", "16"]
     _, out, _ = command("generate", *arguments)

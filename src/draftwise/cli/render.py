@@ -107,6 +107,7 @@ def describe(llm: LLM, run: Run, comparison: Comparison | None = None) -> dict[s
             "speculative": _timing(comparison.speculative),
             "speedup": comparison.speedup,
             "num_identical": comparison.num_identical,
+            "num_compared": comparison.num_compared,
             "num_prompts": len(run.outputs),
         }
     return result
@@ -166,7 +167,7 @@ def _model(model: LoadedModel) -> str:
 
 
 def _equality(llm: LLM, comparison: Comparison) -> str:
-    same, total = comparison.num_identical, len(comparison.speculative.outputs)
+    same, total = comparison.num_identical, comparison.num_compared
     if not comparison.speculative.stats.lossless:
         return f"{same} of {total} texts are identical"
     if not comparison.greedy:
