@@ -318,6 +318,16 @@ def test_draft_and_companion_from_outside_the_zoo(command, models):
             ["--target", "OWN", "--num-speculative-tokens", "5", "--lenience", "1.0"],
             "error --draft: missing: --num-speculative-tokens, --lenience need ",
         ),
+        (["--target", "OWN", "--overlap"], "error --draft: missing: --overlap needs a draft; "),
+        (
+            ["--draft", "none", "--overlap", "--draft-replicas", "2"],
+            "error --draft: missing: --overlap, --draft-replicas need a draft; ",
+        ),
+        (
+            ["--draft", "suffix", "--draft-replicas", "2"],
+            "error --draft: must contain a model, got 'suffix'; --draft-replicas needs a draft ",
+        ),
+        (["--draft", "suffix", "--overlap"], "error --draft: must contain a model, got 'suffix'; "),
         (["--target", "OWN", "--compare"], "error --draft: missing: --compare "),
         (["--target", "OWN", "--draft", "none", "--compare"], "error --draft: missing: "),
     ],

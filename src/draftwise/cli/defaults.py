@@ -6,7 +6,7 @@ the zoo are used only if they are named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,11 @@ _DRAFT_OPTIONS = (
     "latency_profile",
     "corpus",
     "remember_outputs",
+    "overlap",
+    "draft_replicas",
 )
+# Options that have no effect without a draft model.
+_MODEL_OPTIONS = ("overlap", "draft_replicas")
 
 
 @dataclass(frozen=True)
@@ -164,14 +168,20 @@ def speculation_of(
         settings: the other arguments of :class:`~draftwise.speculation.SpeculationConfig`.
 
     Raises:
-        InvalidParameterError: a setting is out of range, or there is no draft and an option was
-            given that has no effect without one.
+        InvalidParameterError: a setting is out of range, or there is no draft or no draft model
+            and an option was given that has no effect without one.
     """
     from draftwise.speculation import SpeculationConfig
 
     if draft is None or draft == NO_DRAFT:
         refuse_without_draft(context)
         return None
+    if not _is_model(draft):
+        useless = _given(context, _MODEL_OPTIONS)
+        if useless:
+            raise InvalidParameterError(
+                "draft", f"must contain a model, got {draft!r}; {_need(useless)} a draft model"
+            )
     return SpeculationConfig(draft, **settings)
 
 
@@ -181,14 +191,24 @@ def refuse_without_draft(context: typer.Context) -> None:
     Raises:
         InvalidParameterError: such options were given; lists them.
     """
-    useless = [
-        flag_of(context.command, name) or name
-        for name in _DRAFT_OPTIONS
-        if was_given(context, name) and context.params[name] != _POLICY_WITHOUT_DRAFT
-    ]
+    useless = _given(context, _DRAFT_OPTIONS)
     if useless:
-        need = "needs" if len(useless) == 1 else "need"
-        raise _missing_draft(f"{', '.join(useless)} {need} a draft")
+        raise _missing_draft(f"{_need(useless)} a draft")
+
+
+def _given(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """The flags of those options that were given, and not to decline what they are about."""
+    return [
+        flag_of(context.command, name) or name
+        for name in names
+        if was_given(context, name)
+        and context.params[name] != _POLICY_WITHOUT_DRAFT
+        and context.params[name] is not False
+    ]
+
+
+def _need(flags: Sequence[str]) -> str:
+    return f"{', '.join(flags)} {'needs' if len(flags) == 1 else 'need'}"
 
 
 def _missing_draft(why: str) -> InvalidParameterError:
