@@ -37,6 +37,10 @@ def test_fields_are_replaced_by_flags():
         ("benchmark", "policy", "--policies"),
         ("benchmark", "prompts", "--workload"),
         ("profile", "output", "--output"),
+        ("vllm-serve", "draftwise.companion", "--companion"),
+        ("vllm-serve", "draftwise.latency_profile", "--latency-profile"),
+        # An option of a policy, although the command has an option of this name.
+        ("vllm-serve", "draftwise.policy_options.profile", "--policy-option profile"),
     ):
         assert named(command, field).field == flag
 
@@ -45,6 +49,7 @@ def test_a_field_without_an_option_is_unchanged():
     assert named("serve", "target").field == "target"
     assert named("profile", "logit_bias").field == "logit_bias"
     assert named("policies", "max_model_len").field == "max_model_len"
+    assert named("vllm-serve", "draftwise.compnion").field == "draftwise.compnion"
 
 
 def test_messages_name_flags_and_keep_quoted_text():

@@ -24,6 +24,8 @@ _OTHER_NAMES = {
     "adapter_rank": ("rank",),
 }
 _KEY_VALUE_OPTION = "policy_option"
+# The key of Draftwise's settings in vLLM, which begins the fields of their errors.
+_VLLM_KEY = "draftwise."
 # Text in quotes comes from the user, such as the name of a file.
 _NAME_OR_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![-/.\w])[a-z]+(?:_[a-z]+)+(?![-/.\w])")
 
@@ -87,8 +89,9 @@ def was_given(context: typer.Context, name: str) -> bool:
 
 
 def _flag_of_field(command: Any, field: str) -> str:
-    first, *rest = field.split(".")
-    for name in (field, first, *rest[-1:]):
+    whole = field.removeprefix(_VLLM_KEY)
+    first, *rest = whole.split(".")
+    for name in (whole, first, *rest[-1:]):
         for each in (name, *_OTHER_NAMES.get(name, ())):
             flag = flag_of(command, each)
             if flag is not None:
