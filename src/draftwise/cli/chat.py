@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 
 from draftwise.cli.common_options import (
+    DRAFT_HELP,
+    TARGET_HELP,
     ChatTemplate,
     Companion,
     Device,
@@ -55,7 +57,7 @@ def chat(
         str | None,
         typer.Argument(
             metavar="[TARGET]",
-            help="Folder, hub id or zoo:NAME of a model to load; not with --server.",
+            help=f"{TARGET_HELP} Not with --server.",
             show_default=False,
         ),
     ] = None,
@@ -69,7 +71,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     draft: Annotated[
         str | None,
-        typer.Option(help="Draft model.", show_default="none"),
+        typer.Option(help=DRAFT_HELP, show_default="none"),
     ] = None,
     companion: Companion = None,
     policy: PolicyName = None,

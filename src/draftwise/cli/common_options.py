@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 SAMPLING, MODELS, RUNNING, SPECULATION = "Sampling", "Models", "Running", "Speculation"
-TARGET_HELP = "Folder, hub id or zoo:NAME; the suffix :int8 quantises the weights to 8 bits."
+TARGET_HELP = (
+    "Folder, hub id, GGUF file or zoo:NAME; the suffix :int8 or :int4 quantises the weights, which "
+    "changes the target's distribution."
+)
+DRAFT_HELP = (
+    "Draft model; suffix to draft from the text itself; suffix,MODEL for both; none for no draft."
+)
 COMPANION_HELP = "Model that scores drafted tokens; draft:int8 is the quantised draft."
 
 Temperature = Annotated[
@@ -59,8 +65,7 @@ Target = Annotated[
 Draft = Annotated[
     str | None,
     typer.Option(
-        help="Draft model; suffix to draft from the text itself; suffix,MODEL for both; none for "
-        "no draft.",
+        help=DRAFT_HELP,
         show_default="zoo:draft with a target of the zoo, otherwise none",
         rich_help_panel=MODELS,
     ),

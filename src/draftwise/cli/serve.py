@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from draftwise.cli.common_options import (
+    DRAFT_HELP,
     RUNNING,
     TARGET_HELP,
     ChatTemplate,
@@ -44,7 +45,7 @@ def serve(
     target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP, show_default=False)],
     draft: Annotated[
         str | None,
-        typer.Option(help="Draft model.", show_default="none"),
+        typer.Option(help=DRAFT_HELP, show_default="none"),
     ] = None,
     companion: Companion = None,
     policy: PolicyName = None,
