@@ -67,6 +67,23 @@ def test_one_of_several_tokens_for_the_same_bytes_is_mapped(byte_first):
     assert len(shared) == 1
 
 
+@pytest.mark.parametrize("ordinary", ["target", "own", "both"])
+def test_an_end_of_sequence_token_may_be_an_ordinary_one(ordinary):
+    """The two that end a sequence are the same, so that the bytes of neither are shared."""
+    target, own = pieces_tokenizer(("a", "b", "<|end|>")), byte_tokenizer()
+    if ordinary in ("target", "both"):
+        target.eos_token = "b"
+    if ordinary in ("own", "both"):
+        own.eos_token = "a"
+    shared = translator(target, own).vocabulary
+    pairs = set(zip(spelled(own, shared.own_ids), spelled(target, shared.target_ids), strict=True))
+    assert pairs == {
+        "target": {("</s>", "b"), ("a", "a")},
+        "own": {("a", "<|end|>"), ("b", "b")},
+        "both": {("a", "b")},
+    }[ordinary]
+
+
 def test_tokens_beyond_the_logits_are_not_shared():
     target, own = pieces_tokenizer(PIECES), pieces_tokenizer(PIECES)
     shared = TokenTranslator(target, own, 4, 3).vocabulary

@@ -131,7 +131,10 @@ class TokenTranslator:
             for value, token in _by_bytes(self._target_bytes, target_tokenizer).items()
             if value in self._own_by_bytes
         }
-        pairs |= _special_pairs(target_tokenizer, own_tokenizer, target_size, own_size)
+        special = _special_pairs(target_tokenizer, own_tokenizer, target_size, own_size)
+        # An end-of-sequence token may be an ordinary token of its vocabulary, too.
+        taken = set(special.values())
+        pairs = {own: token for own, token in pairs.items() if token not in taken} | special
         self.vocabulary = VocabularyMap(pairs, own_size, target_size)
         self._prefix: list[int] = own_tokenizer("").input_ids
         self._known: dict[int, tuple[int, ...]] = {}
