@@ -13,7 +13,7 @@ from draftwise.engine.assembly import Models
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
 from draftwise.models.loading import load_model
 from draftwise.models.native.drafting import DraftRun
-from draftwise.profiling import latency
+from draftwise.profiling import interference, latency
 from draftwise.profiling.fitting import Point, fit_stage
 from draftwise.profiling.interference import measure_interference
 from draftwise.profiling.latency import load_latency, measure_latency, measure_profile
@@ -226,6 +226,17 @@ class TestPasses:
         factors = measure_interference(PassTimer(triple, 2, 16, 2), [1, 2], 3, 16)
         assert factors.keys() == {Stage.TARGET, Stage.DRAFT}
         assert all(factor > 0 for factor in factors.values())
+
+
+    def test_interference_on_one_core_is_refused_before_any_pass(self, triple, monkeypatch):
+        passes = []
+        monkeypatch.setattr(interference, "shares", lambda: None)
+        with pytest.raises(InvalidParameterError, match="two cores") as caught:
+            measure_profile(
+                triple, 1, [8], 2, interference=True, on_pass=lambda *each: passes.append(each)
+            )
+        assert caught.value.field == "interference"
+        assert not passes
 
 
 class TestMeasuring:

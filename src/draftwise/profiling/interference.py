@@ -14,6 +14,16 @@ from draftwise.profiling.passes import PassShape, PassTimer, Stage
 _NUM_ROUNDS = 7
 
 
+def check_interference() -> None:
+    """Refuse to measure the slowdown on one core.
+
+    Raises:
+        InvalidParameterError: the process has only one core.
+    """
+    if shares() is None:
+        raise InvalidParameterError("interference", "requires at least two cores")
+
+
 def measure_interference(
     timer: PassTimer, batch_sizes: Sequence[int], num_tokens_per_request: int, context: int
 ) -> dict[Stage, float]:
@@ -35,9 +45,9 @@ def measure_interference(
     Raises:
         InvalidParameterError: the process has only one core.
     """
+    check_interference()
     cores = shares()
-    if cores is None:
-        raise InvalidParameterError("interference", "requires at least two cores")
+    assert cores is not None
     large, small = (
         PinnedThread(name, each) for name, each in zip(("target", "draft"), cores, strict=True)
     )

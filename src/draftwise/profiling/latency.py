@@ -15,7 +15,7 @@ from draftwise.core.latency import LatencyModel
 from draftwise.engine.assembly import Models
 from draftwise.errors import DraftwiseWarning, InvalidParameterError
 from draftwise.profiling.fitting import Point
-from draftwise.profiling.interference import measure_interference
+from draftwise.profiling.interference import check_interference, measure_interference
 from draftwise.profiling.latency_profile import LatencyProfile
 from draftwise.profiling.passes import PassShape, PassTimer, Stage, longest_context
 from draftwise.profiling.shapes import Shapes, quick_shapes, thorough_shapes
@@ -91,10 +91,13 @@ def measure_profile(
         on_pass: called after every pass with the number of completed passes and of all passes.
 
     Raises:
-        InvalidParameterError: a size is out of range.
+        InvalidParameterError: a size is out of range, or the interference cannot be measured.
     """
     integer("max_batch_size", max_batch_size, 1)
     integer("num_speculative_tokens", num_speculative_tokens, 1)
+    measures_interference = interference and not models.have_exit
+    if measures_interference:
+        check_interference()
     longest = longest_context(models, num_speculative_tokens)
     if contexts is None:
         contexts = [n for n in _CONTEXTS if n <= longest] or [longest]
@@ -129,7 +132,7 @@ def measure_profile(
             for each in group:
                 times[each].append(run(each))
     factors = {}
-    if interference and not models.have_exit:
+    if measures_interference:
         batches = sorted({1, max(1, max_batch_size // 4), max_batch_size})
         factors = measure_interference(timer, batches, num_speculative_tokens + 1, contexts[0])
     points = _points(times)
