@@ -7,6 +7,8 @@ request gains per step.
 
 from __future__ import annotations
 
+from functools import cache
+
 from prometheus_client import Counter
 
 from draftwise.integrations.vllm.steps import StepResult
@@ -20,7 +22,7 @@ _COUNTERS = {
     "accepted_tokens": "Drafted tokens that the target accepted.",
     "steps": "Steps of the engine with generating requests.",
     "scored_steps": "Steps in which the companion scored the draft.",
-    "step_seconds": "Time of these steps.",
+    "step_seconds": "Time of the steps with generating requests.",
     "draft_seconds": "Time of the draft model in these steps.",
     "companion_seconds": "Time of the companion in these steps.",
     "select_seconds": "Time of the policy's selection in these steps.",
@@ -30,21 +32,31 @@ _COUNTERS = {
 
 
 class Metrics:
-    """Counters of one worker, shared between processes by ``PROMETHEUS_MULTIPROC_DIR``."""
+    """Counters of a process, shared between processes by ``PROMETHEUS_MULTIPROC_DIR``.
+
+    Several engines in one process add to the same counters.
+    """
 
     def __init__(self) -> None:
-        """Register the counters. Must be called once per process."""
-        self._counters = {
-            name: Counter(f"draftwise:{name}", text) for name, text in _COUNTERS.items()
-        }
-        self._by_position = Counter(
-            "draftwise:accepted_tokens_per_position",
+        """Register the counters, unless the process has them already."""
+        self._counters = {name: _counter(name, text) for name, text in _COUNTERS.items()}
+        self._by_position = _counter(
+            "accepted_tokens_per_position",
             "Drafted tokens that the target accepted, by position in the draft.",
-            ["position"],
+            ("position",),
         )
 
     def observe(self, step: StepResult) -> None:
-        """Add one step to the counters."""
+        """Add one step to the counters.
+
+        Without a request that gained a token, the time until the next step is not the step's: all
+        of its requests have ended, or their prompts are processed, and the engine may have been
+        idle. Only the drafted tokens count then.
+        """
+        if not step.num_verified:
+            self._counters["drafted_tokens"].inc(step.num_drafted)
+            self._counters["dropped_tokens"].inc(step.num_drafted - step.num_sent)
+            return
         verified, accepted = sum(step.num_verified), sum(step.num_accepted)
         values = {
             "request_steps": len(step.num_verified),
@@ -66,3 +78,9 @@ class Metrics:
         for position in range(max(step.num_accepted, default=0)):
             count = sum(number > position for number in step.num_accepted)
             self._by_position.labels(position=str(position)).inc(count)
+
+
+@cache
+def _counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+    """The counter of this name. prometheus_client refuses to register one twice."""
+    return Counter(f"draftwise:{name}", text, labels)
