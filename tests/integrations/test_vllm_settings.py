@@ -40,6 +40,21 @@ def test_default_policies_with_a_companion():
     assert settings.policy_for(samples_drafts=True).name == "sv-predictable"
 
 
+@pytest.mark.parametrize("policy", ["fixed", "adaptive", "svip", "none"])
+def test_a_companion_that_the_policy_does_not_use_is_refused(policy):
+    settings = VllmSettings(policy=policy, companion="c")
+    reason = f"not used by policy '{policy}'.* sv"
+    with pytest.raises(InvalidParameterError, match=reason) as caught:
+        settings.policy_for(samples_drafts=False)
+    assert caught.value.field == "draftwise.companion"
+
+
+@pytest.mark.parametrize("policy", ["sv", "sv-predictable", "sv-published"])
+def test_a_companion_that_the_policy_uses_is_accepted(policy):
+    settings = VllmSettings(policy=policy, companion="c")
+    assert settings.policy_for(samples_drafts=False).name == policy
+
+
 def test_the_method_decides_whether_a_model_drafts():
     assert VllmSettings().text_draft("draft_model") is None
     assert VllmSettings(draft="suffix").text_draft("draft_model") == "suffix"

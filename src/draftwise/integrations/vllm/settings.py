@@ -9,7 +9,7 @@ from typing import Any
 from draftwise.core.formats import MODEL_FREE_DRAFTS
 from draftwise.errors import InvalidParameterError
 from draftwise.policies import Policy, policy_class
-from draftwise.policies.registry import options_of
+from draftwise.policies.registry import check_companion_is_asked, options_of
 from draftwise.values import refuse_unknown_keys
 
 KEY = "draftwise"
@@ -141,8 +141,18 @@ class VllmSettings:
             samples_drafts: whether drafts are sampled (``draft_sample_method`` probabilistic).
 
         Raises:
-            InvalidParameterError: the policy does not exist, or would not be lossless in vLLM.
+            InvalidParameterError: the policy does not exist, would not be lossless in vLLM, or
+                does not use the companion.
         """
+        policy = self._lossless_policy(samples_drafts)
+        if self.companion is not None:
+            try:
+                check_companion_is_asked(policy)
+            except InvalidParameterError as error:
+                raise InvalidParameterError(f"{KEY}.companion", error.message) from None
+        return policy
+
+    def _lossless_policy(self, samples_drafts: bool) -> type[Policy]:
         if self.policy is None:
             if samples_drafts:
                 return policy_class("sv-predictable")
@@ -156,7 +166,8 @@ class VllmSettings:
         elif samples_drafts and not (policy.lossless and not policy.filters):
             reason = (
                 "looks at the tokens that it drops, which is lossless with greedy drafts only; "
-                'remove "draft_sample_method" from the speculative config, or use sv-predictable'
+                'leave out --sample-drafts ("draft_sample_method" in the speculative config), or '
+                "use sv-predictable"
             )
         if reason is not None:
             raise InvalidParameterError(f"{KEY}.policy", f"{self.policy!r} {reason}")
